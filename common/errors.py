@@ -1,0 +1,86 @@
+"""Errors that a person or another process reads.
+
+    RankdadError                  exit 1
+    ├── UserError                 exit 2: something that the caller can put right before anything ran
+    │   ├── SpecError             a field of a JSON file: its name, its value, what was expected
+    │   ├── DataError             a data file: its path, what is wrong, what was expected
+    │   ├── PolicyError           the spec asks for what this site does not allow
+    │   └── UnreachableError      nobody answers at the aggregator's address
+    ├── ProtocolError             a message that has to be refused: an HTTP status and a reason
+    ├── NonFiniteError            NaN or infinity in a gradient: the parameter's name
+    └── RunFailedError            the run ended because of one site: its name and its reason
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+REASON_CHARACTERS = 500  # longest reason that travels: enough for a sentence, too little for data
+
+
+class RankdadError(Exception):
+    """Something that ends a command with a sentence instead of a traceback."""
+
+    exit_code = 1
+
+
+class UserError(RankdadError):
+    """A mistake in what the caller passed in."""
+
+    exit_code = 2
+
+
+class SpecError(UserError):
+    """A field of a JSON file does not hold what it should."""
+
+    def __init__(self, field: str, problem: str, *, file: str | Path | None = None) -> None:
+        self.field = field
+        super().__init__(f"{file}: {field}: {problem}" if file else f"{field}: {problem}")
+
+
+class DataError(UserError):
+    """A data file cannot be used."""
+
+    def __init__(self, path: str | Path, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+
+
+class PolicyError(UserError):
+    """The spec asks for something that this site does not allow."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+
+
+class UnreachableError(UserError):
+    """Nobody answered at the aggregator's address within the time that the caller allowed."""
+
+
+class ProtocolError(RankdadError):
+    """A message has to be refused.
+
+    Args:
+        status: HTTP status with which a server answers.
+        reason: one line that names the field.
+    """
+
+    def __init__(self, status: int, reason: str) -> None:
+        self.status = status
+        super().__init__(reason)
+
+
+class NonFiniteError(RankdadError):
+    """A gradient holds NaN or infinity."""
+
+    def __init__(self, parameter: str) -> None:
+        self.parameter = parameter
+        super().__init__(f"the gradient of {parameter} holds NaN or infinity: lower the learning rate or clip")
+
+
+class RunFailedError(RankdadError):
+    """The run ended because a site could not go on."""
+
+    def __init__(self, site: str, reason: str) -> None:
+        self.site = site
+        self.reason = reason
+        super().__init__(f"{site} could not go on: {reason}")

@@ -1,0 +1,68 @@
+"""Factors: a layer's weight gradient as the product of what automatic differentiation already holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Factor:
+    """A gradient G = Δᵀ A, in PyTorch's layout of a weight.
+
+    Args:
+        delta: Δ [n, out], the loss's derivative by the layer's output.
+        activation: A [n, in], the layer's input. After a reduction the rows are orthonormal and Δ carries the
+            singular values.
+
+    Source: arXiv 2102.09631, Eq. 2.
+    """
+
+    delta: Tensor
+    activation: Tensor
+
+    @property
+    def rows(self) -> int:
+        """The number n of rows; of a reduced factor, its effective rank."""
+        return self.delta.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The product's shape [out, in]."""
+        return self.delta.shape[1], self.activation.shape[1]
+
+    def gradient(self) -> Tensor:
+        """Return Δᵀ A, [out, in]."""
+        return self.delta.T @ self.activation
+
+    def scaled(self, scale: float) -> Factor:
+        """Return the factor of scale · Δᵀ A."""
+        return Factor(self.delta * scale, self.activation)
+
+    def with_ones(self) -> Factor:
+        """Append a column of ones to A, so that the product's last column is the bias's gradient."""
+        ones = self.activation.new_ones(self.rows, 1)
+        return Factor(self.delta, torch.cat([self.activation, ones], dim=1))
+
+
+def concatenate(factors: Sequence[Factor]) -> Factor:
+    """Stack the rows of factors: the product of the result is the sum of their products.
+
+    Source: arXiv 2102.09631, Algorithm 1 (the aggregator's concatenation).
+    """
+    return Factor(
+        torch.cat([factor.delta for factor in factors]), torch.cat([factor.activation for factor in factors])
+    )
+
+
+def norm(matrix: Factor | Tensor) -> float:
+    """Return the Frobenius norm of a matrix, or of a factor's product without forming it where that is cheaper."""
+    if isinstance(matrix, Tensor):
+        return float(torch.linalg.vector_norm(matrix))
+    if matrix.rows * sum(matrix.shape) > matrix.shape[0] * matrix.shape[1]:
+        return float(torch.linalg.vector_norm(matrix.gradient()))
+    gram = (matrix.delta @ matrix.delta.T) * (matrix.activation @ matrix.activation.T)
+    return float(gram.sum().clamp_min(0).sqrt())

@@ -1,0 +1,86 @@
+"""What every method is: two functions with explicit state.
+
+Units: a site contributes the gradient of its own *mean* loss, and the aggregator weights it by the site's share of the
+loss's denominators (samples). A site's residual is in units of its mean gradient, the aggregator's in units of the
+pooled mean: neither grows when a round has few samples. The division by the total weight happens in `shares`, nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from common.factors import Factor, concatenate
+from common.plan import Payload
+
+State = dict[str, Tensor]
+"""Residuals, [out, columns] by parameter name; empty at the start. A method returns a new state, it changes none."""
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """A site's payload and its weight: the denominator of its mean loss, 0 for a site that is out of data."""
+
+    weight: float
+    payload: Payload
+
+
+class Method(Protocol):
+    """How gradients travel."""
+
+    def step(
+        self, gradients: Payload, weight: float, state: State, seed: int
+    ) -> Generator[Payload, Payload, tuple[Payload, State]]:
+        """Turn a site's gradients into the gradients to apply, one exchange at a time.
+
+        Args:
+            gradients: of the site's mean loss, in the plan's order.
+            weight: the mean's denominator.
+            state: the site's residuals.
+            seed: of this site and round.
+
+        Yields:
+            what to send; is sent the aggregator's update.
+
+        Returns:
+            The pooled gradients in the plan's order, and the site's new residuals.
+        """
+        ...
+
+    def aggregate(
+        self, contributions: Sequence[Weighted], state: State, seed: int
+    ) -> tuple[Payload, State]:
+        """Turn all sites' payloads, in the plan's order, into the update that goes back to every site."""
+        ...
+
+
+def shares(contributions: Sequence[Weighted]) -> list[float]:
+    """Return each site's share of the total weight."""
+    total = sum(contribution.weight for contribution in contributions)
+    return [contribution.weight / total if total > 0 else 0.0 for contribution in contributions]
+
+
+def pooled(contributions: Sequence[Weighted]) -> Payload:
+    """Return the weighted mean of all payloads, exactly: factors are concatenated, matrices added up.
+
+    Source: arXiv 2102.09631, Algorithm 1.
+    """
+    parts = shares(contributions)
+    return tuple(
+        _weighted_sum(values, parts) for values in zip(*(c.payload for c in contributions), strict=True)
+    )
+
+
+def _weighted_sum(values: Sequence[Factor | Tensor], parts: Sequence[float]) -> Factor | Tensor:
+    factors = [value.scaled(part) for value, part in zip(values, parts, strict=True) if isinstance(value, Factor)]
+    if factors:
+        return concatenate(factors)
+    total: Tensor | None = None
+    for value, part in zip(values, parts, strict=True):
+        assert isinstance(value, Tensor)
+        total = value * part if total is None else total.add_(value, alpha=part)
+    assert total is not None
+    return total

@@ -1,0 +1,36 @@
+"""dAD: send full factors, concatenate them. Exact: the product is the gradient of the pooled batch."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+from common.factors import Factor
+from common.methods.base import State, Weighted, pooled
+from common.plan import Payload, Route
+
+
+class DadMethod:
+    """Full factors; where the concatenation is larger than its product, the product goes back."""
+
+    def __init__(self, routes: tuple[Route, ...]) -> None:
+        self._routes = routes
+
+    def step(
+        self, gradients: Payload, weight: float, state: State, seed: int
+    ) -> Generator[Payload, Payload, tuple[Payload, State]]:
+        """Send the factors as they are."""
+        update = yield gradients
+        return update, state
+
+    def aggregate(
+        self, contributions: Sequence[Weighted], state: State, seed: int
+    ) -> tuple[Payload, State]:
+        """Concatenate.
+
+        Source: arXiv 2102.09631, Algorithm 1.
+        """
+        update = tuple(
+            value.gradient() if isinstance(value, Factor) and route.down is None else value
+            for route, value in zip(self._routes, pooled(contributions), strict=True)
+        )
+        return update, state

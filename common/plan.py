@@ -1,0 +1,262 @@
+"""The plan: what all agree on before the first round, and the exact layout of every payload.
+
+It follows from the spec and the initial model alone, so that sites and aggregator make it independently and compare
+digests. Whether a layer's factor really covers its weight is found out by one synthetic batch on a copy of the model.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from common import __version__
+from common.capture import FactorCapture, linear_layers
+from common.errors import SpecError
+from common.factors import Factor
+from common.replica import saved_buffers, weights_sha256
+from common.seeds import derive
+from common.spec import Dad, Dsgd, RunSpec
+
+PROBE_SAMPLES = 4
+Payload = tuple[Factor | Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Route:
+    """How one parameter travels.
+
+    Args:
+        name: the parameter.
+        shape: its own shape.
+        bias: the bias that travels as the last column of the weight's matrix, if any.
+        up: rows of the factor that a site sends at most; None sends the matrix itself (dense).
+        down: the same for the aggregator.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    bias: str | None = None
+    up: int | None = None
+    down: int | None = None
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Shape [out, columns] of the gradient as a matrix, the bias's column included."""
+        out = self.shape[0] if self.shape else 1
+        return out, math.prod(self.shape[1:]) + (self.bias is not None)
+
+    def floats(self, rows: int | None) -> int:
+        """Return how many numbers travel for a factor of so many rows, or dense."""
+        out, columns = self.matrix
+        return out * columns if rows is None else rows * (out + columns)
+
+
+@dataclass(frozen=True)
+class BufferSlot:
+    """One buffer of the model: its name, dtype (as torch names it) and shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype.itemsize * math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all agree on: compared by digest in the hello round.
+
+    Args:
+        version: of rankdad.
+        torch: version of torch's numerics.
+        spec_sha256: digest of the spec.
+        weights_sha256: digest of the initial weights.
+        sites: names in the order of concatenation.
+        seed: of everything random.
+        threads: of tensor operations.
+        wire: dtype of payloads.
+        routes: of every trained parameter, in the model's order.
+        buffers: of the model, in its order.
+        classes: of the task.
+        dense_bytes: size of one full gradient in float32, what dsgd sends.
+        warnings: layers that look like factors but are not, one sentence each.
+    """
+
+    version: str
+    torch: str
+    spec_sha256: str
+    weights_sha256: str
+    sites: tuple[str, ...]
+    seed: int
+    threads: int
+    wire: str
+    routes: tuple[Route, ...]
+    buffers: tuple[BufferSlot, ...]
+    classes: int
+    dense_bytes: int
+    warnings: tuple[str, ...]
+
+    @property
+    def factor_names(self) -> frozenset[str]:
+        """Names of the weights that sites send as factors."""
+        return frozenset(route.name for route in self.routes if route.up is not None)
+
+    def payload_bytes(self, *, up: bool) -> int:
+        """Return the size of a payload with all factors at their largest rank, in bytes."""
+        wire: torch.dtype = getattr(torch, self.wire)
+        return wire.itemsize * sum(route.floats(route.up if up else route.down) for route in self.routes)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Size of the model's buffers, in bytes."""
+        return sum(buffer.size for buffer in self.buffers)
+
+    def document(self) -> dict[str, object]:
+        """Return the plan as JSON, with its own digest."""
+        return {**asdict(self), "sha256": self.sha256()}
+
+    def sha256(self) -> str:
+        """Return the digest of the plan's JSON form."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
+    """Make the plan from the spec and the initial model.
+
+    Raises:
+        SpecError: the model does not take the data's shape or does not return logits of the task's classes.
+    """
+    rows, warnings = _probe(spec, model)
+    dense_bytes = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return Plan(
+        version=__version__,
+        torch=torch.__version__.split("+")[0],
+        spec_sha256=spec.sha256(),
+        weights_sha256=weights_sha256(model.state_dict()),
+        sites=spec.federation.sites,
+        seed=spec.seed,
+        threads=spec.training.threads,
+        wire=spec.method.wire,
+        routes=_routes(spec, model, rows),
+        buffers=tuple(
+            BufferSlot(name, str(buffer.dtype).removeprefix("torch."), tuple(buffer.shape))
+            for name, buffer in saved_buffers(model).items()
+        ),
+        classes=spec.task.classes,
+        dense_bytes=dense_bytes,
+        warnings=warnings,
+    )
+
+
+def gather(
+    routes: tuple[Route, ...], factors: Mapping[str, Factor], dense: Mapping[str, Tensor], like: Tensor
+) -> Payload:
+    """Order a model's gradients by route, biases folded in.
+
+    Args:
+        routes: of the plan.
+        factors: by weight name; a missing one has no rows.
+        dense: by parameter name; a missing one is zero.
+        like: a tensor of the dtype and device of what is missing.
+    """
+    values: list[Factor | Tensor] = []
+    for route in routes:
+        if route.up is None:
+            gradient = dense.get(route.name)
+            values.append(like.new_zeros(route.matrix) if gradient is None else gradient.reshape(route.matrix))
+        elif route.name in factors:
+            factor = factors[route.name]
+            values.append(factor.with_ones() if route.bias else factor)
+        else:
+            out, columns = route.matrix
+            values.append(Factor(like.new_zeros(0, out), like.new_zeros(0, columns)))
+    return tuple(values)
+
+
+def scatter(routes: tuple[Route, ...], payload: Payload) -> dict[str, Tensor]:
+    """Return the gradient of each parameter in its own shape: the reverse of `gather`."""
+    gradients: dict[str, Tensor] = {}
+    for route, value in zip(routes, payload, strict=True):
+        matrix = value.gradient() if isinstance(value, Factor) else value
+        if route.bias is not None:
+            gradients[route.bias] = matrix[:, -1]
+            matrix = matrix[:, :-1]
+        gradients[route.name] = matrix.reshape(route.shape)
+    return gradients
+
+
+def _routes(spec: RunSpec, model: nn.Module, rows: Mapping[str, int]) -> tuple[Route, ...]:
+    """Choose factor or dense by bytes. `rows`: rows per sample of each weight that a factor covers."""
+    layers = linear_layers(model)
+    routes: dict[str, Route] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        shape = tuple(parameter.shape)
+        routes[name] = Route(name, shape)
+        if name in rows and not isinstance(spec.method, Dsgd):
+            route = _factor_route(spec, name, shape, layers[name][1], rows[name])
+            if route.floats(route.up) < route.floats(None):
+                routes[name] = route
+    folded = {route.bias for route in routes.values()}
+    return tuple(route for name, route in routes.items() if name not in folded)
+
+
+def _factor_route(
+    spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, rows_per_sample: int
+) -> Route:
+    if isinstance(spec.method, Dad):
+        up = rows_per_sample * spec.training.batch_size
+        down: int | None = up * len(spec.federation.sites)
+        route = Route(name, shape, bias, up, down)
+        return Route(name, shape, bias, up, None) if route.floats(down) >= route.floats(None) else route
+    assert not isinstance(spec.method, Dsgd)
+    # A reduction loses part of the bias; only feedback at both ends brings it back, so without it the bias goes dense.
+    kept = bias if spec.method.feedback == "both" else None
+    return Route(name, shape, kept, spec.method.rank, spec.method.rank)
+
+
+def _probe(spec: RunSpec, model: nn.Module) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Run one synthetic batch on a copy: rows per sample of every weight whose factor equals autograd's gradient."""
+    copied = copy.deepcopy(model).cpu().train()
+    generator = torch.Generator().manual_seed(derive(spec.seed, "probe"))
+    shape = (PROBE_SAMPLES, *spec.data.shape)
+    if spec.data.tokens is None:
+        inputs = torch.randn(shape, generator=generator, dtype=getattr(torch, spec.training.dtype))
+    else:
+        inputs = torch.randint(spec.data.tokens, shape, generator=generator)
+    with torch.random.fork_rng(devices=[]), FactorCapture(copied) as capture:
+        torch.manual_seed(derive(spec.seed, "probe"))
+        try:
+            logits = copied(inputs)
+        except Exception as error:
+            raise SpecError(
+                "model", f"does not take inputs of shape {list(shape)} (data.shape): {error}"
+            ) from error
+        expected = (PROBE_SAMPLES, spec.task.classes)
+        if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
+            got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise SpecError("model", f"returned {got} for {PROBE_SAMPLES} samples, expected {list(expected)}")
+        F.cross_entropy(logits, torch.arange(PROBE_SAMPLES) % spec.task.classes).backward()  # type: ignore[no-untyped-call]
+    rows: dict[str, int] = {}
+    warnings: list[str] = []
+    for name, factor in capture.factors().items():
+        gradient = copied.get_parameter(name).grad
+        assert gradient is not None
+        if torch.linalg.vector_norm(factor.gradient() - gradient) <= 1e-3 * torch.linalg.vector_norm(gradient):
+            rows[name] = math.ceil(factor.rows / PROBE_SAMPLES)
+        else:
+            warnings.append(f"{name} is also used outside its layer: it travels dense")
+    return rows, tuple(warnings)

@@ -1,0 +1,1 @@
+"""Reductions of a factor to few rows, each a function from a matrix to a `Factor`."""

@@ -1,0 +1,121 @@
+"""Structured power iterations (SPI): the leading singular components of a factor, without forming its product."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from common.factors import Factor
+
+
+def spi(
+    factor: Factor | Tensor,
+    rank: int,
+    *,
+    tolerance: float = 0.0,
+    seed: int = 0,
+    iterations: int = 20,
+    convergence: float = 1e-3,
+) -> Factor:
+    """Reduce a matrix G to its leading singular components, one after the other.
+
+    Each component is a power iteration on GᵀG, orthogonalised in every iteration against those already found: plain
+    deflation finds a component twice once σ_j/σ₁ falls below the square root of the machine precision. A last
+    Rayleigh-Ritz step sets right what stopping early has mixed within the span.
+
+    Args:
+        factor: G = Δᵀ A as a factor (Δ [n, out], A [n, in]), or G itself [out, in].
+        rank: largest number r of components.
+        tolerance: components with σ_j ≤ tolerance · σ₁ are left out.
+        seed: of the random starts.
+        iterations: power iterations per component at most.
+        convergence: sine of the angle between two iterates below which a component counts as found (θ).
+
+    Returns:
+        Q [k, out] carrying the singular values and P [k, in] with orthonormal rows, k ≤ r: the effective rank. A zero
+        matrix has k = 0.
+
+    Raises:
+        ValueError: the rank is below 1, or the matrix holds NaN or infinity.
+
+    Source: arXiv 2102.09631, Algorithm 2 (Eq. 5).
+    """
+    if rank < 1:
+        raise ValueError(f"rank: got {rank}, expected at least 1")
+    matrix, scale = _normalised(factor)
+    out, columns = matrix.shape
+    like = matrix.delta if isinstance(matrix, Factor) else matrix
+    found = like.new_empty(min(rank, out, columns), columns)
+    negligible = 4 * torch.finfo(like.dtype).eps * max(out, columns) ** 0.5
+    generator = torch.Generator().manual_seed(seed)
+    count, largest = 0, 0.0
+    while scale > 0 and count < found.shape[0]:
+        start = torch.randn(columns, generator=generator, dtype=torch.float64).to(like)
+        basis = found[:count]
+        g = _unit(_orthogonal(start, basis))
+        for _ in range(iterations):
+            image = _right(matrix, g)
+            following = _orthogonal(_left(matrix, image), basis)
+            size = torch.linalg.vector_norm(following)
+            if size == 0:
+                break
+            following = following / size
+            turned = torch.linalg.vector_norm(following - g * (following @ g))
+            g = following
+            if turned <= convergence:
+                break
+        sigma = float(torch.linalg.vector_norm(_right(matrix, g)))
+        largest = max(largest, sigma)
+        if sigma <= negligible * largest:
+            break
+        found[count] = _unit(_orthogonal(g, basis))
+        count += 1
+    return _rayleigh_ritz(matrix, found[:count], max(tolerance, negligible), scale)
+
+
+def _rayleigh_ritz(matrix: Factor | Tensor, basis: Tensor, tolerance: float, scale: float) -> Factor:
+    """Diagonalise G within the span of the basis: rows ordered by singular value, the negligible ones left out."""
+    images = _right(matrix, basis.T).T
+    _, sigma, rotation = torch.linalg.svd(images.T.double(), full_matrices=False)
+    kept = int((sigma > tolerance * sigma[:1].clamp_min(1e-300)).sum())
+    rotation = rotation[:kept].to(basis)
+    return Factor((rotation @ images) * scale, rotation @ basis)
+
+
+def _normalised(factor: Factor | Tensor) -> tuple[Factor | Tensor, float]:
+    """Return the matrix with entries of at most 1, and its scale: squares neither overflow nor vanish."""
+    if isinstance(factor, Tensor):
+        scale = _largest(factor)
+        return (factor / scale if scale > 0 else factor), scale
+    delta, activation = _largest(factor.delta), _largest(factor.activation)
+    if delta == 0 or activation == 0:
+        return factor, 0.0
+    return Factor(factor.delta / delta, factor.activation / activation), delta * activation
+
+
+def _largest(matrix: Tensor) -> float:
+    largest = float(matrix.abs().max()) if matrix.numel() else 0.0
+    if not largest < float("inf"):
+        raise ValueError("the matrix holds NaN or infinity")
+    return largest
+
+
+def _right(matrix: Factor | Tensor, x: Tensor) -> Tensor:
+    """Return G x."""
+    return matrix.delta.T @ (matrix.activation @ x) if isinstance(matrix, Factor) else matrix @ x
+
+
+def _left(matrix: Factor | Tensor, y: Tensor) -> Tensor:
+    """Return Gᵀ y."""
+    return matrix.activation.T @ (matrix.delta @ y) if isinstance(matrix, Factor) else matrix.T @ y
+
+
+def _orthogonal(x: Tensor, basis: Tensor) -> Tensor:
+    """Remove from x its parts along the basis's rows; twice, since once leaves rounding errors behind."""
+    for _ in range(2 if len(basis) else 0):
+        x = x - basis.T @ (basis @ x)
+    return x
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x / torch.linalg.vector_norm(x).clamp_min(torch.finfo(x.dtype).tiny)

@@ -1,0 +1,101 @@
+"""A replica: model and optimizer, kept equal at every site because all apply the same gradients in the same order."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from common.models import build_model
+from common.spec import Adam, Constant, Cosine, RunSpec, Training
+
+
+class Replica:
+    """The model and its optimizer.
+
+    Args:
+        spec: the run.
+        allowed_factories: model factories that the caller permits.
+        device: where the model lives.
+    """
+
+    def __init__(self, spec: RunSpec, allowed_factories: Collection[str] = (), device: str = "cpu") -> None:
+        self.model: nn.Module = build_model(spec, allowed_factories).to(device)
+        self._training = spec.training
+        self._trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self._optimizer = _optimizer(spec.training, list(self._trained.values()))
+        self.step = 0
+        self.steps_per_epoch = 1
+
+    def apply(self, gradients: Mapping[str, Tensor]) -> None:
+        """Clip the aggregated gradients and take one optimizer step at the scheduled learning rate.
+
+        Args:
+            gradients: by parameter name, each in its parameter's shape.
+        """
+        for name, parameter in self._trained.items():
+            gradient = gradients.get(name)
+            # Contiguous: the fused optimizers read a gradient's memory in the parameter's order, whatever its strides.
+            parameter.grad = None if gradient is None else gradient.to(parameter).reshape(parameter.shape).contiguous()
+        if self._training.clip is not None:
+            nn.utils.clip_grad_norm_(self._trained.values(), self._training.clip)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate(self._training, self.step, self.steps_per_epoch)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over weights and buffers; names that are not given stay as they are."""
+        self.model.load_state_dict(dict(weights), strict=False)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return a copy of all weights and buffers on the CPU."""
+        return {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+
+    def digest(self) -> str:
+        """Return the sha256 of all weights and buffers."""
+        return weights_sha256(self.model.state_dict())
+
+
+def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that are saved with a model, such as BatchNorm's running statistics."""
+    saved = model.state_dict()
+    return {name: saved[name] for name, _ in model.named_buffers() if name in saved}
+
+
+def weights_sha256(weights: Mapping[str, Tensor]) -> str:
+    """Return the sha256 of named tensors: names, dtypes, shapes and raw bytes, in order of name."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        value = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def learning_rate(training: Training, step: int, steps_per_epoch: int) -> float:
+    """Return the learning rate of a step, counted from 0 over the whole run."""
+    base, schedule = training.optimizer.lr, training.schedule
+    if isinstance(schedule, Constant):
+        return base
+    if isinstance(schedule, Cosine):
+        if step < schedule.warmup:
+            return base * (step + 1) / schedule.warmup
+        falling = max(1, training.epochs * steps_per_epoch - schedule.warmup)
+        share = (1 + math.cos(math.pi * (step - schedule.warmup) / falling)) / 2
+        return base * (schedule.floor + (1 - schedule.floor) * share)
+    return float(base * schedule.gamma ** (step // (schedule.epochs * steps_per_epoch)))
+
+
+def _optimizer(training: Training, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    spec = training.optimizer
+    if isinstance(spec, Adam):
+        kind = torch.optim.AdamW if spec.weight_decay else torch.optim.Adam
+        return kind(parameters, lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay, fused=True)
+    return torch.optim.SGD(
+        parameters, lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True
+    )

@@ -1,0 +1,1 @@
+"""A site: the process that stands next to a hospital's data."""

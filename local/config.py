@@ -1,0 +1,43 @@
+"""A site's own file: what only the site decides. It is neither hashed nor sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from common.spec import FactoryName, Part, PositiveFloat, SiteName, load_json, validate
+
+
+class SiteConfig(Part):
+    """One site. Relative paths start at the folder of the file that holds them."""
+
+    name: SiteName
+    """The site's name in the run's spec."""
+    aggregator: Annotated[str, Field(pattern=r"^https?://[^\s/]+(/\S*)?$")]
+    """The aggregator's address, such as http://127.0.0.1:8765."""
+    data: str
+    """Folder of the data file that the spec names."""
+    output: str
+    """Folder for the trained model, the timings and the log."""
+    spec: str | None = None
+    """A copy of the run's spec: the site then takes part in this run alone."""
+    allow_factories: tuple[FactoryName, ...] = ()
+    """Model factories whose code the site has read and permits to run."""
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?|mps)$")] = "cpu"
+    """Where the model is trained."""
+    patience: PositiveFloat = 300.0
+    """Seconds for which the site tries to reach an aggregator that does not answer."""
+
+    @classmethod
+    def read(cls, path: Path) -> SiteConfig:
+        """Read a site's file.
+
+        Raises:
+            UserError: it is unreadable, or a field is wrong.
+        """
+        config = validate(cls, load_json(path), file=path)
+        folder = path.resolve().parent
+        places = {key: str(folder / value) for key in ("data", "output", "spec") if (value := getattr(config, key))}
+        return config.model_copy(update=places)

@@ -1,0 +1,126 @@
+"""A site's samples: read, checked and split."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.errors import DataError
+from common.seeds import derive
+from common.spec import RunSpec
+
+TRAIN, VALIDATION, TEST = 0, 1, 2
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Inputs [samples, …] in the replica's dtype (int64 for tokens) and labels int64 [samples]."""
+
+    inputs: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: Tensor) -> Samples:
+        """Return some of the samples."""
+        return Samples(self.inputs[rows], self.labels[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class SiteData:
+    """A site's samples in three parts."""
+
+    train: Samples
+    validation: Samples
+    test: Samples
+
+
+def read_site(spec: RunSpec, folder: Path, site_index: int) -> SiteData:
+    """Read a site's file and split it.
+
+    The file's own `split` decides what is test and what validation, where it has one; else the spec's fractions of a
+    permutation that follows from the run's seed and the site's place in the plan. A test set from the file leaves
+    validation to be drawn from the rest.
+
+    Raises:
+        DataError: unreadable file, missing array, wrong shape, label out of range, nothing to train on.
+    """
+    path = folder / spec.data.file
+    inputs, labels, split = read_npz(path, spec)
+    if labels is None:
+        raise DataError(path, "has no array y, expected one label per sample")
+    samples = Samples(inputs, labels)
+    count = len(samples)
+    generator = torch.Generator().manual_seed(derive(spec.seed, "split", site_index))
+    order = torch.randperm(count, generator=generator)
+    if split is None:
+        parts = torch.full((count,), TRAIN)
+        parts[order[: round(count * spec.training.test)]] = TEST
+    else:
+        parts = split.long()
+    if not bool((parts == VALIDATION).any()):
+        rest = order[parts[order] == TRAIN]
+        share = spec.training.validation / (1 - spec.training.test if split is None else 1)
+        parts[rest[: round(len(rest) * share)]] = VALIDATION
+    train, validation, test = (samples.take((parts == part).nonzero().squeeze(1)) for part in (TRAIN, VALIDATION, TEST))
+    if not len(train):
+        raise DataError(path, f"of {count} samples none is left to train on, expected at least one")
+    return SiteData(train, validation, test)
+
+
+def read_npz(path: Path, spec: RunSpec) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Read inputs, labels and split from a npz file; labels and split are None where it has none.
+
+    Raises:
+        DataError: see `read_site`.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in ("x", "y", "split") if name in file.files}
+    except FileNotFoundError:
+        raise DataError(path, "does not exist") from None
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise DataError(path, f"is not a readable npz file of plain arrays: {error}") from None
+    if "x" not in arrays:
+        raise DataError(path, "has no array x, expected the inputs")
+    inputs = _inputs(path, arrays["x"], spec)
+    labels = _whole(path, "y", arrays.get("y"), len(inputs), spec.task.classes)
+    return inputs, labels, _whole(path, "split", arrays.get("split"), len(inputs), 3)
+
+
+def _inputs(path: Path, array: np.ndarray, spec: RunSpec) -> Tensor:
+    expected = spec.data.shape
+    if array.ndim == 0 or math.prod(array.shape[1:]) != math.prod(expected):
+        raise DataError(path, f"x has shape {list(array.shape)}, expected [samples, {', '.join(map(str, expected))}]")
+    if array.dtype.kind not in "biuf":
+        raise DataError(path, f"x holds {array.dtype}, expected numbers")
+    array = array.reshape(len(array), *expected)
+    if spec.data.tokens is not None:
+        if array.size and not (array.min() >= 0 and array.max() < spec.data.tokens):
+            raise DataError(path, f"x holds {array.min()} to {array.max()}, expected 0 to {spec.data.tokens - 1}")
+        return torch.from_numpy(array.astype(np.int64))
+    numbers = array.astype(spec.training.dtype)
+    bad = ~np.isfinite(numbers).reshape(len(numbers), -1).all(axis=1)
+    if bad.any():
+        raise DataError(path, f"x holds NaN or infinity in {int(bad.sum())} samples, first in row {int(bad.argmax())}")
+    return torch.from_numpy(numbers * np.asarray(spec.data.scale, numbers.dtype))
+
+
+def _whole(path: Path, name: str, array: np.ndarray | None, count: int, limit: int) -> Tensor | None:
+    if array is None:
+        return None
+    array = array.reshape(-1)
+    if len(array) != count:
+        raise DataError(path, f"{name} has {len(array)} values for {count} samples")
+    bad = ~((array >= 0) & (array < limit) & (array == np.floor(array)))
+    if bad.any():
+        row = int(bad.argmax())
+        raise DataError(path, f"{name} holds {array[row]} in row {row}, expected whole numbers from 0 to {limit - 1}")
+    return torch.from_numpy(array.astype(np.int64))

@@ -1,0 +1,1 @@
+"""Drivers: who carries a trainer's messages."""

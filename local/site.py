@@ -1,0 +1,91 @@
+"""A site's whole life: ask for the run, check it, read the data, train, save the model."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import torch
+
+from common import __version__
+from common.artifacts import save_model
+from common.errors import SpecError, UserError
+from common.plan import make_plan
+from common.replica import Replica
+from common.spec import RunSpec, load_json, validate
+from local.config import SiteConfig
+from local.data import Samples, SiteData, read_site
+from local.drivers.http import AggregatorClient, drive
+from local.timings import Timings
+from local.training import Result, TrainingState, train
+
+
+def run_site(config: SiteConfig) -> Result:
+    """Take part in a run from hello to goodbye.
+
+    Raises:
+        UserError: before training: the aggregator is not there, the run is not this site's, the data cannot be used.
+        RankdadError: in training: this site or another could not go on.
+    """
+    output = Path(config.output)
+    output.mkdir(parents=True, exist_ok=True)
+    with AggregatorClient(config.aggregator, config.name, config.patience, say) as client:
+        spec = _spec(config, client.run())
+        torch.set_num_threads(spec.training.threads)
+        index = spec.federation.sites.index(config.name)
+        data = _to_device(read_site(spec, Path(config.data), index), config.device)
+        replica = Replica(spec, config.allow_factories, config.device)
+        plan = make_plan(spec, replica.model)
+        for warning in plan.warnings:
+            say(f"warning: {warning}")
+        say(
+            f"{config.name}: {len(data.train)} samples to train on, {len(data.validation)} to validate, "
+            f"{len(data.test)} to test"
+        )
+        with closing(Timings(output / "timings.csv")) as timings:
+            training = train(spec, plan, data, replica, TrainingState(config.name), timings.lap)
+            result = drive(training, client, plan, config.name, device=config.device, lap=timings.lap)
+    save_model(output / "model", spec, result.best, result.final)
+    say(f"{config.name}: done after {result.epochs} epochs; the model is in {output / 'model'}")
+    return result
+
+
+def say(line: str) -> None:
+    """Print a line for the person at the site."""
+    print(line, flush=True)
+
+
+def _spec(config: SiteConfig, offered: dict[str, object]) -> RunSpec:
+    """Return the aggregator's spec, if the site can take part in it."""
+    if offered.get("version") != __version__:
+        raise UserError(
+            f"{config.aggregator} runs rankdad {offered.get('version')}, this site {__version__}: install the same"
+        )
+    spec = validate(RunSpec, offered.get("run"), file=config.aggregator)
+    if config.spec is not None:
+        own = validate(RunSpec, load_json(config.spec), file=config.spec)
+        if own.sha256() != spec.sha256():
+            raise SpecError("spec", f"{config.spec} is not the run that {config.aggregator} offers")
+    if config.name not in spec.federation.sites:
+        raise SpecError(
+            "name", f"{config.name} is not a site of this run, expected one of {', '.join(spec.federation.sites)}"
+        )
+    return spec
+
+
+def _to_device(data: SiteData, device: str) -> SiteData:
+    def moved(samples: Samples) -> Samples:
+        return Samples(samples.inputs.to(device), samples.labels.to(device))
+
+    if device != "cpu" and not _available(device):
+        raise UserError(f"device: {device} is not available on this machine, expected cpu")
+    return SiteData(moved(data.train), moved(data.validation), moved(data.test))
+
+
+def _available(device: str) -> bool:
+    if device.startswith("cuda"):
+        return torch.cuda.is_available()
+    return torch.backends.mps.is_available()
+
+

@@ -1,0 +1,37 @@
+"""Where a site's time goes, step by step."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from time import perf_counter
+
+STRETCHES = ("compute", "reduce", "pack", "wait")
+
+
+class Timings:
+    """A stopwatch: each lap's time is added to its name; an optimizer step ends with the lap "compute" after "reduce".
+
+    Args:
+        path: CSV file with a row per step, seconds of each stretch.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", newline="", encoding="utf-8", buffering=1)
+        self._rows = csv.writer(self._file)
+        self._rows.writerow(STRETCHES)
+        self._sums = dict.fromkeys(STRETCHES, 0.0)
+        self._last, self._previous = perf_counter(), ""
+
+    def lap(self, name: str) -> None:
+        """End a stretch of this name."""
+        now = perf_counter()
+        self._sums[name] += now - self._last
+        if (self._previous, name) == ("reduce", "compute"):
+            self._rows.writerow([f"{self._sums[stretch]:.6f}" for stretch in STRETCHES])
+            self._sums = dict.fromkeys(STRETCHES, 0.0)
+        self._last, self._previous = now, name
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

@@ -1,0 +1,1 @@
+"""The aggregator: the process that all sites talk to. It sees no sample."""

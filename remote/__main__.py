@@ -1,0 +1,10 @@
+"""`python -m remote`: the aggregator's command alone."""
+
+import typer
+
+from remote.cli import mount
+from rankdad import main
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+mount(app)
+main(app)

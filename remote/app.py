@@ -1,0 +1,148 @@
+"""The aggregator's HTTP routes. Each holds a request until its round is complete: nobody polls.
+
+    POST /rounds/{site}   a contribution; answered with the round's update
+    GET  /run             the spec, and what a site compares before it reads any data
+    GET  /status          where the run stands and whom it waits for
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
+from typing import Any
+
+import torch
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from common import __version__
+from common.errors import ProtocolError, RankdadError, RunFailedError
+from common.protocol import body_limit
+from remote.aggregator import Aggregator
+from remote.rounds import Answer, Effect, Ready
+
+CONTENT_TYPE = "application/msgpack"
+
+
+class Server:
+    """Carries out the aggregator's effects: answers to requests that wait, work for one thread.
+
+    Args:
+        aggregator: the run.
+    """
+
+    def __init__(self, aggregator: Aggregator) -> None:
+        self.aggregator = aggregator
+        self.ended = asyncio.Event()
+        self.error: BaseException | None = None
+        self._limit = body_limit(aggregator.plan, up=True)
+        self._waiting: dict[str, list[asyncio.Future[bytes]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        threads = aggregator.plan.threads
+        self._worker = ThreadPoolExecutor(1, "aggregation", initializer=torch.set_num_threads, initargs=(threads,))
+
+    def app(self) -> FastAPI:
+        """Return the routes."""
+        app = FastAPI(title="rankdad aggregator", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+        app.add_api_route("/run", self.run, methods=["GET"])
+        app.add_api_route("/status", self.status, methods=["GET"])
+        # A plain route: parsing of parameters and bodies by declared types would cost a tenth of a millisecond a step.
+        app.add_route("/rounds/{site}", self.contribute, methods=["POST"])
+        return app
+
+    async def run(self) -> JSONResponse:
+        """Answer with the run's spec and digests."""
+        plan = self.aggregator.plan
+        spec = self.aggregator.spec.model_dump(mode="json")
+        return JSONResponse({"version": plan.version, "run": spec, "plan_sha256": plan.sha256()})
+
+    async def status(self) -> JSONResponse:
+        """Answer with the run's progress."""
+        barrier, progress = self.aggregator.barrier, self.aggregator.recorder.progress
+        document: dict[str, Any] = {
+            "name": progress.name,
+            "status": progress.status,
+            "round": barrier.round,
+            "epoch": progress.epoch,
+            "step": progress.step,
+            "steps": progress.steps,
+            "waiting_for": list(barrier.missing()),
+            "waiting_seconds": barrier.waiting(perf_counter()),
+        }
+        return JSONResponse(document)
+
+    async def contribute(self, request: Request) -> Response:
+        """Take a contribution, and answer when its round is complete."""
+        site = request.path_params["site"]
+        try:
+            body = await self._read(request)
+            answer = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(site, []).append(answer)
+            try:
+                self.carry_out(self.aggregator.receive(site, body))
+                return Response(await answer, media_type=CONTENT_TYPE)
+            finally:
+                waiting = self._waiting[site]
+                waiting.remove(answer)
+                if not waiting:
+                    del self._waiting[site]
+        except ProtocolError as error:
+            return JSONResponse({"error": str(error)}, status_code=error.status)
+        except ClientDisconnect:
+            return Response(status_code=400)
+
+    async def _read(self, request: Request) -> bytes:
+        """Read a body, counting its bytes as they come.
+
+        Raises:
+            ProtocolError: 413 beyond the plan's limit.
+        """
+        declared = request.headers.get("content-length", "0")
+        if declared.isdecimal() and int(declared) > self._limit:
+            raise ProtocolError(413, f"the body has {declared} bytes, expected at most {self._limit}")
+        chunks, size = [], 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > self._limit:
+                raise ProtocolError(413, f"the body has more than {self._limit} bytes")
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+    def carry_out(self, effects: list[Effect]) -> None:
+        """Answer those who wait, and start the work of a round that is ready."""
+        for effect in effects:
+            if isinstance(effect, Answer):
+                for site in effect.sites:
+                    for answer in self._waiting.get(site, ()):
+                        if not answer.done():
+                            answer.set_result(effect.body)
+                if self.aggregator.ended:
+                    self.ended.set()
+            else:
+                task = asyncio.create_task(self._aggregate(effect))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _aggregate(self, ready: Ready) -> None:
+        loop, began = asyncio.get_running_loop(), perf_counter()
+        try:
+            update = await loop.run_in_executor(self._worker, self.aggregator.aggregate, ready)
+            seconds = perf_counter() - began
+            self.carry_out(self.aggregator.complete(ready, update))
+            await loop.run_in_executor(self._worker, self.aggregator.follow, ready, update, seconds)
+        except RunFailedError as error:
+            self.carry_out(self.aggregator.fail(error.site, error.reason))
+        except Exception as error:
+            self.error = error
+            what = str(error) if isinstance(error, RankdadError) else f"{type(error).__name__}: {error}"
+            self.carry_out(self.aggregator.fail("aggregator", what))
+
+    async def close(self) -> None:
+        """Let the work in hand end, and write down how the run ended."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._worker.shutdown()
+        self.aggregator.close()

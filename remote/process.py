@@ -1,0 +1,67 @@
+"""An aggregator's whole life: build the model, serve the run, end with a status."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from common.errors import RankdadError, RunFailedError
+from common.replica import Replica
+from common.spec import RunSpec
+from remote.aggregator import Aggregator
+from remote.server import serve
+from remote.view import View, view_of
+
+
+class InterruptedRunError(RankdadError):
+    """A signal ended the run; its directory is readable."""
+
+    exit_code = 130
+
+
+def run_aggregator(
+    spec: RunSpec,
+    output: Path,
+    listening: socket.socket,
+    console: Console,
+    allowed_factories: Collection[str] = (),
+    lifeline: int | None = None,
+) -> None:
+    """Serve a run until it ends.
+
+    Args:
+        spec: the run.
+        output: its directory.
+        listening: socket that the sites connect to.
+        console: where a person looks on.
+        allowed_factories: model factories that the caller permits.
+        lifeline: see `remote.server.serve`.
+
+    Raises:
+        UserError: the model or the directory cannot be made.
+        RunFailedError: a site could not go on.
+        InterruptedRunError: a signal came.
+    """
+    torch.set_num_threads(spec.training.threads)
+    aggregator = Aggregator(spec, Replica(spec, allowed_factories), output, time.perf_counter)
+    for warning in aggregator.plan.warnings:
+        console.print(f"warning: {warning}", highlight=False)
+
+    def make_view(aggregator: Aggregator) -> View:
+        def waiting() -> tuple[tuple[str, ...], float]:
+            return aggregator.barrier.missing(), aggregator.barrier.waiting(time.perf_counter())
+
+        return view_of(aggregator.recorder.progress, waiting, console)
+
+    serve(aggregator, listening, make_view, lifeline)
+    progress = aggregator.recorder.progress
+    if progress.status == "interrupted":
+        raise InterruptedRunError(f"{progress.reason}; what was recorded lies in {output}")
+    if progress.status == "failed":
+        site, _, reason = progress.reason.partition(": ")
+        raise RunFailedError(site, reason)

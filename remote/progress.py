@@ -1,0 +1,82 @@
+"""Where a run stands: what the live view, the status page and the summary are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from common.plan import Plan
+from common.protocol import Pooled
+from common.spec import RunSpec
+
+
+@dataclass
+class Progress:
+    """Figures of a run, kept up to date by the recorder.
+
+    Args:
+        name: of the run.
+        method: its name.
+        sites: in the plan's order.
+        epochs: at most.
+        dense_bytes: one full gradient in float32.
+        steps_per_epoch: 0 until all sites have said hello.
+        epoch: of the next step, from 0.
+        step: optimizer steps done.
+        loss: pooled training loss of the last step.
+        validation: of the last epoch.
+        test: of the best epoch's model.
+        best_epoch: so far.
+        step_seconds: in all steps so far.
+        seconds: in all rounds so far.
+        up: bytes of all steps' contributions so far.
+        down: bytes of all steps' updates so far, every site's copy counted.
+        status: running, completed, failed or interrupted.
+        reason: why it did not complete.
+        weights_sha256: final digest of every site.
+        aggregator_sha256: of the aggregator's own replica, which follows the updates.
+    """
+
+    name: str
+    method: str
+    sites: tuple[str, ...]
+    epochs: int
+    dense_bytes: int
+    steps_per_epoch: int = 0
+    epoch: int = 0
+    step: int = 0
+    loss: float | None = None
+    validation: Pooled | None = None
+    test: Pooled | None = None
+    best_epoch: int = 0
+    step_seconds: float = 0.0
+    seconds: float = 0.0
+    up: int = 0
+    down: int = 0
+    status: str = "running"
+    reason: str = ""
+    weights_sha256: dict[str, str] = field(default_factory=dict)
+    aggregator_sha256: str = ""
+
+    @classmethod
+    def of(cls, spec: RunSpec, plan: Plan) -> Progress:
+        """Return the progress of a run that has not begun."""
+        return cls(spec.name, spec.method.name, plan.sites, spec.training.epochs, plan.dense_bytes)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run, if it does not stop early."""
+        return self.epochs * self.steps_per_epoch
+
+    def per_site_step(self, total: int) -> float:
+        """Return bytes per site and step."""
+        return total / max(1, self.step) / len(self.sites)
+
+    @property
+    def ratio(self) -> float:
+        """How many times fewer bytes than full gradients in float32, up and down together."""
+        return 2 * self.dense_bytes / max(1.0, self.per_site_step(self.up + self.down))
+
+    @property
+    def seconds_left(self) -> float:
+        """Estimate from the mean time of all rounds per step so far."""
+        return (self.steps - self.step) * self.seconds / max(1, self.step)

@@ -1,0 +1,200 @@
+"""A run's directory: specification, plan, a row per step, a row per epoch and site, the summary."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common import __version__
+from common.errors import UserError
+from common.factors import Factor
+from common.metrics import Metrics
+from common.plan import Plan
+from common.protocol import Body, Decision, Evaluation, Farewell, Kind, Pooled, Roster, Step
+from common.spec import RunSpec
+from remote.aggregation import site_metrics
+from remote.progress import Progress
+from remote.rounds import Ready
+
+METRICS = ("samples", "loss", "accuracy", "auc", "auc_error")
+
+
+class Recorder:
+    """Write what happens to a run's directory, and keep its `Progress`.
+
+    Args:
+        directory: made if it is missing.
+        spec: of the run.
+        plan: of the run.
+
+    Raises:
+        UserError: the directory cannot be made, or already holds a run.
+    """
+
+    def __init__(self, directory: Path, spec: RunSpec, plan: Plan) -> None:
+        self.directory = directory
+        self.progress = Progress.of(spec, plan)
+        self._spec, self._plan = spec, plan
+        new_directory(directory)
+        write_json(directory / "run.json", spec.model_dump(mode="json"))
+        write_json(directory / "plan.json", plan.document())
+        self._factors = [route.name for route in plan.routes if route.up is not None]
+        self._losses = dict.fromkeys(plan.sites, (0.0, 0.0))  # weighted sum, weight; of this epoch
+        norms = [f"norm:{site}" for site in plan.sites]
+        ranks = [f"rank:{name}" for name in self._factors]
+        self._steps = _Table(
+            directory / "steps.csv",
+            ["step", "round", "epoch", "loss", "seconds", "aggregation_seconds", "bytes_up", "bytes_down", *norms, *ranks],
+        )
+        self._metrics = _Table(directory / "metrics.csv", ["epoch", "split", "site", "train_loss", *METRICS])
+        self.summarise()
+
+    def record(self, ready: Ready, update: Body, size: int, aggregation_seconds: float) -> None:
+        """Take note of a completed round.
+
+        Args:
+            ready: its contributions.
+            update: its answer.
+            size: of the answer's body, in bytes.
+            aggregation_seconds: from the last contribution to the answer.
+        """
+        progress, seconds = self.progress, ready.seconds + aggregation_seconds
+        if ready.kind is not Kind.HELLO:  # hello waits for people
+            progress.seconds += seconds
+        if isinstance(update, Step):
+            self._record_step(ready, update, size, seconds, aggregation_seconds)
+        elif isinstance(update, Roster):
+            batch = self._spec.training.batch_size
+            progress.steps_per_epoch = -(-max(update.train) // batch)
+        elif isinstance(update, Pooled):
+            self._record_evaluation(ready, update)
+        elif isinstance(update, Decision):
+            progress.epoch = update.epoch + 1
+            progress.best_epoch = update.epoch if update.best else progress.best_epoch
+        elif isinstance(update, Farewell):
+            progress.weights_sha256 = dict(update.weights_sha256)
+
+    def _record_step(self, ready: Ready, update: Step, size: int, seconds: float, aggregation_seconds: float) -> None:
+        progress = self.progress
+        up, down = sum(ready.sizes), size * len(self._plan.sites)
+        progress.up, progress.down = progress.up + up, progress.down + down
+        progress.step_seconds += seconds
+        if ready.phase == 0:
+            progress.step += 1
+        progress.loss = update.loss
+        steps = [message.body for message in ready.messages if isinstance(message.body, Step)]
+        for site, step in zip(self._plan.sites, steps, strict=True):
+            total, weight = self._losses[site]
+            self._losses[site] = (total + step.weight * step.loss, weight + step.weight)
+        ranks = [value.rows if isinstance(value, Factor) else "" for value, route in
+                 zip(update.payload, self._plan.routes, strict=True) if route.up is not None]
+        self._steps.row(
+            [progress.step, ready.round, progress.epoch, update.loss, f"{seconds:.6f}", f"{aggregation_seconds:.6f}"]
+            + [up, down, *(f"{step.norm:.6g}" for step in steps), *ranks]
+        )
+
+    def _record_evaluation(self, ready: Ready, pooled: Pooled) -> None:
+        rows: list[tuple[str, Any]] = [("pooled", pooled)]
+        for site, message in zip(self._plan.sites, ready.messages, strict=True):
+            assert isinstance(message.body, Evaluation)
+            rows.append((site, site_metrics(self._plan, message.body)))
+        for site, metrics in rows:
+            figures = ["" if (value := getattr(metrics, name)) is None else value for name in METRICS]
+            loss = self._train_loss(site) if pooled.split == "validation" else ""
+            self._metrics.row([pooled.epoch, pooled.split, site, loss, *figures])
+        if pooled.split == "test":
+            self.progress.test = pooled
+        else:
+            self.progress.validation = pooled
+            self._losses = dict.fromkeys(self._plan.sites, (0.0, 0.0))
+
+    def _train_loss(self, site: str) -> float | str:
+        sums = self._losses.values() if site == "pooled" else [self._losses[site]]
+        weight = sum(part for _, part in sums)
+        return sum(total for total, _ in sums) / weight if weight else ""
+
+    def finish(self, status: str, reason: str = "") -> None:
+        """Write the last summary and close the tables."""
+        self.progress.status, self.progress.reason = status, reason
+        self.summarise()
+        self._steps.close()
+        self._metrics.close()
+
+    def summarise(self) -> None:
+        """Write `summary.json` as things stand."""
+        write_json(self.directory / "summary.json", summary(self.progress))
+
+
+def summary(progress: Progress) -> dict[str, Any]:
+    """Return the figures of a run as JSON."""
+    return {
+        "name": progress.name,
+        "status": progress.status,
+        "reason": progress.reason,
+        "method": progress.method,
+        "sites": list(progress.sites),
+        "steps": progress.step,
+        "epochs": progress.epoch,
+        "best_epoch": progress.best_epoch,
+        "seconds": progress.seconds,
+        "seconds_per_step": progress.step_seconds / max(1, progress.step),
+        "bytes_up_per_site_step": progress.per_site_step(progress.up),
+        "bytes_down_per_site_step": progress.per_site_step(progress.down),
+        "dense_bytes": progress.dense_bytes,
+        "times_fewer_bytes_than_dense": progress.ratio if progress.step else None,
+        "metrics": {"validation": _metrics(progress.validation), "test": _metrics(progress.test)},
+        "weights_sha256": progress.weights_sha256,
+        "aggregator_sha256": progress.aggregator_sha256,
+        "versions": {"rankdad": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "machine": {"processor": platform.machine(), "capability": torch.backends.cpu.get_cpu_capability()},
+    }
+
+
+def _metrics(pooled: Pooled | None) -> dict[str, Any] | None:
+    if pooled is None:
+        return None
+    return asdict(Metrics(*(getattr(pooled, name) for name in METRICS)))
+
+
+def new_directory(directory: Path) -> None:
+    """Make a run's directory.
+
+    Raises:
+        UserError: it cannot be made, or already holds a run.
+    """
+    if (directory / "run.json").exists():
+        raise UserError(f"{directory}: already holds a run; choose another --output or remove it")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{directory}: cannot be made: {error.strerror}") from None
+
+
+def write_json(path: Path, document: object) -> None:
+    """Write a JSON file so that a reader finds either the old one or the new one, whole."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, path)  # noqa: PTH105
+
+
+class _Table:
+    """A CSV file that a reader can follow line by line."""
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        self._file = path.open("w", newline="", encoding="utf-8", buffering=1)
+        self._writer = csv.writer(self._file)
+        self._writer.writerow(columns)
+
+    def row(self, values: Sequence[object]) -> None:
+        self._writer.writerow(values)
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,125 @@
+"""Runs an aggregator's routes on a socket until the run ends or a signal comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from common.errors import UserError
+from remote.aggregator import Aggregator
+from remote.app import Server
+from remote.view import View
+
+TICK = 0.25  # seconds between two looks at the progress
+GRACE = 2  # seconds in which the last answers reach the sites
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket; port 0 takes a free one.
+
+    Raises:
+        UserError: the address is in use or not this machine's.
+    """
+    try:
+        return socket.create_server((host, port), backlog=2048, family=_family(host))
+    except OSError as error:
+        raise UserError(f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port") from None
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def serve(
+    aggregator: Aggregator, listening: socket.socket, make_view: Callable[[Aggregator], View], lifeline: int | None = None
+) -> None:
+    """Run until all sites have said goodbye, one has failed, or SIGINT or SIGTERM comes.
+
+    Args:
+        aggregator: the run.
+        listening: socket that sites connect to.
+        make_view: what a person sees.
+        lifeline: file descriptor of a pipe from the parent process: a line "site<tab>reason" says that a site has died,
+            the pipe's end that the parent has.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)  # uvicorn raises a caught signal again when it has shut down
+    uvloop_factory = _uvloop()
+    with asyncio.Runner(loop_factory=uvloop_factory) as runner:
+        runner.run(_serve(aggregator, listening, make_view(aggregator), lifeline))
+
+
+def _uvloop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    with contextlib.suppress(ImportError):  # not on Windows
+        import uvloop
+
+        return uvloop.new_event_loop  # type: ignore[no-any-return]
+    return None
+
+
+class _Uvicorn(uvicorn.Server):
+    """A uvicorn whose signals first tell the sites that the run is interrupted."""
+
+    def __init__(self, config: uvicorn.Config, interrupt: Callable[[str], None]) -> None:
+        super().__init__(config)
+        self._interrupt = interrupt
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._interrupt(signal.Signals(sig).name)
+
+
+async def _serve(aggregator: Aggregator, listening: socket.socket, view: View, lifeline: int | None) -> None:
+    server, loop = Server(aggregator), asyncio.get_running_loop()
+
+    def interrupt(reason: str) -> None:
+        def tell() -> None:
+            server.carry_out(aggregator.fail("aggregator", f"stopped by {reason}", status="interrupted"))
+
+        loop.call_soon_threadsafe(tell)
+
+    config = uvicorn.Config(
+        server.app(),
+        loop="none",
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_keep_alive=3600,  # a step may take long; five seconds, the default, would close the connection in it
+        timeout_graceful_shutdown=GRACE,
+        server_header=False,
+        date_header=False,
+    )
+    web = _Uvicorn(config, interrupt)
+
+    def hear(lifeline: int) -> None:
+        line = os.read(lifeline, 4096).decode(errors="replace")
+        site, _, reason = line.strip().partition("\t")
+        if line:
+            server.carry_out(aggregator.fail(site, reason))
+        else:
+            loop.remove_reader(lifeline)
+            interrupt("the end of its parent")
+
+    if lifeline is not None:
+        loop.add_reader(lifeline, hear, lifeline)
+    serving = asyncio.create_task(web.serve(sockets=[listening]))
+    view.start()
+    try:
+        while not server.ended.is_set() and not serving.done():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(server.ended.wait(), TICK)
+            view.tick()
+        web.should_exit = True
+        await serving
+    finally:
+        await server.close()
+        view.stop()
+    if server.error is not None:
+        raise server.error
+

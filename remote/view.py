@@ -1,0 +1,168 @@
+"""What a person sees of a run: a live view on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from remote.progress import Progress
+
+WAITING_WORTH_SAYING = 10.0  # seconds between two lines about the same wait
+WAITING_WORTH_SHOWING = 1.0
+
+Waiting = tuple[tuple[str, ...], float]
+
+
+class View(Protocol):
+    """Shows a run's progress, from `start` to `stop`; `tick` is called several times a second."""
+
+    def start(self) -> None:
+        """Begin."""
+
+    def tick(self) -> None:
+        """Show what is new."""
+
+    def stop(self) -> None:
+        """Leave the last state on the screen."""
+
+
+def view_of(progress: Progress, waiting: Callable[[], Waiting], console: Console) -> View:
+    """Return the view that suits the console.
+
+    Args:
+        progress: read at every tick.
+        waiting: returns whom the current round waits for, and for how many seconds it has been open.
+        console: where to show it.
+    """
+    return LiveView(progress, waiting, console) if console.is_terminal else PlainView(progress, waiting, console)
+
+
+class PlainView:
+    """A line for the first step, for every epoch, and for every ten seconds of waiting."""
+
+    def __init__(self, progress: Progress, waiting: Callable[[], Waiting], console: Console) -> None:
+        self._progress, self._waiting, self._console = progress, waiting, console
+        self._epoch = self._said = 0
+        self._begun = False
+
+    def start(self) -> None:
+        """Say what begins."""
+        p = self._progress
+        self._say(f"{p.name}: {p.method}, {len(p.sites)} sites, at most {p.epochs} epochs")
+
+    def tick(self) -> None:
+        """Say what is new."""
+        p = self._progress
+        if p.step and not self._begun:
+            self._begun = True
+            self._say(f"step 1 of {p.steps}: loss {_number(p.loss)}")
+        if p.validation is not None and p.epoch > self._epoch:
+            self._epoch = p.epoch
+            self._say(f"{_where(p)} · {_figures(p)} · {_bytes(p)} · {_left(p)}")
+        sites, seconds = self._waiting()
+        periods = int(seconds / WAITING_WORTH_SAYING) if sites else 0
+        if periods > self._said:
+            self._say(f"waiting for {', '.join(sites)} ({seconds:.0f} s)")
+        self._said = periods
+
+    def stop(self) -> None:
+        """Say what was not said yet."""
+        self.tick()
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, highlight=False, soft_wrap=True)
+
+
+class LiveView:
+    """A bar and a few lines, drawn over and over."""
+
+    def __init__(self, progress: Progress, waiting: Callable[[], Waiting], console: Console) -> None:
+        self._progress, self._waiting = progress, waiting
+        self._bar = Bar(TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), TextColumn("steps"))
+        self._task: TaskID = self._bar.add_task(progress.name, total=None)
+        self._live = Live(console=console, auto_refresh=False, transient=False)
+
+    def start(self) -> None:
+        """Begin to draw."""
+        self._live.start()
+
+    def tick(self) -> None:
+        """Draw again."""
+        self._bar.update(self._task, completed=self._progress.step, total=self._progress.steps or None)
+        self._live.update(Group(self._bar, self._table()), refresh=True)
+
+    def stop(self) -> None:
+        """Draw the last state and leave it there."""
+        self.tick()
+        self._live.stop()
+
+    def _table(self) -> Table:
+        p = self._progress
+        table = Table.grid(padding=(0, 2))
+        table.add_row(Text(p.method, "bold"), f"{len(p.sites)} sites · {_where(p)} · {_left(p)}")
+        table.add_row(Text("quality", "bold"), _figures(p))
+        table.add_row(Text("traffic", "bold"), _bytes(p))
+        table.add_row(Text("round", "bold"), self._round())
+        return table
+
+    def _round(self) -> str:
+        sites, seconds = self._waiting()
+        total = len(self._progress.sites)
+        if not sites:
+            return f"{total} of {total} sites in · aggregating"
+        if seconds < WAITING_WORTH_SHOWING:
+            return f"{total - len(sites)} of {total} sites in"
+        return f"{total - len(sites)} of {total} sites in · waiting for {', '.join(sites)} ({seconds:.0f} s)"
+
+
+def _where(p: Progress) -> str:
+    if not p.steps:
+        return "waiting for all sites to say hello"
+    return f"epoch {min(p.epoch + (p.step < p.steps and p.step >= p.epoch * p.steps_per_epoch), p.epochs)} of {p.epochs}"
+
+
+def _figures(p: Progress) -> str:
+    if p.validation is None:
+        return f"training loss {_number(p.loss)}"
+    v = p.validation
+    bound = "" if v.auc_error is None else f" (± {v.auc_error:.0e})"
+    return (
+        f"training loss {_number(p.loss)} · validation loss {_number(v.loss)} "
+        f"accuracy {_number(v.accuracy)} AUC {_number(v.auc, 5)}{bound}"
+    )
+
+
+def _bytes(p: Progress) -> str:
+    if not p.step:
+        return "nothing sent yet"
+    up, down = (size(p.per_site_step(total)) for total in (p.up, p.down))
+    return f"{up} up, {down} down per site and step, {p.ratio:.1f} times fewer than dsgd"
+
+
+def _left(p: Progress) -> str:
+    if not p.step or p.status != "running":
+        return f"{p.seconds:.1f} s"
+    left = p.seconds_left
+    return f"{p.step_seconds / p.step * 1000:.0f} ms a step · " + (
+        f"{left:.0f} s left" if left < 120 else f"{left / 60:.0f} min left"
+    )
+
+
+def _number(value: float | None, digits: int = 4) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def size(count: float) -> str:
+    """Return a number of bytes as people read it."""
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

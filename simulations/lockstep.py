@@ -1,0 +1,102 @@
+"""All sites and the aggregator in one process, one after the other: for tests, and where processes are not wanted.
+
+The same trainers, the same aggregator and the same bytes as between processes, and so the same weights to the last bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+from common.errors import RunFailedError
+from common.plan import make_plan
+from common.protocol import Failure, Kind, Message, pack, unpack
+from common.replica import Replica
+from common.spec import RunSpec
+from local.data import SiteData
+from local.training import Result, TrainingState, train
+from remote.aggregator import Aggregator
+from remote.rounds import Answer, Effect, Ready
+
+
+def run(
+    spec: RunSpec,
+    data: Mapping[str, SiteData],
+    directory: Path,
+    *,
+    allowed_factories: Collection[str] = (),
+    on_round: Callable[[Aggregator], None] = lambda aggregator: None,
+) -> dict[str, Result]:
+    """Train all sites of a run in this process.
+
+    Args:
+        spec: the run.
+        data: samples of every site, by name.
+        directory: of the run.
+        allowed_factories: model factories that the caller permits.
+        on_round: called after every round.
+
+    Returns:
+        Every site's result, by name.
+
+    Raises:
+        RunFailedError: a site could not go on.
+    """
+    aggregator = Aggregator(spec, Replica(spec, allowed_factories), directory, time.perf_counter)
+    plan = aggregator.plan
+    trainings = {}
+    for site in plan.sites:
+        replica = Replica(spec, allowed_factories)
+        trainings[site] = train(
+            spec, make_plan(spec, replica.model), data[site], replica, TrainingState(site)
+        )
+    results: dict[str, Result] = {}
+    answers: dict[str, bytes] = {}
+    try:
+        while trainings:
+            effects: list[Effect] = []
+            for site, training in list(trainings.items()):
+                try:
+                    message = training.send(unpack(answers[site], plan, up=False)) if answers else next(training)
+                    body = pack(message, plan, up=True)
+                except StopIteration as stop:
+                    results[site] = stop.value
+                    del trainings[site]
+                    continue
+                except RunFailedError:
+                    raise
+                except Exception as error:
+                    body = pack(_failure(aggregator.barrier.round, site, error), plan, up=True)
+                effects += aggregator.receive(site, body)
+            answers = _carry_out(aggregator, effects)
+            on_round(aggregator)
+    finally:
+        aggregator.close()
+    return results
+
+
+def _carry_out(aggregator: Aggregator, effects: list[Effect]) -> dict[str, bytes]:
+    answers: dict[str, bytes] = {}
+    while effects:
+        effect = effects.pop(0)
+        if isinstance(effect, Answer):
+            answers |= dict.fromkeys(effect.sites, effect.body)
+        else:
+            effects += _aggregate(aggregator, effect)
+    return answers
+
+
+def _aggregate(aggregator: Aggregator, ready: Ready) -> list[Effect]:
+    began = time.perf_counter()
+    try:
+        update = aggregator.aggregate(ready)
+    except RunFailedError as error:
+        return aggregator.fail(error.site, error.reason)
+    effects = aggregator.complete(ready, update)
+    aggregator.follow(ready, update, time.perf_counter() - began)
+    return effects
+
+
+def _failure(round_: int, site: str, error: Exception) -> Message:
+    return Message(Kind.FAILURE, round_, Failure(site=site, reason=str(error)[:500]))

@@ -1,0 +1,252 @@
+"""A run of real processes on this machine: one aggregator, one process per site, HTTP on loopback between them.
+
+All are forked from this process after it has imported everything and before it runs any torch operation: five processes
+start in a third of the time, and share their memory. A process that has computed with threads must not be forked.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from common.errors import RankdadError, UserError
+from local.config import SiteConfig
+from remote.recorder import new_directory
+from remote.server import listen
+from simulations.spec import SimulationFile, write_sites
+
+ENDING = 4.0  # seconds in which processes end by themselves after one of them has
+LAST_LINES = 5
+
+
+class SimulationError(RankdadError):
+    """A process of the simulation could not go on."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        self.exit_code = exit_code
+        super().__init__(message)
+
+
+class InterruptedSimulation(Exception):  # noqa: N818
+    """Ctrl-C, or SIGTERM to the simulator: the signal's name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def simulate(
+    file: SimulationFile, directory: Path, *, allow_factories: tuple[str, ...] = (), json_output: bool = False
+) -> dict[str, Any]:
+    """Run a simulation, and return its summary.
+
+    Args:
+        file: run and simulation.
+        directory: of the run.
+        allow_factories: model factories that the caller permits.
+        json_output: whether standard output is kept free for the summary.
+
+    Raises:
+        UserError: the data cannot be read or dealt out, or the directory already holds a run.
+        SimulationError: a process died, or could not go on; or Ctrl-C.
+    """
+    _import_before_forking()
+    new_directory(directory)
+    with listen("127.0.0.1", 0) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        configs = write_sites(file, directory / "sites", url, allow_factories=allow_factories, patience=10.0)
+        processes = _Processes(file, directory, listening, configs, allow_factories, json_output)
+    return processes.run()
+
+
+def _import_before_forking() -> None:
+    """Import what the processes will need; what an optimizer's constructor imports takes longest."""
+    import torch._dynamo
+
+    import local.site
+    import remote.process  # noqa: F401
+
+
+class _Processes:
+    def __init__(
+        self,
+        file: SimulationFile,
+        directory: Path,
+        listening: socket.socket,
+        configs: dict[str, SiteConfig],
+        allow_factories: tuple[str, ...],
+        json_output: bool,
+    ) -> None:
+        self._directory = directory
+        context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        reading, self._lifeline = os.pipe()
+        arguments = (file, directory, listening, reading, allow_factories, json_output)
+        self._aggregator = _start(context, "aggregator", _aggregator, (self._lifeline, *arguments))
+        self._sites: dict[str, BaseProcess] = {
+            name: _start(context, name, _site, (self._lifeline, listening, config)) for name, config in configs.items()
+        }
+        os.close(reading)
+
+    def run(self) -> dict[str, Any]:
+        previous = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        stopped_by = ""
+        try:
+            self._wait()
+        except InterruptedSimulation as interrupted:
+            stopped_by = interrupted.name
+        finally:
+            for number in previous:
+                signal.signal(number, signal.SIG_IGN)
+            self._end(at_once=bool(stopped_by))
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+        if stopped_by:
+            raise SimulationError(f"stopped by {stopped_by}; what was recorded lies in {self._directory}", 130)
+        return self._judge()
+
+    def _wait(self) -> None:
+        """Wait until all have ended well, or tell the aggregator which site has not."""
+        running: dict[Any, BaseProcess] = {p.sentinel: p for p in (self._aggregator, *self._sites.values())}
+        while running:
+            for sentinel in wait(list(running)):
+                process = running.pop(sentinel)
+                process.join()
+                if process.exitcode == 0:
+                    continue
+                if process is not self._aggregator:
+                    line = f"{process.name}\t{_how(process)}: {_last_lines(log_path(self._directory, process.name), 1)}\n"
+                    os.write(self._lifeline, line.encode())
+                return
+
+    def _end(self, *, at_once: bool) -> None:
+        """See that no process is left: by waiting, then by asking, then by force."""
+        everyone = [self._aggregator, *self._sites.values()]
+        for act in ("terminate",) * at_once + ("wait", "terminate", "wait", "kill", "wait"):
+            living = [process for process in everyone if process.is_alive()]
+            if act == "wait":
+                _wait_all([process.sentinel for process in living], ENDING / 2)
+                continue
+            for process in living:
+                getattr(process, act)()
+        os.close(self._lifeline)
+
+    def _judge(self) -> dict[str, Any]:
+        """Return the summary of a run that went well, or say which process did not."""
+        summary: dict[str, Any] = {}
+        if (path := self._directory / "summary.json").exists():
+            summary = json.loads(path.read_text(encoding="utf-8"))
+        everyone = {"aggregator": self._aggregator, **self._sites}
+        if all(process.exitcode == 0 for process in everyone.values()):
+            return summary
+        culprit, _, reason = summary.get("reason", "").partition(": ")
+        mistaken = [name for name, process in everyone.items() if process.exitcode == UserError.exit_code]
+        if mistaken:
+            culprit = culprit if culprit in mistaken else mistaken[0]
+            line = _last_lines(log_path(self._directory, culprit), 1).removeprefix("error: ")
+            raise SimulationError(f"{culprit}: {line}", UserError.exit_code)
+        culprit = culprit if culprit in everyone else "aggregator"
+        lines = _last_lines(log_path(self._directory, culprit), LAST_LINES)
+        raise SimulationError(
+            f"{culprit} could not go on: {reason or _how(everyone[culprit])}\nits last lines:\n{lines or '(none)'}", 1
+        )
+
+
+def log_path(directory: Path, name: str) -> Path:
+    """Return where a process of a simulation writes its lines."""
+    return directory / "aggregator.log" if name == "aggregator" else directory / "sites" / name / "log.txt"
+
+
+def _start(context: BaseContext, name: str, target: Callable[..., None], arguments: tuple[Any, ...]) -> BaseProcess:
+    process = context.Process(target=target, args=arguments, name=name, daemon=True)  # type: ignore[attr-defined]
+    process.start()
+    return process  # type: ignore[no-any-return]
+
+
+def _aggregator(
+    other_end: int,
+    file: SimulationFile,
+    directory: Path,
+    listening: socket.socket,
+    lifeline: int,
+    allow_factories: tuple[str, ...],
+    json_output: bool,
+) -> None:
+    from remote.process import run_aggregator
+
+    os.close(other_end)  # so that the lifeline ends with the simulator
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    console = Console(stderr=json_output)
+    with log_path(directory, "aggregator").open("w", encoding="utf-8", buffering=1) as log:
+        _run(lambda: run_aggregator(file.run, directory, listening, console, allow_factories, lifeline), log)
+
+
+def _site(other_end: int, listening: socket.socket, config: SiteConfig) -> None:
+    from local.site import run_site
+
+    os.close(other_end)
+    listening.close()  # else the port would still take connections after the aggregator's death
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the simulator decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with (Path(config.output) / "log.txt").open("w", encoding="utf-8", buffering=1) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        sys.stdout = sys.stderr = log
+        _run(lambda: run_site(config), log)
+
+
+def _run(work: Callable[[], object], log: io.TextIOBase) -> None:
+    """Run a process's work; an error becomes a sentence in its log, anything unexpected a traceback."""
+    code = 0
+    try:
+        work()
+    except RankdadError as error:
+        print(f"error: {error}", file=log)
+        code = error.exit_code
+    except Exception:
+        traceback.print_exc(file=log)
+        code = 1
+    log.flush()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _interrupt(number: int, _frame: object) -> None:
+    raise InterruptedSimulation(signal.Signals(number).name)
+
+
+def _wait_all(sentinels: list[int], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while sentinels and (left := deadline - time.monotonic()) > 0:
+        for sentinel in wait(sentinels, left):
+            sentinels.remove(sentinel)  # type: ignore[arg-type]
+
+
+def _how(process: BaseProcess) -> str:
+    code = process.exitcode
+    if code is not None and code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"ended with status {code}"
+
+
+def _last_lines(path: Path, count: int) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return "\n".join(lines[-count:])
+
+

@@ -1,0 +1,93 @@
+"""A file for `rankdad simulate`: the run, and how its sites are made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.errors import SpecError
+from common.spec import Part, RunSpec, load_json, replace, validate
+from local.config import SiteConfig
+from simulations.partition import Iid, Partition, partition
+from simulations.sources import Source
+
+
+class SimulationSpec(Part):
+    """How simulated sites come by their data."""
+
+    source: Source
+    """Where the samples come from."""
+    partition: Partition = Iid()
+    """How they are dealt out."""
+
+
+class SimulationFile(Part):
+    """What `rankdad simulate` reads."""
+
+    run: RunSpec
+    """The run, as it would be between real sites."""
+    simulation: SimulationSpec
+    """What takes the place of the sites' own data."""
+
+
+def read_simulation(
+    path: Path, assignments: list[str], *, sites: int | None = None, data: Path | None = None
+) -> SimulationFile:
+    """Read a file for the simulator.
+
+    Args:
+        path: of the file.
+        assignments: `KEY=JSON` of values to replace.
+        sites: number of sites in place of the file's own.
+        data: the source's file in place of the spec's.
+
+    Raises:
+        UserError: unreadable file, or a wrong field.
+    """
+    document = replace(load_json(path), assignments)
+    if sites is not None:
+        document = _assign(document, ("run", "federation", "sites"), [f"site-{i + 1:02d}" for i in range(sites)])
+    if data is not None:
+        document = _assign(document, ("simulation", "source", "path"), str(data))
+    return validate(SimulationFile, document, file=path)
+
+
+def _assign(document: Any, path: tuple[str, ...], value: object) -> Any:
+    target = document
+    for key in path[:-1]:
+        if not isinstance(target, dict) or not isinstance(target.get(key), dict):
+            raise SpecError(".".join(path[:-1]), "is missing")
+        target = target[key]
+    target[path[-1]] = value
+    return document
+
+
+def write_sites(
+    file: SimulationFile, folder: Path, aggregator: str, *, allow_factories: tuple[str, ...] = (), patience: float = 300.0
+) -> dict[str, SiteConfig]:
+    """Write each site's part of the data under `folder/<site>/data`, and return the sites' configurations.
+
+    Raises:
+        DataError: the source cannot be read or dealt out.
+    """
+    run, simulation = file.run, file.simulation
+    dealt = partition(
+        simulation.source.load(), simulation.partition, run.federation.sites, run.task.classes, run.seed
+    )
+    configs: dict[str, SiteConfig] = {}
+    for site, pool in dealt.items():
+        own = folder / site
+        (own / "data").mkdir(parents=True, exist_ok=True)
+        arrays = {"x": pool.x, "y": pool.y} | ({} if pool.split is None else {"split": pool.split})
+        np.savez(own / "data" / run.data.file, **arrays)
+        configs[site] = SiteConfig(
+            name=site,
+            aggregator=aggregator,
+            data=str(own / "data"),
+            output=str(own),
+            allow_factories=allow_factories,
+            patience=patience,
+        )
+    return configs
