@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ class Route:
     up: int | None = None
     down: int | None = None
 
-    @property
+    @cached_property
     def matrix(self) -> tuple[int, int]:
         """Shape [out, columns] of the gradient as a matrix, the bias's column included."""
         out = self.shape[0] if self.shape else 1

@@ -49,7 +49,7 @@ class Aggregator:
     """One run.
 
     The caller feeds `receive` and carries out its effects. For every `Ready` it calls `aggregate`, `complete` and then
-    `follow`; `aggregate` and `follow` may run in a thread, one at a time.
+    `follow`.
 
     Args:
         spec: the run.
@@ -142,6 +142,6 @@ class Aggregator:
         return self.barrier.fail(pack(Message(Kind.FAILURE, self.barrier.round, body), self.plan, up=False))
 
     def close(self) -> None:
-        """Save the model as it stands and the last summary; no `aggregate` or `follow` may be running."""
+        """Save the model as it stands and the last summary."""
         save_model(self.recorder.directory / "model", self.spec, self._best, self._replica.weights())
         self.recorder.finish(*self._outcome)

@@ -8,11 +8,9 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 from typing import Any
 
-import torch
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect, Request
@@ -28,7 +26,10 @@ CONTENT_TYPE = "application/msgpack"
 
 
 class Server:
-    """Carries out the aggregator's effects: answers to requests that wait, work for one thread.
+    """Carries out the aggregator's effects: answers to requests that wait, and the work of a round that is ready.
+
+    The work runs in the event loop. A thread for it would take half a millisecond a step to hand over to and fro, and
+    there is nobody to keep responsive in the meantime: while a round is aggregated, every site waits for it.
 
     Args:
         aggregator: the run.
@@ -41,8 +42,6 @@ class Server:
         self._limit = body_limit(aggregator.plan, up=True)
         self._waiting: dict[str, list[asyncio.Future[bytes]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        threads = aggregator.plan.threads
-        self._worker = ThreadPoolExecutor(1, "aggregation", initializer=torch.set_num_threads, initargs=(threads,))
 
     def app(self) -> FastAPI:
         """Return the routes."""
@@ -127,12 +126,13 @@ class Server:
                 task.add_done_callback(self._tasks.discard)
 
     async def _aggregate(self, ready: Ready) -> None:
-        loop, began = asyncio.get_running_loop(), perf_counter()
+        began = perf_counter()
         try:
-            update = await loop.run_in_executor(self._worker, self.aggregator.aggregate, ready)
+            update = self.aggregator.aggregate(ready)
             seconds = perf_counter() - began
             self.carry_out(self.aggregator.complete(ready, update))
-            await loop.run_in_executor(self._worker, self.aggregator.follow, ready, update, seconds)
+            await asyncio.sleep(0)  # the answers leave before the aggregator applies the update itself
+            self.aggregator.follow(ready, update, seconds)
         except RunFailedError as error:
             self.carry_out(self.aggregator.fail(error.site, error.reason))
         except Exception as error:
@@ -144,5 +144,4 @@ class Server:
         """Let the work in hand end, and write down how the run ended."""
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._worker.shutdown()
         self.aggregator.close()

@@ -6,6 +6,7 @@ start in a third of the time, and share their memory. A process that has compute
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import multiprocessing
@@ -64,7 +65,7 @@ def simulate(
         UserError: the data cannot be read or dealt out, or the directory already holds a run.
         SimulationError: a process died, or could not go on; or Ctrl-C.
     """
-    _import_before_forking()
+    import_before_forking()
     new_directory(directory)
     with listen("127.0.0.1", 0) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -73,12 +74,14 @@ def simulate(
     return processes.run()
 
 
-def _import_before_forking() -> None:
+def import_before_forking() -> None:
     """Import what the processes will need; what an optimizer's constructor imports takes longest."""
     import torch._dynamo
 
     import local.site
     import remote.process  # noqa: F401
+
+    gc.freeze()  # what is imported stays: collections pass it over, and its memory stays shared
 
 
 class _Processes:

@@ -2,6 +2,72 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
-bench = typer.Typer(help="Measure.", no_args_is_help=True, rich_markup_mode=None)
+bench = typer.Typer(help="Measure: every figure of the documentation.", no_args_is_help=True, rich_markup_mode=None)
+FileOption = Annotated[Path, typer.Option(metavar="FILE.json", help="A run and its simulation.")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=JSON", help="Replace a value of the file.")]
+DataOption = Annotated[Path | None, typer.Option(help="The source's data file, in place of the file's own path.")]
+SPECS = Path(__file__).parent.parent / "specs"
+
+
+@bench.callback()
+def _before() -> None:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would not survive the fork
+
+
+@bench.command()
+def step(
+    file: FileOption = SPECS / "digits.json",
+    sites: Annotated[str, typer.Option(help="Numbers of sites.")] = "2,4,8",
+    size: Annotated[int, typer.Option("--bytes", help="Payload of the bare barriers.", min=1000)] = 200_000,
+    steps: Annotated[int, typer.Option(help="Steps of each bare barrier and repetition.", min=10)] = 300,
+    set_: SetOption = None,
+    data: DataOption = None,
+) -> None:
+    """Take a step's time apart, beside the floor of the same bytes through the barest barriers."""
+    from rich.console import Console
+
+    from simulations.bench.step import bench_step
+    from simulations.spec import read_simulation
+
+    counts = _whole_numbers("--sites", sites)
+    bench_step(read_simulation(file, set_ or [], data=data), counts, size, steps, Console(width=140))
+
+
+@bench.command()
+def start(
+    file: FileOption = SPECS / "digits.json",
+    runs: Annotated[int, typer.Option(help="How often.", min=1)] = 5,
+) -> None:
+    """Time from the command to the first step, beside the import of torch and fastapi."""
+    from simulations.bench.start import bench_start
+
+    bench_start(file, runs)
+
+
+@bench.command()
+def methods(
+    file: FileOption = SPECS / "digits.json",
+    seeds: Annotated[str, typer.Option(help="Seeds of the runs.")] = "0",
+    compare: Annotated[
+        list[str] | None, typer.Option("--method", metavar="JSON", help="A method; dsgd and the file's own without it.")
+    ] = None,
+    set_: SetOption = None,
+    data: DataOption = None,
+) -> None:
+    """Train with several methods, and print quality and bytes side by side."""
+    from simulations.bench.methods import bench_methods
+
+    bench_methods(file, set_ or [], data, _whole_numbers("--seeds", seeds), compare)
+
+
+def _whole_numbers(option: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"got {text!r}, expected whole numbers such as 2,4,8", param_hint=option) from None

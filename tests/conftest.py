@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from common.spec import RunSpec, validate
+from local.data import SiteData, read_site
+
+SITES = ("alpha", "beta", "gamma")
+SHARED = Path(__file__).parent.parent.parent / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def run_document(**changes: Any) -> dict[str, Any]:
+    """A small run; `training` is merged, everything else replaced."""
+    training = {"epochs": 2, "batch_size": 8, "optimizer": {"name": "adam", "lr": 0.01}}
+    document: dict[str, Any] = {
+        "name": "small",
+        "task": {"name": "classification", "classes": 3},
+        "model": {"name": "mlp", "hidden": [16, 16]},
+        "data": {"shape": [6]},
+        "method": {"name": "dsgd"},
+        "federation": {"sites": list(SITES)},
+    }
+    return document | changes | {"training": training | changes.get("training", {})}
+
+
+def run_spec(**changes: Any) -> RunSpec:
+    return validate(RunSpec, run_document(**changes))
+
+
+def write_site(folder: Path, count: int, seed: int, **arrays: Any) -> Path:
+    """Three blobs in six dimensions, as a site's file."""
+    generator = np.random.default_rng(seed)
+    y = generator.integers(0, 3, count)
+    x = generator.normal(size=(count, 6)) + np.eye(3, 6)[y] * 2
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / "data.npz", **({"x": x, "y": y} | arrays))
+    return folder
+
+
+@pytest.fixture
+def site_data(tmp_path: Path) -> Callable[..., dict[str, SiteData]]:
+    """Data of sites of unequal size, one of which runs out first."""
+
+    def make(spec: RunSpec, counts: tuple[int, ...] = (90, 60, 31)) -> dict[str, SiteData]:
+        folders = {s: write_site(tmp_path / "data" / s, n, i) for i, (s, n) in enumerate(zip(SITES, counts, strict=True))}
+        return {site: read_site(spec, folder, i) for i, (site, folder) in enumerate(folders.items())}
+
+    return make
