@@ -1,3 +1,6 @@
-"""What a site and the aggregator must agree on: specification, mathematics, protocol. No sockets, clocks or processes."""
+"""What a site and the aggregator must agree on: specification, mathematics, protocol.
+
+No sockets, clocks or processes.
+"""
 
 __version__ = "0.1.0"

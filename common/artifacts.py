@@ -21,7 +21,7 @@ Which = Literal["best", "final"]
 
 
 def save_model(directory: Path, spec: RunSpec, best: Mapping[str, Tensor], final: Mapping[str, Tensor]) -> None:
-    """Write `best.safetensors`, `final.safetensors` and `model.json` (the spec, which holds schema, scaling and classes)."""
+    """Write both weights, and `model.json`: the spec, which holds schema, scaling and classes, and the versions."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, weights in (("best", best), ("final", final)):
         if weights:

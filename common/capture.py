@@ -1,7 +1,7 @@
 """Capture of factors: what a model's backward pass holds anyway, Δ and A of each layer.
 
 A forward hook notes a layer's input A and puts a hook on its output tensor, which receives Δ. A module's own
-full-backward hook would do neither for in-place activations (it breaks) nor for modules used several times (it mixes them).
+full-backward hook would not do: it breaks with in-place activations, and mixes the uses of a module.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def linear_layers(model: nn.Module) -> dict[str, tuple[nn.Linear, str | None]]:
     Left out are frozen weights, weights that stand in the model more than once (tied), and subclasses of Linear, whose
     forward may do something else.
     """
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     places = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     found: dict[str, tuple[nn.Linear, str | None]] = {}
     for module in model.modules():
@@ -70,26 +70,28 @@ class FactorCapture:
             hook.remove()
         self._hooks, self._edges = [], {}
 
-    def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+    def _note(self, module: nn.Linear, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         if not output.requires_grad:
             return
         name = self._modules[module]
         activation: Tensor = (args[0] if args else kwargs["input"]).detach()
         version = activation._version
-        dtype = next(module.parameters()).dtype
+        output_size, dtype = output.shape[-1], next(module.parameters()).dtype
 
         def keep(delta: Tensor) -> None:
             if activation._version != version:
                 raise RuntimeError(f"the input of {name} was changed in place after the layer had used it")
             rows = Factor(
-                delta.detach().reshape(-1, delta.shape[-1]).to(dtype),
+                delta.detach().reshape(-1, output_size).to(dtype),
                 activation.reshape(-1, activation.shape[-1]).to(dtype),
             )
             self._pairs[name].append(rows)
 
-        # The edge is taken now: an in-place activation later gives the same tensor another one.
-        self._edges.setdefault(name, []).append(get_gradient_edge(output))
-        output.register_hook(keep)
+        # An in-place activation gives the output another edge, and cuts a view (which inputs beyond two dimensions
+        # give) from the graph altogether: so the edge is taken now, and of the tensor behind the view.
+        made = output if output._base is None or output._base.numel() != output.numel() else output._base
+        self._edges.setdefault(name, []).append(get_gradient_edge(made))
+        made.register_hook(keep)
 
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass without forming the gradients that the factors replace: a third less to compute.
@@ -100,9 +102,10 @@ class FactorCapture:
         edges = [edge for edges in self._edges.values() for edge in edges]
         self._edges = {}
         if not edges:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             return
-        gradients = torch.autograd.grad(loss, [*rest, *edges], allow_unused=True)
+        inputs = [*map(get_gradient_edge, rest), *edges]
+        gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
         for parameter, gradient in zip(rest, gradients, strict=False):
             if gradient is not None:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient

@@ -1,14 +1,14 @@
 """Errors that a person or another process reads.
 
-    RankdadError                  exit 1
-    ├── UserError                 exit 2: something that the caller can put right before anything ran
-    │   ├── SpecError             a field of a JSON file: its name, its value, what was expected
-    │   ├── DataError             a data file: its path, what is wrong, what was expected
-    │   ├── PolicyError           the spec asks for what this site does not allow
-    │   └── UnreachableError      nobody answers at the aggregator's address
-    ├── ProtocolError             a message that has to be refused: an HTTP status and a reason
-    ├── NonFiniteError            NaN or infinity in a gradient: the parameter's name
-    └── RunFailedError            the run ended because of one site: its name and its reason
+RankdadError                  exit 1
+├── UserError                 exit 2: something that the caller can put right before anything ran
+│   ├── SpecError             a field of a JSON file: its name, its value, what was expected
+│   ├── DataError             a data file: its path, what is wrong, what was expected
+│   ├── PolicyError           the spec asks for what this site does not allow
+│   └── UnreachableError      nobody answers at the aggregator's address
+├── ProtocolError             a message that has to be refused: an HTTP status and a reason
+├── NonFiniteError            NaN or infinity in a gradient: the parameter's name
+└── RunFailedError            the run ended because of one site: its name and its reason
 """
 
 from __future__ import annotations

@@ -53,9 +53,7 @@ def concatenate(factors: Sequence[Factor]) -> Factor:
 
     Source: arXiv 2102.09631, Algorithm 1 (the aggregator's concatenation).
     """
-    return Factor(
-        torch.cat([factor.delta for factor in factors]), torch.cat([factor.activation for factor in factors])
-    )
+    return Factor(torch.cat([factor.delta for factor in factors]), torch.cat([factor.activation for factor in factors]))
 
 
 def norm(matrix: Factor | Tensor) -> float:

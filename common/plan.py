@@ -215,9 +215,7 @@ def _routes(spec: RunSpec, model: nn.Module, rows: Mapping[str, int]) -> tuple[R
     return tuple(route for name, route in routes.items() if name not in folded)
 
 
-def _factor_route(
-    spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, rows_per_sample: int
-) -> Route:
+def _factor_route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, rows_per_sample: int) -> Route:
     if isinstance(spec.method, Dad):
         up = rows_per_sample * spec.training.batch_size
         down: int | None = up * len(spec.federation.sites)
@@ -243,14 +241,12 @@ def _probe(spec: RunSpec, model: nn.Module) -> tuple[dict[str, int], tuple[str, 
         try:
             logits = copied(inputs)
         except Exception as error:
-            raise SpecError(
-                "model", f"does not take inputs of shape {list(shape)} (data.shape): {error}"
-            ) from error
+            raise SpecError("model", f"does not take inputs of shape {list(shape)} (data.shape): {error}") from error
         expected = (PROBE_SAMPLES, spec.task.classes)
         if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
             got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise SpecError("model", f"returned {got} for {PROBE_SAMPLES} samples, expected {list(expected)}")
-        F.cross_entropy(logits, torch.arange(PROBE_SAMPLES) % spec.task.classes).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(logits, torch.arange(PROBE_SAMPLES) % spec.task.classes).backward()
     rows: dict[str, int] = {}
     warnings: list[str] = []
     for name, factor in capture.factors().items():

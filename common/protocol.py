@@ -3,9 +3,9 @@
 A message is one msgpack map of a small header and raw little-endian numbers in an order that the plan fixes. Nothing on
 the wire names a class or a function.
 
-    k kind · r round · p phase                                      every message
-    w weight · l loss · g gradient norm · n rows · b buffer         a step: rows uint32 per factor, numbers of the wire's dtype
-    d                                                               any other kind: a map checked by its model below
+    every message       k kind · r round · p phase
+    a step              w weight · l loss · g gradient norm · n rows, uint32 per factor · b numbers of the wire's dtype
+    any other kind      d, a map checked by its model below
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgpack
 import torch
@@ -193,12 +193,10 @@ def pack(message: Message, plan: Plan, *, up: bool) -> bytes:
     head: dict[str, Any] = {"k": int(message.kind), "r": message.round, "p": message.phase}
     body = message.body
     if not isinstance(body, Step):
-        packed: bytes = msgpack.packb({**head, "d": body.model_dump()})
-        return packed
+        return _packb({**head, "d": body.model_dump()})
     buffer, rows = _flatten(body.payload, plan, up=up)
     head |= {"w": body.weight, "l": body.loss, "g": body.norm, "n": rows, "b": buffer}
-    packed = msgpack.packb(head)
-    return packed
+    return _packb(head)
 
 
 def unpack(data: bytes, plan: Plan, *, up: bool, device: str = "cpu") -> Message:
@@ -228,14 +226,16 @@ def unpack(data: bytes, plan: Plan, *, up: bool, device: str = "cpu") -> Message
         raise ProtocolError(422, f"k: got {_shown(kind)}, expected a kind from 1 to {max(Kind)}")
     expected = {"k", "r", "p", "w", "l", "g", "n", "b"} if kind == Kind.STEP else {"k", "r", "p", "d"}
     if set(document) != expected:
-        raise ProtocolError(422, f"the body has the keys {_shown(sorted(map(str, document)))}, expected {sorted(expected)}")
+        raise ProtocolError(
+            422, f"the body has the keys {_shown(sorted(map(str, document)))}, expected {sorted(expected)}"
+        )
     round_, phase = _count(document, "r", 2**53), _count(document, "p", 2)
     body: Body
     if kind == Kind.STEP:
         body = _unpack_step(document, plan, up=up, device=device)
     else:
         try:
-            body = (UP if up else DOWN)[Kind(kind)].model_validate(document["d"])
+            body = cast(Body, (UP if up else DOWN)[Kind(kind)].model_validate(document["d"]))
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             field = ".".join(str(part) for part in first["loc"])
@@ -258,6 +258,11 @@ def step_bytes(plan: Plan, *, up: bool) -> int:
     return HEADER_BYTES + 4 * factors + plan.payload_bytes(up=up)
 
 
+def _packb(document: dict[str, Any]) -> bytes:
+    packed: bytes = msgpack.packb(document)
+    return packed
+
+
 def _flatten(payload: Payload, plan: Plan, *, up: bool) -> tuple[memoryview, bytes]:
     """Return a payload's numbers and its factors' rows, in the plan's order."""
     numbers: list[Tensor] = []
@@ -275,7 +280,7 @@ def _flatten(payload: Payload, plan: Plan, *, up: bool) -> tuple[memoryview, byt
     flat = torch.cat(numbers).detach().to("cpu", wire)
     if not _finite(flat):
         raise NonFiniteError(_first_bad(plan.routes, payload))
-    return memoryview(flat.view(torch.uint8).numpy()), struct.pack(f"<{len(rows)}I", *rows)
+    return flat.view(torch.uint8).numpy().data, struct.pack(f"<{len(rows)}I", *rows)
 
 
 def _unpack_step(document: dict[str, Any], plan: Plan, *, up: bool, device: str) -> Step:

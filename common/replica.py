@@ -73,7 +73,7 @@ def weights_sha256(weights: Mapping[str, Tensor]) -> str:
     for name in sorted(weights):
         value = weights[name].detach().cpu().contiguous()
         digest.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -96,6 +96,4 @@ def _optimizer(training: Training, parameters: list[nn.Parameter]) -> torch.opti
     if isinstance(spec, Adam):
         kind = torch.optim.AdamW if spec.weight_decay else torch.optim.Adam
         return kind(parameters, lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay, fused=True)
-    return torch.optim.SGD(
-        parameters, lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True
-    )
+    return torch.optim.SGD(parameters, lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True)

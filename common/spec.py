@@ -1,6 +1,6 @@
 """The run's specification: one JSON object, the same and hashed at every site.
 
-Every part is a frozen pydantic model that forbids unknown keys, so that a typing mistake is an error and never a default.
+Every part is a frozen pydantic model that forbids unknown keys: a typing mistake is an error, never a default.
 Unions are told apart by their field `name`.
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -87,5 +86,3 @@ def _available(device: str) -> bool:
     if device.startswith("cuda"):
         return torch.cuda.is_available()
     return torch.backends.mps.is_available()
-
-

@@ -2,8 +2,8 @@
 
 import typer
 
-from remote.cli import mount
 from rankdad import main
+from remote.cli import mount
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 mount(app)

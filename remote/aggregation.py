@@ -37,9 +37,7 @@ from common.seeds import derive
 B = TypeVar("B", bound=Body)
 
 
-def aggregate(
-    plan: Plan, method: Method, messages: Sequence[Message], state: State
-) -> tuple[Body, State]:
+def aggregate(plan: Plan, method: Method, messages: Sequence[Message], state: State) -> tuple[Body, State]:
     """Return a round's update and the method's new residuals.
 
     Args:
@@ -73,9 +71,7 @@ def site_metrics(plan: Plan, evaluation: Evaluation) -> Metrics:
     return summarise(_tally(plan, evaluation))
 
 
-def _step(
-    plan: Plan, method: Method, round_: int, steps: Sequence[Step], state: State
-) -> tuple[Step, State]:
+def _step(plan: Plan, method: Method, round_: int, steps: Sequence[Step], state: State) -> tuple[Step, State]:
     seed = derive(plan.seed, "aggregator", round_)
     payload, state = method.aggregate([Weighted(step.weight, step.payload) for step in steps], state, seed)
     total = sum(step.weight for step in steps)
@@ -124,9 +120,7 @@ def _buffers(plan: Plan, sent: Sequence[Buffers]) -> Buffers:
 
 def _evaluation(plan: Plan, sent: Sequence[Evaluation]) -> Pooled:
     total = reduce(add, (_tally(plan, evaluation) for evaluation in sent))
-    return Pooled.model_validate(
-        {"split": sent[0].split, "epoch": sent[0].epoch, **asdict(summarise(total))}
-    )
+    return Pooled.model_validate({"split": sent[0].split, "epoch": sent[0].epoch, **asdict(summarise(total))})
 
 
 def _tally(plan: Plan, evaluation: Evaluation) -> Tally:
@@ -135,6 +129,6 @@ def _tally(plan: Plan, evaluation: Evaluation) -> Tally:
 
 
 def _bodies(messages: Sequence[Message], kind: type[B]) -> list[B]:
-    bodies = [message.body for message in messages if isinstance(message.body, kind)]
+    bodies: list[B] = [message.body for message in messages if isinstance(message.body, kind)]
     assert len(bodies) == len(messages), "the barrier lets one kind into a round"
     return bodies

@@ -12,11 +12,10 @@ from pathlib import Path
 from torch import Tensor
 
 from common.artifacts import save_model
-from common.errors import NonFiniteError, ProtocolError, RunFailedError
+from common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolError, RunFailedError
 from common.methods import State, method_for
 from common.plan import make_plan, scatter
 from common.protocol import (
-    REASON_CHARACTERS,
     Body,
     Buffers,
     Decision,
@@ -86,7 +85,7 @@ class Aggregator:
         if site not in self.plan.sites:
             raise ProtocolError(404, "no such site in this run")
         message = unpack(body, self.plan, up=True)
-        if isinstance(message.body, Failure):
+        if isinstance(message.body, Failure) and not self.ended:
             return self.fail(site, message.body.reason)
         return self.barrier.receive(site, body, message, self._clock())
 

@@ -1,8 +1,8 @@
 """The aggregator's HTTP routes. Each holds a request until its round is complete: nobody polls.
 
-    POST /rounds/{site}   a contribution; answered with the round's update
-    GET  /run             the spec, and what a site compares before it reads any data
-    GET  /status          where the run stands and whom it waits for
+POST /rounds/{site}   a contribution; answered with the round's update
+GET  /run             the spec, and what a site compares before it reads any data
+GET  /status          where the run stands and whom it waits for
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Server:
         site = request.path_params["site"]
         try:
             body = await self._read(request)
-            answer = asyncio.get_running_loop().create_future()
+            answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(site, []).append(answer)
             try:
                 self.carry_out(self.aggregator.receive(site, body))

@@ -52,7 +52,18 @@ class Recorder:
         ranks = [f"rank:{name}" for name in self._factors]
         self._steps = _Table(
             directory / "steps.csv",
-            ["step", "round", "epoch", "loss", "seconds", "aggregation_seconds", "bytes_up", "bytes_down", *norms, *ranks],
+            [
+                "step",
+                "round",
+                "epoch",
+                "loss",
+                "seconds",
+                "aggregation_seconds",
+                "bytes_up",
+                "bytes_down",
+                *norms,
+                *ranks,
+            ],
         )
         self._metrics = _Table(directory / "metrics.csv", ["epoch", "split", "site", "train_loss", *METRICS])
         self.summarise()
@@ -94,8 +105,11 @@ class Recorder:
         for site, step in zip(self._plan.sites, steps, strict=True):
             total, weight = self._losses[site]
             self._losses[site] = (total + step.weight * step.loss, weight + step.weight)
-        ranks = [value.rows if isinstance(value, Factor) else "" for value, route in
-                 zip(update.payload, self._plan.routes, strict=True) if route.up is not None]
+        ranks = [
+            value.rows if isinstance(value, Factor) else ""
+            for value, route in zip(update.payload, self._plan.routes, strict=True)
+            if route.up is not None
+        ]
         self._steps.row(
             [progress.step, ready.round, progress.epoch, update.loss, f"{seconds:.6f}", f"{aggregation_seconds:.6f}"]
             + [up, down, *(f"{step.norm:.6g}" for step in steps), *ranks]

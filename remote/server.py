@@ -30,7 +30,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), backlog=2048, family=_family(host))
     except OSError as error:
-        raise UserError(f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port") from None
+        raise UserError(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
+        ) from None
 
 
 def _family(host: str) -> socket.AddressFamily:
@@ -38,7 +40,10 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def serve(
-    aggregator: Aggregator, listening: socket.socket, make_view: Callable[[Aggregator], View], lifeline: int | None = None
+    aggregator: Aggregator,
+    listening: socket.socket,
+    make_view: Callable[[Aggregator], View],
+    lifeline: int | None = None,
 ) -> None:
     """Run until all sites have said goodbye, one has failed, or SIGINT or SIGTERM comes.
 
@@ -60,7 +65,7 @@ def _uvloop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     with contextlib.suppress(ImportError):  # not on Windows
         import uvloop
 
-        return uvloop.new_event_loop  # type: ignore[no-any-return]
+        return uvloop.new_event_loop
     return None
 
 
@@ -122,4 +127,3 @@ async def _serve(aggregator: Aggregator, listening: socket.socket, view: View, l
         view.stop()
     if server.error is not None:
         raise server.error
-

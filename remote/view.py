@@ -125,7 +125,9 @@ class LiveView:
 def _where(p: Progress) -> str:
     if not p.steps:
         return "waiting for all sites to say hello"
-    return f"epoch {min(p.epoch + (p.step < p.steps and p.step >= p.epoch * p.steps_per_epoch), p.epochs)} of {p.epochs}"
+    return (
+        f"epoch {min(p.epoch + (p.step < p.steps and p.step >= p.epoch * p.steps_per_epoch), p.epochs)} of {p.epochs}"
+    )
 
 
 def _figures(p: Progress) -> str:

@@ -108,12 +108,14 @@ def _show(summary: dict[str, Any], directory: Path) -> None:
     )
     if test.get("auc") is not None:
         typer.echo(
-            f"test:    AUC {test['auc']:.5f} (± {test['auc_error']:.0e} from binning), accuracy {test['accuracy']:.4f}, "
-            f"loss {test['loss']:.4f}, {test['samples']} samples"
+            f"test:    AUC {test['auc']:.5f} (± {test['auc_error']:.0e} from binning), "
+            f"accuracy {test['accuracy']:.4f}, loss {test['loss']:.4f}, {test['samples']} samples"
         )
     up, down = summary["bytes_up_per_site_step"], summary["bytes_down_per_site_step"]
     ratio = summary["times_fewer_bytes_than_dense"] or 0.0
-    typer.echo(f"traffic: {size(up)} up, {size(down)} down per site and step, {ratio:.1f} times fewer than full gradients")
+    typer.echo(
+        f"traffic: {size(up)} up, {size(down)} down per site and step, {ratio:.1f} times fewer than full gradients"
+    )
     digest = next(iter(summary["weights_sha256"].values()), "")
     typer.echo(f"weights: {'equal at all sites' if equal else 'DIFFERENT between sites'}, sha256 {digest[:16]}…")
     typer.echo(f"output:  {directory} (rankdad predict {directory} DATA.npz)")

@@ -48,9 +48,7 @@ def run(
     trainings = {}
     for site in plan.sites:
         replica = Replica(spec, allowed_factories)
-        trainings[site] = train(
-            spec, make_plan(spec, replica.model), data[site], replica, TrainingState(site)
-        )
+        trainings[site] = train(spec, make_plan(spec, replica.model), data[site], replica, TrainingState(site))
     results: dict[str, Result] = {}
     answers: dict[str, bytes] = {}
     try:

@@ -27,7 +27,9 @@ class Iid(Part):
         """Return each site's rows."""
         shares = np.array(self.shares if self.shares is not None else (1.0,) * sites)
         if len(shares) != sites:
-            raise SpecError("simulation.partition.shares", f"got {len(shares)} shares, expected one for each of {sites} sites")
+            raise SpecError(
+                "simulation.partition.shares", f"got {len(shares)} shares, expected one for each of {sites} sites"
+            )
         ends = np.round(np.cumsum(shares / shares.sum()) * len(labels)).astype(int)
         return np.split(generator.permutation(len(labels)), ends[:-1])
 
@@ -74,7 +76,9 @@ def partition(pool: Pool, how: Iid | Dirichlet, sites: tuple[str, ...], classes:
     for site, part in zip(sites, parts, strict=True):
         rows = np.concatenate(part) if part else np.empty(0, np.intp)
         if not len(rows):
-            raise DataError(pool.origin, f"{site} is left without samples: {len(pool.y)} samples for {len(sites)} sites")
+            raise DataError(
+                pool.origin, f"{site} is left without samples: {len(pool.y)} samples for {len(sites)} sites"
+            )
         split = None if pool.split is None else pool.split[rows]
         dealt[site] = Pool(pool.x[rows], pool.y[rows], split, pool.origin)
     return dealt

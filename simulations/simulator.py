@@ -76,9 +76,6 @@ def simulate(
 
 def import_before_forking() -> None:
     """Import what the processes will need; what an optimizer's constructor imports takes longest."""
-    import torch._dynamo
-
-    import local.site
     import remote.process  # noqa: F401
 
     gc.freeze()  # what is imported stays: collections pass it over, and its memory stays shared
@@ -131,7 +128,9 @@ class _Processes:
                 if process.exitcode == 0:
                     continue
                 if process is not self._aggregator:
-                    line = f"{process.name}\t{_how(process)}: {_last_lines(log_path(self._directory, process.name), 1)}\n"
+                    line = (
+                        f"{process.name}\t{_how(process)}: {_last_lines(log_path(self._directory, process.name), 1)}\n"
+                    )
                     os.write(self._lifeline, line.encode())
                 return
 
@@ -251,5 +250,3 @@ def _last_lines(path: Path, count: int) -> str:
     except OSError:
         return ""
     return "\n".join(lines[-count:])
-
-

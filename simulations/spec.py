@@ -65,7 +65,12 @@ def _assign(document: Any, path: tuple[str, ...], value: object) -> Any:
 
 
 def write_sites(
-    file: SimulationFile, folder: Path, aggregator: str, *, allow_factories: tuple[str, ...] = (), patience: float = 300.0
+    file: SimulationFile,
+    folder: Path,
+    aggregator: str,
+    *,
+    allow_factories: tuple[str, ...] = (),
+    patience: float = 300.0,
 ) -> dict[str, SiteConfig]:
     """Write each site's part of the data under `folder/<site>/data`, and return the sites' configurations.
 
@@ -73,15 +78,13 @@ def write_sites(
         DataError: the source cannot be read or dealt out.
     """
     run, simulation = file.run, file.simulation
-    dealt = partition(
-        simulation.source.load(), simulation.partition, run.federation.sites, run.task.classes, run.seed
-    )
+    dealt = partition(simulation.source.load(), simulation.partition, run.federation.sites, run.task.classes, run.seed)
     configs: dict[str, SiteConfig] = {}
     for site, pool in dealt.items():
         own = folder / site
         (own / "data").mkdir(parents=True, exist_ok=True)
         arrays = {"x": pool.x, "y": pool.y} | ({} if pool.split is None else {"split": pool.split})
-        np.savez(own / "data" / run.data.file, **arrays)
+        np.savez(own / "data" / run.data.file, allow_pickle=False, **arrays)
         configs[site] = SiteConfig(
             name=site,
             aggregator=aggregator,

@@ -53,7 +53,9 @@ def site_data(tmp_path: Path) -> Callable[..., dict[str, SiteData]]:
     """Data of sites of unequal size, one of which runs out first."""
 
     def make(spec: RunSpec, counts: tuple[int, ...] = (90, 60, 31)) -> dict[str, SiteData]:
-        folders = {s: write_site(tmp_path / "data" / s, n, i) for i, (s, n) in enumerate(zip(SITES, counts, strict=True))}
+        folders = {
+            s: write_site(tmp_path / "data" / s, n, i) for i, (s, n) in enumerate(zip(SITES, counts, strict=True))
+        }
         return {site: read_site(spec, folder, i) for i, (site, folder) in enumerate(folders.items())}
 
     return make

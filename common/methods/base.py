@@ -2,7 +2,7 @@
 
 Units: a site contributes the gradient of its own *mean* loss, and the aggregator weights it by the site's share of the
 loss's denominators (samples). A site's residual is in units of its mean gradient, the aggregator's in units of the
-pooled mean: neither grows when a round has few samples. The division by the total weight happens in `shares`, nowhere else.
+pooled mean: neither grows when a round has few samples. The division by the total weight is in `shares` alone.
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ class Method(Protocol):
         """
         ...
 
-    def aggregate(
-        self, contributions: Sequence[Weighted], state: State, seed: int
-    ) -> tuple[Payload, State]:
+    def aggregate(self, contributions: Sequence[Weighted], state: State, seed: int) -> tuple[Payload, State]:
         """Turn all sites' payloads, in the plan's order, into the update that goes back to every site."""
         ...
 
@@ -69,9 +67,7 @@ def pooled(contributions: Sequence[Weighted]) -> Payload:
     Source: arXiv 2102.09631, Algorithm 1.
     """
     parts = shares(contributions)
-    return tuple(
-        _weighted_sum(values, parts) for values in zip(*(c.payload for c in contributions), strict=True)
-    )
+    return tuple(_weighted_sum(values, parts) for values in zip(*(c.payload for c in contributions), strict=True))
 
 
 def _weighted_sum(values: Sequence[Factor | Tensor], parts: Sequence[float]) -> Factor | Tensor:

@@ -22,9 +22,7 @@ class DadMethod:
         update = yield gradients
         return update, state
 
-    def aggregate(
-        self, contributions: Sequence[Weighted], state: State, seed: int
-    ) -> tuple[Payload, State]:
+    def aggregate(self, contributions: Sequence[Weighted], state: State, seed: int) -> tuple[Payload, State]:
         """Concatenate.
 
         Source: arXiv 2102.09631, Algorithm 1.

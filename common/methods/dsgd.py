@@ -18,8 +18,6 @@ class DsgdMethod:
         update = yield gradients
         return update, state
 
-    def aggregate(
-        self, contributions: Sequence[Weighted], state: State, seed: int
-    ) -> tuple[Payload, State]:
+    def aggregate(self, contributions: Sequence[Weighted], state: State, seed: int) -> tuple[Payload, State]:
         """Average."""
         return pooled(contributions), state

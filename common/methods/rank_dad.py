@@ -43,9 +43,7 @@ class RankDadMethod:
         update = yield sent
         return update, residuals
 
-    def aggregate(
-        self, contributions: Sequence[Weighted], state: State, seed: int
-    ) -> tuple[Payload, State]:
+    def aggregate(self, contributions: Sequence[Weighted], state: State, seed: int) -> tuple[Payload, State]:
         """Concatenate all sites' rows and reduce them again."""
         return self._reduce(pooled(contributions), state, seed, feedback=self._feedback_at_aggregator)
 
@@ -71,9 +69,7 @@ class RankDadMethod:
 
     def _residual(self, meant: Tensor, sent: Factor) -> Tensor:
         """Return what was meant minus what the other end decodes. `meant` is overwritten."""
-        decoded = Factor(
-            sent.delta.to(self._wire).to(meant.dtype), sent.activation.to(self._wire).to(meant.dtype)
-        )
+        decoded = Factor(sent.delta.to(self._wire).to(meant.dtype), sent.activation.to(self._wire).to(meant.dtype))
         return meant.addmm_(decoded.delta.T, decoded.activation, alpha=-1)
 
 

@@ -118,4 +118,5 @@ def _orthogonal(x: Tensor, basis: Tensor) -> Tensor:
 
 
 def _unit(x: Tensor) -> Tensor:
-    return x / torch.linalg.vector_norm(x).clamp_min(torch.finfo(x.dtype).tiny)
+    size: Tensor = torch.linalg.vector_norm(x)
+    return x / size.clamp_min(torch.finfo(x.dtype).tiny)

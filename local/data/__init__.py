@@ -107,7 +107,7 @@ def _inputs(path: Path, array: np.ndarray, spec: RunSpec) -> Tensor:
             raise DataError(path, f"x holds {array.min()} to {array.max()}, expected 0 to {spec.data.tokens - 1}")
         return torch.from_numpy(array.astype(np.int64))
     numbers = array.astype(spec.training.dtype)
-    bad = ~np.isfinite(numbers).reshape(len(numbers), -1).all(axis=1)
+    bad = ~np.isfinite(numbers).all(axis=tuple(range(1, numbers.ndim)))
     if bad.any():
         raise DataError(path, f"x holds NaN or infinity in {int(bad.sum())} samples, first in row {int(bad.argmax())}")
     return torch.from_numpy(numbers * np.asarray(spec.data.scale, numbers.dtype))
@@ -119,6 +119,10 @@ def _whole(path: Path, name: str, array: np.ndarray | None, count: int, limit: i
     array = array.reshape(-1)
     if len(array) != count:
         raise DataError(path, f"{name} has {len(array)} values for {count} samples")
+    if array.dtype.kind not in "biuf":
+        raise DataError(
+            path, f"{name} holds text or objects ({array.dtype}), expected whole numbers from 0 to {limit - 1}"
+        )
     bad = ~((array >= 0) & (array < limit) & (array == np.floor(array)))
     if bad.any():
         row = int(bad.argmax())

@@ -25,7 +25,7 @@ class _Meeting:
         self._count, self._waiting = count, list[asyncio.Future[bytes]]()
 
     async def come(self, body: bytes) -> bytes:
-        mine = asyncio.get_running_loop().create_future()
+        mine: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting.append(mine)
         if len(self._waiting) == self._count:
             for other in self._waiting:

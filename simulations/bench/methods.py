@@ -12,7 +12,18 @@ from typing import Any
 from common.errors import RankdadError, UserError
 from common.spec import load_json
 
-COLUMNS = ("method", "seed", "steps", "test AUC", "accuracy", "bytes up", "bytes down", "times fewer", "s/step", "weights")
+COLUMNS = (
+    "method",
+    "seed",
+    "steps",
+    "test AUC",
+    "accuracy",
+    "bytes up",
+    "bytes down",
+    "times fewer",
+    "s/step",
+    "weights",
+)
 
 
 def bench_methods(

@@ -30,7 +30,9 @@ def _first_step(file: Path) -> float:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "rankdad", "simulate", str(file), "--output", f"{folder}/run"]
         began = perf_counter()
-        with subprocess.Popen([*command, "--set", "run.training.epochs=1"], stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            [*command, "--set", "run.training.epochs=1"], stdout=subprocess.PIPE, text=True
+        ) as process:
             assert process.stdout is not None
             seconds = next((perf_counter() - began for line in process.stdout if line.startswith("step 1 ")), None)
             process.stdout.read()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import mean, median
+from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
@@ -116,12 +116,11 @@ def measure_barriers(sites: int, size: int, steps: int) -> Barriers:
         for kind, (server, client) in kinds.items():
             found[kind].append(_one(server, client, sites, size, steps))
     ratio = median(ours / http for ours, http in zip(found["ours"], found["http"], strict=True))
-    return Barriers(*(1e3 * median(found[kind]) for kind in kinds), ratio)
+    ours, http, streams = (1e3 * median(found[kind]) for kind in kinds)
+    return Barriers(ours, http, streams, ratio)
 
 
-def _one(
-    server: Callable[..., None], client: Callable[..., list[float]], sites: int, size: int, steps: int
-) -> float:
+def _one(server: Callable[..., None], client: Callable[..., list[float]], sites: int, size: int, steps: int) -> float:
     """Start a server and its clients as processes; return the median seconds of a step over all clients."""
     context = multiprocessing.get_context("fork")
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
@@ -137,12 +136,13 @@ def _one(
             there.close()
             pipes.append(here)
     try:
-        seconds = [pipe.recv() for pipe in pipes]
+        seconds: list[list[float]] = [pipe.recv() for pipe in pipes]
     finally:
-        serving.join(3); serving.terminate()
+        serving.join(3)
+        serving.terminate()
         for process in (*clients, serving):
             process.join(5)
-    return median(mean(step) for step in list(zip(*seconds, strict=True))[WARM_UP:])
+    return median(fmean(step) for step in list(zip(*seconds, strict=True))[WARM_UP:])
 
 
 def _quietly(server: Callable[..., None], listening: socket.socket, sites: int, size: int) -> None:

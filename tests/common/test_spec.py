@@ -1,0 +1,88 @@
+"""A wrong field is named, with its value and what was expected."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import SpecError, UserError
+from common.spec import RunSpec, load_json, replace, validate
+from simulations.spec import SimulationFile
+from tests.conftest import run_document, run_spec
+
+SPECS = Path(__file__).parent.parent.parent / "simulations" / "specs"
+
+
+@pytest.mark.parametrize("name", ["digits.json", "mnist.json"])
+def test_the_files_that_come_with_it_are_valid(name: str) -> None:
+    file = validate(SimulationFile, load_json(SPECS / name))
+    assert file.run.method.name == "rank-dad"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "field", "said"),
+    [
+        (
+            'method={"name":"rank-dad","rank":0}',
+            "method.rank",
+            "got 0, expected: input should be greater than or equal to 1",
+        ),
+        ('method={"name":"rank-dad","rank":"4"}', "method.rank", 'got "4"'),
+        ('method={"name":"rank-dad","rank":4,"feeedback":"both"}', "method.feeedback", "not known here"),
+        ('method={"name":"powersdg"}', "method", "'powersdg', expected one of 'dsgd', 'dad', 'rank-dad'"),
+        ('method={"rank":4}', "method", "no name"),
+        ('method={"name":"dsgd","rank":4}', "method.rank", "not known here"),
+        ("training.optimizer.lr=-1", "training.optimizer.lr", "got -1"),
+        ("training.epochs=1.5", "training.epochs", "got 1.5"),
+        ("training.validation=0.9", "training", "leave nothing to train on"),
+        ('federation.sites=["a","a"]', "federation", "a stands there more than once"),
+        ('federation.sites=["a","../x"]', "federation.sites[1]", 'got "../x"'),
+        ("federation.sites=[]", "federation.sites", "got []"),
+        ('data.file="../../etc/passwd"', "data.file", "got"),
+        ('model={"name":"factory","factory":"os.system"}', "model.factory", 'got "os.system"'),
+        ("name=null", "name", "got null"),
+        ("typo=1", "typo", "not known here"),
+    ],
+)
+def test_a_wrong_field_is_named(assignment: str, field: str, said: str) -> None:
+    with pytest.raises(SpecError) as error:
+        validate(RunSpec, replace(run_document(), [assignment]), file="x.json")
+    assert error.value.field == field
+    assert said in str(error.value)
+    assert str(error.value).startswith(f"x.json: {field}: ")
+
+
+def test_a_missing_field_is_named() -> None:
+    document = run_document()
+    del document["data"]["shape"]
+    with pytest.raises(SpecError, match=r"data\.shape: is missing"):
+        validate(RunSpec, document)
+    with pytest.raises(SpecError, match="the whole file"):
+        validate(RunSpec, [])
+
+
+@pytest.mark.parametrize("assignment", ["rank", "=3", "a.b=four", "name.first=3"])
+def test_a_malformed_assignment_is_named(assignment: str) -> None:
+    with pytest.raises(SpecError, match="--set"):
+        replace({"name": "x"}, [assignment])
+
+
+@pytest.mark.parametrize(("text", "said"), [("{", "line 1, column 2"), ('"\\ud800', "line 1"), ("", "line 1")])
+def test_a_file_that_is_not_json_names_the_place(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=said):
+        load_json(path)
+    with pytest.raises(UserError, match="cannot be read"):
+        load_json(tmp_path / "missing.json")
+
+
+def test_the_digest_depends_on_meaning_not_on_spelling() -> None:
+    spec = run_spec()
+    document = json.loads(spec.model_dump_json())
+    assert validate(RunSpec, dict(reversed(document.items()))).sha256() == spec.sha256()
+    changed: dict[str, Any] = replace(document, ["training.batch_size=9"])
+    assert validate(RunSpec, changed).sha256() != spec.sha256()

@@ -1,0 +1,284 @@
+"""Real processes on loopback: the simulator, the commands started by hand, and every bad input that ends them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import SITES, run_document, write_site
+
+ROOT = Path(__file__).parent.parent.parent
+COMMAND = [sys.executable, "-m", "rankdad"]
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"} | {"PYTHONPATH": str(ROOT)}
+
+
+def simulation(tmp_path: Path, **changes: Any) -> Path:
+    """A quick simulation file over an npz of its own."""
+    pool = write_site(tmp_path / "pool", 150, 0)
+    document = {
+        "run": run_document(**({"method": {"name": "rank-dad", "rank": 2}} | changes)),
+        "simulation": {"source": {"name": "npz", "path": str(pool / "data.npz")}},
+    }
+    path = tmp_path / "file.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def rankdad(*words: object, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=ENVIRONMENT)
+
+
+def start(*words: object) -> subprocess.Popen[str]:
+    command = [*COMMAND, *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+
+
+def children_of(process: subprocess.Popen[str]) -> list[int]:
+    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    return [int(pid) for pid in listed.split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for_line(process: subprocess.Popen[str], beginning: str) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(beginning):
+            return line
+    raise AssertionError(f"ended without a line that starts with {beginning!r}: {process.communicate()}")
+
+
+def test_processes_and_lockstep_give_the_same_bits(tmp_path: Path) -> None:
+    file = simulation(tmp_path, model={"name": "mlp", "hidden": [16, 16], "dropout": 0.1})
+    summaries = []
+    for name, options in (("processes", []), ("lockstep", ["--lockstep"])):
+        done = rankdad("simulate", file, "--output", tmp_path / name, "--json", *options)
+        assert done.returncode == 0, done.stderr
+        summaries.append(json.loads(done.stdout))
+    assert summaries[0]["status"] == "completed"
+    assert set(summaries[0]["weights_sha256"]) == set(SITES)
+    digests = {digest for summary in summaries for digest in summary["weights_sha256"].values()}
+    assert len(digests) == 1
+    best = [tmp_path / name / "model" / "best.safetensors" for name in ("processes", "lockstep")]
+    assert best[0].read_bytes() == best[1].read_bytes()
+    assert (tmp_path / "processes" / "sites" / "alpha" / "model" / "best.safetensors").read_bytes() == best[
+        0
+    ].read_bytes()
+
+
+def test_started_by_hand_and_predicted_from(tmp_path: Path) -> None:
+    file = simulation(tmp_path)
+    aggregator = start("aggregator", file, "--output", tmp_path / "run", "--port", 0)
+    address = wait_for_line(aggregator, "listening on").split(";")[0].removeprefix("listening on ").strip()
+    assert rankdad("split", file, "--output", tmp_path / "hand", "--aggregator", address).returncode == 0
+    sites = [start("site", tmp_path / "hand" / f"{name}.json") for name in SITES]
+    for site in sites:
+        out, err = site.communicate(timeout=60)
+        assert site.returncode == 0, (out, err)
+        assert "done after 2 epochs" in out
+    out, err = aggregator.communicate(timeout=60)
+    assert aggregator.returncode == 0, err
+    assert "epoch 2 of 2" in out
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert len(set(summary["weights_sha256"].values())) == 1
+    data = write_site(tmp_path / "new", 40, 7) / "data.npz"
+    done = rankdad("predict", tmp_path / "run", data)
+    assert done.returncode == 0, done.stderr
+    header, *rows = done.stdout.splitlines()
+    assert header == "row,label,predicted,probability_0,probability_1,probability_2"
+    assert len(rows) == 40
+    assert re.match(r"40 samples: accuracy 0\.\d+, AUC [01]\.\d+", done.stderr)
+    table = [line.split(",") for line in rows]
+    assert all(sum(map(float, row[3:])) == pytest.approx(1, abs=1e-4) for row in table)
+
+
+@pytest.mark.parametrize("whom", ["simulator", "terminal"])
+def test_ctrl_c_ends_all_processes_within_five_seconds(tmp_path: Path, whom: str) -> None:
+    process = subprocess.Popen(
+        [
+            *COMMAND,
+            "simulate",
+            str(simulation(tmp_path)),
+            "--output",
+            str(tmp_path / "run"),
+            "--set",
+            "run.training.epochs=9999",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+        start_new_session=True,
+    )
+    wait_for_line(process, "step 1 ")
+    children = children_of(process)
+    assert len(children) == 4
+    began = time.monotonic()
+    if whom == "simulator":
+        process.send_signal(signal.SIGINT)
+    else:
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, err = process.communicate(timeout=10)
+    assert time.monotonic() - began < 5
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert "what was recorded lies in" in err
+    assert not any(alive(child) for child in children)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert summary["steps"] >= 1
+    assert (tmp_path / "run" / "model" / "final.safetensors").exists()
+
+
+def test_a_killed_simulator_leaves_no_process_behind(tmp_path: Path) -> None:
+    process = start("simulate", simulation(tmp_path), "--output", tmp_path / "run", "--set", "run.training.epochs=9999")
+    wait_for_line(process, "step 1 ")
+    children = children_of(process)
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 15
+    while any(alive(child) for child in children) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(alive(child) for child in children)
+
+
+def test_a_site_that_dies_ends_the_simulation_with_its_name(tmp_path: Path) -> None:
+    process = start("simulate", simulation(tmp_path), "--output", tmp_path / "run", "--set", "run.training.epochs=9999")
+    wait_for_line(process, "step 1 ")
+    children = children_of(process)
+    os.kill(children[2], signal.SIGKILL)  # the aggregator, alpha, beta, gamma
+    _, err = process.communicate(timeout=15)
+    assert process.returncode == 1
+    assert "beta could not go on: killed by SIGKILL" in err
+    assert "samples to train on" in err, "its last lines"
+    assert not any(alive(child) for child in children)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+
+
+def diverging(tmp_path: Path) -> Path:
+    return simulation(tmp_path, training={"epochs": 50, "optimizer": {"name": "sgd", "lr": 1e30}})
+
+
+def test_a_site_that_cannot_go_on_ends_the_simulation_with_its_reason(tmp_path: Path) -> None:
+    done = rankdad("simulate", diverging(tmp_path), "--output", tmp_path / "run")
+    assert done.returncode == 1
+    assert re.search(r"(alpha|beta|gamma) could not go on: the gradient of .* holds NaN or infinity", done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+def spoiled(tmp_path: Path, **arrays: Any) -> Path:
+    file = simulation(tmp_path)
+    write_site(tmp_path / "pool", 150, 0, **arrays)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("run.method.rank=0", "run.method.rank: got 0, expected: input should be greater than or equal to 1"),
+        ('run.training.epochs="2"', 'run.training.epochs: got "2"'),
+        ("run.task.classes=2", "label 2 in row"),
+        ('simulation.source.path="nowhere.npz"', "nowhere.npz: does not exist"),
+        ('simulation.partition={"name":"iid","shares":[1,1,0.001]}', "gamma is left without samples"),
+        ("run.data.shape=[5]", "expected [samples, 5]"),
+        ('run.model={"name":"factory","factory":"os:getcwd"}', "os:getcwd is not allowed here"),
+    ],
+)
+def test_a_mistake_in_the_file_ends_in_a_sentence_and_status_2(tmp_path: Path, assignment: str, said: str) -> None:
+    done = rankdad("simulate", simulation(tmp_path), "--output", tmp_path / "run", "--set", assignment)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_an_unreadable_data_file_is_named(tmp_path: Path) -> None:
+    file = simulation(tmp_path)
+    (tmp_path / "pool" / "data.npz").write_bytes(b"not an archive")
+    done = rankdad("simulate", file, "--output", tmp_path / "run")
+    assert done.returncode == 2
+    assert "data.npz: cannot be read" in done.stderr
+
+
+def test_an_output_that_already_holds_a_run_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    done = rankdad("simulate", simulation(tmp_path), "--output", tmp_path / "run")
+    assert done.returncode == 2
+    assert "already holds a run" in done.stderr
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = rankdad("aggregator", simulation(tmp_path), "--output", tmp_path / "run", "--port", port)
+    assert done.returncode == 2
+    assert f"cannot listen on 127.0.0.1 port {port}" in done.stderr
+
+
+def site_file(tmp_path: Path, **changes: Any) -> Path:
+    config = {"name": "alpha", "aggregator": "http://127.0.0.1:1", "data": "data", "output": "out"} | changes
+    path = tmp_path / "site.json"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def test_an_aggregator_that_is_not_there_is_tried_and_given_up(tmp_path: Path) -> None:
+    began = time.monotonic()
+    done = rankdad("site", site_file(tmp_path), "--patience", 1.5)
+    assert done.returncode == 2
+    assert 1.5 <= time.monotonic() - began < 10
+    delays = [float(found) for found in re.findall(r"connection refused; trying again in ([\d.]+) s", done.stdout)]
+    assert len(delays) >= 3
+    assert delays == sorted(delays)
+    assert delays[0] < delays[-1]
+    assert "no aggregator for 2 s" in done.stderr
+
+
+def test_a_site_checks_its_file_and_the_run_before_its_data(tmp_path: Path) -> None:
+    done = rankdad("site", site_file(tmp_path, nmae="x"))
+    assert done.returncode == 2
+    assert "nmae: is not known here" in done.stderr
+    aggregator = start("aggregator", simulation(tmp_path), "--output", tmp_path / "run", "--port", 0)
+    try:
+        address = wait_for_line(aggregator, "listening on").split(";")[0].removeprefix("listening on ").strip()
+        done = rankdad("site", site_file(tmp_path, name="delta", aggregator=address))
+        assert done.returncode == 2
+        assert "delta is not a site of this run, expected one of alpha, beta, gamma" in done.stderr
+        done = rankdad("site", site_file(tmp_path, aggregator=address))
+        assert done.returncode == 2
+        assert "data.npz: does not exist" in done.stderr
+        write_site(tmp_path / "data", 20, 0, y=np.full(20, 9))
+        done = rankdad("site", site_file(tmp_path, aggregator=address))
+        assert done.returncode == 2
+        assert "y holds 9 in row 0, expected whole numbers from 0 to 2" in done.stderr
+    finally:
+        aggregator.send_signal(signal.SIGTERM)
+        _, err = aggregator.communicate(timeout=10)
+    assert aggregator.returncode == 130
+    assert "Traceback" not in err
+
+
+def test_help_answers_in_under_half_a_second() -> None:
+    def seconds() -> float:
+        began = time.monotonic()
+        assert "simulate" in rankdad("--help").stdout
+        return time.monotonic() - began
+
+    assert min(seconds() for _ in range(3)) < 0.5

@@ -1,0 +1,85 @@
+"""Reading a site's file: every fault is named, and splits do not overlap."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from common.errors import DataError
+from local.data import read_site
+from tests.conftest import run_spec, write_site
+
+
+def test_splits_are_whole_disjoint_and_seeded(tmp_path: Path) -> None:
+    spec = run_spec(training={"validation": 0.2, "test": 0.3})
+    folder = write_site(tmp_path, 100, 0, x=np.arange(600.0).reshape(100, 6))
+    data = read_site(spec, folder, 0)
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [50, 20, 30]
+    first = [row for part in (data.train, data.validation, data.test) for row in part.inputs[:, 0].tolist()]
+    assert sorted(first) == [float(6 * row) for row in range(100)]
+    again, other = read_site(spec, folder, 0), read_site(spec, folder, 1)
+    assert torch.equal(again.test.inputs, data.test.inputs)
+    assert not torch.equal(other.test.inputs, data.test.inputs)
+
+
+def test_the_files_own_split_decides(tmp_path: Path) -> None:
+    split = np.array([0] * 60 + [2] * 40)
+    data = read_site(run_spec(training={"validation": 0.25}), write_site(tmp_path, 100, 0, split=split), 0)
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [45, 15, 40]
+    split[:10] = 1
+    data = read_site(run_spec(), write_site(tmp_path, 100, 0, split=split), 0)
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [50, 10, 40]
+
+
+X, Y = np.zeros((10, 6)), np.zeros(10)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"y": np.arange(10)}, "y holds 3 in row 3, expected whole numbers from 0 to 2"),
+        ({"y": np.full(10, -1)}, "y holds -1 in row 0"),
+        ({"y": np.full(10, 0.5)}, "y holds 0.5 in row 0"),
+        ({"y": np.zeros(9)}, "y has 9 values for 10 samples"),
+        ({"y": np.array(["a"] * 10)}, "y holds text"),
+        ({"x": np.zeros((10, 5))}, r"x has shape \[10, 5\], expected \[samples, 6\]"),
+        ({"x": np.array([["a"] * 6] * 10)}, "x holds <U1, expected numbers"),
+        ({"x": np.array([[None] * 6] * 10)}, "not a readable npz file of plain arrays"),
+        (
+            {"x": np.where(np.arange(60).reshape(10, 6) == 12, np.nan, 0.0)},
+            "NaN or infinity in 1 samples, first in row 2",
+        ),
+        ({"split": np.full(10, 3)}, "split holds 3 in row 0"),
+        ({"split": np.full(10, 2)}, "none is left to train on"),
+        ({"x": np.zeros((0, 6)), "y": np.zeros(0)}, "of 0 samples none is left"),
+    ],
+)
+def test_every_fault_is_named(tmp_path: Path, arrays: dict[str, Any], said: str) -> None:
+    folder = write_site(tmp_path, 10, 0, **({"x": X, "y": Y} | arrays))
+    with pytest.raises(DataError, match=said) as error:
+        read_site(run_spec(), folder, 0)
+    assert str(folder / "data.npz") in str(error.value)
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="does not exist"):
+        read_site(run_spec(), tmp_path, 0)
+    (tmp_path / "data.npz").write_bytes(b"PK\x03\x04 not an archive")
+    with pytest.raises(DataError, match="not a readable npz file"):
+        read_site(run_spec(), tmp_path, 0)
+    np.savez(tmp_path / "data.npz", y=np.zeros(3))
+    with pytest.raises(DataError, match="no array x"):
+        read_site(run_spec(), tmp_path, 0)
+
+
+def test_tokens_stay_whole_numbers_within_their_range(tmp_path: Path) -> None:
+    spec = run_spec(data={"shape": [6], "tokens": 5})
+    folder = write_site(tmp_path, 20, 0, x=np.full((20, 6), 4))
+    assert read_site(spec, folder, 0).train.inputs.dtype == torch.int64
+    write_site(tmp_path, 20, 0, x=np.full((20, 6), 5))
+    with pytest.raises(DataError, match="x holds 5 to 5, expected 0 to 4"):
+        read_site(spec, folder, 0)

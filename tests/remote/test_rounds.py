@@ -1,0 +1,95 @@
+"""The barrier, event by event: late, early, duplicate, conflicting, missing, failed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common.errors import ProtocolError
+from common.protocol import Decision, Kind, Message
+from remote.rounds import Answer, Barrier, Effect, Phase, Ready
+
+SITES = ("alpha", "beta")
+
+
+def contribution(round_: int, epoch: int = 0, kind: Kind = Kind.DECISION, phase: int = 0) -> tuple[bytes, Message]:
+    body = f"{round_} {epoch} {kind} {phase}".encode()
+    return body, Message(kind, round_, Decision(epoch=epoch, best=True, stop=False), phase)
+
+
+Event = tuple[Any, ...]
+
+
+def play(events: list[Event]) -> tuple[Barrier, list[str]]:
+    """Feed events to a barrier; return what came of each, in a word."""
+    barrier, said = Barrier(SITES, 0.0), []
+    for now, (verb, *arguments) in enumerate(events, start=1):
+        try:
+            if verb == "send":
+                site, *what = arguments
+                effects = barrier.receive(site, *contribution(*what), float(now))
+            elif verb == "complete":
+                effects = barrier.complete(b"update", float(now), last=bool(arguments))
+            else:
+                effects = barrier.fail(b"failure")
+            said.append(",".join(map(word, effects)) or "wait")
+        except ProtocolError as error:
+            said.append(str(error.status))
+    return barrier, said
+
+
+def word(effect: Effect) -> str:
+    if isinstance(effect, Answer):
+        return f"{effect.body.decode()}>{'+'.join(effect.sites)}"
+    return f"ready {effect.round}"
+
+
+A, B, DONE = ("send", "alpha", 0), ("send", "beta", 0), ("complete",)
+ALL = "update>alpha+beta"
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([A, B, DONE], ["wait", "ready 0", ALL]),
+        ([B, A, DONE], ["wait", "ready 0", ALL]),
+        ([A, A, B], ["wait", "wait", "ready 0"]),  # duplicate: waits with the first
+        ([A, ("send", "alpha", 0, 5), B], ["wait", "409", "ready 0"]),  # conflicting: nothing changes
+        ([("send", "alpha", 1), A, B], ["409", "wait", "ready 0"]),  # early
+        ([A, B, A, DONE], ["wait", "ready 0", "wait", ALL]),  # again while aggregating
+        ([A, B, ("send", "alpha", 0, 5)], ["wait", "ready 0", "409"]),
+        ([A, B, DONE, A], ["wait", "ready 0", ALL, "update>alpha"]),  # late: the stored answer
+        ([A, B, DONE, ("send", "alpha", 0, 5)], ["wait", "ready 0", ALL, "update>alpha"]),
+        ([A, B, DONE, ("send", "alpha", 1), B], ["wait", "ready 0", ALL, "wait", "update>beta"]),
+        ([A, B, DONE, ("send", "alpha", 2)], ["wait", "ready 0", ALL, "409"]),
+        ([A, ("send", "beta", 0, 0, Kind.STEP), B], ["wait", "409", "ready 0"]),  # another kind
+        ([A, ("send", "beta", 0, 0, Kind.DECISION, 1), B], ["wait", "409", "ready 0"]),  # another phase
+        ([("send", "../x", 0), ("send", "", 0)], ["404", "404"]),
+        ([A, ("fail",), B, A], ["wait", "failure>alpha+beta", "failure>beta", "failure>alpha"]),
+        ([A, B, ("fail",), DONE], ["wait", "ready 0", "failure>alpha+beta", "wait"]),  # failed while aggregating
+        ([("fail",), ("fail",)], ["failure>alpha+beta", "wait"]),
+        ([A, B, ("complete", "last"), A, ("send", "alpha", 1)], ["wait", "ready 0", ALL, "update>alpha", "409"]),
+        ([DONE], ["wait"]),  # nothing to complete
+    ],
+)
+def test_event_by_event(events: list[Event], expected: list[str]) -> None:
+    assert play(events)[1] == expected
+
+
+def test_messages_are_in_the_plans_order_whoever_came_first() -> None:
+    barrier = Barrier(SITES, 0.0)
+    barrier.receive("beta", *contribution(0, 2), 1.0)
+    (ready,) = barrier.receive("alpha", *contribution(0, 1), 3.0)
+    assert isinstance(ready, Ready)
+    assert [message.body.epoch for message in ready.messages if isinstance(message.body, Decision)] == [1, 2]
+    assert ready.seconds == 3.0
+
+
+def test_it_knows_whom_it_waits_for_and_since_when() -> None:
+    barrier, _ = play([A, B, DONE, ("send", "beta", 1)])
+    assert barrier.missing() == ("alpha",)
+    assert barrier.waiting(10.0) == 7.0
+    barrier.receive("alpha", *contribution(1), 11.0)
+    assert barrier.missing() == ()
+    assert barrier.phase is Phase.AGGREGATING

@@ -1,0 +1,160 @@
+"""Whole runs in one process: exactness over many steps, unequal sites, buffers, stopping, failures."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from common.errors import RunFailedError
+from common.spec import RunSpec
+from local.data import SiteData
+from local.training import Result
+from simulations.lockstep import run
+from tests.conftest import SITES, run_spec
+
+Data = Callable[..., dict[str, SiteData]]
+
+
+def summary_of(directory: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((directory / "summary.json").read_text())
+    return document
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def final_weights(results: dict[str, Result]) -> dict[str, Tensor]:
+    first, *others = (result.final for result in results.values())
+    for other in others:
+        assert all(torch.equal(first[name], other[name]) for name in first)
+    return first
+
+
+def test_dad_trains_like_dsgd_over_many_steps(tmp_path: Path, site_data: Data) -> None:
+    weights = {}
+    for name in ("dsgd", "dad"):
+        training = {"dtype": "float64", "epochs": 3, "clip": 0.5, "schedule": {"name": "cosine", "warmup": 3}}
+        spec = run_spec(method={"name": name, "wire": "float64"}, training=training)
+        weights[name] = final_weights(run(spec, site_data(spec), tmp_path / name))
+    for name, value in weights["dsgd"].items():
+        assert torch.allclose(weights["dad"][name], value, rtol=0, atol=1e-9), name
+
+
+@pytest.mark.parametrize("method", [{"name": "dsgd"}, {"name": "dad"}, {"name": "rank-dad", "rank": 2}])
+def test_a_rerun_gives_the_same_bits_and_another_seed_does_not(
+    tmp_path: Path, site_data: Data, method: dict[str, Any]
+) -> None:
+    model = {"name": "mlp", "hidden": [16, 16], "dropout": 0.2}
+    digests = []
+    for at, seed in enumerate((0, 0, 1)):
+        spec = run_spec(method=method, model=model, seed=seed, training={"epochs": 1})
+        torch.manual_seed(at)
+        run(spec, site_data(spec), tmp_path / str(at))
+        summary = summary_of(tmp_path / str(at))
+        assert set(summary["weights_sha256"]) == set(SITES)
+        assert set(summary["weights_sha256"].values()) == {summary["aggregator_sha256"]}
+        digests.append(summary["aggregator_sha256"])
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_the_run_directory_says_what_happened(tmp_path: Path, site_data: Data) -> None:
+    spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 2})
+    data = site_data(spec)
+    run(spec, data, tmp_path / "run")
+    summary, steps, metrics = (
+        summary_of(tmp_path / "run"),
+        rows_of(tmp_path / "run" / "steps.csv"),
+        rows_of(tmp_path / "run" / "metrics.csv"),
+    )
+    per_epoch = -(-max(len(site.train) for site in data.values()) // 8)
+    assert (summary["status"], summary["steps"], summary["epochs"]) == ("completed", 2 * per_epoch, 2)
+    assert [int(row["step"]) for row in steps] == list(range(1, 2 * per_epoch + 1))
+    assert sum(int(row["bytes_up"]) for row in steps) == round(summary["bytes_up_per_site_step"] * 3 * 2 * per_epoch)
+    assert float(steps[-1]["norm:gamma"]) == 0.0  # the small site is out of data, and present
+    assert float(steps[0]["norm:gamma"]) > 0.0
+    assert [(row["split"], row["site"]) for row in metrics[:4]] == [("validation", s) for s in ("pooled", *SITES)]
+    assert [row["split"] for row in metrics].count("test") == 4
+    pooled = next(row for row in metrics if row["site"] == "pooled")
+    assert int(pooled["samples"]) == sum(len(site.validation) for site in data.values())
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["method"]["rank"] == 2
+    assert json.loads((tmp_path / "run" / "plan.json").read_text())["sites"] == list(SITES)
+
+
+def test_early_stopping_looks_at_validation_only(tmp_path: Path, site_data: Data) -> None:
+    """With a learning rate of nothing no epoch improves on the first: best is the first, and patience ends the run."""
+    optimizer = {"name": "sgd", "lr": 1e-300}
+    spec = run_spec(training={"epochs": 9, "optimizer": optimizer, "early_stopping": {"patience": 2}})
+    results = run(spec, site_data(spec), tmp_path / "run")
+    assert {result.epochs for result in results.values()} == {3}
+    assert {result.best_epoch for result in results.values()} == {0}
+    assert summary_of(tmp_path / "run")["epochs"] == 3
+
+
+def test_best_and_final_model_are_saved_and_best_is_tested(tmp_path: Path, site_data: Data) -> None:
+    spec = run_spec(training={"epochs": 4, "monitor": "loss", "optimizer": {"name": "adam", "lr": 0.3}})
+    results = run(spec, site_data(spec), tmp_path / "run")
+    result = results["alpha"]
+    rows = rows_of(tmp_path / "run" / "metrics.csv")
+    losses = [float(row["loss"]) for row in rows if row["split"] == "validation" and row["site"] == "pooled"]
+    assert result.best_epoch == losses.index(min(losses)) < 3, "this run is meant to overshoot"
+    model = tmp_path / "run" / "model"
+    for name, weights in (("best", result.best), ("final", result.final)):
+        saved = load_file(model / f"{name}.safetensors")
+        assert saved.keys() == weights.keys()
+        assert all(torch.equal(saved[key], weights[key]) for key in weights)
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def test_buffers_are_averaged_and_equal_everywhere(tmp_path: Path, site_data: Data) -> None:
+    factory = "tests.simulations.test_lockstep:normalised"
+    spec = run_spec(model={"name": "factory", "factory": factory}, method={"name": "rank-dad", "rank": 1})
+    results = run(spec, site_data(spec, (80, 60, 36)), tmp_path / "run", allowed_factories=[factory])
+    weights = final_weights(results)
+    assert weights["1.running_mean"].abs().sum() > 0
+    assert set(summary_of(tmp_path / "run")["weights_sha256"].values()) == {
+        summary_of(tmp_path / "run")["aggregator_sha256"]
+    }
+
+
+def test_nan_in_a_gradient_ends_the_run_naming_site_and_parameter(tmp_path: Path, site_data: Data) -> None:
+    spec = run_spec(method={"name": "rank-dad", "rank": 2})
+    data = site_data(spec)
+    data["beta"].train.inputs[:] = float("nan")
+    with pytest.raises(RunFailedError, match="beta could not go on: the gradient of the loss holds NaN"):
+        run(spec, data, tmp_path / "run")
+    summary = summary_of(tmp_path / "run")
+    assert summary["status"] == "failed"
+    assert summary["reason"].startswith("beta: ")
+
+
+def test_bytes_never_exceed_the_plan(tmp_path: Path, site_data: Data) -> None:
+    from common.models import build_model
+    from common.plan import make_plan
+    from common.protocol import step_bytes
+
+    for name, extra in (
+        ("dsgd", {}),
+        ("dad", {}),
+        ("rank-dad", {"rank": 2}),
+        ("rank-dad", {"rank": 2, "tolerance": 0.3}),
+    ):
+        spec: RunSpec = run_spec(method={"name": name, **extra}, training={"epochs": 1})
+        plan = make_plan(spec, build_model(spec))
+        directory = tmp_path / f"{name}{len(extra)}"
+        run(spec, site_data(spec), directory)
+        for row in rows_of(directory / "steps.csv"):
+            assert int(row["bytes_up"]) <= 3 * step_bytes(plan, up=True)
+            assert int(row["bytes_down"]) <= 3 * step_bytes(plan, up=False)
