@@ -9,6 +9,8 @@ from pydantic import Field
 
 from common.spec import FactoryName, Part, PositiveFloat, SiteName, load_json, validate
 
+Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?|mps)$")]
+
 
 class SiteConfig(Part):
     """One site. Relative paths start at the folder of the file that holds them."""
@@ -25,7 +27,7 @@ class SiteConfig(Part):
     """A copy of the run's spec: the site then takes part in this run alone."""
     allow_factories: tuple[FactoryName, ...] = ()
     """Model factories whose code the site has read and permits to run."""
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?|mps)$")] = "cpu"
+    device: Device = "cpu"
     """Where the model is trained."""
     patience: PositiveFloat = 300.0
     """Seconds for which the site tries to reach an aggregator that does not answer."""

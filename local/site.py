@@ -14,7 +14,7 @@ from common.plan import make_plan
 from common.replica import Replica
 from common.spec import RunSpec, load_json, validate
 from local.config import SiteConfig
-from local.data import Samples, SiteData, read_site
+from local.data import read_site
 from local.drivers.http import AggregatorClient, drive
 from local.timings import Timings
 from local.training import Result, TrainingState, train
@@ -33,7 +33,7 @@ def run_site(config: SiteConfig) -> Result:
         spec = _spec(config, client.run())
         torch.set_num_threads(spec.training.threads)
         index = spec.federation.sites.index(config.name)
-        data = _to_device(read_site(spec, Path(config.data), index), config.device)
+        data = read_site(spec, Path(config.data), index).to(config.device)
         replica = Replica(spec, config.allow_factories, config.device)
         plan = make_plan(spec, replica.model)
         for warning in plan.warnings:
@@ -71,18 +71,3 @@ def _spec(config: SiteConfig, offered: dict[str, object]) -> RunSpec:
             "name", f"{config.name} is not a site of this run, expected one of {', '.join(spec.federation.sites)}"
         )
     return spec
-
-
-def _to_device(data: SiteData, device: str) -> SiteData:
-    def moved(samples: Samples) -> Samples:
-        return Samples(samples.inputs.to(device), samples.labels.to(device))
-
-    if device != "cpu" and not _available(device):
-        raise UserError(f"device: {device} is not available on this machine, expected cpu")
-    return SiteData(moved(data.train), moved(data.validation), moved(data.test))
-
-
-def _available(device: str) -> bool:
-    if device.startswith("cuda"):
-        return torch.cuda.is_available()
-    return torch.backends.mps.is_available()

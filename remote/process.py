@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Collection
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -30,7 +31,7 @@ def run_aggregator(
     listening: socket.socket,
     console: Console,
     allowed_factories: Collection[str] = (),
-    lifeline: int | None = None,
+    lifeline: Connection | None = None,
 ) -> None:
     """Serve a run until it ends.
 

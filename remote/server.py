@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from types import FrameType
 
 import uvicorn
@@ -43,7 +43,7 @@ def serve(
     aggregator: Aggregator,
     listening: socket.socket,
     make_view: Callable[[Aggregator], View],
-    lifeline: int | None = None,
+    lifeline: Connection | None = None,
 ) -> None:
     """Run until all sites have said goodbye, one has failed, or SIGINT or SIGTERM comes.
 
@@ -51,8 +51,8 @@ def serve(
         aggregator: the run.
         listening: socket that sites connect to.
         make_view: what a person sees.
-        lifeline: file descriptor of a pipe from the parent process: a line "site<tab>reason" says that a site has died,
-            the pipe's end that the parent has.
+        lifeline: pipe from the parent process: "site<tab>reason" says that a site has died, the pipe's end that the
+            parent has.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # uvicorn raises a caught signal again when it has shut down
@@ -80,7 +80,7 @@ class _Uvicorn(uvicorn.Server):
         self._interrupt(signal.Signals(sig).name)
 
 
-async def _serve(aggregator: Aggregator, listening: socket.socket, view: View, lifeline: int | None) -> None:
+async def _serve(aggregator: Aggregator, listening: socket.socket, view: View, lifeline: Connection | None) -> None:
     server, loop = Server(aggregator), asyncio.get_running_loop()
 
     def interrupt(reason: str) -> None:
@@ -102,17 +102,17 @@ async def _serve(aggregator: Aggregator, listening: socket.socket, view: View, l
     )
     web = _Uvicorn(config, interrupt)
 
-    def hear(lifeline: int) -> None:
-        line = os.read(lifeline, 4096).decode(errors="replace")
-        site, _, reason = line.strip().partition("\t")
-        if line:
-            server.carry_out(aggregator.fail(site, reason))
-        else:
-            loop.remove_reader(lifeline)
+    def hear(lifeline: Connection) -> None:
+        try:
+            site, _, reason = lifeline.recv_bytes().decode(errors="replace").partition("\t")
+        except (EOFError, OSError):
+            loop.remove_reader(lifeline.fileno())
             interrupt("the end of its parent")
+        else:
+            server.carry_out(aggregator.fail(site, reason))
 
     if lifeline is not None:
-        loop.add_reader(lifeline, hear, lifeline)
+        loop.add_reader(lifeline.fileno(), hear, lifeline)
     serving = asyncio.create_task(web.serve(sockets=[listening]))
     view.start()
     try:

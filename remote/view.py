@@ -65,7 +65,7 @@ class PlainView:
             self._say(f"step 1 of {p.steps}: loss {_number(p.loss)}")
         if p.validation is not None and p.epoch > self._epoch:
             self._epoch = p.epoch
-            self._say(f"{_where(p)} · {_figures(p)} · {_bytes(p)} · {_left(p)}")
+            self._say(f"epoch {p.epoch} of {p.epochs} · {_figures(p)} · {_bytes(p)} · {_left(p)}")
         sites, seconds = self._waiting()
         periods = int(seconds / WAITING_WORTH_SAYING) if sites else 0
         if periods > self._said:
@@ -115,6 +115,8 @@ class LiveView:
     def _round(self) -> str:
         sites, seconds = self._waiting()
         total = len(self._progress.sites)
+        if self._progress.status != "running":
+            return self._progress.status
         if not sites:
             return f"{total} of {total} sites in · aggregating"
         if seconds < WAITING_WORTH_SHOWING:

@@ -91,7 +91,7 @@ def _lockstep(read: SimulationFile, directory: Path, allow_factories: tuple[str,
     torch.set_num_threads(read.run.training.threads)
     configs = write_sites(read, directory / "sites", "http://127.0.0.1:0")
     data = {name: read_site(read.run, Path(c.data), i) for i, (name, c) in enumerate(configs.items())}
-    run(read.run, data, directory, allowed_factories=allow_factories)
+    run(read.run, data, directory, allowed_factories=allow_factories, device=read.simulation.device)
     summary: dict[str, Any] = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
     return summary
 

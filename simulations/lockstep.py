@@ -26,6 +26,7 @@ def run(
     directory: Path,
     *,
     allowed_factories: Collection[str] = (),
+    device: str = "cpu",
     on_round: Callable[[Aggregator], None] = lambda aggregator: None,
 ) -> dict[str, Result]:
     """Train all sites of a run in this process.
@@ -35,6 +36,7 @@ def run(
         data: samples of every site, by name.
         directory: of the run.
         allowed_factories: model factories that the caller permits.
+        device: where the sites train.
         on_round: called after every round.
 
     Returns:
@@ -47,8 +49,10 @@ def run(
     plan = aggregator.plan
     trainings = {}
     for site in plan.sites:
-        replica = Replica(spec, allowed_factories)
-        trainings[site] = train(spec, make_plan(spec, replica.model), data[site], replica, TrainingState(site))
+        replica = Replica(spec, allowed_factories, device)
+        trainings[site] = train(
+            spec, make_plan(spec, replica.model), data[site].to(device), replica, TrainingState(site)
+        )
     results: dict[str, Result] = {}
     answers: dict[str, bytes] = {}
     try:
@@ -56,7 +60,11 @@ def run(
             effects: list[Effect] = []
             for site, training in list(trainings.items()):
                 try:
-                    message = training.send(unpack(answers[site], plan, up=False)) if answers else next(training)
+                    message = (
+                        training.send(unpack(answers[site], plan, up=False, device=device))
+                        if answers
+                        else next(training)
+                    )
                     body = pack(message, plan, up=True)
                 except StopIteration as stop:
                     results[site] = stop.value

@@ -6,6 +6,7 @@ start in a third of the time, and share their memory. A process that has compute
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import json
@@ -17,7 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -93,13 +94,13 @@ class _Processes:
     ) -> None:
         self._directory = directory
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-        reading, self._lifeline = os.pipe()
+        reading, self._lifeline = context.Pipe(duplex=False)
         arguments = (file, directory, listening, reading, allow_factories, json_output)
         self._aggregator = _start(context, "aggregator", _aggregator, (self._lifeline, *arguments))
         self._sites: dict[str, BaseProcess] = {
             name: _start(context, name, _site, (self._lifeline, listening, config)) for name, config in configs.items()
         }
-        os.close(reading)
+        reading.close()
 
     def run(self) -> dict[str, Any]:
         previous = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -128,10 +129,9 @@ class _Processes:
                 if process.exitcode == 0:
                     continue
                 if process is not self._aggregator:
-                    line = (
-                        f"{process.name}\t{_how(process)}: {_last_lines(log_path(self._directory, process.name), 1)}\n"
-                    )
-                    os.write(self._lifeline, line.encode())
+                    line = f"{process.name}\t{_how(process)}: {_last_lines(log_path(self._directory, process.name), 1)}"
+                    with contextlib.suppress(OSError):  # the aggregator may be gone too
+                        self._lifeline.send_bytes(line.encode())
                 return
 
     def _end(self, *, at_once: bool) -> None:
@@ -144,7 +144,7 @@ class _Processes:
                 continue
             for process in living:
                 getattr(process, act)()
-        os.close(self._lifeline)
+        self._lifeline.close()
 
     def _judge(self) -> dict[str, Any]:
         """Return the summary of a run that went well, or say which process did not."""
@@ -179,27 +179,27 @@ def _start(context: BaseContext, name: str, target: Callable[..., None], argumen
 
 
 def _aggregator(
-    other_end: int,
+    other_end: Connection,
     file: SimulationFile,
     directory: Path,
     listening: socket.socket,
-    lifeline: int,
+    lifeline: Connection,
     allow_factories: tuple[str, ...],
     json_output: bool,
 ) -> None:
     from remote.process import run_aggregator
 
-    os.close(other_end)  # so that the lifeline ends with the simulator
+    other_end.close()  # so that the lifeline ends with the simulator
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     console = Console(stderr=json_output)
     with log_path(directory, "aggregator").open("w", encoding="utf-8", buffering=1) as log:
         _run(lambda: run_aggregator(file.run, directory, listening, console, allow_factories, lifeline), log)
 
 
-def _site(other_end: int, listening: socket.socket, config: SiteConfig) -> None:
+def _site(other_end: Connection, listening: socket.socket, config: SiteConfig) -> None:
     from local.site import run_site
 
-    os.close(other_end)
+    other_end.close()
     listening.close()  # else the port would still take connections after the aggregator's death
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the simulator decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -9,7 +9,7 @@ import numpy as np
 
 from common.errors import SpecError
 from common.spec import Part, RunSpec, load_json, replace, validate
-from local.config import SiteConfig
+from local.config import Device, SiteConfig
 from simulations.partition import Iid, Partition, partition
 from simulations.sources import Source
 
@@ -21,6 +21,8 @@ class SimulationSpec(Part):
     """Where the samples come from."""
     partition: Partition = Iid()
     """How they are dealt out."""
+    device: Device = "cpu"
+    """Where all sites train."""
 
 
 class SimulationFile(Part):
@@ -91,6 +93,7 @@ def write_sites(
             data=str(own / "data"),
             output=str(own),
             allow_factories=allow_factories,
+            device=simulation.device,
             patience=patience,
         )
     return configs

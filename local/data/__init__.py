@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.errors import DataError
+from common.errors import DataError, UserError
 from common.seeds import derive
 from common.spec import RunSpec
 
@@ -28,6 +28,10 @@ class Samples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def to(self, device: str) -> Samples:
+        """Return the samples on a device."""
+        return Samples(self.inputs.to(device), self.labels.to(device))
+
     def take(self, rows: Tensor) -> Samples:
         """Return some of the samples."""
         return Samples(self.inputs[rows], self.labels[rows])
@@ -40,6 +44,18 @@ class SiteData:
     train: Samples
     validation: Samples
     test: Samples
+
+    def to(self, device: str) -> SiteData:
+        """Return the samples on a device.
+
+        Raises:
+            UserError: this machine does not have it.
+        """
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise UserError(f"device: {device} is not available on this machine, expected cpu")
+        if device == "mps" and not torch.backends.mps.is_available():
+            raise UserError("device: mps is not available on this machine, expected cpu")
+        return SiteData(self.train.to(device), self.validation.to(device), self.test.to(device))
 
 
 def read_site(spec: RunSpec, folder: Path, site_index: int) -> SiteData:

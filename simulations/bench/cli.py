@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 bench = typer.Typer(help="Measure: every figure of the documentation.", no_args_is_help=True, rich_markup_mode=None)
-FileOption = Annotated[Path, typer.Option(metavar="FILE.json", help="A run and its simulation.")]
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="A run and its simulation.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=JSON", help="Replace a value of the file.")]
 DataOption = Annotated[Path | None, typer.Option(help="The source's data file, in place of the file's own path.")]
 SPECS = Path(__file__).parent.parent / "specs"
@@ -22,7 +22,7 @@ def _before() -> None:
 
 @bench.command()
 def step(
-    file: FileOption = SPECS / "digits.json",
+    file: FileArgument = SPECS / "digits.json",
     sites: Annotated[str, typer.Option(help="Numbers of sites.")] = "2,4,8",
     size: Annotated[int, typer.Option("--bytes", help="Payload of the bare barriers.", min=1000)] = 200_000,
     steps: Annotated[int, typer.Option(help="Steps of each bare barrier and repetition.", min=10)] = 300,
@@ -41,7 +41,7 @@ def step(
 
 @bench.command()
 def start(
-    file: FileOption = SPECS / "digits.json",
+    file: FileArgument = SPECS / "digits.json",
     runs: Annotated[int, typer.Option(help="How often.", min=1)] = 5,
 ) -> None:
     """Time from the command to the first step, beside the import of torch and fastapi."""
@@ -52,7 +52,7 @@ def start(
 
 @bench.command()
 def methods(
-    file: FileOption = SPECS / "digits.json",
+    file: FileArgument = SPECS / "digits.json",
     seeds: Annotated[str, typer.Option(help="Seeds of the runs.")] = "0",
     compare: Annotated[
         list[str] | None, typer.Option("--method", metavar="JSON", help="A method; dsgd and the file's own without it.")

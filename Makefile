@@ -1,0 +1,28 @@
+# Each target sets up all that it needs in .venv: Python 3.11 or newer, make and a package registry are enough.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: simulate test slow lint clean
+
+simulate: .venv/ready
+	$(BIN)/rankdad simulate simulations/specs/digits.json
+
+test: .venv/ready
+	$(BIN)/python -m pytest -m "not slow"
+
+# What the project promises in figures: several minutes.
+slow: .venv/ready
+	$(BIN)/python -m pytest -m slow -s
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info
