@@ -13,12 +13,12 @@ class Timings:
     """A stopwatch: each lap's time is added to its name; an optimizer step ends with the lap "compute" after "reduce".
 
     Args:
-        path: CSV file with a row per step, seconds of each stretch.
+        path: CSV file with a row per step: seconds of each stretch since the row before, rounds between steps included.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", newline="", encoding="utf-8", buffering=1)
-        self._rows = csv.writer(self._file)
+        self._rows = csv.writer(self._file, lineterminator="\n")
         self._rows.writerow(STRETCHES)
         self._sums = dict.fromkeys(STRETCHES, 0.0)
         self._last, self._previous = perf_counter(), ""

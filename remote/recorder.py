@@ -204,7 +204,7 @@ class _Table:
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self._file = path.open("w", newline="", encoding="utf-8", buffering=1)
-        self._writer = csv.writer(self._file)
+        self._writer = csv.writer(self._file, lineterminator="\n")
         self._writer.writerow(columns)
 
     def row(self, values: Sequence[object]) -> None:
