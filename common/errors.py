@@ -8,6 +8,7 @@ RankdadError                  exit 1
 │   └── UnreachableError      nobody answers at the aggregator's address
 ├── ProtocolError             a message that has to be refused: an HTTP status and a reason
 ├── NonFiniteError            NaN or infinity in a gradient: the parameter's name
+├── ModelError                the user's model raised: its own words
 └── RunFailedError            the run ended because of one site: its name and its reason
 """
 
@@ -16,6 +17,12 @@ from __future__ import annotations
 from pathlib import Path
 
 REASON_CHARACTERS = 500  # longest reason that travels: enough for a sentence, too little for data
+
+
+def one_line(error: BaseException) -> str:
+    """Return an unexpected error's kind and words on one line."""
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
 class RankdadError(Exception):
@@ -75,6 +82,13 @@ class NonFiniteError(RankdadError):
     def __init__(self, parameter: str) -> None:
         self.parameter = parameter
         super().__init__(f"the gradient of {parameter} holds NaN or infinity: lower the learning rate or clip")
+
+
+class ModelError(RankdadError):
+    """The user's model raised an error in training or evaluation."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"the model raised {one_line(error)}")
 
 
 class RunFailedError(RankdadError):

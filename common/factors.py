@@ -59,8 +59,8 @@ def concatenate(factors: Sequence[Factor]) -> Factor:
 def norm(matrix: Factor | Tensor) -> float:
     """Return the Frobenius norm of a matrix, or of a factor's product without forming it where that is cheaper."""
     if isinstance(matrix, Tensor):
-        return float(torch.linalg.vector_norm(matrix))
+        return float(torch.linalg.vector_norm(matrix, dtype=torch.float64))
+    delta, activation = matrix.delta.double(), matrix.activation.double()  # squares overflow float32 from 1e19
     if matrix.rows * sum(matrix.shape) > matrix.shape[0] * matrix.shape[1]:
-        return float(torch.linalg.vector_norm(matrix.gradient()))
-    gram = (matrix.delta @ matrix.delta.T) * (matrix.activation @ matrix.activation.T)
-    return float(gram.sum().clamp_min(0).sqrt())
+        return float(torch.linalg.vector_norm(delta.T @ activation))
+    return float(((delta @ delta.T) * (activation @ activation.T)).sum().clamp_min(0).sqrt())

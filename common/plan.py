@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from common import __version__
 from common.capture import FactorCapture, linear_layers
-from common.errors import SpecError
+from common.errors import SpecError, one_line
 from common.factors import Factor
 from common.replica import saved_buffers, weights_sha256
 from common.seeds import derive
@@ -217,7 +217,7 @@ def _routes(spec: RunSpec, model: nn.Module, rows: Mapping[str, int]) -> tuple[R
 
 def _factor_route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, rows_per_sample: int) -> Route:
     if isinstance(spec.method, Dad):
-        up = rows_per_sample * spec.training.batch_size
+        up = rows_per_sample * max(spec.training.batch_size, PROBE_SAMPLES)  # some rows do not grow with the batch
         down: int | None = up * len(spec.federation.sites)
         route = Route(name, shape, bias, up, down)
         return Route(name, shape, bias, up, None) if route.floats(down) >= route.floats(None) else route
@@ -241,7 +241,9 @@ def _probe(spec: RunSpec, model: nn.Module) -> tuple[dict[str, int], tuple[str, 
         try:
             logits = copied(inputs)
         except Exception as error:
-            raise SpecError("model", f"does not take inputs of shape {list(shape)} (data.shape): {error}") from error
+            raise SpecError(
+                "model", f"does not take inputs of shape {list(shape)} (data.shape): {one_line(error)}"
+            ) from error
         expected = (PROBE_SAMPLES, spec.task.classes)
         if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
             got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__

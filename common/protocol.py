@@ -23,7 +23,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolError
+from common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolError, RankdadError, one_line
 from common.factors import Factor
 from common.metrics import BINS
 from common.plan import Payload, Plan, Route
@@ -184,6 +184,12 @@ class Message:
     phase: int = 0
 
 
+def failure_message(site: str, round_: int, error: BaseException) -> Message:
+    """Return the message by which a site says that it cannot go on."""
+    reason = str(error) if isinstance(error, RankdadError) else one_line(error)
+    return Message(Kind.FAILURE, round_, Failure(site=site, reason=reason[:REASON_CHARACTERS]))
+
+
 def pack(message: Message, plan: Plan, *, up: bool) -> bytes:
     """Return a message's bytes.
 
@@ -339,10 +345,10 @@ def pack_buffers(buffers: Mapping[str, Tensor], plan: Plan) -> bytes:
 
 
 def unpack_buffers(data: bytes, plan: Plan) -> dict[str, Tensor]:
-    """Return a model's buffers by name.
+    """Return a model's buffers by name. They may hold infinity, as a mask of attention does.
 
     Raises:
-        ProtocolError: the size is wrong or a value is NaN or infinite.
+        ProtocolError: the size is wrong.
     """
     if len(data) != plan.buffer_bytes:
         raise ProtocolError(422, f"buffers: got {len(data)} bytes, expected {plan.buffer_bytes}")
@@ -351,8 +357,6 @@ def unpack_buffers(data: bytes, plan: Plan) -> dict[str, Tensor]:
     for buffer in plan.buffers:
         part, at = data[at : at + buffer.size], at + buffer.size
         buffers[buffer.name] = _numbers(part, getattr(torch, buffer.dtype)).reshape(buffer.shape)
-        if not _finite(buffers[buffer.name]):
-            raise ProtocolError(422, f"buffers: {buffer.name} holds NaN or infinity, expected finite numbers")
     return buffers
 
 

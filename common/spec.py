@@ -20,7 +20,11 @@ SiteName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 FactoryName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+RESERVED = frozenset({"aggregator", "pooled"})
 
 
 class Part(BaseModel):
@@ -82,7 +86,7 @@ class Adam(Part):
     """Learning rate."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     """Decay of the running means of gradient and square."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay."""
 
 
@@ -94,7 +98,7 @@ class Sgd(Part):
     """Learning rate."""
     momentum: Fraction = 0.0
     """Momentum."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     """Weight decay, added to the gradient."""
 
 
@@ -129,8 +133,6 @@ class EarlyStopping(Part):
 
     patience: PositiveInt
     """Epochs without improvement after which training stops."""
-    margin: Annotated[float, Field(ge=0)] = 0.0
-    """Smallest change that counts as an improvement."""
 
 
 class Training(Part):
@@ -160,9 +162,11 @@ class Training(Part):
     """Threads of a process's tensor operations: part of what makes results equal to the last bit."""
 
     @model_validator(mode="after")
-    def _leave_training_data(self) -> Training:
+    def _splits_fit(self) -> Training:
         if self.validation + self.test >= 1:
             raise ValueError(f"validation {self.validation} and test {self.test} leave nothing to train on")
+        if self.early_stopping and not self.validation:
+            raise ValueError("early_stopping needs samples to look at, but validation is 0")
         return self
 
 
@@ -210,10 +214,13 @@ class Federation(Part):
     """Names of the sites; their order is the order of concatenation."""
 
     @model_validator(mode="after")
-    def _names_differ(self) -> Federation:
+    def _names_tell_apart(self) -> Federation:
         twice = sorted({name for name in self.sites if self.sites.count(name) > 1})
         if twice:
             raise ValueError(f"names must differ, but {', '.join(twice)} stands there more than once")
+        reserved = sorted(RESERVED.intersection(self.sites))
+        if reserved:
+            raise ValueError(f"no site can be called {', '.join(reserved)}: results use that name")
         return self
 
 

@@ -1,10 +1,10 @@
 """`python -m local`: a site's commands alone."""
 
-import typer
+from __future__ import annotations
 
+from common.command import new_app, run
 from local.cli import mount
-from rankdad import main
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = new_app("rankdad: a site's commands.")
 mount(app)
-main(app)
+run(app)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +34,7 @@ def site(
         config = config.model_copy(update={"patience": patience})
     from local.site import run_site
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # told to stop, it tells the aggregator, as at Ctrl-C
     run_site(config)
 
 

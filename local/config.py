@@ -9,7 +9,7 @@ from pydantic import Field
 
 from common.spec import FactoryName, Part, PositiveFloat, SiteName, load_json, validate
 
-Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?|mps)$")]
+Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
 
 
 class SiteConfig(Part):

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 
 from common.artifacts import Which, load_model
-from common.errors import DataError
+from common.errors import DataError, UserError
 from common.metrics import summarise, tally
 from local.data import read_npz
 from local.training import EVALUATION_BATCH
@@ -43,4 +43,7 @@ def predict_file(
             f"{metrics.samples} samples: accuracy {metrics.accuracy:.4f}, AUC {auc}, loss {metrics.loss:.4f}",
             file=sys.stderr,
         )
-    table.to_csv(output or sys.stdout, index_label="row", float_format="%.6g")
+    try:
+        table.to_csv(output or sys.stdout, index_label="row", float_format="%.6g")
+    except OSError as error:
+        raise UserError(f"--output: {output} cannot be written: {error.strerror or error}") from None

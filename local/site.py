@@ -28,7 +28,10 @@ def run_site(config: SiteConfig) -> Result:
         RankdadError: in training: this site or another could not go on.
     """
     output = Path(config.output)
-    output.mkdir(parents=True, exist_ok=True)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"output: {output} cannot be made: {error.strerror}") from None
     with AggregatorClient(config.aggregator, config.name, config.patience, say) as client:
         spec = _spec(config, client.run())
         torch.set_num_threads(spec.training.threads)

@@ -10,10 +10,10 @@ STRETCHES = ("compute", "reduce", "pack", "wait")
 
 
 class Timings:
-    """A stopwatch: each lap's time is added to its name; an optimizer step ends with the lap "compute" after "reduce".
+    """A stopwatch for optimizer steps: the lap "begin" starts one, "compute" after "reduce" ends it.
 
     Args:
-        path: CSV file with a row per step: seconds of each stretch since the row before, rounds between steps included.
+        path: CSV file with a row per step: seconds of each stretch.
     """
 
     def __init__(self, path: Path) -> None:
@@ -26,10 +26,13 @@ class Timings:
     def lap(self, name: str) -> None:
         """End a stretch of this name."""
         now = perf_counter()
+        if name == "begin":
+            self._sums = dict.fromkeys(STRETCHES, 0.0)
+            self._last = now
+            return
         self._sums[name] += now - self._last
         if (self._previous, name) == ("reduce", "compute"):
             self._rows.writerow([f"{self._sums[stretch]:.6f}" for stretch in STRETCHES])
-            self._sums = dict.fromkeys(STRETCHES, 0.0)
         self._last, self._previous = now, name
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TypeVar
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 
 from common import __version__
 from common.capture import FactorCapture
-from common.errors import NonFiniteError, ProtocolError, RunFailedError
+from common.errors import ModelError, NonFiniteError, ProtocolError, RunFailedError
 from common.factors import norm
 from common.methods import State, method_for
 from common.metrics import Tally, tally
@@ -139,12 +140,14 @@ class _Trainer:
         self.spec, self.plan, self.data, self.replica, self.state, self.lap = spec, plan, data, replica, state, lap
         self.index = plan.sites.index(state.site)
         self.method = method_for(spec, plan)
+        self.weights: list[int] = []  # of every step in an epoch, all sites together
 
     def run(self) -> Generator[Message, Message, Result]:
         state, replica = self.state, self.replica
         roster = yield from self._exchange(Kind.HELLO, self._hello(), Roster)
-        batch = self.spec.training.batch_size
-        replica.steps_per_epoch = max(math.ceil(samples / batch) for samples in roster.train)
+        sizes = [batch_sizes(samples, self.spec.training.batch_size) for samples in roster.train]
+        self.weights = [sum(column) for column in zip_longest(*sizes, fillvalue=0)]
+        replica.steps_per_epoch = len(self.weights)
         stop = False
         while state.epoch < self.spec.training.epochs and not stop:
             yield from self._epoch()
@@ -171,7 +174,7 @@ class _Trainer:
     def _epoch(self) -> Generator[Message, Message, None]:
         generator = torch.Generator().manual_seed(derive(self.plan.seed, "order", self.index, self.state.epoch))
         order = torch.randperm(len(self.data.train), generator=generator)
-        batches = order.split(self.spec.training.batch_size)
+        batches = order.split(batch_sizes(len(order), self.spec.training.batch_size))
         while self.state.step < self.replica.steps_per_epoch:
             rows = batches[self.state.step] if self.state.step < len(batches) else order[:0]
             yield from self._step(self.data.train.take(rows.to(self.data.train.labels.device)))
@@ -179,11 +182,13 @@ class _Trainer:
 
     def _step(self, batch: Samples) -> Generator[Message, Message, None]:
         """Take one optimizer step; a site that is out of data contributes no rows, and is present."""
+        self.lap("begin")
         gradients, loss = self._gradients(batch)
         size = math.sqrt(sum(norm(value) ** 2 for value in gradients))
         self.lap("compute")
         seed = derive(self.plan.seed, "site", self.index, self.state.round)
-        exchange = self.method.step(gradients, float(len(batch)), self.state.residuals, seed)
+        share = len(batch) / self.weights[self.state.step]
+        exchange = self.method.step(gradients, share, self.state.residuals, seed)
         payload, phase = next(exchange), 0
         while True:
             self.lap("reduce")
@@ -206,8 +211,11 @@ class _Trainer:
             return gather(self.plan.routes, {}, {}, like), 0.0
         torch.manual_seed(derive(self.plan.seed, "forward", self.index, self.state.round))
         with FactorCapture(model, only=self.plan.factor_names) as capture:
-            loss = F.cross_entropy(model(batch.inputs), batch.labels)
-            capture.backward(loss)
+            try:
+                loss = F.cross_entropy(model(batch.inputs), batch.labels)
+                capture.backward(loss)
+            except Exception as error:
+                raise ModelError(error) from error
         value = float(loss.detach())
         if not math.isfinite(value):
             raise NonFiniteError("the loss")
@@ -236,9 +244,7 @@ class _Trainer:
         return decision.stop
 
     def _improves(self, value: float, best: float) -> bool:
-        stopping = self.spec.training.early_stopping
-        gain = best - value if self.spec.training.monitor == "loss" else value - best
-        return gain > (stopping.margin if stopping else 0.0)
+        return value < best if self.spec.training.monitor == "loss" else value > best
 
     def _evaluate(self, split: str, samples: Samples, epoch: int) -> Exchange[Pooled]:
         model = self.replica.model.eval()
@@ -246,7 +252,11 @@ class _Trainer:
         with torch.no_grad():
             for at in range(0, len(samples), EVALUATION_BATCH):
                 chosen = slice(at, at + EVALUATION_BATCH)
-                total += tally(model(samples.inputs[chosen]).cpu(), samples.labels[chosen].cpu())
+                try:
+                    logits = model(samples.inputs[chosen])
+                except Exception as error:
+                    raise ModelError(error) from error
+                total += tally(logits.cpu(), samples.labels[chosen].cpu())
         if not math.isfinite(total.loss):
             raise NonFiniteError(f"the {split} loss")
         return (yield from self._exchange(Kind.EVALUATION, _evaluation(split, epoch, total), Pooled))
@@ -264,6 +274,12 @@ class _Trainer:
             )
         self.state.round += 1
         return update.body
+
+
+def batch_sizes(samples: int, largest: int) -> list[int]:
+    """Return the sizes of an epoch's batches: as few as can be, and as equal, so that none is a straggler of one."""
+    count = math.ceil(samples / largest)
+    return [samples // count + (batch < samples % count) for batch in range(count)]
 
 
 def _evaluation(split: str, epoch: int, total: Tally) -> Evaluation:

@@ -1,10 +1,10 @@
 """`python -m remote`: the aggregator's command alone."""
 
-import typer
+from __future__ import annotations
 
-from rankdad import main
+from common.command import new_app, run
 from remote.cli import mount
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = new_app("rankdad: the aggregator's command.")
 mount(app)
-main(app)
+run(app)

@@ -9,6 +9,7 @@ from operator import add
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from common.errors import RunFailedError
 from common.factors import norm
@@ -104,17 +105,26 @@ def _hello(plan: Plan, hellos: Sequence[Hello]) -> Roster:
 
 
 def _buffers(plan: Plan, sent: Sequence[Buffers]) -> Buffers:
-    """Average real-valued buffers by training samples; take the largest of whole numbers such as counters."""
+    """Pool buffers: equal ones (masks) stay, real ones are averaged by training samples, counters take the largest.
+
+    Raises:
+        RunFailedError: a site's buffer to be averaged holds NaN or infinity.
+    """
     values = [unpack_buffers(buffers.values, plan) for buffers in sent]
     total = sum(buffers.samples for buffers in sent)
-    pooled: dict[str, torch.Tensor] = {}
+    parts = torch.tensor([buffers.samples / max(total, 1) for buffers in sent], dtype=torch.float64)
+    pooled: dict[str, Tensor] = {}
     for slot in plan.buffers:
-        stacked = torch.stack([value[slot.name] for value in values])
-        if stacked.is_floating_point():
-            parts = torch.tensor([buffers.samples / max(total, 1) for buffers in sent], dtype=torch.float64)
-            pooled[slot.name] = torch.tensordot(parts, stacked.double(), dims=1).to(stacked.dtype)
+        own = [value[slot.name] for value in values]
+        if all(torch.equal(value, own[0]) for value in own):
+            pooled[slot.name] = own[0]
+        elif own[0].is_floating_point():
+            for site, value in zip(plan.sites, own, strict=True):
+                if not bool(torch.isfinite(value).all()):
+                    raise RunFailedError(site, f"its buffer {slot.name} holds NaN or infinity")
+            pooled[slot.name] = torch.tensordot(parts, torch.stack(own).double(), dims=1).to(own[0].dtype)
         else:
-            pooled[slot.name] = stacked.amax(dim=0)
+            pooled[slot.name] = torch.stack(own).amax(dim=0)
     return Buffers(samples=total, values=pack_buffers(pooled, plan))
 
 

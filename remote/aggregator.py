@@ -72,6 +72,11 @@ class Aggregator:
         self._outcome = ("interrupted", "")
 
     @property
+    def interrupted(self) -> bool:
+        """Whether a person ended the run."""
+        return self._outcome[0] == "interrupted"
+
+    @property
     def ended(self) -> bool:
         """Whether the run is over, well or not."""
         return self.barrier.phase is Phase.ENDED
@@ -95,8 +100,8 @@ class Aggregator:
         Raises:
             RunFailedError: the run cannot go on.
         """
-        body, residuals = aggregate(self.plan, self._method, ready.messages, self._residuals)
         try:
+            body, residuals = aggregate(self.plan, self._method, ready.messages, self._residuals)
             packed = pack(Message(ready.kind, ready.round, body, ready.phase), self.plan, up=False)
         except NonFiniteError as error:
             raise RunFailedError("aggregator", str(error)) from None
@@ -142,5 +147,5 @@ class Aggregator:
 
     def close(self) -> None:
         """Save the model as it stands and the last summary."""
-        save_model(self.recorder.directory / "model", self.spec, self._best, self._replica.weights())
         self.recorder.finish(*self._outcome)
+        save_model(self.recorder.directory / "model", self.spec, self._best, self._replica.weights())

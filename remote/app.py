@@ -8,6 +8,7 @@ GET  /status          where the run stands and whom it waits for
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from time import perf_counter
 from typing import Any
 
@@ -17,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from common import __version__
-from common.errors import ProtocolError, RankdadError, RunFailedError
+from common.errors import ProtocolError, RunFailedError, one_line
 from common.protocol import body_limit
 from remote.aggregator import Aggregator
 from remote.rounds import Answer, Effect, Ready
@@ -40,6 +41,8 @@ class Server:
         self.ended = asyncio.Event()
         self.error: BaseException | None = None
         self._limit = body_limit(aggregator.plan, up=True)
+        self._told = asyncio.Event()  # everyone knows how the run ended
+        self._untold = set(aggregator.plan.sites)
         self._waiting: dict[str, list[asyncio.Future[bytes]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -77,12 +80,19 @@ class Server:
         """Take a contribution, and answer when its round is complete."""
         site = request.path_params["site"]
         try:
+            if site not in self.aggregator.plan.sites:
+                raise ProtocolError(404, "no such site in this run")
             body = await self._read(request)
             answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(site, []).append(answer)
             try:
                 self.carry_out(self.aggregator.receive(site, body))
-                return Response(await answer, media_type=CONTENT_TYPE)
+                response = Response(await answer, media_type=CONTENT_TYPE)
+                if self.aggregator.ended:
+                    self._untold.discard(site)
+                    if not self._untold:
+                        self._told.set()
+                return response
             finally:
                 waiting = self._waiting[site]
                 waiting.remove(answer)
@@ -137,8 +147,12 @@ class Server:
             self.carry_out(self.aggregator.fail(error.site, error.reason))
         except Exception as error:
             self.error = error
-            what = str(error) if isinstance(error, RankdadError) else f"{type(error).__name__}: {error}"
-            self.carry_out(self.aggregator.fail("aggregator", what))
+            self.carry_out(self.aggregator.fail("aggregator", one_line(error)))
+
+    async def tell_all(self, seconds: float) -> None:
+        """Wait until every site has been answered with the end of the run: some may still be computing."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._told.wait(), seconds)
 
     async def close(self) -> None:
         """Let the work in hand end, and write down how the run ended."""

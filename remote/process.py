@@ -61,6 +61,10 @@ def run_aggregator(
 
     serve(aggregator, listening, make_view, lifeline)
     progress = aggregator.recorder.progress
+    if len(set(progress.weights_sha256.values())) > 1:
+        console.print(
+            "warning: the sites' final weights differ; do they compute on different hardware?", highlight=False
+        )
     if progress.status == "interrupted":
         raise InterruptedRunError(f"{progress.reason}; what was recorded lies in {output}")
     if progress.status == "failed":

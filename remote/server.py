@@ -19,6 +19,7 @@ from remote.view import View
 
 TICK = 0.25  # seconds between two looks at the progress
 GRACE = 2  # seconds in which the last answers reach the sites
+LINGER = 30.0  # seconds in which sites that are still computing come and hear how the run ended
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -54,10 +55,9 @@ def serve(
         lifeline: pipe from the parent process: "site<tab>reason" says that a site has died, the pipe's end that the
             parent has.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)  # uvicorn raises a caught signal again when it has shut down
-    uvloop_factory = _uvloop()
-    with asyncio.Runner(loop_factory=uvloop_factory) as runner:
+    for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn's own handlers stand until it has shut down, then these
+        signal.signal(number, lambda *_: None)
+    with asyncio.Runner(loop_factory=_uvloop()) as runner:
         runner.run(_serve(aggregator, listening, make_view(aggregator), lifeline))
 
 
@@ -114,16 +114,42 @@ async def _serve(aggregator: Aggregator, listening: socket.socket, view: View, l
     if lifeline is not None:
         loop.add_reader(lifeline.fileno(), hear, lifeline)
     serving = asyncio.create_task(web.serve(sockets=[listening]))
-    view.start()
+    show = _Show(view)
+    show.start()
     try:
         while not server.ended.is_set() and not serving.done():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(server.ended.wait(), TICK)
-            view.tick()
+            show.tick()
+        if not aggregator.interrupted:
+            await server.tell_all(LINGER)
         web.should_exit = True
         await serving
     finally:
         await server.close()
-        view.stop()
+        show.stop()
     if server.error is not None:
         raise server.error
+
+
+class _Show:
+    """A view that may break, its terminal or pipe being closed, without breaking the run."""
+
+    def __init__(self, view: View) -> None:
+        self._view: View | None = view
+
+    def start(self) -> None:
+        self._try(lambda view: view.start())
+
+    def tick(self) -> None:
+        self._try(lambda view: view.tick())
+
+    def stop(self) -> None:
+        self._try(lambda view: view.stop())
+
+    def _try(self, act: Callable[[View], None]) -> None:
+        if self._view is not None:
+            try:
+                act(self._view)
+            except (OSError, SystemExit):  # rich turns a closed pipe into an exit
+                self._view = None

@@ -1,10 +1,10 @@
 """`python -m simulations`: the simulator's commands alone."""
 
-import typer
+from __future__ import annotations
 
-from rankdad import main
+from common.command import new_app, run
 from simulations.cli import mount
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = new_app("rankdad: the simulator's commands.")
 mount(app)
-main(app)
+run(app)

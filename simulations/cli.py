@@ -85,10 +85,12 @@ def _lockstep(read: SimulationFile, directory: Path, allow_factories: tuple[str,
     import torch
 
     from local.data import read_site
+    from remote.recorder import new_directory
     from simulations.lockstep import run
     from simulations.spec import write_sites
 
     torch.set_num_threads(read.run.training.threads)
+    new_directory(directory)
     configs = write_sites(read, directory / "sites", "http://127.0.0.1:0")
     data = {name: read_site(read.run, Path(c.data), i) for i, (name, c) in enumerate(configs.items())}
     run(read.run, data, directory, allowed_factories=allow_factories, device=read.simulation.device)

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from common.errors import RunFailedError
+from common.errors import RankdadError, RunFailedError
 from common.plan import make_plan
-from common.protocol import Failure, Kind, Message, pack, unpack
+from common.protocol import failure_message, pack, unpack
 from common.replica import Replica
 from common.spec import RunSpec
 from local.data import SiteData
@@ -55,30 +55,34 @@ def run(
         )
     results: dict[str, Result] = {}
     answers: dict[str, bytes] = {}
+    failures: list[RunFailedError] = []
     try:
         while trainings:
             effects: list[Effect] = []
             for site, training in list(trainings.items()):
                 try:
-                    message = (
-                        training.send(unpack(answers[site], plan, up=False, device=device))
-                        if answers
-                        else next(training)
-                    )
+                    update = unpack(answers[site], plan, up=False, device=device) if answers else None
+                    message = next(training) if update is None else training.send(update)
                     body = pack(message, plan, up=True)
                 except StopIteration as stop:
                     results[site] = stop.value
                     del trainings[site]
                     continue
-                except RunFailedError:
-                    raise
-                except Exception as error:
-                    body = pack(_failure(aggregator.barrier.round, site, error), plan, up=True)
+                except RunFailedError as error:  # another site's
+                    failures.append(error)
+                    del trainings[site]
+                    continue
+                except RankdadError as error:  # its own
+                    failures.append(RunFailedError(site, str(error)))
+                    body = pack(failure_message(site, aggregator.barrier.round, error), plan, up=True)
+                    del trainings[site]
                 effects += aggregator.receive(site, body)
             answers = _carry_out(aggregator, effects)
             on_round(aggregator)
     finally:
         aggregator.close()
+    if failures:
+        raise failures[0]
     return results
 
 
@@ -102,7 +106,3 @@ def _aggregate(aggregator: Aggregator, ready: Ready) -> list[Effect]:
     effects = aggregator.complete(ready, update)
     aggregator.follow(ready, update, time.perf_counter() - began)
     return effects
-
-
-def _failure(round_: int, site: str, error: Exception) -> Message:
-    return Message(Kind.FAILURE, round_, Failure(site=site, reason=str(error)[:500]))

@@ -11,6 +11,7 @@ from pydantic import Field
 from common.errors import DataError, SpecError
 from common.seeds import derive
 from common.spec import Part, PositiveFloat
+from local.data.npz import whole_numbers
 from simulations.sources import Pool
 
 Rows = NDArray[np.intp]
@@ -59,26 +60,25 @@ def partition(pool: Pool, how: Iid | Dirichlet, sites: tuple[str, ...], classes:
     """Deal a pool out to sites; training and test samples separately, where the pool tells them apart.
 
     Raises:
-        DataError: a label is out of range, or a site is left without samples.
+        DataError: a label or a split mark is out of range or missing, or a site is left without samples.
     """
-    bad = ~((pool.y >= 0) & (pool.y < classes))
-    if bad.any():
-        row = int(bad.argmax())
-        raise DataError(pool.origin, f"label {pool.y[row]} in row {row}, expected 0 to {classes - 1} (task.classes)")
+    labels = whole_numbers(pool.origin, "y (the label)", pool.y, len(pool.x), classes)
+    marks = np.zeros(len(labels), np.int64)
+    if pool.split is not None:
+        marks = whole_numbers(pool.origin, "split", pool.split, len(pool.x), 3)
     generator = np.random.default_rng(derive(seed, "partition"))
-    marks = pool.split if pool.split is not None else np.zeros(len(pool.y), np.uint8)
     parts: list[list[Rows]] = [[] for _ in sites]
     for mark in np.unique(marks):
         rows = np.flatnonzero(marks == mark)
-        for part, chosen in zip(parts, how.deal(pool.y[rows], len(sites), generator), strict=True):
+        for part, chosen in zip(parts, how.deal(labels[rows], len(sites), generator), strict=True):
             part.append(rows[chosen])
     dealt: dict[str, Pool] = {}
     for site, part in zip(sites, parts, strict=True):
         rows = np.concatenate(part) if part else np.empty(0, np.intp)
         if not len(rows):
             raise DataError(
-                pool.origin, f"{site} is left without samples: {len(pool.y)} samples for {len(sites)} sites"
+                pool.origin, f"{site} is left without samples: {len(labels)} samples for {len(sites)} sites"
             )
-        split = None if pool.split is None else pool.split[rows]
-        dealt[site] = Pool(pool.x[rows], pool.y[rows], split, pool.origin)
+        split = None if pool.split is None else marks[rows].astype(np.uint8)
+        dealt[site] = Pool(pool.x[rows], labels[rows], split, pool.origin)
     return dealt

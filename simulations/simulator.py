@@ -28,7 +28,7 @@ from rich.console import Console
 
 from common.errors import RankdadError, UserError
 from local.config import SiteConfig
-from remote.recorder import new_directory
+from remote.recorder import new_directory, write_json
 from remote.server import listen
 from simulations.spec import SimulationFile, write_sites
 
@@ -94,6 +94,7 @@ class _Processes:
     ) -> None:
         self._directory = directory
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        self._first = ""  # the first process that did not end well
         reading, self._lifeline = context.Pipe(duplex=False)
         arguments = (file, directory, listening, reading, allow_factories, json_output)
         self._aggregator = _start(context, "aggregator", _aggregator, (self._lifeline, *arguments))
@@ -128,8 +129,9 @@ class _Processes:
                 process.join()
                 if process.exitcode == 0:
                     continue
+                self._first = process.name
                 if process is not self._aggregator:
-                    line = f"{process.name}\t{_how(process)}: {_last_lines(log_path(self._directory, process.name), 1)}"
+                    line = f"{process.name}\t{_how(process)}: {_error(log_path(self._directory, process.name))}"
                     with contextlib.suppress(OSError):  # the aggregator may be gone too
                         self._lifeline.send_bytes(line.encode())
                 return
@@ -144,27 +146,26 @@ class _Processes:
                 continue
             for process in living:
                 getattr(process, act)()
+        for process in everyone:
+            process.join(ENDING)  # an exit status is known only then
         self._lifeline.close()
 
     def _judge(self) -> dict[str, Any]:
         """Return the summary of a run that went well, or say which process did not."""
-        summary: dict[str, Any] = {}
-        if (path := self._directory / "summary.json").exists():
-            summary = json.loads(path.read_text(encoding="utf-8"))
+        path = self._directory / "summary.json"
+        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         everyone = {"aggregator": self._aggregator, **self._sites}
         if all(process.exitcode == 0 for process in everyone.values()):
             return summary
         culprit, _, reason = summary.get("reason", "").partition(": ")
-        mistaken = [name for name, process in everyone.items() if process.exitcode == UserError.exit_code]
-        if mistaken:
-            culprit = culprit if culprit in mistaken else mistaken[0]
-            line = _last_lines(log_path(self._directory, culprit), 1).removeprefix("error: ")
-            raise SimulationError(f"{culprit}: {line}", UserError.exit_code)
-        culprit = culprit if culprit in everyone else "aggregator"
+        if culprit not in everyone:
+            culprit, reason = self._first, _how(everyone[self._first])
+            if summary:
+                write_json(path, summary | {"status": "failed", "reason": f"{culprit}: {reason}"})
+        if everyone[culprit].exitcode == UserError.exit_code:
+            raise SimulationError(f"{culprit}: {_error(log_path(self._directory, culprit))}", UserError.exit_code)
         lines = _last_lines(log_path(self._directory, culprit), LAST_LINES)
-        raise SimulationError(
-            f"{culprit} could not go on: {reason or _how(everyone[culprit])}\nits last lines:\n{lines or '(none)'}", 1
-        )
+        raise SimulationError(f"{culprit} could not go on: {reason}\nits last lines:\n{lines or '(none)'}", 1)
 
 
 def log_path(directory: Path, name: str) -> Path:
@@ -218,7 +219,7 @@ def _run(work: Callable[[], object], log: io.TextIOBase) -> None:
     except RankdadError as error:
         print(f"error: {error}", file=log)
         code = error.exit_code
-    except Exception:
+    except BaseException:
         traceback.print_exc(file=log)
         code = 1
     log.flush()
@@ -242,6 +243,11 @@ def _how(process: BaseProcess) -> str:
     if code is not None and code < 0:
         return f"killed by {signal.Signals(-code).name}"
     return f"ended with status {code}"
+
+
+def _error(log: Path) -> str:
+    """Return what a process has written of its end."""
+    return _last_lines(log, LAST_LINES).rpartition("error: ")[2]
 
 
 def _last_lines(path: Path, count: int) -> str:

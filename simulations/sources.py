@@ -5,21 +5,19 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from common.errors import DataError, UserError
 from common.spec import Part
-
-Array = NDArray[Any]
+from local.data.npz import Array, read_arrays
 
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """All samples together: x [samples, …], y [samples], split [samples] (0 train, 2 test) or None."""
+    """All samples together: x [samples, …], y [samples], split [samples] (0 train, 1 validation, 2 test) or None."""
 
     x: Array
     y: Array
@@ -55,15 +53,14 @@ class Mnist(Part):
     def load(self) -> Pool:
         """Read the file; its own test set stays the test set."""
         path = Path(self.path)
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                parts = [(file[f"x_{part}"], file[f"y_{part}"].reshape(-1)) for part in ("train", "test")]
-        except FileNotFoundError:
-            raise DataError(path, "does not exist; pass the file's place with --data") from None
-        except (OSError, ValueError, KeyError, EOFError) as error:
-            raise DataError(path, f"cannot be read: {error}") from None
-        split = np.concatenate([np.full(len(y), mark, np.uint8) for (_, y), mark in zip(parts, (0, 2), strict=True)])
-        return Pool(np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]), split, str(path))
+        arrays = _arrays(path, ("x_train", "y_train", "x_test", "y_test"))
+        counts = len(arrays["y_train"].reshape(-1)), len(arrays["y_test"].reshape(-1))
+        return Pool(
+            np.concatenate([arrays["x_train"], arrays["x_test"]]),
+            np.concatenate([arrays["y_train"].reshape(-1), arrays["y_test"].reshape(-1)]),
+            np.repeat(np.array([0, 2], np.uint8), counts),
+            self.path,
+        )
 
 
 class Npz(Part):
@@ -75,15 +72,19 @@ class Npz(Part):
 
     def load(self) -> Pool:
         """Read the file."""
-        path = Path(self.path)
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                split = file["split"] if "split" in file.files else None
-                return Pool(file["x"], file["y"].reshape(-1), split, str(path))
-        except FileNotFoundError:
-            raise DataError(path, "does not exist; pass the file's place with --data") from None
-        except (OSError, ValueError, KeyError, EOFError) as error:
-            raise DataError(path, f"cannot be read: {error}") from None
+        arrays = _arrays(Path(self.path), ("x", "y"))
+        split = read_arrays(Path(self.path), ("split",)).get("split")
+        return Pool(arrays["x"], arrays["y"].reshape(-1), split, self.path)
 
 
 Source = Annotated[Digits | Mnist | Npz, Field(discriminator="name")]
+
+
+def _arrays(path: Path, names: tuple[str, ...]) -> dict[str, Array]:
+    if not path.exists():
+        raise DataError(path, "does not exist; pass the file's place with --data")
+    arrays = read_arrays(path, names)
+    missing = [name for name in names if name not in arrays or not arrays[name].ndim]
+    if missing:
+        raise DataError(path, f"has no array {missing[0]}, expected {', '.join(names)}")
+    return arrays

@@ -1,8 +1,9 @@
 """What every method is: two functions with explicit state.
 
 Units: a site contributes the gradient of its own *mean* loss, and the aggregator weights it by the site's share of the
-loss's denominators (samples). A site's residual is in units of its mean gradient, the aggregator's in units of the
-pooled mean: neither grows when a round has few samples. The division by the total weight is in `shares` alone.
+loss's denominators (samples); the division by the total weight is in `shares` alone. Residuals, the site's as the
+aggregator's, are in units of the pooled mean, of what is applied: whatever shares the sites have from round to round,
+all that was applied and all that is kept add up to all pooled gradients.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ class Method(Protocol):
     """How gradients travel."""
 
     def step(
-        self, gradients: Payload, weight: float, state: State, seed: int
+        self, gradients: Payload, share: float, state: State, seed: int
     ) -> Generator[Payload, Payload, tuple[Payload, State]]:
         """Turn a site's gradients into the gradients to apply, one exchange at a time.
 
         Args:
             gradients: of the site's mean loss, in the plan's order.
-            weight: the mean's denominator.
+            share: of this site in the round's total weight; 0 if it is out of data.
             state: the site's residuals.
             seed: of this site and round.
 

@@ -16,7 +16,7 @@ class DadMethod:
         self._routes = routes
 
     def step(
-        self, gradients: Payload, weight: float, state: State, seed: int
+        self, gradients: Payload, share: float, state: State, seed: int
     ) -> Generator[Payload, Payload, tuple[Payload, State]]:
         """Send the factors as they are."""
         update = yield gradients

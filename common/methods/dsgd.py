@@ -12,7 +12,7 @@ class DsgdMethod:
     """Full gradients; every route is dense."""
 
     def step(
-        self, gradients: Payload, weight: float, state: State, seed: int
+        self, gradients: Payload, share: float, state: State, seed: int
     ) -> Generator[Payload, Payload, tuple[Payload, State]]:
         """Send the gradients as they are."""
         update = yield gradients

@@ -11,6 +11,7 @@ from collections.abc import Generator, Sequence
 import torch
 from torch import Tensor
 
+from common.errors import NonFiniteError
 from common.factors import Factor
 from common.methods.base import State, Weighted, pooled
 from common.plan import Payload, Route
@@ -33,47 +34,53 @@ class RankDadMethod:
         self._feedback_at_aggregator = spec.feedback in ("aggregator", "both")
 
     def step(
-        self, gradients: Payload, weight: float, state: State, seed: int
+        self, gradients: Payload, share: float, state: State, seed: int
     ) -> Generator[Payload, Payload, tuple[Payload, State]]:
         """Reduce gradients plus residuals and send them; a site out of data sends no rows and keeps its residuals."""
-        if weight == 0:
+        if share == 0:
             update = yield gradients
             return update, state
-        sent, residuals = self._reduce(gradients, state, seed, feedback=self._feedback_at_site)
+        sent, residuals = self._reduce(gradients, share, state, seed, feedback=self._feedback_at_site)
         update = yield sent
         return update, residuals
 
     def aggregate(self, contributions: Sequence[Weighted], state: State, seed: int) -> tuple[Payload, State]:
         """Concatenate all sites' rows and reduce them again."""
-        return self._reduce(pooled(contributions), state, seed, feedback=self._feedback_at_aggregator)
+        return self._reduce(pooled(contributions), 1.0, state, seed, feedback=self._feedback_at_aggregator)
 
-    def _reduce(self, payload: Payload, state: State, seed: int, *, feedback: bool) -> tuple[Payload, State]:
+    def _reduce(
+        self, payload: Payload, share: float, state: State, seed: int, *, feedback: bool
+    ) -> tuple[Payload, State]:
         reduced: list[Factor | Tensor] = []
         residuals: State = {}
         for route, value in zip(self._routes, payload, strict=True):
             if isinstance(value, Tensor):
                 reduced.append(value)
                 continue
-            meant = _plus(value, state.get(route.name)) if feedback else value
-            factor = spi(
-                meant,
-                self._spec.rank,
-                tolerance=self._spec.tolerance,
-                seed=derive(seed, route.name),
-                iterations=self._spec.iterations,
-            )
+            meant = _plus(value, state.get(route.name), share) if feedback else value
+            try:
+                factor = spi(
+                    meant,
+                    self._spec.rank,
+                    tolerance=self._spec.tolerance,
+                    seed=derive(seed, route.name),
+                    iterations=self._spec.iterations,
+                )
+            except ValueError:
+                raise NonFiniteError(route.name) from None
             reduced.append(factor)
             if isinstance(meant, Tensor):
-                residuals[route.name] = self._residual(meant, factor)
+                residuals[route.name] = self._residual(meant, factor, share)
         return tuple(reduced), residuals
 
-    def _residual(self, meant: Tensor, sent: Factor) -> Tensor:
-        """Return what was meant minus what the other end decodes. `meant` is overwritten."""
+    def _residual(self, meant: Tensor, sent: Factor, share: float) -> Tensor:
+        """Return what was meant minus what the other end decodes, as it will be applied. `meant` is overwritten."""
         decoded = Factor(sent.delta.to(self._wire).to(meant.dtype), sent.activation.to(self._wire).to(meant.dtype))
-        return meant.addmm_(decoded.delta.T, decoded.activation, alpha=-1)
+        return meant.addmm_(decoded.delta.T, decoded.activation, beta=share, alpha=-share)
 
 
-def _plus(factor: Factor, residual: Tensor | None) -> Tensor:
+def _plus(factor: Factor, residual: Tensor | None, share: float) -> Tensor:
+    """Return a site's mean gradient plus its residual, less the share that will multiply both."""
     if residual is None:
         return factor.gradient()
-    return torch.addmm(residual, factor.delta.T, factor.activation)
+    return torch.addmm(residual, factor.delta.T, factor.activation, beta=1 / share)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from common.errors import PolicyError, SpecError
+from common.errors import PolicyError, SpecError, one_line
 from common.seeds import derive
 from common.spec import Factory, Mlp, RunSpec
 
@@ -61,12 +61,14 @@ def _from_factory(spec: Factory, allowed: Collection[str]) -> nn.Module:
         sys.path.insert(0, here)
     try:
         factory = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
-        raise SpecError("model.factory", f"{spec.factory} cannot be imported: {error}") from None
+    except (Exception, SystemExit) as error:
+        raise SpecError("model.factory", f"{spec.factory} cannot be imported: {one_line(error)}") from error
     try:
         model = factory(**spec.arguments)
-    except Exception as error:
-        raise SpecError("model.arguments", f"{spec.factory} raised {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise SpecError("model.arguments", f"{spec.factory} raised {one_line(error)}") from error
     if not isinstance(model, nn.Module):
         raise SpecError("model.factory", f"{spec.factory} returned {type(model).__name__}, expected a torch module")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise SpecError("model.factory", f"{spec.factory} returned a model without parameters to train")
     return model

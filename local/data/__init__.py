@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from common.errors import DataError, UserError
 from common.seeds import derive
 from common.spec import RunSpec
+from local.data.npz import Array, read_arrays, whole_numbers
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 
@@ -53,8 +53,6 @@ class SiteData:
         """
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise UserError(f"device: {device} is not available on this machine, expected cpu")
-        if device == "mps" and not torch.backends.mps.is_available():
-            raise UserError("device: mps is not available on this machine, expected cpu")
         return SiteData(self.train.to(device), self.validation.to(device), self.test.to(device))
 
 
@@ -97,21 +95,19 @@ def read_npz(path: Path, spec: RunSpec) -> tuple[Tensor, Tensor | None, Tensor |
     Raises:
         DataError: see `read_site`.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in ("x", "y", "split") if name in file.files}
-    except FileNotFoundError:
-        raise DataError(path, "does not exist") from None
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise DataError(path, f"is not a readable npz file of plain arrays: {error}") from None
+    arrays = read_arrays(path, ("x", "y", "split"))
     if "x" not in arrays:
         raise DataError(path, "has no array x, expected the inputs")
     inputs = _inputs(path, arrays["x"], spec)
-    labels = _whole(path, "y", arrays.get("y"), len(inputs), spec.task.classes)
-    return inputs, labels, _whole(path, "split", arrays.get("split"), len(inputs), 3)
+    limits = {"y": spec.task.classes, "split": 3}
+    labels, split = (
+        torch.from_numpy(whole_numbers(path, name, arrays[name], len(inputs), limit)) if name in arrays else None
+        for name, limit in limits.items()
+    )
+    return inputs, labels, split
 
 
-def _inputs(path: Path, array: np.ndarray, spec: RunSpec) -> Tensor:
+def _inputs(path: Path, array: Array, spec: RunSpec) -> Tensor:
     expected = spec.data.shape
     if array.ndim == 0 or math.prod(array.shape[1:]) != math.prod(expected):
         raise DataError(path, f"x has shape {list(array.shape)}, expected [samples, {', '.join(map(str, expected))}]")
@@ -127,20 +123,3 @@ def _inputs(path: Path, array: np.ndarray, spec: RunSpec) -> Tensor:
     if bad.any():
         raise DataError(path, f"x holds NaN or infinity in {int(bad.sum())} samples, first in row {int(bad.argmax())}")
     return torch.from_numpy(numbers * np.asarray(spec.data.scale, numbers.dtype))
-
-
-def _whole(path: Path, name: str, array: np.ndarray | None, count: int, limit: int) -> Tensor | None:
-    if array is None:
-        return None
-    array = array.reshape(-1)
-    if len(array) != count:
-        raise DataError(path, f"{name} has {len(array)} values for {count} samples")
-    if array.dtype.kind not in "biuf":
-        raise DataError(
-            path, f"{name} holds text or objects ({array.dtype}), expected whole numbers from 0 to {limit - 1}"
-        )
-    bad = ~((array >= 0) & (array < limit) & (array == np.floor(array)))
-    if bad.any():
-        row = int(bad.argmax())
-        raise DataError(path, f"{name} holds {array[row]} in row {row}, expected whole numbers from 0 to {limit - 1}")
-    return torch.from_numpy(array.astype(np.int64))

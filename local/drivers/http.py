@@ -10,23 +10,19 @@ from typing import Any, TypeVar
 
 import urllib3
 
-from common.errors import (
-    REASON_CHARACTERS,
-    RankdadError,
-    RunFailedError,
-    UnreachableError,
-    UserError,
-)
+from common.errors import RankdadError, RunFailedError, SpecError, UnreachableError, UserError
 from common.plan import Plan
-from common.protocol import Failure, Kind, Message, pack, unpack
+from common.protocol import Message, failure_message, pack, unpack
 
 R = TypeVar("R")
 FIRST_DELAY, LONGEST_DELAY = 0.1, 10.0  # seconds between two tries to reach the aggregator
 HELD = 60.0  # seconds after which a held request is sent again: a link may have died without a word
+PROMPT = 10.0  # seconds in which a connection stands, and an answer comes that waits for nobody
+SLOWEST = 10_000  # bytes per second of the slowest link on which a body may take its time
 CONTENT_TYPE = {"content-type": "application/msgpack"}
 
 
-class RefusedError(UserError):
+class RefusedError(RankdadError):
     """The aggregator refused a request; it says why."""
 
 
@@ -43,7 +39,10 @@ class AggregatorClient:
     def __init__(self, url: str, site: str, patience: float, say: Callable[[str], None]) -> None:
         self._url, self._patience, self._say = url.rstrip("/"), patience, say
         # urllib3 stays within 1.2 times the cost of bare sockets and http.client; httpx takes 2.2.
-        self._pool = urllib3.connection_from_url(self._url, maxsize=1, timeout=urllib3.Timeout(10.0, read=HELD))
+        try:
+            self._pool = urllib3.connection_from_url(self._url, maxsize=1)
+        except urllib3.exceptions.LocationValueError:
+            raise SpecError("aggregator", f"{url} is not an address, expected such as http://10.0.0.1:8765") from None
         prefix = urllib3.util.parse_url(self._url).path or ""
         self._run, self._rounds = f"{prefix}/run", f"{prefix}/rounds/{site}"
 
@@ -61,7 +60,13 @@ class AggregatorClient:
         Raises:
             UnreachableError: nobody answered for as long as the site's patience lasts.
         """
-        document: dict[str, Any] = self._request("GET", self._run, None).json()
+        answer = self._request("GET", self._run, None)
+        try:
+            document = answer.json()
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise UserError(f"{self._url}: what answers there is not an aggregator of rankdad")
         return document
 
     def exchange(self, body: bytes) -> bytes:
@@ -74,19 +79,25 @@ class AggregatorClient:
         return self._request("POST", self._rounds, body).data
 
     def _request(self, verb: str, path: str, body: bytes | None) -> urllib3.BaseHTTPResponse:
+        """Send a request until it is answered; a body is a contribution, whose answer waits for the other sites."""
         delay, since = FIRST_DELAY, time.monotonic()
+        timeout = urllib3.Timeout(connect=PROMPT, read=PROMPT)
+        if body is not None:  # urllib3 counts sending as connecting
+            timeout = urllib3.Timeout(connect=PROMPT + len(body) / SLOWEST, read=HELD)
         while True:
             try:
-                answer = self._pool.urlopen(verb, path, body=body, headers=CONTENT_TYPE, retries=False)
+                answer = self._pool.urlopen(verb, path, body, CONTENT_TYPE, retries=False, timeout=timeout)
                 if answer.status == 200:
                     return answer
                 if answer.status < 500:
                     raise RefusedError(f"{self._url} refused ({answer.status}): {_reason(answer)}")
                 problem = f"answered {answer.status}"
             except urllib3.exceptions.ReadTimeoutError:
-                self._say(f"still waiting for the other sites after {time.monotonic() - since:.0f} s")
-                since, delay = time.monotonic(), FIRST_DELAY
-                continue
+                if body is not None:
+                    self._say(f"still waiting for the other sites after {time.monotonic() - since:.0f} s")
+                    since, delay = time.monotonic(), FIRST_DELAY
+                    continue
+                problem = f"no answer within {PROMPT:.0f} s"
             except urllib3.exceptions.HTTPError as error:
                 problem = _cause(error)
             left = self._patience - (time.monotonic() - since)
@@ -95,7 +106,7 @@ class AggregatorClient:
                     f"{self._url}: no aggregator for {self._patience:.0f} s ({problem}): is it running, and is the "
                     "address right? Raise the site's patience to wait longer"
                 )
-            self._say(f"{self._url}: {problem}; trying again in {delay:.1f} s, for {left:.0f} s more")
+            self._say(f"{self._url}: {problem}; trying again in {min(delay, left):.1f} s, for {left:.0f} s more")
             time.sleep(min(delay, left))
             delay = min(delay * 2, LONGEST_DELAY)
 
@@ -138,13 +149,11 @@ def drive(
     except StopIteration as stop:
         result: R = stop.value
         return result
-    except (RunFailedError, RefusedError, UnreachableError):
+    except (RunFailedError, UnreachableError):
         raise
-    except Exception as error:
-        reason = str(error) if isinstance(error, RankdadError) else f"{type(error).__name__}: {error}"
-        failure = Failure(site=site, reason=reason[:REASON_CHARACTERS])
+    except (Exception, KeyboardInterrupt) as error:
         with contextlib.suppress(RankdadError):
-            client.exchange(pack(Message(Kind.FAILURE, round_, failure), plan, up=True))
+            client.exchange(pack(failure_message(site, round_, error), plan, up=True))
         raise
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import RankdadError, UserError
-from common.spec import load_json
+from simulations.spec import read_simulation
 
 COLUMNS = (
     "method",
@@ -30,7 +31,7 @@ def bench_methods(
     file: Path, assignments: list[str], data: Path | None, seeds: list[int], methods: list[str] | None
 ) -> list[dict[str, Any]]:
     """Print a table (Markdown) with a row per method and seed, bytes per site and step; return the summaries."""
-    own = json.dumps(load_json(file)["run"]["method"])
+    own = read_simulation(file, assignments, data=data).run.method.model_dump_json()
     rows = []
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
     for seed in seeds:
@@ -59,7 +60,7 @@ def _run(file: Path, assignments: list[str], data: Path | None) -> dict[str, Any
 
 def _row(summary: dict[str, Any], baseline: dict[str, Any], seed: int, method: str) -> str:
     """Return a line of the table; bytes compare with the first method's, whole bodies up and down."""
-    test = summary["metrics"]["test"]
+    test = {key: math.nan if value is None else value for key, value in (summary["metrics"]["test"] or {}).items()}
     up, down = summary["bytes_up_per_site_step"], summary["bytes_down_per_site_step"]
     fewer = (baseline["bytes_up_per_site_step"] + baseline["bytes_down_per_site_step"]) / (up + down)
     rank = json.loads(method).get("rank")

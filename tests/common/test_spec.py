@@ -40,6 +40,13 @@ def test_the_files_that_come_with_it_are_valid(name: str) -> None:
         ("training.validation=0.9", "training", "leave nothing to train on"),
         ('federation.sites=["a","a"]', "federation", "a stands there more than once"),
         ('federation.sites=["a","../x"]', "federation.sites[1]", 'got "../x"'),
+        ('federation.sites=["aggregator"]', "federation", "no site can be called aggregator"),
+        (
+            'training={"epochs":1,"batch_size":1,"optimizer":{"name":"adam","lr":1},"validation":0,"early_stopping":{"patience":1}}',
+            "training",
+            "early_stopping needs samples",
+        ),
+        ("training.optimizer.weight_decay=Infinity", "training.optimizer.weight_decay", "got Infinity"),
         ("federation.sites=[]", "federation.sites", "got []"),
         ('data.file="../../etc/passwd"', "data.file", "got"),
         ('model={"name":"factory","factory":"os.system"}', "model.factory", 'got "os.system"'),

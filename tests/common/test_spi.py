@@ -99,6 +99,13 @@ def test_tolerance_cuts_the_effective_rank() -> None:
     assert spi(gradient, 4, tolerance=0.05, iterations=100).rows == 3
 
 
+def test_the_norm_of_large_gradients_does_not_overflow() -> None:
+    factor = Factor(torch.full((3, 4), 1e15), torch.full((3, 5), 1e10))
+    expected = 3e25 * 20**0.5
+    assert norm(factor) == pytest.approx(expected)
+    assert norm(factor.gradient()) == pytest.approx(expected)
+
+
 def test_seeded_and_repeatable() -> None:
     factor = factor_of(30, 40, 50, 1, torch.float32)
     first, second = spi(factor, 4, seed=7), spi(factor, 4, seed=7)

@@ -172,6 +172,37 @@ def test_a_site_that_dies_ends_the_simulation_with_its_name(tmp_path: Path) -> N
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
 
+def test_a_killed_aggregator_ends_the_simulation_and_the_summary_says_so(tmp_path: Path) -> None:
+    process = start("simulate", simulation(tmp_path), "--output", tmp_path / "run", "--set", "run.training.epochs=9999")
+    wait_for_line(process, "step 1 ")
+    children = children_of(process)
+    os.kill(children[0], signal.SIGKILL)
+    _, err = process.communicate(timeout=15)
+    assert process.returncode == 1
+    assert "aggregator could not go on: killed by SIGKILL" in err
+    assert not any(alive(child) for child in children)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_a_site_that_cannot_save_is_named_though_the_run_was_complete(tmp_path: Path) -> None:
+    (tmp_path / "run" / "sites" / "beta").mkdir(parents=True)
+    (tmp_path / "run" / "sites" / "beta" / "model").write_text("in the way")
+    done = rankdad("simulate", simulation(tmp_path), "--output", tmp_path / "run")
+    assert done.returncode == 1
+    assert "beta could not go on: ended with status 1" in done.stderr
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
+    process = start("simulate", simulation(tmp_path), "--output", tmp_path / "run", "--set", "run.training.epochs=30")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    process.wait(timeout=60)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"
+    assert process.stderr is not None
+    process.stderr.close()
+
+
 def diverging(tmp_path: Path) -> Path:
     return simulation(tmp_path, training={"epochs": 50, "optimizer": {"name": "sgd", "lr": 1e30}})
 
@@ -194,10 +225,11 @@ def spoiled(tmp_path: Path, **arrays: Any) -> Path:
     [
         ("run.method.rank=0", "run.method.rank: got 0, expected: input should be greater than or equal to 1"),
         ('run.training.epochs="2"', 'run.training.epochs: got "2"'),
-        ("run.task.classes=2", "label 2 in row"),
+        ("run.task.classes=2", "y (the label) holds 2 in row"),
         ('simulation.source.path="nowhere.npz"', "nowhere.npz: does not exist"),
         ('simulation.partition={"name":"iid","shares":[1,1,0.001]}', "gamma is left without samples"),
         ("run.data.shape=[5]", "expected [samples, 5]"),
+        ('run.model={"name":"mlp","hidden":[4],"dropout":1.0}', "run.model.dropout: got 1.0"),
         ('run.model={"name":"factory","factory":"os:getcwd"}', "os:getcwd is not allowed here"),
     ],
 )
@@ -210,10 +242,12 @@ def test_a_mistake_in_the_file_ends_in_a_sentence_and_status_2(tmp_path: Path, a
 
 def test_an_unreadable_data_file_is_named(tmp_path: Path) -> None:
     file = simulation(tmp_path)
-    (tmp_path / "pool" / "data.npz").write_bytes(b"not an archive")
-    done = rankdad("simulate", file, "--output", tmp_path / "run")
-    assert done.returncode == 2
-    assert "data.npz: cannot be read" in done.stderr
+    whole = (tmp_path / "pool" / "data.npz").read_bytes()
+    for damaged in (b"not an archive", whole[: len(whole) // 2], whole[:200] + bytes(200) + whole[400:]):
+        (tmp_path / "pool" / "data.npz").write_bytes(damaged)
+        done = rankdad("simulate", file, "--output", tmp_path / "run")
+        assert done.returncode == 2, done.stderr
+        assert "data.npz: is not a readable npz file" in done.stderr
 
 
 def test_an_output_that_already_holds_a_run_is_not_touched(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from tests.conftest import SITES, run_spec
 
 
 @pytest.fixture
-def aggregator(tmp_path: Path) -> Aggregator:
+def aggregator(tmp_path: Path) -> Iterator[Aggregator]:
     spec = run_spec()
-    return Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter)
+    made = Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter)
+    yield made
+    made.close()
 
 
 def hello_of(aggregator: Aggregator, **changes: Any) -> bytes:

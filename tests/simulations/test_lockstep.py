@@ -90,14 +90,28 @@ def test_the_run_directory_says_what_happened(tmp_path: Path, site_data: Data) -
     assert json.loads((tmp_path / "run" / "plan.json").read_text())["sites"] == list(SITES)
 
 
-def test_early_stopping_looks_at_validation_only(tmp_path: Path, site_data: Data) -> None:
-    """With a learning rate of nothing no epoch improves on the first: best is the first, and patience ends the run."""
-    optimizer = {"name": "sgd", "lr": 1e-300}
-    spec = run_spec(training={"epochs": 9, "optimizer": optimizer, "early_stopping": {"patience": 2}})
-    results = run(spec, site_data(spec), tmp_path / "run")
-    assert {result.epochs for result in results.values()} == {3}
-    assert {result.best_epoch for result in results.values()} == {0}
-    assert summary_of(tmp_path / "run")["epochs"] == 3
+def test_stopping_and_best_look_at_validation_only(tmp_path: Path, site_data: Data) -> None:
+    """Other test data change nothing but the test metrics; other validation data move the best epoch and the end."""
+    training = {
+        "epochs": 12,
+        "monitor": "loss",
+        "early_stopping": {"patience": 2},
+        "optimizer": {"name": "adam", "lr": 0.1},
+    }
+    spec = run_spec(training=training)
+    ends = {}
+    for changed in ("nothing", "test", "validation"):
+        data = site_data(spec)
+        for site in data.values():
+            for part in ("test", "validation"):
+                if part == changed:
+                    getattr(site, part).inputs.copy_(-getattr(site, part).inputs)
+        (result, *_) = run(spec, data, tmp_path / changed).values()
+        ends[changed] = (result.best_epoch, result.epochs, result.test.loss)
+    assert ends["nothing"][:2] == ends["test"][:2]
+    assert ends["nothing"][2] != ends["test"][2]
+    assert ends["nothing"][1] == ends["nothing"][0] + 1 + 2 < 12, "this run is meant to stop early"
+    assert ends["validation"][:2] == (0, 3), "from the wrong labels' view every step is a step back"
 
 
 def test_best_and_final_model_are_saved_and_best_is_tested(tmp_path: Path, site_data: Data) -> None:
@@ -118,26 +132,47 @@ def normalised() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
 
 
+def masked() -> nn.Module:
+    model = normalised()
+    model.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+    return model
+
+
 def test_buffers_are_averaged_and_equal_everywhere(tmp_path: Path, site_data: Data) -> None:
-    factory = "tests.simulations.test_lockstep:normalised"
+    """Of 65 samples in batches of 8 one would be left over, which BatchNorm could not take; a mask holds infinity."""
+    factory = "tests.simulations.test_lockstep:masked"
     spec = run_spec(model={"name": "factory", "factory": factory}, method={"name": "rank-dad", "rank": 1})
-    results = run(spec, site_data(spec, (80, 60, 36)), tmp_path / "run", allowed_factories=[factory])
+    data = site_data(spec, (100, 60, 36))
+    assert len(data["alpha"].train) % 8 == 1
+    results = run(spec, data, tmp_path / "run", allowed_factories=[factory])
     weights = final_weights(results)
     assert weights["1.running_mean"].abs().sum() > 0
-    assert set(summary_of(tmp_path / "run")["weights_sha256"].values()) == {
-        summary_of(tmp_path / "run")["aggregator_sha256"]
-    }
+    assert weights["mask"].tolist() == [0.0, float("-inf")]
+    summary = summary_of(tmp_path / "run")
+    assert set(summary["weights_sha256"].values()) == {summary["aggregator_sha256"]}
 
 
-def test_nan_in_a_gradient_ends_the_run_naming_site_and_parameter(tmp_path: Path, site_data: Data) -> None:
+@pytest.mark.parametrize("ill", [("beta",), ("alpha", "beta", "gamma")])
+def test_a_site_that_cannot_go_on_ends_the_run_also_if_it_is_every_site(
+    tmp_path: Path, site_data: Data, ill: tuple[str, ...]
+) -> None:
     spec = run_spec(method={"name": "rank-dad", "rank": 2})
     data = site_data(spec)
-    data["beta"].train.inputs[:] = float("nan")
-    with pytest.raises(RunFailedError, match="beta could not go on: the gradient of the loss holds NaN"):
+    for site in ill:
+        data[site].train.inputs[:] = float("nan")
+    with pytest.raises(RunFailedError, match=f"{ill[0]} could not go on: the gradient of the loss holds NaN"):
         run(spec, data, tmp_path / "run")
     summary = summary_of(tmp_path / "run")
     assert summary["status"] == "failed"
-    assert summary["reason"].startswith("beta: ")
+    assert summary["reason"].startswith(f"{ill[0]}: ")
+
+
+def test_one_site_alone_is_a_run(tmp_path: Path, site_data: Data) -> None:
+    spec = run_spec(
+        federation={"sites": ["alpha"]}, method={"name": "rank-dad", "rank": 2}, training={"validation": 0.0}
+    )
+    (result,) = run(spec, site_data(spec), tmp_path / "run").values()
+    assert result.best_epoch == 1, "without validation the last epoch is the best"
 
 
 def test_bytes_never_exceed_the_plan(tmp_path: Path, site_data: Data) -> None:
