@@ -7,7 +7,7 @@ RankdadError                  exit 1
 │   ├── PolicyError           the spec asks for what this site does not allow
 │   └── UnreachableError      nobody answers at the aggregator's address
 ├── ProtocolError             a message that has to be refused: an HTTP status and a reason
-├── NonFiniteError            NaN or infinity in a gradient: the parameter's name
+├── NonFiniteError            NaN or infinity in a loss or gradient: the parameter's name
 ├── ModelError                the user's model raised: its own words
 └── RunFailedError            the run ended because of one site: its name and its reason
 """
@@ -77,11 +77,14 @@ class ProtocolError(RankdadError):
 
 
 class NonFiniteError(RankdadError):
-    """A gradient holds NaN or infinity."""
+    """A loss or a gradient holds NaN or infinity.
 
-    def __init__(self, parameter: str) -> None:
-        self.parameter = parameter
-        super().__init__(f"the gradient of {parameter} holds NaN or infinity: lower the learning rate or clip")
+    Args:
+        what: the loss, or the gradient of which parameter.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} holds NaN or infinity: lower the learning rate or clip")
 
 
 class ModelError(RankdadError):

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 import torch
@@ -38,6 +38,7 @@ class Route:
         name: the parameter.
         shape: its own shape.
         bias: the bias that travels as the last column of the weight's matrix, if any.
+        captured: whether the gradient is captured as a factor; else its matrix is formed first.
         up: rows of the factor that a site sends at most; None sends the matrix itself (dense).
         down: the same for the aggregator.
     """
@@ -45,6 +46,7 @@ class Route:
     name: str
     shape: tuple[int, ...]
     bias: str | None = None
+    captured: bool = False
     up: int | None = None
     down: int | None = None
 
@@ -111,8 +113,8 @@ class Plan:
 
     @property
     def factor_names(self) -> frozenset[str]:
-        """Names of the weights that sites send as factors."""
-        return frozenset(route.name for route in self.routes if route.up is not None)
+        """Names of the weights whose factors are captured."""
+        return frozenset(route.name for route in self.routes if route.captured)
 
     def payload_bytes(self, *, up: bool) -> int:
         """Return the size of a payload with all factors at their largest rank, in bytes."""
@@ -168,20 +170,26 @@ def gather(
 
     Args:
         routes: of the plan.
-        factors: by weight name; a missing one has no rows.
-        dense: by parameter name; a missing one is zero.
+        factors: by weight name.
+        dense: by parameter name.
         like: a tensor of the dtype and device of what is missing.
+
+    Returns:
+        For each route a factor where one was captured, else the matrix [out, columns]; what this step did not use is
+        zero, or has no rows where factors travel.
     """
     values: list[Factor | Tensor] = []
     for route in routes:
-        if route.up is None:
-            gradient = dense.get(route.name)
-            values.append(like.new_zeros(route.matrix) if gradient is None else gradient.reshape(route.matrix))
-        elif route.name in factors:
+        out, columns = route.matrix
+        if route.name in factors:
             factor = factors[route.name]
             values.append(factor.with_ones() if route.bias else factor)
+        elif route.name in dense:
+            matrix = dense[route.name].reshape(out, -1)
+            values.append(torch.cat([matrix, dense[route.bias][:, None]], dim=1) if route.bias else matrix)
+        elif route.up is None:
+            values.append(like.new_zeros(out, columns))
         else:
-            out, columns = route.matrix
             values.append(Factor(like.new_zeros(0, out), like.new_zeros(0, columns)))
     return tuple(values)
 
@@ -203,28 +211,33 @@ def _routes(spec: RunSpec, model: nn.Module, rows: Mapping[str, int]) -> tuple[R
     layers = linear_layers(model)
     routes: dict[str, Route] = {}
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        shape = tuple(parameter.shape)
-        routes[name] = Route(name, shape)
-        if name in rows and not isinstance(spec.method, Dsgd):
-            route = _factor_route(spec, name, shape, layers[name][1], rows[name])
-            if route.floats(route.up) < route.floats(None):
-                routes[name] = route
+        if parameter.requires_grad:
+            bias = layers[name][1] if name in rows else None
+            routes[name] = _route(spec, name, tuple(parameter.shape), bias, rows.get(name))
     folded = {route.bias for route in routes.values()}
     return tuple(route for name, route in routes.items() if name not in folded)
 
 
-def _factor_route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, rows_per_sample: int) -> Route:
+def _route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, rows_per_sample: int | None) -> Route:
+    dense = Route(name, shape)
+    if isinstance(spec.method, Dsgd) or len(shape) < 2:
+        return dense
+    rows = None  # some rows do not grow with the batch: hence at least the probe's
+    if rows_per_sample is not None:
+        rows = rows_per_sample * max(spec.training.batch_size, PROBE_SAMPLES)
     if isinstance(spec.method, Dad):
-        up = rows_per_sample * max(spec.training.batch_size, PROBE_SAMPLES)  # some rows do not grow with the batch
-        down: int | None = up * len(spec.federation.sites)
-        route = Route(name, shape, bias, up, down)
-        return Route(name, shape, bias, up, None) if route.floats(down) >= route.floats(None) else route
-    assert not isinstance(spec.method, Dsgd)
-    # A reduction loses part of the bias; only feedback at both ends brings it back, so without it the bias goes dense.
-    kept = bias if spec.method.feedback == "both" else None
-    return Route(name, shape, kept, spec.method.rank, spec.method.rank)
+        if rows is None:
+            return dense
+        route = Route(name, shape, bias, True, rows, rows * len(spec.federation.sites))
+        if route.floats(route.down) >= route.floats(None):
+            route = replace(route, down=None)
+    else:
+        # A reduction loses part of the bias; only feedback at both ends brings it back: without it, it goes dense.
+        kept = bias if spec.method.feedback == "both" else None
+        route = Route(name, shape, kept, False, spec.method.rank, spec.method.rank)
+        # With more rows than that the product is the smaller operator, and autograd forms it anyway.
+        route = replace(route, captured=rows is not None and route.floats(rows) <= route.floats(None))
+    return route if route.floats(route.up) < route.floats(None) else dense
 
 
 def _probe(spec: RunSpec, model: nn.Module) -> tuple[dict[str, int], tuple[str, ...]]:
@@ -257,5 +270,5 @@ def _probe(spec: RunSpec, model: nn.Module) -> tuple[dict[str, int], tuple[str, 
         if torch.linalg.vector_norm(factor.gradient() - gradient) <= 1e-3 * torch.linalg.vector_norm(gradient):
             rows[name] = math.ceil(factor.rows / PROBE_SAMPLES)
         else:
-            warnings.append(f"{name} is also used outside its layer: it travels dense")
+            warnings.append(f"{name} is also used outside its layer: its factor is not used")
     return rows, tuple(warnings)

@@ -285,7 +285,7 @@ def _flatten(payload: Payload, plan: Plan, *, up: bool) -> tuple[memoryview, byt
     wire: torch.dtype = getattr(torch, plan.wire)
     flat = torch.cat(numbers).detach().to("cpu", wire)
     if not _finite(flat):
-        raise NonFiniteError(_first_bad(plan.routes, payload))
+        raise NonFiniteError(f"the gradient of {_first_bad(plan.routes, payload)}")
     return flat.view(torch.uint8).numpy().data, struct.pack(f"<{len(rows)}I", *rows)
 
 

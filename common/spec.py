@@ -195,8 +195,8 @@ class RankDad(Part):
     name: Literal["rank-dad"]
     rank: PositiveInt
     """Largest number of rows of a factor on the wire, up and down."""
-    reducer: Literal["spi"] = "spi"
-    """Structured power iterations (Algorithm 2)."""
+    reducer: Literal["spi", "block", "exact", "auto"] = "spi"
+    """Structured power iterations (Algorithm 2), the same on all directions at once, a truncated SVD, or by shape."""
     feedback: Literal["none", "site", "aggregator", "both"] = "both"
     """Where the residual of a reduction is kept for the next step; the paper's own method is none."""
     tolerance: Fraction = 0.0

@@ -60,7 +60,7 @@ class TrainingState:
         round: number of the next round.
         epoch: of the next step.
         step: of the next step, within its epoch.
-        residuals: of the method.
+        method: state of the method.
         best_value: best validation metric so far; None before the first.
         best_epoch: when that was.
         best_weights: the weights of that epoch.
@@ -71,7 +71,7 @@ class TrainingState:
     round: int = 0
     epoch: int = 0
     step: int = 0
-    residuals: State = field(default_factory=dict)
+    method: State = field(default_factory=State)
     best_value: float | None = None
     best_epoch: int = 0
     best_weights: dict[str, Tensor] = field(default_factory=dict)
@@ -188,7 +188,7 @@ class _Trainer:
         self.lap("compute")
         seed = derive(self.plan.seed, "site", self.index, self.state.round)
         share = len(batch) / self.weights[self.state.step]
-        exchange = self.method.step(gradients, share, self.state.residuals, seed)
+        exchange = self.method.step(gradients, share, self.state.method, seed)
         payload, phase = next(exchange), 0
         while True:
             self.lap("reduce")
@@ -197,7 +197,7 @@ class _Trainer:
             try:
                 payload, phase = exchange.send(update.payload), phase + 1
             except StopIteration as stop:
-                pooled, self.state.residuals = stop.value
+                pooled, self.state.method = stop.value
                 break
         self.lap("reduce")
         self.replica.apply(scatter(self.plan.routes, pooled))
@@ -218,7 +218,7 @@ class _Trainer:
                 raise ModelError(error) from error
         value = float(loss.detach())
         if not math.isfinite(value):
-            raise NonFiniteError("the loss")
+            raise NonFiniteError("the training loss")
         return gather(self.plan.routes, capture.factors(), capture.dense(), like), value
 
     def _end_of_epoch(self) -> Generator[Message, Message, bool]:

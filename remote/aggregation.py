@@ -39,13 +39,13 @@ B = TypeVar("B", bound=Body)
 
 
 def aggregate(plan: Plan, method: Method, messages: Sequence[Message], state: State) -> tuple[Body, State]:
-    """Return a round's update and the method's new residuals.
+    """Return a round's update and the method's new state.
 
     Args:
         plan: of the run.
         method: of the run.
         messages: contributions of one kind, in the plan's order.
-        state: the aggregator's residuals.
+        state: of the method.
 
     Raises:
         RunFailedError: a site said hello with something else than the plan's.

@@ -67,7 +67,7 @@ class Aggregator:
         self._method = method_for(spec, self.plan)
         self._replica = replica
         self._clock = clock
-        self._residuals: State = {}
+        self._state = State()
         self._best: dict[str, Tensor] = {}
         self._outcome = ("interrupted", "")
 
@@ -101,11 +101,11 @@ class Aggregator:
             RunFailedError: the run cannot go on.
         """
         try:
-            body, residuals = aggregate(self.plan, self._method, ready.messages, self._residuals)
+            body, state = aggregate(self.plan, self._method, ready.messages, self._state)
             packed = pack(Message(ready.kind, ready.round, body, ready.phase), self.plan, up=False)
         except NonFiniteError as error:
             raise RunFailedError("aggregator", str(error)) from None
-        self._residuals = residuals
+        self._state = state
         return Update(body, packed)
 
     def complete(self, ready: Ready, update: Update) -> list[Effect]:

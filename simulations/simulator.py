@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import io
 import json
 import multiprocessing
@@ -77,8 +78,8 @@ def simulate(
 
 def import_before_forking() -> None:
     """Import what the processes will need; what an optimizer's constructor imports takes longest."""
-    import remote.process  # noqa: F401
-
+    for name in ("torch._dynamo", "local.site", "remote.process"):
+        importlib.import_module(name)
     gc.freeze()  # what is imported stays: collections pass it over, and its memory stays shared
 
 

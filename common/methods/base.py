@@ -8,8 +8,8 @@ all that was applied and all that is kept add up to all pooled gradients.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -17,8 +17,19 @@ from torch import Tensor
 from common.factors import Factor, concatenate
 from common.plan import Payload
 
-State = dict[str, Tensor]
-"""Residuals, [out, columns] by parameter name; empty at the start. A method returns a new state, it changes none."""
+
+@dataclass(frozen=True)
+class State:
+    """What a method keeps from one round to the next, by parameter name. A method returns a new state, it changes none.
+
+    Args:
+        residuals: what was meant and not sent, [out, columns].
+        bases: right singular vectors of the last update, [k, columns]: what a reducer starts from. They came with the
+            update, so that no crash can lose them.
+    """
+
+    residuals: Mapping[str, Tensor] = field(default_factory=dict)
+    bases: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -40,14 +51,14 @@ class Method(Protocol):
         Args:
             gradients: of the site's mean loss, in the plan's order.
             share: of this site in the round's total weight; 0 if it is out of data.
-            state: the site's residuals.
+            state: of the site.
             seed: of this site and round.
 
         Yields:
             what to send; is sent the aggregator's update.
 
         Returns:
-            The pooled gradients in the plan's order, and the site's new residuals.
+            The pooled gradients in the plan's order, and the site's new state.
         """
         ...
 

@@ -6,7 +6,7 @@ matrix before it is reduced: nothing of a gradient is lost, it only arrives late
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,9 +15,14 @@ from common.errors import NonFiniteError
 from common.factors import Factor
 from common.methods.base import State, Weighted, pooled
 from common.plan import Payload, Route
+from common.reduction.block import block
+from common.reduction.exact import exact
 from common.reduction.spi import spi
 from common.seeds import derive
 from common.spec import RankDad
+
+FEW_ROWS = 64  # a factor of so few is decomposed exactly in the time of one block iteration on its product
+WARM_ITERATIONS, COLD_ITERATIONS = 1, 6  # of the block reducer, with and without the last update's basis
 
 
 class RankDadMethod:
@@ -37,41 +42,51 @@ class RankDadMethod:
         self, gradients: Payload, share: float, state: State, seed: int
     ) -> Generator[Payload, Payload, tuple[Payload, State]]:
         """Reduce gradients plus residuals and send them; a site out of data sends no rows and keeps its residuals."""
-        if share == 0:
-            update = yield gradients
-            return update, state
-        sent, residuals = self._reduce(gradients, share, state, seed, feedback=self._feedback_at_site)
+        residuals: Mapping[str, Tensor] = state.residuals
+        sent = gradients
+        if share > 0:
+            sent, residuals = self._reduce(gradients, share, state, seed, feedback=self._feedback_at_site)
         update = yield sent
-        return update, residuals
+        return update, State(residuals, self._bases(update))
 
     def aggregate(self, contributions: Sequence[Weighted], state: State, seed: int) -> tuple[Payload, State]:
         """Concatenate all sites' rows and reduce them again."""
-        return self._reduce(pooled(contributions), 1.0, state, seed, feedback=self._feedback_at_aggregator)
+        update, residuals = self._reduce(pooled(contributions), 1.0, state, seed, feedback=self._feedback_at_aggregator)
+        return update, State(residuals, self._bases(update))
+
+    def _bases(self, update: Payload) -> dict[str, Tensor]:
+        pairs = zip(self._routes, update, strict=True)
+        return {route.name: value.activation for route, value in pairs if isinstance(value, Factor)}
 
     def _reduce(
         self, payload: Payload, share: float, state: State, seed: int, *, feedback: bool
-    ) -> tuple[Payload, State]:
+    ) -> tuple[Payload, dict[str, Tensor]]:
         reduced: list[Factor | Tensor] = []
-        residuals: State = {}
+        residuals: dict[str, Tensor] = {}
         for route, value in zip(self._routes, payload, strict=True):
-            if isinstance(value, Tensor):
+            if route.up is None:
                 reduced.append(value)
                 continue
-            meant = _plus(value, state.get(route.name), share) if feedback else value
+            meant = _plus(value, state.residuals.get(route.name), share) if feedback else value
             try:
-                factor = spi(
-                    meant,
-                    self._spec.rank,
-                    tolerance=self._spec.tolerance,
-                    seed=derive(seed, route.name),
-                    iterations=self._spec.iterations,
-                )
+                factor = self._reduced(meant, state.bases.get(route.name), derive(seed, route.name))
             except ValueError:
-                raise NonFiniteError(route.name) from None
+                raise NonFiniteError(f"the gradient of {route.name}") from None
             reduced.append(factor)
             if isinstance(meant, Tensor):
                 residuals[route.name] = self._residual(meant, factor, share)
         return tuple(reduced), residuals
+
+    def _reduced(self, matrix: Factor | Tensor, basis: Tensor | None, seed: int) -> Factor:
+        """Reduce a matrix by the spec's reducer."""
+        rank, tolerance = self._spec.rank, self._spec.tolerance
+        few = isinstance(matrix, Factor) and matrix.rows <= FEW_ROWS
+        if self._spec.reducer == "exact" or (self._spec.reducer == "auto" and few):
+            return exact(matrix, rank, tolerance=tolerance)
+        if self._spec.reducer in ("block", "auto"):
+            iterations = COLD_ITERATIONS if basis is None or not len(basis) else WARM_ITERATIONS
+            return block(matrix, rank, basis=basis, tolerance=tolerance, seed=seed, iterations=iterations)
+        return spi(matrix, rank, tolerance=tolerance, seed=seed, iterations=self._spec.iterations)
 
     def _residual(self, meant: Tensor, sent: Factor, share: float) -> Tensor:
         """Return what was meant minus what the other end decodes, as it will be applied. `meant` is overwritten."""
@@ -79,8 +94,10 @@ class RankDadMethod:
         return meant.addmm_(decoded.delta.T, decoded.activation, beta=share, alpha=-share)
 
 
-def _plus(factor: Factor, residual: Tensor | None, share: float) -> Tensor:
+def _plus(gradient: Factor | Tensor, residual: Tensor | None, share: float) -> Tensor:
     """Return a site's mean gradient plus its residual, less the share that will multiply both."""
     if residual is None:
-        return factor.gradient()
-    return torch.addmm(residual, factor.delta.T, factor.activation, beta=1 / share)
+        return gradient.gradient() if isinstance(gradient, Factor) else gradient.clone()
+    if isinstance(gradient, Factor):
+        return torch.addmm(residual, gradient.delta.T, gradient.activation, beta=1 / share)
+    return torch.add(gradient, residual, alpha=1 / share)

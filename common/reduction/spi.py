@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from common.factors import Factor
+from common.reduction.operators import Matrix, kept, left, negligible, normalised, nothing, right, values
 
 
 def spi(
-    factor: Factor | Tensor,
+    factor: Matrix,
     rank: int,
     *,
     tolerance: float = 0.0,
@@ -42,20 +43,21 @@ def spi(
     """
     if rank < 1:
         raise ValueError(f"rank: got {rank}, expected at least 1")
-    matrix, scale = _normalised(factor)
+    matrix, scale = normalised(factor)
+    if scale == 0:
+        return nothing(matrix)
     out, columns = matrix.shape
-    like = matrix.delta if isinstance(matrix, Factor) else matrix
+    like, floor = values(matrix), negligible(matrix)
     found = like.new_empty(min(rank, out, columns), columns)
-    negligible = 4 * torch.finfo(like.dtype).eps * max(out, columns) ** 0.5
     generator = torch.Generator().manual_seed(seed)
     count, largest = 0, 0.0
-    while scale > 0 and count < found.shape[0]:
+    while count < found.shape[0]:
         start = torch.randn(columns, generator=generator, dtype=torch.float64).to(like)
         basis = found[:count]
         g = _unit(_orthogonal(start, basis))
         for _ in range(iterations):
-            image = _right(matrix, g)
-            following = _orthogonal(_left(matrix, image), basis)
+            image = right(matrix, g)
+            following = _orthogonal(left(matrix, image), basis)
             size = torch.linalg.vector_norm(following)
             if size == 0:
                 break
@@ -64,50 +66,21 @@ def spi(
             g = following
             if turned <= convergence:
                 break
-        sigma = float(torch.linalg.vector_norm(_right(matrix, g)))
+        sigma = float(torch.linalg.vector_norm(right(matrix, g)))
         largest = max(largest, sigma)
-        if sigma <= negligible * largest:
+        if sigma <= floor * largest:
             break
         found[count] = _unit(_orthogonal(g, basis))
         count += 1
-    return _rayleigh_ritz(matrix, found[:count], max(tolerance, negligible), scale)
+    return _rayleigh_ritz(matrix, found[:count], max(tolerance, floor), scale)
 
 
-def _rayleigh_ritz(matrix: Factor | Tensor, basis: Tensor, tolerance: float, scale: float) -> Factor:
+def _rayleigh_ritz(matrix: Matrix, basis: Tensor, tolerance: float, scale: float) -> Factor:
     """Diagonalise G within the span of the basis: rows ordered by singular value, the negligible ones left out."""
-    images = _right(matrix, basis.T).T
+    images = right(matrix, basis.T).T
     _, sigma, rotation = torch.linalg.svd(images.T.double(), full_matrices=False)
-    kept = int((sigma > tolerance * sigma[:1].clamp_min(1e-300)).sum())
-    rotation = rotation[:kept].to(basis)
+    rotation = rotation[: kept(sigma, len(basis), tolerance)].to(basis)
     return Factor((rotation @ images) * scale, rotation @ basis)
-
-
-def _normalised(factor: Factor | Tensor) -> tuple[Factor | Tensor, float]:
-    """Return the matrix with entries of at most 1, and its scale: squares neither overflow nor vanish."""
-    if isinstance(factor, Tensor):
-        scale = _largest(factor)
-        return (factor / scale if scale > 0 else factor), scale
-    delta, activation = _largest(factor.delta), _largest(factor.activation)
-    if delta == 0 or activation == 0:
-        return factor, 0.0
-    return Factor(factor.delta / delta, factor.activation / activation), delta * activation
-
-
-def _largest(matrix: Tensor) -> float:
-    largest = float(matrix.abs().max()) if matrix.numel() else 0.0
-    if not largest < float("inf"):
-        raise ValueError("the matrix holds NaN or infinity")
-    return largest
-
-
-def _right(matrix: Factor | Tensor, x: Tensor) -> Tensor:
-    """Return G x."""
-    return matrix.delta.T @ (matrix.activation @ x) if isinstance(matrix, Factor) else matrix @ x
-
-
-def _left(matrix: Factor | Tensor, y: Tensor) -> Tensor:
-    """Return Gᵀ y."""
-    return matrix.activation.T @ (matrix.delta @ y) if isinstance(matrix, Factor) else matrix.T @ y
 
 
 def _orthogonal(x: Tensor, basis: Tensor) -> Tensor:

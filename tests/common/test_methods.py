@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from common.capture import FactorCapture
@@ -89,7 +89,7 @@ def test_exact_methods_equal_the_pooled_batch(name: str, dtype: str, sizes: tupl
     batches = [batch_of(size, seed + i, dtype) for i, size in enumerate(sizes)]
     gradients = [(float(len(batch[1])), site_gradients(plan, replica, batch)) for batch in batches]
     assert any(isinstance(value, Factor) for value in gradients[0][1]) == (name == "dad")
-    update, _, _ = exchange(method, gradients, [{}, {}, {}], {})
+    update, _, _ = exchange(method, gradients, [State(), State(), State()], State())
     assert_equal(scatter(plan.routes, update), pooled_gradients(replica, batches), TOLERANCE[dtype])
 
 
@@ -102,9 +102,54 @@ def test_rank_dad_at_full_rank_equals_the_pooled_batch(feedback: str, dtype: str
     assert plan.factor_names == {"3.weight"}
     batches = [batch_of(size, i, dtype) for i, size in enumerate(BATCHES)]
     gradients = [(float(len(batch[1])), site_gradients(plan, replica, batch)) for batch in batches]
-    update, _, _ = exchange(method, gradients, [{}, {}, {}], {})
+    update, _, _ = exchange(method, gradients, [State(), State(), State()], State())
     tolerance = {"float32": 1e-5, "float64": 1e-11}[dtype]
     assert_equal(scatter(plan.routes, update), pooled_gradients(replica, batches), tolerance)
+
+
+class Layers(nn.Module):
+    """One of each kind: convolution, embedding, recurrence, attention, normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 16)
+        self.conv = nn.Conv1d(16, 16, 3, padding=1)
+        self.norm = nn.LayerNorm(16)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.gru = nn.GRU(16, 16, bidirectional=True, batch_first=True)
+        self.last = nn.Linear(32, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.conv(self.embed(x).mT).mT)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        logits: Tensor = self.last(self.gru(x)[0].mean(dim=1))
+        return logits
+
+
+def layers() -> nn.Module:
+    return Layers()
+
+
+@pytest.mark.parametrize("reducer", ["spi", "block", "exact"])
+def test_every_kind_of_layer_is_reduced_and_exact_at_full_rank(reducer: str) -> None:
+    """A rank just below what would send the layer dense; two samples a site keep the gradients' rank below it."""
+    factory = "tests.common.test_methods:layers"
+    spec = run_spec(
+        data={"shape": [3], "tokens": 20},
+        model={"name": "factory", "factory": factory},
+        method={"name": "rank-dad", "rank": 7, "reducer": reducer, "iterations": 200, "wire": "float64"},
+        training={"dtype": "float64", "batch_size": 4},
+    )
+    replica = Replica(spec, [factory])
+    plan = make_plan(spec, replica.model)
+    reduced = {route.name for route in plan.routes if route.up is not None}
+    assert {"embed.weight", "conv.weight", "attention.in_proj_weight", "gru.weight_hh_l0_reverse"} <= reduced
+    assert {route.name for route in plan.routes if route.up is None} >= {"norm.weight", "gru.bias_ih_l0"}
+    method = method_for(spec, plan)
+    batches = [(torch.tensor([[3 * i, 3 * i + 1, 3 * i + 2]]), torch.tensor([i])) for i in range(2)]
+    gradients = [(1.0, site_gradients(plan, replica, batch)) for batch in batches]
+    update, _, _ = exchange(method, gradients, [State(), State()], State())
+    assert_equal(scatter(plan.routes, update), pooled_gradients(replica, batches), 1e-9)
 
 
 def test_the_plain_mean_of_unequal_sites_is_wrong() -> None:
@@ -112,7 +157,7 @@ def test_the_plain_mean_of_unequal_sites_is_wrong() -> None:
     plan, replica, method = prepare({"name": "dad"}, "float64")
     batches = [batch_of(size, i, "float64") for i, size in enumerate((8, 1, 2))]
     gradients = [(1.0, site_gradients(plan, replica, batch)) for batch in batches]
-    update, _, _ = exchange(method, gradients, [{}, {}, {}], {})
+    update, _, _ = exchange(method, gradients, [State(), State(), State()], State())
     found, expected = scatter(plan.routes, update), pooled_gradients(replica, batches)
     errors = [torch.linalg.vector_norm(found[n] - g) / torch.linalg.vector_norm(g) for n, g in expected.items()]
     assert max(errors) > 0.1
@@ -123,7 +168,7 @@ def test_the_plain_mean_of_unequal_sites_is_wrong() -> None:
 def test_feedback_telescopes_at_the_site(dtype: str, wire: str) -> None:
     """What was sent plus what is kept is what there was, whatever the wire rounds off."""
     plan, replica, method = prepare({"name": "rank-dad", "rank": 2, "wire": wire}, dtype)
-    at = next(i for i, route in enumerate(plan.routes) if route.up is not None)
+    at = next(i for i, route in enumerate(plan.routes) if route.captured)
     meant = torch.zeros(plan.routes[at].matrix, dtype=torch.float64)
     sent, state = meant.clone(), State()
     for step in range(50):
@@ -141,15 +186,15 @@ def test_feedback_telescopes_at_the_site(dtype: str, wire: str) -> None:
         with pytest.raises(StopIteration) as end:
             exchange_.send(gradients)
         state = end.value.value[1]
-    kept = state[plan.routes[at].name].double()
+    kept = state.residuals[plan.routes[at].name].double()
     assert torch.linalg.vector_norm(sent + kept - meant) <= 1e-5 * torch.linalg.vector_norm(meant)
 
 
 def test_feedback_telescopes_through_the_aggregator() -> None:
     """Σ applied + what aggregator and sites keep = Σ pooled gradients, though shares change from step to step."""
     plan, replica, method = prepare({"name": "rank-dad", "rank": 1, "wire": "float64"}, "float64")
-    states: list[State] = [{}, {}, {}]
-    aggregator: State = {}
+    states = [State(), State(), State()]
+    aggregator = State()
     pooled = applied = torch.zeros(())
     for step in range(50):
         sizes = ((8, 8, 8), (8, 3, 5), (1, 8, 2), (8, 1, 1))[step % 4]
@@ -158,7 +203,7 @@ def test_feedback_telescopes_through_the_aggregator() -> None:
         update, states, aggregator = exchange(method, gradients, states, aggregator)
         pooled = pooled + pooled_gradients(replica, batches)["3.weight"]
         applied = applied + scatter(plan.routes, update)["3.weight"]
-    kept = sum((state["3.weight"] for state in states), aggregator["3.weight"])[:, :-1]
+    kept = sum((state.residuals["3.weight"] for state in states), aggregator.residuals["3.weight"])[:, :-1]
     assert torch.linalg.vector_norm(kept) > 0.01 * torch.linalg.vector_norm(pooled)
     assert torch.linalg.vector_norm(applied + kept - pooled) <= 1e-10 * torch.linalg.vector_norm(pooled)
 
@@ -171,19 +216,19 @@ def test_nan_in_a_gradient_is_named_before_it_is_reduced() -> None:
     assert isinstance(value, Factor)
     value.delta[1, 1] = float("nan")
     with pytest.raises(NonFiniteError, match=r"3\.weight"):
-        next(method.step(gradients, 0.5, {}, 0))
+        next(method.step(gradients, 0.5, State(), 0))
 
 
 def test_a_site_out_of_data_keeps_its_residual() -> None:
     plan, replica, method = prepare({"name": "rank-dad", "rank": 1}, "float32")
-    residual = {"3.weight": torch.randn(64, 65)}
+    residual = State({"3.weight": torch.randn(64, 65)})
     nothing = gather(plan.routes, {}, {}, next(replica.model.parameters()))
     step = method.step(nothing, 0.0, residual, 0)
     sent = next(step)
     assert all(value.rows == 0 for value in sent if isinstance(value, Factor))
     with pytest.raises(StopIteration) as end:
         step.send(sent)
-    assert end.value.value[1] is residual
+    assert end.value.value[1].residuals is residual.residuals
 
 
 def test_spi_runs_at_every_site_and_again_at_the_aggregator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,6 +241,6 @@ def test_spi_runs_at_every_site_and_again_at_the_aggregator(monkeypatch: pytest.
 
     monkeypatch.setattr(rank_dad, "spi", counted)
     gradients = [(4.0, site_gradients(plan, replica, batch_of(4, i, "float32"))) for i in range(3)]
-    exchange(method, gradients, [{}, {}, {}], {})
-    assert plan.factor_names == {"1.weight", "3.weight", "5.weight", "7.weight"}
+    exchange(method, gradients, [State(), State(), State()], State())
+    assert {route.name for route in plan.routes if route.up} == {"1.weight", "3.weight", "5.weight", "7.weight"}
     assert calls == [2] * 4 * (3 + 1)  # four layers, at three sites and the aggregator

@@ -89,8 +89,11 @@ def test_what_no_factor_covers_travels_dense_with_a_warning() -> None:
     spec = run_spec(method={"name": "rank-dad", "rank": 1}, model=ODD)
     model = build_model(spec, ["tests.common.test_plan:odd"])
     plan = make_plan(spec, model)
-    assert plan.factor_names == {"used.weight", "last.weight"}
-    assert plan.warnings == ("twice.weight is also used outside its layer: it travels dense",)
+    assert plan.factor_names == {"used.weight"}, "the last layer's batch has more rows than its matrix is worth"
+    rows = {route.name: route.up for route in plan.routes}
+    assert rows["conv.weight"] == 1
+    assert rows["twice.weight"] == 1, "no factor covers it, but its matrix can be reduced"
+    assert plan.warnings == ("twice.weight is also used outside its layer: its factor is not used",)
     covered = {name for route in plan.routes for name in (route.name, route.bias) if name}
     assert covered == {name for name, p in model.named_parameters() if p.requires_grad}
     assert [buffer.name for buffer in plan.buffers] == [

@@ -160,7 +160,7 @@ def test_a_site_that_cannot_go_on_ends_the_run_also_if_it_is_every_site(
     data = site_data(spec)
     for site in ill:
         data[site].train.inputs[:] = float("nan")
-    with pytest.raises(RunFailedError, match=f"{ill[0]} could not go on: the gradient of the loss holds NaN"):
+    with pytest.raises(RunFailedError, match=f"{ill[0]} could not go on: the training loss holds NaN"):
         run(spec, data, tmp_path / "run")
     summary = summary_of(tmp_path / "run")
     assert summary["status"] == "failed"

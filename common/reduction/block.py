@@ -1,0 +1,66 @@
+"""SPI in block form: all components at once, warm-started from the last basis that was broadcast."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from common.factors import Factor
+from common.reduction.operators import Matrix, kept, left, negligible, normalised, nothing, right, values
+
+
+def block(
+    factor: Matrix,
+    rank: int,
+    *,
+    basis: Tensor | None = None,
+    tolerance: float = 0.0,
+    seed: int = 0,
+    oversampling: int = 8,
+    iterations: int = 6,
+) -> Factor:
+    """Reduce a matrix G to its leading singular components by orthogonal iteration on r + 8 columns.
+
+    Two products with G an iteration, against two for every component and iteration of `spi`. Directions beyond the
+    rank make up for a start that misses some; they also speed up convergence, to the ratio σ_{r+9}/σ_r.
+
+    Args:
+        factor: G = Δᵀ A as a factor (Δ [n, out], A [n, in]), or G itself [out, in].
+        rank: largest number r of components.
+        basis: rows [k, in] close to the leading right singular vectors, such as the last step's; one iteration then
+            does.
+        tolerance: components with σ_j ≤ tolerance · σ₁ are left out.
+        seed: of the random columns that fill up the start.
+        oversampling: columns beyond the rank.
+        iterations: how many.
+
+    Returns:
+        Q [k, out] carrying the singular values and P [k, in] with orthonormal rows, k ≤ r.
+
+    Raises:
+        ValueError: the rank is below 1, or the matrix holds NaN or infinity.
+
+    Source: arXiv 2102.09631, Algorithm 2, on all directions at once (orthogonal iteration, Golub and Van Loan 8.2.4).
+    """
+    if rank < 1:
+        raise ValueError(f"rank: got {rank}, expected at least 1")
+    matrix, scale = normalised(factor)
+    if scale == 0:
+        return nothing(matrix)
+    out, columns = matrix.shape
+    width = min(rank + oversampling, out, columns)
+    x = _start(matrix, width, basis, seed)
+    for _ in range(iterations):
+        y, _ = torch.linalg.qr(right(matrix, x))
+        x, sigma, rotation = torch.linalg.svd(left(matrix, y), full_matrices=False)
+    count = kept(sigma, rank, max(tolerance, negligible(matrix)))
+    images = y @ (rotation[:count].T * (sigma[:count] * scale))
+    return Factor(images.T, x[:, :count].T)
+
+
+def _start(matrix: Matrix, width: int, basis: Tensor | None, seed: int) -> Tensor:
+    like, columns = values(matrix), matrix.shape[1]
+    generator = torch.Generator().manual_seed(seed)
+    known = like.new_zeros(0, columns) if basis is None else basis[:width].to(like)
+    drawn = torch.randn(columns, width - len(known), generator=generator, dtype=torch.float64).to(like)
+    return torch.cat([known.T, drawn / columns**0.5], dim=1)
