@@ -118,10 +118,15 @@ class Plan:
 
     def payload_bytes(self, *, up: bool) -> int:
         """Return the size of a payload with all factors at their largest rank, in bytes."""
-        wire: torch.dtype = getattr(torch, self.wire)
-        return wire.itemsize * sum(route.floats(route.up if up else route.down) for route in self.routes)
+        return self._payload_bytes[0 if up else 1]
 
-    @property
+    @cached_property
+    def _payload_bytes(self) -> tuple[int, int]:
+        wire: torch.dtype = getattr(torch, self.wire)
+        up, down = (sum(r.floats(r.up) for r in self.routes), sum(r.floats(r.down) for r in self.routes))
+        return wire.itemsize * up, wire.itemsize * down
+
+    @cached_property
     def buffer_bytes(self) -> int:
         """Size of the model's buffers, in bytes."""
         return sum(buffer.size for buffer in self.buffers)

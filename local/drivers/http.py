@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import time
 from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
-import urllib3
-
-from common.errors import RankdadError, RunFailedError, SpecError, UnreachableError, UserError
+from common.errors import RankdadError, RunFailedError, SpecError, UnreachableError, UserError, one_line
 from common.plan import Plan
 from common.protocol import Message, failure_message, pack, unpack
 
@@ -26,6 +27,10 @@ class RefusedError(RankdadError):
     """The aggregator refused a request; it says why."""
 
 
+class HeldError(Exception):
+    """A request was sent and is not answered yet."""
+
+
 class AggregatorClient:
     """One persistent connection to the aggregator.
 
@@ -38,13 +43,14 @@ class AggregatorClient:
 
     def __init__(self, url: str, site: str, patience: float, say: Callable[[str], None]) -> None:
         self._url, self._patience, self._say = url.rstrip("/"), patience, say
-        # urllib3 stays within 1.2 times the cost of bare sockets and http.client; httpx takes 2.2.
         try:
-            self._pool = urllib3.connection_from_url(self._url, maxsize=1)
-        except urllib3.exceptions.LocationValueError:
+            # A step costs half of what it does through httpx, and a tenth less than through urllib3.
+            parts = urlsplit(self._url)
+            kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+            self._connection = kind(parts.hostname or "", parts.port)
+        except (ValueError, http.client.InvalidURL):
             raise SpecError("aggregator", f"{url} is not an address, expected such as http://10.0.0.1:8765") from None
-        prefix = urllib3.util.parse_url(self._url).path or ""
-        self._run, self._rounds = f"{prefix}/run", f"{prefix}/rounds/{site}"
+        self._run, self._rounds = f"{parts.path}/run", f"{parts.path}/rounds/{site}"
 
     def __enter__(self) -> AggregatorClient:
         return self
@@ -52,7 +58,7 @@ class AggregatorClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.close()
+        self._connection.close()
 
     def run(self) -> dict[str, Any]:
         """Ask for the run: its spec, and what to compare.
@@ -60,9 +66,8 @@ class AggregatorClient:
         Raises:
             UnreachableError: nobody answered for as long as the site's patience lasts.
         """
-        answer = self._request("GET", self._run, None)
         try:
-            document = answer.json()
+            document = json.loads(self._request("GET", self._run, None))
         except ValueError:
             document = None
         if not isinstance(document, dict):
@@ -76,30 +81,28 @@ class AggregatorClient:
             RefusedError: the aggregator refused it.
             UnreachableError: nobody answered for as long as the site's patience lasts.
         """
-        return self._request("POST", self._rounds, body).data
+        return self._request("POST", self._rounds, body)
 
-    def _request(self, verb: str, path: str, body: bytes | None) -> urllib3.BaseHTTPResponse:
+    def _request(self, verb: str, path: str, body: bytes | None) -> bytes:
         """Send a request until it is answered; a body is a contribution, whose answer waits for the other sites."""
         delay, since = FIRST_DELAY, time.monotonic()
-        timeout = urllib3.Timeout(connect=PROMPT, read=PROMPT)
-        if body is not None:  # urllib3 counts sending as connecting
-            timeout = urllib3.Timeout(connect=PROMPT + len(body) / SLOWEST, read=HELD)
         while True:
             try:
-                answer = self._pool.urlopen(verb, path, body, CONTENT_TYPE, retries=False, timeout=timeout)
-                if answer.status == 200:
+                status, answer = self._once(verb, path, body)
+                if status == 200:
                     return answer
-                if answer.status < 500:
-                    raise RefusedError(f"{self._url} refused ({answer.status}): {_reason(answer)}")
-                problem = f"answered {answer.status}"
-            except urllib3.exceptions.ReadTimeoutError:
+                if status < 500:
+                    raise RefusedError(f"{self._url} refused ({status}): {_reason(answer)}")
+                problem = f"answered {status}"
+            except HeldError:
                 if body is not None:
                     self._say(f"still waiting for the other sites after {time.monotonic() - since:.0f} s")
                     since, delay = time.monotonic(), FIRST_DELAY
                     continue
                 problem = f"no answer within {PROMPT:.0f} s"
-            except urllib3.exceptions.HTTPError as error:
-                problem = _cause(error)
+            except (OSError, http.client.HTTPException) as error:
+                self._connection.close()
+                problem = (getattr(error, "strerror", None) or one_line(error)).lower()
             left = self._patience - (time.monotonic() - since)
             if left <= 0:
                 raise UnreachableError(
@@ -109,6 +112,26 @@ class AggregatorClient:
             self._say(f"{self._url}: {problem}; trying again in {min(delay, left):.1f} s, for {left:.0f} s more")
             time.sleep(min(delay, left))
             delay = min(delay * 2, LONGEST_DELAY)
+
+    def _once(self, verb: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        """Send a request on the open connection, or on a new one.
+
+        Raises:
+            HeldError: it was sent, but not answered in time.
+        """
+        connection = self._connection
+        if connection.sock is None:
+            connection.timeout = PROMPT
+            connection.connect()
+        connection.sock.settimeout(PROMPT + len(body or b"") / SLOWEST)
+        connection.request(verb, path, body, CONTENT_TYPE)
+        connection.sock.settimeout(PROMPT if body is None else HELD)
+        try:
+            response = connection.getresponse()
+        except TimeoutError:
+            connection.close()
+            raise HeldError from None
+        return response.status, response.read()
 
 
 def drive(
@@ -157,17 +180,7 @@ def drive(
         raise
 
 
-def _reason(answer: urllib3.BaseHTTPResponse) -> str:
+def _reason(answer: bytes) -> str:
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        return str(answer.json()["error"])
-    return answer.data[:200].decode(errors="replace")
-
-
-def _cause(error: BaseException) -> str:
-    """Return the operating system's words for what went wrong, where there are any."""
-    inner: BaseException | None = error
-    while inner is not None:
-        if isinstance(inner, OSError) and inner.strerror:
-            return inner.strerror.lower()
-        inner = inner.__cause__ or inner.__context__
-    return f"{type(error).__name__}: {error}"
+        return str(json.loads(answer)["error"])
+    return answer[:200].decode(errors="replace")

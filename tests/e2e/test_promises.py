@@ -51,7 +51,7 @@ def test_a_step_costs_at_most_three_times_the_floor() -> None:
         done = rankdad("bench", "step", "--sites", "4", timeout=300)
         assert done.returncode == 0, done.stderr
         print(done.stdout)
-        ratios.append(float(re.findall(r"([\d.]+) │\s*$", done.stdout, flags=re.MULTILINE)[-1]))
+        ratios.append(float(re.findall(r"([\d.]+) +│\s*$", done.stdout, flags=re.MULTILINE)[-1]))
         if ratios[-1] <= 3:
             break
     assert min(ratios) <= 3, ratios

@@ -1,0 +1,208 @@
+"""`rankdad check` and `rankdad verify`: what would be sent, and whether what comes of it is right, before anything runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Generator, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn import functional as F
+
+from common.capture import FactorCapture
+from common.factors import Factor
+from common.methods import State, Weighted, method_for
+from common.plan import Payload, Plan, Route, gather, make_plan, scatter
+from common.protocol import Kind, Message, Step, pack, step_bytes, unpack
+from common.replica import Replica
+from common.seeds import derive
+from common.spec import RankDad, RunSpec, validate
+from local.data import Samples
+
+EXACT = {"dsgd": True, "dad": True, "rank-dad": False}
+TOLERANCE = {"float32": 2e-5, "float64": 1e-10}  # of an exact method, relative to the gradient; products of many rows
+
+
+def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
+    """Print how every parameter travels, and how large a step's body is in each direction."""
+    table = Table("parameter", "shape", "route", "rows up", "rows down", "bytes up", "bytes down")
+    itemsize = getattr(torch, plan.wire).itemsize
+    for route in plan.routes:
+        sizes = (f"{itemsize * route.floats(rows):,}" for rows in (route.up, route.down))
+        rows = ("–" if rows is None else str(rows) for rows in (route.up, route.down))
+        name = f"{route.name} + {route.bias}" if route.bias else route.name
+        table.add_row(name, " × ".join(map(str, route.shape)), _words(spec, route), *rows, *sizes)
+    console.print(table)
+    for warning in plan.warnings:
+        console.print(f"warning: {warning}", highlight=False)
+    up, down = step_bytes(plan, up=True), step_bytes(plan, up=False)
+    console.print(
+        f"{spec.method.name}, {len(plan.sites)} sites: at most {up:,} bytes up and {down:,} down per site and step, "
+        f"{2 * plan.dense_bytes / (up + down):.1f} times fewer than full gradients ({plan.dense_bytes:,})",
+        highlight=False,
+    )
+
+
+def _words(spec: RunSpec, route: Route) -> str:
+    if route.up is None:
+        return "dense"
+    how = "captured factor" if route.captured else "dense gradient"
+    return f"{how}, {spec.method.reducer}" if isinstance(spec.method, RankDad) else how
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One parameter's distributed gradient against autograd on the pooled batch.
+
+    Args:
+        name: of the parameter.
+        error: norm of the difference over the norm of the pooled gradient.
+        optimal: the same of the best matrix of the method's rank; 0 for a dense route or an exact method.
+        rank: effective rank of what came back; None for a dense route.
+    """
+
+    name: str
+    error: float
+    optimal: float
+    rank: int | None
+
+
+@dataclass(frozen=True)
+class Verification:
+    """One method's first step on the user's own model and data.
+
+    Args:
+        method: its name.
+        deviations: of every route.
+        up: bytes that a site sends, the mean over sites.
+        down: bytes that a site receives.
+        norms: of each site's gradient.
+    """
+
+    method: str
+    deviations: tuple[Deviation, ...]
+    up: float
+    down: int
+    norms: tuple[float, ...]
+
+    def is_exact(self, dtype: str) -> bool:
+        """Whether every deviation is rounding error."""
+        return all(deviation.error <= TOLERANCE[dtype] for deviation in self.deviations)
+
+
+def verify(spec: RunSpec, data: Mapping[str, Samples], allowed_factories: Collection[str] = ()) -> list[Verification]:
+    """Take one batch of every site through each method's first step, bytes and all, without training.
+
+    Args:
+        spec: the run; its method and the exact ones are verified.
+        data: training samples of every site, by name.
+        allowed_factories: model factories that the caller permits.
+    """
+    methods = [{"name": "dsgd"}, {"name": "dad"}, spec.method.model_dump(mode="json")]
+    chosen = {str(method["name"]): method for method in methods}
+    return [_verify_one(_with_method(spec, method), data, allowed_factories) for method in chosen.values()]
+
+
+def _with_method(spec: RunSpec, method: Mapping[str, object]) -> RunSpec:
+    wire = {"wire": spec.training.dtype} if EXACT[str(method["name"])] else {}
+    return validate(RunSpec, spec.model_dump(mode="json") | {"method": {**method, **wire}})
+
+
+def _verify_one(spec: RunSpec, data: Mapping[str, Samples], allowed_factories: Collection[str]) -> Verification:
+    replica = Replica(spec, allowed_factories)
+    replica.model.eval()  # without dropout and batch statistics, which no pooled batch would share
+    plan = make_plan(spec, replica.model)
+    method = method_for(spec, plan)
+    batches = [data[site].take(torch.arange(min(spec.training.batch_size, len(data[site])))) for site in plan.sites]
+    weights = [float(len(batch)) for batch in batches]
+    bodies, steps, norms = [], [], []
+    for index, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
+        gradients = _gradients(plan, replica, batch)
+        norms.append(_norm(scatter(plan.routes, gradients).values()))
+        step = method.step(gradients, weight / sum(weights), State(), derive(plan.seed, "site", index, 0))
+        steps.append(step)
+        bodies.append(pack(Message(Kind.STEP, 0, Step(weight, 0.0, 0.0, next(step))), plan, up=True))
+    received = [unpack(body, plan, up=True).body for body in bodies]
+    contributions = [Weighted(body.weight, body.payload) for body in received if isinstance(body, Step)]
+    payload, _ = method.aggregate(contributions, State(), derive(plan.seed, "aggregator", 0))
+    update = pack(Message(Kind.STEP, 0, Step(sum(weights), 0.0, 0.0, payload)), plan, up=False)
+    decoded = unpack(update, plan, up=False).body
+    assert isinstance(decoded, Step)
+    applied = _finish(steps[0], decoded.payload)
+    pooled = _pooled(replica, batches)
+    deviations = tuple(
+        _deviation(spec, route, value, pooled) for route, value in zip(plan.routes, applied, strict=True)
+    )
+    return Verification(spec.method.name, deviations, sum(map(len, bodies)) / len(bodies), len(update), tuple(norms))
+
+
+def _gradients(plan: Plan, replica: Replica, batch: Samples) -> Payload:
+    with FactorCapture(replica.model, only=plan.factor_names) as capture:
+        capture.backward(F.cross_entropy(replica.model(batch.inputs), batch.labels))
+    return gather(plan.routes, capture.factors(), capture.dense(), next(replica.model.parameters()))
+
+
+def _pooled(replica: Replica, batches: list[Samples]) -> dict[str, Tensor]:
+    """Return autograd's gradients of the mean loss over all batches together."""
+    replica.model.zero_grad(set_to_none=True)
+    inputs, labels = torch.cat([b.inputs for b in batches]), torch.cat([b.labels for b in batches])
+    F.cross_entropy(replica.model(inputs), labels).backward()
+    return {
+        name: torch.zeros_like(p) if p.grad is None else p.grad
+        for name, p in replica.model.named_parameters()
+        if p.requires_grad
+    }
+
+
+def _deviation(spec: RunSpec, route: Route, value: Factor | Tensor, pooled: Mapping[str, Tensor]) -> Deviation:
+    found = scatter((route,), (value,))
+    size = _norm(pooled[name] for name in found)
+    error = _norm(found[name] - pooled[name] for name in found)
+    optimal = 0.0
+    if isinstance(spec.method, RankDad) and route.up is not None:
+        matrix = pooled[route.name].reshape(route.shape[0], -1)
+        if route.bias is not None:
+            matrix = torch.cat([matrix, pooled[route.bias][:, None]], dim=1)
+        optimal = float(torch.linalg.svdvals(matrix.double())[spec.method.rank :].square().sum().sqrt())
+    name = f"{route.name} + {route.bias}" if route.bias else route.name
+    rank = value.rows if isinstance(value, Factor) else None
+    return Deviation(name, error / size if size else error, optimal / size if size else 0.0, rank)
+
+
+def _finish(step: Generator[Payload, Payload, tuple[Payload, State]], update: Payload) -> Payload:
+    try:
+        step.send(update)
+    except StopIteration as stop:
+        applied: Payload = stop.value[0]
+        return applied
+    raise RuntimeError("a method of several exchanges a step cannot be verified")
+
+
+def _norm(tensors: Iterable[Tensor]) -> float:
+    return math.sqrt(sum(float(torch.linalg.vector_norm(t, dtype=torch.float64)) ** 2 for t in tensors))
+
+
+def show_verification(spec: RunSpec, found: list[Verification], console: Console) -> bool:
+    """Print every method's deviations, and return whether the exact methods are exact."""
+    right = True
+    for verification in found:
+        exact, fine = EXACT[verification.method], verification.is_exact(spec.training.dtype)
+        right = right and (fine or not exact)
+        table = Table("parameter", "error", "optimal", "effective rank", title=verification.method)
+        for deviation in verification.deviations:
+            rank = "–" if deviation.rank is None else str(deviation.rank)
+            table.add_row(deviation.name, f"{deviation.error:.1e}", f"{deviation.optimal:.1e}", rank)
+        console.print(table)
+        norms = ", ".join(
+            f"{site} {norm:.3g}" for site, norm in zip(spec.federation.sites, verification.norms, strict=True)
+        )
+        console.print(
+            f"{verification.up:,.0f} bytes up, {verification.down:,} down per site; gradient norms: {norms}",
+            highlight=False,
+        )
+        if exact:
+            console.print("exact: equal to the pooled gradient" if fine else "NOT EXACT", highlight=False)
+    return right
