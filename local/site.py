@@ -11,6 +11,7 @@ from common import __version__
 from common.artifacts import save_model
 from common.errors import SpecError, UserError
 from common.plan import make_plan
+from common.protocol import step_bytes
 from common.replica import Replica
 from common.spec import RunSpec, load_json, validate
 from local.config import SiteConfig
@@ -51,6 +52,22 @@ def run_site(config: SiteConfig) -> Result:
     save_model(output / "model", spec, result.best, result.final)
     say(f"{config.name}: done after {result.epochs} epochs; the model is in {output / 'model'}")
     return result
+
+
+def check_site(config: SiteConfig) -> None:
+    """Reach the aggregator, and check that the site could take part: its data are read, nothing is sent.
+
+    Raises:
+        UserError: what would keep the site from taking part.
+    """
+    with AggregatorClient(config.aggregator, config.name, config.patience, say) as client:
+        spec = _spec(config, client.run())
+    data = read_site(spec, Path(config.data), spec.federation.sites.index(config.name)).to(config.device)
+    plan = make_plan(spec, Replica(spec, config.allow_factories, config.device).model)
+    say(
+        f"{config.name} can take part in {spec.name} ({spec.method.name}): {len(data.train)} samples to train on, "
+        f"at most {step_bytes(plan, up=True):,} bytes up and {step_bytes(plan, up=False):,} down per step"
+    )
 
 
 def say(line: str) -> None:

@@ -1,4 +1,7 @@
-"""`rankdad check` and `rankdad verify`: what would be sent, and whether what comes of it is right, before anything runs."""
+"""`rankdad check` and `rankdad verify`: what would be sent, and whether what comes of it is right.
+
+Nothing is trained, and no process is started.
+"""
 
 from __future__ import annotations
 

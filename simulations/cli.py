@@ -28,6 +28,8 @@ def mount(app: typer.Typer) -> None:
     """Add this folder's commands."""
     app.command()(simulate)
     app.command()(split)
+    app.command()(check)
+    app.command()(verify)
     app.add_typer(bench, name="bench")
 
 
@@ -79,6 +81,64 @@ def split(
         path = output / f"{name}.json"
         path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         typer.echo(str(path))
+
+
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE.json", help="A run, a simulation, or a site's file.")],
+    sites: SitesOption = None,
+    data: DataOption = None,
+    set_: SetOption = None,
+    allow_factory: AllowOption = None,
+) -> None:
+    """Validate a file, and print what would be sent; for a site's file, reach its aggregator."""
+    from rich.console import Console
+
+    from common.plan import make_plan
+    from common.replica import Replica
+    from common.spec import RunSpec, load_json, replace, validate
+    from simulations.checking import show_plan
+    from simulations.spec import read_simulation
+
+    console = Console()
+    document = replace(load_json(file), set_ or [])
+    if isinstance(document, dict) and "aggregator" in document:
+        from local.config import SiteConfig
+        from local.site import check_site
+
+        check_site(SiteConfig.read(file))
+        return
+    if isinstance(document, dict) and "simulation" in document:
+        spec = read_simulation(file, set_ or [], sites=sites, data=data).run
+    else:
+        spec = validate(RunSpec, document, file=file)
+    show_plan(spec, make_plan(spec, Replica(spec, allow_factory or ()).model), console)
+
+
+def verify(
+    file: FileArgument,
+    sites: SitesOption = None,
+    data: DataOption = None,
+    set_: SetOption = None,
+    allow_factory: AllowOption = None,
+) -> None:
+    """Compare each method's gradient of a batch per site with autograd's of the pooled batch; fail if it is inexact."""
+    import tempfile
+
+    import torch
+    from rich.console import Console
+
+    from local.data import read_site
+    from simulations.checking import show_verification
+    from simulations.checking import verify as run
+    from simulations.spec import read_simulation, write_sites
+
+    read = read_simulation(file, set_ or [], sites=sites, data=data)
+    torch.set_num_threads(read.run.training.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        configs = write_sites(read, Path(folder), "http://127.0.0.1:0")
+        batches = {n: read_site(read.run, Path(c.data), i).train for i, (n, c) in enumerate(configs.items())}
+    if not show_verification(read.run, run(read.run, batches, allow_factory or ()), Console()):
+        raise typer.Exit(1)
 
 
 def _lockstep(read: SimulationFile, directory: Path, allow_factories: tuple[str, ...]) -> dict[str, Any]:

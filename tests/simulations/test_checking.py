@@ -1,0 +1,73 @@
+"""`check` predicts a step's bytes, and `verify` tells an exact method from one that is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from common.factors import Factor
+from common.methods import Weighted, dad
+from common.models import build_model
+from common.plan import Payload, make_plan
+from local.data import SiteData
+from simulations.checking import show_plan, show_verification, verify
+from tests.conftest import run_spec
+
+Data = Callable[..., dict[str, SiteData]]
+RANK_DAD = {"name": "rank-dad", "rank": 2, "reducer": "exact"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_exact_methods_are_exact_and_the_rest_is_near_optimal(site_data: Data, dtype: str) -> None:
+    spec = run_spec(model={"name": "mlp", "hidden": [64, 64]}, method=RANK_DAD, training={"dtype": dtype})
+    data = {site: parts.train for site, parts in site_data(spec).items()}
+    found = {verification.method: verification for verification in verify(spec, data)}
+    assert list(found) == ["dsgd", "dad", "rank-dad"]
+    assert found["dsgd"].is_exact(dtype)
+    assert found["dad"].is_exact(dtype)
+    assert not found["rank-dad"].is_exact(dtype)
+    for deviation in found["rank-dad"].deviations:
+        assert deviation.rank == 2
+        assert deviation.optimal <= deviation.error <= 1.3 * deviation.optimal + 1e-6, "reduced twice"
+    assert found["rank-dad"].up < found["dad"].up < found["dsgd"].up
+    assert len(found["dsgd"].norms) == 3
+    assert min(found["dsgd"].norms) > 0
+    assert show_verification(spec, list(found.values()), Console(quiet=True))
+
+
+def test_an_exact_method_that_is_not_is_found_out(site_data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(contributions: list[Weighted]) -> Payload:
+        """The plain mean of unequal sites."""
+        parts = [contribution.payload for contribution in contributions]
+        return tuple(
+            Factor(torch.cat([v.delta for v in values]) / 3, torch.cat([v.activation for v in values]))
+            if isinstance(values[0], Factor)
+            else torch.stack(list(values)).mean(dim=0)
+            for values in zip(*parts, strict=True)
+        )
+
+    monkeypatch.setattr(dad, "pooled", wrong)
+    spec = run_spec(model={"name": "mlp", "hidden": [64, 64]}, method={"name": "dad"})
+    data = {site: parts.train for site, parts in site_data(spec).items()}
+    data["gamma"] = data["gamma"].take(torch.arange(3))
+    found = verify(spec, data)
+    assert [verification.is_exact("float32") for verification in found] == [True, False]
+    assert not show_verification(spec, found, Console(quiet=True))
+
+
+def test_check_prints_every_parameter_and_the_largest_body(tmp_path: Path) -> None:
+    spec = run_spec(
+        model={"name": "mlp", "hidden": [1024, 1024]},
+        data={"shape": [64]},
+        task={"name": "classification", "classes": 10},
+        method={"name": "rank-dad", "rank": 4},
+    )
+    with (tmp_path / "out").open("w") as file:
+        show_plan(spec, make_plan(spec, build_model(spec)), Console(file=file, width=120))
+    printed = (tmp_path / "out").read_text()
+    assert "3.weight + 3.bias" in printed
+    assert "at most 66,844 bytes up and 66,844 down per site and step, 67.4 times fewer" in printed
