@@ -63,10 +63,11 @@ def _row(summary: dict[str, Any], baseline: dict[str, Any], seed: int, method: s
     test = {key: math.nan if value is None else value for key, value in (summary["metrics"]["test"] or {}).items()}
     up, down = summary["bytes_up_per_site_step"], summary["bytes_down_per_site_step"]
     fewer = (baseline["bytes_up_per_site_step"] + baseline["bytes_down_per_site_step"]) / (up + down)
-    rank = json.loads(method).get("rank")
+    spec = json.loads(method)
+    kind = f" r={spec['rank']} {spec.get('reducer', 'spi')}" if "rank" in spec else ""
     equal = len(set(summary["weights_sha256"].values())) == 1
     cells = (
-        summary["method"] + (f" r={rank}" if rank else ""),
+        summary["method"] + kind,
         seed,
         summary["steps"],
         f"{test['auc']:.5f}",
