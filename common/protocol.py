@@ -187,6 +187,8 @@ class Message:
 def failure_message(site: str, round_: int, error: BaseException) -> Message:
     """Return the message by which a site says that it cannot go on."""
     reason = str(error) if isinstance(error, RankdadError) else one_line(error)
+    if isinstance(error, KeyboardInterrupt):
+        reason = "a person stopped it"
     return Message(Kind.FAILURE, round_, Failure(site=site, reason=reason[:REASON_CHARACTERS]))
 
 

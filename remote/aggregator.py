@@ -72,11 +72,6 @@ class Aggregator:
         self._outcome = ("interrupted", "")
 
     @property
-    def interrupted(self) -> bool:
-        """Whether a person ended the run."""
-        return self._outcome[0] == "interrupted"
-
-    @property
     def ended(self) -> bool:
         """Whether the run is over, well or not."""
         return self.barrier.phase is Phase.ENDED

@@ -89,9 +89,7 @@ class Server:
                 self.carry_out(self.aggregator.receive(site, body))
                 response = Response(await answer, media_type=CONTENT_TYPE)
                 if self.aggregator.ended:
-                    self._untold.discard(site)
-                    if not self._untold:
-                        self._told.set()
+                    self.discount(site)
                 return response
             finally:
                 waiting = self._waiting[site]
@@ -148,6 +146,12 @@ class Server:
         except Exception as error:
             self.error = error
             self.carry_out(self.aggregator.fail("aggregator", one_line(error)))
+
+    def discount(self, *sites: str) -> None:
+        """Take note that some sites know the end of the run, or never will."""
+        self._untold -= set(sites)
+        if not self._untold:
+            self._told.set()
 
     async def tell_all(self, seconds: float) -> None:
         """Wait until every site has been answered with the end of the run: some may still be computing."""

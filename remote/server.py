@@ -86,6 +86,7 @@ async def _serve(aggregator: Aggregator, listening: socket.socket, view: View, l
     def interrupt(reason: str) -> None:
         def tell() -> None:
             server.carry_out(aggregator.fail("aggregator", f"stopped by {reason}", status="interrupted"))
+            server.discount(*aggregator.plan.sites)  # whoever computes now is not waited for
 
         loop.call_soon_threadsafe(tell)
 
@@ -110,6 +111,7 @@ async def _serve(aggregator: Aggregator, listening: socket.socket, view: View, l
             interrupt("the end of its parent")
         else:
             server.carry_out(aggregator.fail(site, reason))
+            server.discount(site)
 
     if lifeline is not None:
         loop.add_reader(lifeline.fileno(), hear, lifeline)
@@ -121,8 +123,7 @@ async def _serve(aggregator: Aggregator, listening: socket.socket, view: View, l
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(server.ended.wait(), TICK)
             show.tick()
-        if not aggregator.interrupted:
-            await server.tell_all(LINGER)
+        await server.tell_all(LINGER)
         web.should_exit = True
         await serving
     finally:

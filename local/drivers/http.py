@@ -74,6 +74,13 @@ class AggregatorClient:
             raise UserError(f"{self._url}: what answers there is not an aggregator of rankdad")
         return document
 
+    def give_up(self, body: bytes) -> None:
+        """Say that this site cannot go on, unless nobody answers within seconds."""
+        self._connection.close()  # a request may be half done
+        self._patience = min(self._patience, PROMPT)
+        with contextlib.suppress(RankdadError):
+            self._request("POST", self._rounds, body)
+
     def exchange(self, body: bytes) -> bytes:
         """Send a contribution, and return its round's update.
 
@@ -175,8 +182,7 @@ def drive(
     except (RunFailedError, UnreachableError):
         raise
     except (Exception, KeyboardInterrupt) as error:
-        with contextlib.suppress(RankdadError):
-            client.exchange(pack(failure_message(site, round_, error), plan, up=True))
+        client.give_up(pack(failure_message(site, round_, error), plan, up=True))
         raise
 
 

@@ -109,6 +109,22 @@ def test_started_by_hand_and_predicted_from(tmp_path: Path) -> None:
     assert all(sum(map(float, row[3:])) == pytest.approx(1, abs=1e-4) for row in table)
 
 
+def test_a_site_that_a_person_stops_tells_the_others(tmp_path: Path) -> None:
+    file = simulation(tmp_path, training={"epochs": 9999})
+    aggregator = start("aggregator", file, "--output", tmp_path / "run", "--port", 0)
+    address = wait_for_line(aggregator, "listening on").split(";")[0].removeprefix("listening on ").strip()
+    assert rankdad("split", file, "--output", tmp_path / "hand", "--aggregator", address).returncode == 0
+    sites = {name: start("site", tmp_path / "hand" / f"{name}.json") for name in SITES}
+    wait_for_line(aggregator, "step 1 ")
+    sites["beta"].send_signal(signal.SIGTERM)
+    for name, process in (*sites.items(), ("aggregator", aggregator)):
+        _, err = process.communicate(timeout=15)
+        assert process.returncode not in (0, None), name
+        assert "Traceback" not in err, name
+        assert name == "beta" or "beta could not go on: a person stopped it" in err, name
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["reason"] == "beta: a person stopped it"
+
+
 @pytest.mark.parametrize("whom", ["simulator", "terminal"])
 def test_ctrl_c_ends_all_processes_within_five_seconds(tmp_path: Path, whom: str) -> None:
     process = subprocess.Popen(
@@ -163,8 +179,11 @@ def test_a_site_that_dies_ends_the_simulation_with_its_name(tmp_path: Path) -> N
     process = start("simulate", simulation(tmp_path), "--output", tmp_path / "run", "--set", "run.training.epochs=9999")
     wait_for_line(process, "step 1 ")
     children = children_of(process)
+    began = time.monotonic()
     os.kill(children[2], signal.SIGKILL)  # the aggregator, alpha, beta, gamma
     _, err = process.communicate(timeout=15)
+    assert time.monotonic() - began < 5
+    assert (tmp_path / "run" / "model" / "final.safetensors").exists()
     assert process.returncode == 1
     assert "beta could not go on: killed by SIGKILL" in err
     assert "samples to train on" in err, "its last lines"
