@@ -286,7 +286,7 @@ def _flatten(payload: Payload, plan: Plan, *, up: bool) -> tuple[memoryview, byt
             numbers.append(value.reshape(-1))
     wire: torch.dtype = getattr(torch, plan.wire)
     flat = torch.cat(numbers).detach().to("cpu", wire)
-    if not _finite(flat):
+    if not _finite(flat.float() if wire.itemsize < 4 else flat):
         raise NonFiniteError(f"the gradient of {_first_bad(plan.routes, payload)}")
     return flat.view(torch.uint8).numpy().data, struct.pack(f"<{len(rows)}I", *rows)
 
@@ -307,6 +307,7 @@ def _unpack_step(document: dict[str, Any], plan: Plan, *, up: bool, device: str)
     dtype: torch.dtype = getattr(torch, plan.wire)
     floats = sum(route.floats(rows) for route, rows in shapes)
     flat = _numbers(_binary(document, "b", floats * dtype.itemsize), dtype).to(device)
+    flat = flat.float() if dtype.itemsize < 4 else flat  # half precision is for the wire alone
     finite = _finite(flat)
     payload: list[Factor | Tensor] = []
     at = 0

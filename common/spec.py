@@ -170,7 +170,7 @@ class Training(Part):
         return self
 
 
-Wire = Literal["float32", "float64"]
+Wire = Literal["float32", "float64", "bfloat16", "float16"]
 
 
 class Dsgd(Part):

@@ -164,7 +164,7 @@ def test_the_plain_mean_of_unequal_sites_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("wire", ["float32", "float64"])
+@pytest.mark.parametrize("wire", ["float32", "float64", "bfloat16", "float16"])
 def test_feedback_telescopes_at_the_site(dtype: str, wire: str) -> None:
     """What was sent plus what is kept is what there was, whatever the wire rounds off."""
     plan, replica, method = prepare({"name": "rank-dad", "rank": 2, "wire": wire}, dtype)

@@ -89,6 +89,32 @@ def test_a_body_is_payload_rows_and_at_most_64_bytes() -> None:
     assert len(pack(step_of(2), PLAN, up=True)) < len(body)
 
 
+@pytest.mark.parametrize(("wire", "error"), [("bfloat16", 2**-8), ("float16", 2**-11)])
+def test_half_precision_halves_the_body_and_is_decoded_to_float32(wire: str, error: float) -> None:
+    plan = plan_of(method={"name": "rank-dad", "rank": 3, "wire": wire})
+    payload = payload_of(plan, 3)
+    body = pack(Message(Kind.STEP, 0, Step(1.0, 0.0, 0.0, payload)), plan, up=True)
+    assert plan.payload_bytes(up=True) * 2 == PLAN.payload_bytes(up=True)
+    assert len(body) <= step_bytes(plan, up=True)
+    got = unpack(body, plan, up=True).body
+    assert isinstance(got, Step)
+    for sent, found in zip(payload, got.payload, strict=True):
+        for a, b in zip(_tensors(sent), _tensors(found), strict=True):
+            assert b.dtype == torch.float32
+            assert torch.allclose(a, b, rtol=error, atol=1e-6)
+
+
+def _tensors(value: Factor | torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (value.delta, value.activation) if isinstance(value, Factor) else (value,)
+
+
+def test_a_number_too_large_for_the_wire_is_not_sent_as_infinity() -> None:
+    plan = plan_of(method={"name": "dsgd", "wire": "float16"})
+    payload = tuple(torch.full(route.matrix, 1e5) for route in plan.routes)
+    with pytest.raises(NonFiniteError, match="too large for the wire"):
+        pack(Message(Kind.STEP, 0, Step(1.0, 0.0, 0.0, payload)), plan, up=True)
+
+
 def test_non_finite_numbers_are_named_and_not_sent() -> None:
     payload = payload_of(PLAN, 3)
     assert isinstance(payload[0], Factor)
