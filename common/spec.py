@@ -6,6 +6,7 @@ Unions are told apart by their field `name`.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -304,7 +305,9 @@ def replace(document: Any, assignments: list[str]) -> Any:
         try:
             value = json.loads(text)
         except json.JSONDecodeError:
-            raise SpecError("--set", f"{path}: {text!r} is not JSON (a string needs its quotes)") from None
+            raise SpecError(
+                "--set", f"{path}: {text!r} is not JSON; a string needs its quotes: '{path}=\"{text}\"'"
+            ) from None
         *parents, last = path.split(".")
         target = document
         for key in parents:
@@ -329,12 +332,18 @@ def _field(location: tuple[int | str, ...], document: object) -> str:
     return path
 
 
+def _known_names(part: type[BaseModel]) -> set[str]:
+    """Return the names of all fields of a model's descendants."""
+    return set(part.model_fields).union(*(_known_names(child) for child in part.__subclasses__()))
+
+
 def _problem(error: dict[str, Any]) -> str:
     kind, context = error["type"], error.get("ctx", {})
     if kind == "missing":
         return "is missing"
     if kind == "extra_forbidden":
-        return "is not known here: remove it or correct its name"
+        near = difflib.get_close_matches(str(error["loc"][-1]), sorted(_known_names(Part)), n=1)
+        return "is not known here: " + (f"did you mean {near[0]}?" if near else "remove it or correct its name")
     if kind == "union_tag_invalid":
         return f"got the name {context['tag']!r}, expected one of {context['expected_tags']}"
     if kind == "union_tag_not_found":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from common.errors import UserError
 from common.spec import FactoryName, Part, PositiveFloat, SiteName, load_json, validate
 
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
@@ -17,7 +19,7 @@ class SiteConfig(Part):
 
     name: SiteName
     """The site's name in the run's spec."""
-    aggregator: Annotated[str, Field(pattern=r"^https?://[^\s/]+(/\S*)?$")]
+    aggregator: str
     """The aggregator's address, such as http://127.0.0.1:8765."""
     data: str
     """Folder of the data file that the spec names."""
@@ -32,6 +34,13 @@ class SiteConfig(Part):
     patience: PositiveFloat = 300.0
     """Seconds for which the site tries to reach an aggregator that does not answer."""
 
+    @field_validator("aggregator")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", value):
+            raise ValueError(f"got {value!r}, expected an address such as http://10.0.0.1:8765")
+        return value
+
     @classmethod
     def read(cls, path: Path) -> SiteConfig:
         """Read a site's file.
@@ -39,7 +48,10 @@ class SiteConfig(Part):
         Raises:
             UserError: it is unreadable, or a field is wrong.
         """
-        config = validate(cls, load_json(path), file=path)
+        document = load_json(path)
+        if isinstance(document, dict) and "aggregator" not in document and {"run", "federation"} & document.keys():
+            raise UserError(f"{path}: is a run's file, expected a site's: name, aggregator, data, output")
+        config = validate(cls, document, file=path)
         folder = path.resolve().parent
         places = {key: str(folder / value) for key in ("data", "output", "spec") if (value := getattr(config, key))}
         return config.model_copy(update=places)

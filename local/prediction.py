@@ -25,6 +25,10 @@ def predict_file(
         UserError: no model in the directory, or data that does not fit it.
     """
     folder = directory / "model" if (directory / "model").is_dir() else directory
+    if not (folder / "model.json").exists():
+        raise UserError(f"{directory}: holds no trained model; give a run's or a site's directory")
+    if output is not None and not output.parent.is_dir():
+        raise UserError(f"--output: {output.parent} is not a directory")
     spec, model = load_model(folder, which, allowed_factories)
     torch.set_num_threads(spec.training.threads)
     inputs, labels, _ = read_npz(data, spec)

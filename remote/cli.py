@@ -36,9 +36,13 @@ def aggregator(
     from rich.console import Console
 
     from remote.process import run_aggregator
+    from remote.recorder import new_directory
     from remote.server import listen
+    from remote.view import show_result
 
+    new_directory(output)
     listening = listen(host, port)
     address, bound = listening.getsockname()[:2]
     typer.echo(f"listening on http://{address}:{bound}; the run's directory is {output}")
     run_aggregator(spec, output, listening, Console(), allow_factory or ())
+    show_result(load_json(output / "summary.json"), output)

@@ -23,6 +23,7 @@ class Progress:
         epoch: of the next step, from 0.
         step: optimizer steps done.
         loss: pooled training loss of the last step.
+        train_loss: pooled mean training loss of the last whole epoch.
         validation: of the last epoch.
         test: of the best epoch's model.
         best_epoch: so far.
@@ -45,6 +46,7 @@ class Progress:
     epoch: int = 0
     step: int = 0
     loss: float | None = None
+    train_loss: float | None = None
     validation: Pooled | None = None
     test: Pooled | None = None
     best_epoch: int = 0

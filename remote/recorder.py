@@ -128,6 +128,7 @@ class Recorder:
             self.progress.test = pooled
         else:
             self.progress.validation = pooled
+            self.progress.train_loss = float(self._train_loss("pooled") or 0.0)
             self._losses = dict.fromkeys(self._plan.sites, (0.0, 0.0))
 
     def _train_loss(self, site: str) -> float | str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -138,7 +139,7 @@ def _figures(p: Progress) -> str:
     v = p.validation
     bound = "" if v.auc_error is None else f" (± {v.auc_error:.0e})"
     return (
-        f"training loss {_number(p.loss)} · validation loss {_number(v.loss)} "
+        f"training loss {_number(p.train_loss)} · validation loss {_number(v.loss)} "
         f"accuracy {_number(v.accuracy)} AUC {_number(v.auc, 5)}{bound}"
     )
 
@@ -170,3 +171,24 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} GB"
+
+
+def show_result(summary: dict[str, Any], directory: Path) -> None:
+    """Print a run's result in a few lines."""
+    test = summary["metrics"]["test"] or {}
+    equal = len(set(summary["weights_sha256"].values())) == 1
+    print(
+        f"\n{summary['method']}, {len(summary['sites'])} sites, {summary['steps']} steps, {summary['epochs']} epochs, "
+        f"best epoch {summary['best_epoch'] + 1}, {summary['seconds']:.1f} s"
+    )
+    if test.get("auc") is not None:
+        print(
+            f"test:    AUC {test['auc']:.5f} (± {test['auc_error']:.0e} from binning), "
+            f"accuracy {test['accuracy']:.4f}, loss {test['loss']:.4f}, {test['samples']} samples"
+        )
+    up, down = summary["bytes_up_per_site_step"], summary["bytes_down_per_site_step"]
+    ratio = summary["times_fewer_bytes_than_dense"] or 0.0
+    print(f"traffic: {size(up)} up, {size(down)} down per site and step, {ratio:.1f} times fewer than full gradients")
+    digest = next(iter(summary["weights_sha256"].values()), "")
+    print(f"weights: {'equal at all sites' if equal else 'DIFFERENT between sites'}, sha256 {digest[:16]}…")
+    print(f"output:  {directory} (rankdad predict {directory} DATA.npz)")

@@ -206,6 +206,11 @@ def show_verification(spec: RunSpec, found: list[Verification], console: Console
             f"{verification.up:,.0f} bytes up, {verification.down:,} down per site; gradient norms: {norms}",
             highlight=False,
         )
+        if not exact:
+            worst = max((d.error / d.optimal for d in verification.deviations if d.optimal > 1e-6), default=1.0)
+            console.print(
+                f"reduced: at most {worst:.3f} times the error of the best matrix of its rank", highlight=False
+            )
         if exact:
             console.print("exact: equal to the pooled gradient" if fine else "NOT EXACT", highlight=False)
     return right

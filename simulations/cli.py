@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from common.errors import UserError
 from simulations.bench.cli import bench
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from local.data import Samples
     from simulations.spec import SimulationFile
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="A run and its simulation.")]
@@ -22,6 +26,9 @@ DataOption = Annotated[Path | None, typer.Option(help="The source's data file, i
 AllowOption = Annotated[
     list[str] | None, typer.Option("--allow-factory", help="Permit a model factory 'package.module:function'.")
 ]
+
+
+CHECK_PATIENCE = 5.0  # seconds in which an aggregator that is there answers
 
 
 def mount(app: typer.Typer) -> None:
@@ -45,6 +52,7 @@ def simulate(
 ) -> None:
     """Train one model across sites on this machine, each a process of its own."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would not survive the fork
+    from remote.view import show_result
     from simulations.spec import read_simulation
 
     read = read_simulation(file, set_ or [], sites=sites, data=data)
@@ -53,7 +61,7 @@ def simulate(
         batch = read.run.training.batch_size
         typer.echo(f"{sites} sites of {batch} samples: the global batch is {sites * batch}")
     if lockstep:
-        summary = _lockstep(read, directory, tuple(allow_factory or ()))
+        summary = _lockstep(read, directory, tuple(allow_factory or ()), json_)
     else:
         from simulations.simulator import simulate as run
 
@@ -61,7 +69,7 @@ def simulate(
     if json_:
         typer.echo(json.dumps(summary, indent=2))
     else:
-        _show(summary, directory)
+        show_result(summary, directory)
 
 
 def split(
@@ -76,6 +84,9 @@ def split(
     from simulations.spec import read_simulation, write_sites
 
     read = read_simulation(file, set_ or [], sites=sites, data=data)
+    taken = [path for name in read.run.federation.sites if (path := output / f"{name}.json").exists()]
+    if taken:
+        raise UserError(f"{taken[0]}: already there; choose another --output or remove it")
     for name, config in write_sites(read, output, aggregator).items():
         document = config.model_dump(mode="json", exclude_defaults=True) | {"data": f"{name}/data", "output": name}
         path = output / f"{name}.json"
@@ -91,27 +102,27 @@ def check(
     allow_factory: AllowOption = None,
 ) -> None:
     """Validate a file, and print what would be sent; for a site's file, reach its aggregator."""
-    from rich.console import Console
-
     from common.plan import make_plan
     from common.replica import Replica
     from common.spec import RunSpec, load_json, replace, validate
     from simulations.checking import show_plan
     from simulations.spec import read_simulation
 
-    console = Console()
     document = replace(load_json(file), set_ or [])
     if isinstance(document, dict) and "aggregator" in document:
         from local.config import SiteConfig
         from local.site import check_site
 
-        check_site(SiteConfig.read(file))
+        config = SiteConfig.read(file)
+        check_site(config.model_copy(update={"patience": min(config.patience, CHECK_PATIENCE)}))
         return
     if isinstance(document, dict) and "simulation" in document:
-        spec = read_simulation(file, set_ or [], sites=sites, data=data).run
+        read = read_simulation(file, set_ or [], sites=sites, data=data)
+        spec = read.run
+        _training_data(read)
     else:
         spec = validate(RunSpec, document, file=file)
-    show_plan(spec, make_plan(spec, Replica(spec, allow_factory or ()).model), console)
+    show_plan(spec, make_plan(spec, Replica(spec, allow_factory or ()).model), _wide_console())
 
 
 def verify(
@@ -122,30 +133,49 @@ def verify(
     allow_factory: AllowOption = None,
 ) -> None:
     """Compare each method's gradient of a batch per site with autograd's of the pooled batch; fail if it is inexact."""
+    import torch
+
+    from simulations.checking import show_verification
+    from simulations.checking import verify as run
+    from simulations.spec import read_simulation
+
+    read = read_simulation(file, set_ or [], sites=sites, data=data)
+    torch.set_num_threads(read.run.training.threads)
+    found = run(read.run, _training_data(read), allow_factory or ())
+    if not show_verification(read.run, found, _wide_console()):
+        raise typer.Exit(1)
+
+
+def _training_data(read: SimulationFile) -> dict[str, Samples]:
+    """Deal out a simulation's data, check it as the sites would, and return what each trains on."""
     import tempfile
 
+    from local.data import read_site
+    from simulations.spec import write_sites
+
+    with tempfile.TemporaryDirectory() as folder:
+        configs = write_sites(read, Path(folder), "http://127.0.0.1:0")
+        return {n: read_site(read.run, Path(c.data), i).train for i, (n, c) in enumerate(configs.items())}
+
+
+def _wide_console() -> Console:
+    """Return a console on which tables are not squeezed when nobody looks."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
+
+
+def _lockstep(
+    read: SimulationFile, directory: Path, allow_factories: tuple[str, ...], json_output: bool
+) -> dict[str, Any]:
     import torch
     from rich.console import Console
 
     from local.data import read_site
-    from simulations.checking import show_verification
-    from simulations.checking import verify as run
-    from simulations.spec import read_simulation, write_sites
-
-    read = read_simulation(file, set_ or [], sites=sites, data=data)
-    torch.set_num_threads(read.run.training.threads)
-    with tempfile.TemporaryDirectory() as folder:
-        configs = write_sites(read, Path(folder), "http://127.0.0.1:0")
-        batches = {n: read_site(read.run, Path(c.data), i).train for i, (n, c) in enumerate(configs.items())}
-    if not show_verification(read.run, run(read.run, batches, allow_factory or ()), Console()):
-        raise typer.Exit(1)
-
-
-def _lockstep(read: SimulationFile, directory: Path, allow_factories: tuple[str, ...]) -> dict[str, Any]:
-    import torch
-
-    from local.data import read_site
+    from remote.aggregator import Aggregator
     from remote.recorder import new_directory
+    from remote.view import PlainView
     from simulations.lockstep import run
     from simulations.spec import write_sites
 
@@ -153,31 +183,16 @@ def _lockstep(read: SimulationFile, directory: Path, allow_factories: tuple[str,
     new_directory(directory)
     configs = write_sites(read, directory / "sites", "http://127.0.0.1:0")
     data = {name: read_site(read.run, Path(c.data), i) for i, (name, c) in enumerate(configs.items())}
-    run(read.run, data, directory, allowed_factories=allow_factories, device=read.simulation.device)
+    view: PlainView | None = None
+
+    def tick(aggregator: Aggregator) -> None:
+        nonlocal view
+        if view is None:
+            view = PlainView(aggregator.recorder.progress, lambda: ((), 0.0), Console(stderr=json_output))
+            view.start()
+        view.tick()
+
+    options: dict[str, Any] = {"allowed_factories": allow_factories, "device": read.simulation.device}
+    run(read.run, data, directory, on_round=tick, **options)
     summary: dict[str, Any] = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
     return summary
-
-
-def _show(summary: dict[str, Any], directory: Path) -> None:
-    """Print a run's result in a few lines."""
-    from remote.view import size
-
-    test = summary["metrics"]["test"] or {}
-    equal = len(set(summary["weights_sha256"].values())) == 1
-    typer.echo(
-        f"\n{summary['method']}, {len(summary['sites'])} sites, {summary['steps']} steps, {summary['epochs']} epochs, "
-        f"best epoch {summary['best_epoch'] + 1}, {summary['seconds']:.1f} s"
-    )
-    if test.get("auc") is not None:
-        typer.echo(
-            f"test:    AUC {test['auc']:.5f} (± {test['auc_error']:.0e} from binning), "
-            f"accuracy {test['accuracy']:.4f}, loss {test['loss']:.4f}, {test['samples']} samples"
-        )
-    up, down = summary["bytes_up_per_site_step"], summary["bytes_down_per_site_step"]
-    ratio = summary["times_fewer_bytes_than_dense"] or 0.0
-    typer.echo(
-        f"traffic: {size(up)} up, {size(down)} down per site and step, {ratio:.1f} times fewer than full gradients"
-    )
-    digest = next(iter(summary["weights_sha256"].values()), "")
-    typer.echo(f"weights: {'equal at all sites' if equal else 'DIFFERENT between sites'}, sha256 {digest[:16]}…")
-    typer.echo(f"output:  {directory} (rankdad predict {directory} DATA.npz)")

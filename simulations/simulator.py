@@ -164,7 +164,8 @@ class _Processes:
             if summary:
                 write_json(path, summary | {"status": "failed", "reason": f"{culprit}: {reason}"})
         if everyone[culprit].exitcode == UserError.exit_code:
-            raise SimulationError(f"{culprit}: {_error(log_path(self._directory, culprit))}", UserError.exit_code)
+            whose = "" if culprit == "aggregator" else f"{culprit}: "  # the aggregator speaks of the file itself
+            raise SimulationError(whose + _error(log_path(self._directory, culprit)), UserError.exit_code)
         lines = _last_lines(log_path(self._directory, culprit), LAST_LINES)
         raise SimulationError(f"{culprit} could not go on: {reason}\nits last lines:\n{lines or '(none)'}", 1)
 

@@ -52,6 +52,8 @@ def read_simulation(
     if sites is not None:
         document = _assign(document, ("run", "federation", "sites"), [f"site-{i + 1:02d}" for i in range(sites)])
     if data is not None:
+        if isinstance(document, dict) and (document.get("simulation") or {}).get("source") == {"name": "digits"}:
+            raise SpecError("--data", "the source 'digits' comes with its data and takes no file")
         document = _assign(document, ("simulation", "source", "path"), str(data))
     return validate(SimulationFile, document, file=path)
 

@@ -52,8 +52,8 @@ def _from_factory(spec: Factory, allowed: Collection[str]) -> nn.Module:
     if spec.factory not in allowed:
         raise PolicyError(
             "model.factory",
-            f"{spec.factory} is not allowed here: read its code, then list it under allow_factories in the site's "
-            "file or pass --allow-factory",
+            f"{spec.factory} is not allowed here: read its code, then pass --allow-factory {spec.factory}, or list it "
+            "under allow_factories in a site's file",
         )
     module_name, _, function_name = spec.factory.partition(":")
     here = str(Path.cwd())

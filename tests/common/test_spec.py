@@ -52,6 +52,7 @@ def test_the_files_that_come_with_it_are_valid(name: str) -> None:
         ('model={"name":"factory","factory":"os.system"}', "model.factory", 'got "os.system"'),
         ("name=null", "name", "got null"),
         ("typo=1", "typo", "not known here"),
+        ("training.epoch=1", "training.epoch", "did you mean epochs?"),
     ],
 )
 def test_a_wrong_field_is_named(assignment: str, field: str, said: str) -> None:

@@ -96,6 +96,7 @@ def test_started_by_hand_and_predicted_from(tmp_path: Path) -> None:
     out, err = aggregator.communicate(timeout=60)
     assert aggregator.returncode == 0, err
     assert "epoch 2 of 2" in out
+    assert "test:    AUC" in out
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert len(set(summary["weights_sha256"].values())) == 1
     data = write_site(tmp_path / "new", 40, 7) / "data.npz"
@@ -258,6 +259,19 @@ def test_a_mistake_in_the_file_ends_in_a_sentence_and_status_2(tmp_path: Path, a
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_check_finds_the_same_mistakes_without_running(tmp_path: Path) -> None:
+    file = simulation(tmp_path)
+    assert "rank-dad, 3 sites: at most" in rankdad("check", file).stdout
+    for assignment, said in (("run.data.shape=[5]", "expected [samples, 5]"), ("run.metod=3", "did you mean method?")):
+        done = rankdad("check", file, "--set", assignment)
+        assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+    began = time.monotonic()
+    done = rankdad("check", site_file(tmp_path))
+    assert done.returncode == 2
+    assert "no aggregator for 5 s" in done.stderr
+    assert time.monotonic() - began < 10
 
 
 def test_an_unreadable_data_file_is_named(tmp_path: Path) -> None:
