@@ -19,10 +19,7 @@ from common import __version__
 from common.capture import FactorCapture
 from common.errors import ModelError, NonFiniteError, ProtocolError, RunFailedError
 from common.factors import norm
-from common.methods import State, method_for
-from common.metrics import Tally, tally
-from common.plan import Payload, Plan, gather, scatter
-from common.protocol import (
+from common.messages import (
     Body,
     Buffers,
     Decision,
@@ -36,10 +33,11 @@ from common.protocol import (
     Pooled,
     Roster,
     Step,
-    pack_buffers,
-    pack_scores,
-    unpack_buffers,
 )
+from common.methods import State, method_for
+from common.metrics import Tally, tally
+from common.plan import Payload, Plan, gather, scatter
+from common.protocol import pack_buffers, pack_scores, unpack_buffers
 from common.replica import Replica, saved_buffers
 from common.seeds import derive
 from common.spec import RunSpec

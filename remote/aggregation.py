@@ -13,10 +13,7 @@ from torch import Tensor
 
 from common.errors import RunFailedError
 from common.factors import norm
-from common.methods import Method, State, Weighted
-from common.metrics import Metrics, Tally, summarise
-from common.plan import Plan
-from common.protocol import (
+from common.messages import (
     Body,
     Buffers,
     Decision,
@@ -29,10 +26,11 @@ from common.protocol import (
     Pooled,
     Roster,
     Step,
-    pack_buffers,
-    unpack_buffers,
-    unpack_scores,
 )
+from common.methods import Method, State, Weighted
+from common.metrics import Metrics, Tally, summarise
+from common.plan import Plan
+from common.protocol import pack_buffers, unpack_buffers, unpack_scores
 from common.seeds import derive
 
 B = TypeVar("B", bound=Body)

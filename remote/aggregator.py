@@ -13,22 +13,10 @@ from torch import Tensor
 
 from common.artifacts import save_model
 from common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolError, RunFailedError
+from common.messages import Body, Buffers, Decision, Failure, Farewell, Kind, Message, Roster, Step
 from common.methods import State, method_for
 from common.plan import make_plan, scatter
-from common.protocol import (
-    Body,
-    Buffers,
-    Decision,
-    Failure,
-    Farewell,
-    Kind,
-    Message,
-    Roster,
-    Step,
-    pack,
-    unpack,
-    unpack_buffers,
-)
+from common.protocol import pack, unpack, unpack_buffers
 from common.replica import Replica
 from common.spec import RunSpec
 from remote.aggregation import aggregate

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from common.messages import Pooled
 from common.plan import Plan
-from common.protocol import Pooled
 from common.spec import RunSpec
 
 

@@ -16,9 +16,9 @@ import torch
 from common import __version__
 from common.errors import UserError
 from common.factors import Factor
+from common.messages import Body, Decision, Evaluation, Farewell, Kind, Pooled, Roster, Step
 from common.metrics import Metrics
 from common.plan import Plan
-from common.protocol import Body, Decision, Evaluation, Farewell, Kind, Pooled, Roster, Step
 from common.spec import RunSpec
 from remote.aggregation import site_metrics
 from remote.progress import Progress

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from common.errors import ProtocolError
-from common.protocol import Kind, Message
+from common.messages import Kind, Message
 
 
 class Phase(Enum):

@@ -17,9 +17,10 @@ from torch.nn import functional as F
 
 from common.capture import FactorCapture
 from common.factors import Factor
+from common.messages import Kind, Message, Step
 from common.methods import State, Weighted, method_for
 from common.plan import Payload, Plan, Route, gather, make_plan, scatter
-from common.protocol import Kind, Message, Step, pack, step_bytes, unpack
+from common.protocol import pack, step_bytes, unpack
 from common.replica import Replica
 from common.seeds import derive
 from common.spec import RankDad, RunSpec, validate

@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from common.errors import RankdadError, RunFailedError
+from common.messages import failure_message
 from common.plan import make_plan
-from common.protocol import failure_message, pack, unpack
+from common.protocol import pack, unpack
 from common.replica import Replica
 from common.spec import RunSpec
 from local.data import SiteData

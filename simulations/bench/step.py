@@ -184,8 +184,8 @@ def _our_server(listening: socket.socket, sites: int, size: int) -> None:
 def _our_client(port: int, size: int, steps: int, index: int, sites: int) -> list[float]:
     import torch
 
+    from common.messages import Goodbye, Hello, Kind, Message, Step
     from common.plan import make_plan
-    from common.protocol import Goodbye, Hello, Kind, Message, Step
     from common.replica import Replica
     from local.drivers.http import AggregatorClient, drive
 

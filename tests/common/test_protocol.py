@@ -13,22 +13,11 @@ from hypothesis import strategies as st
 
 from common.errors import NonFiniteError, ProtocolError
 from common.factors import Factor
+from common.messages import Evaluation, Failure, Goodbye, Kind, Message, Step
 from common.metrics import BINS
 from common.models import build_model
 from common.plan import Payload, Plan, make_plan
-from common.protocol import (
-    HEADER_BYTES,
-    Evaluation,
-    Failure,
-    Goodbye,
-    Kind,
-    Message,
-    Step,
-    body_limit,
-    pack,
-    step_bytes,
-    unpack,
-)
+from common.protocol import HEADER_BYTES, body_limit, pack, step_bytes, unpack
 from tests.conftest import run_spec
 
 

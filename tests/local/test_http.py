@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from common.errors import SpecError, UnreachableError, UserError
+from common.messages import Failure, Goodbye, Kind, Message
 from common.models import build_model
 from common.plan import make_plan
-from common.protocol import Failure, Goodbye, Kind, Message, unpack
+from common.protocol import unpack
 from local.drivers import http
 from local.drivers.http import AggregatorClient, RefusedError, drive
 from tests.conftest import run_spec

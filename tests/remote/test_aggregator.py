@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from common.errors import ProtocolError, RunFailedError
-from common.protocol import Failure, Hello, Kind, Message, pack, unpack
+from common.messages import Failure, Hello, Kind, Message
+from common.protocol import pack, unpack
 from common.replica import Replica
 from remote.aggregator import Aggregator
 from remote.rounds import Answer, Ready

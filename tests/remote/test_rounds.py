@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common.errors import ProtocolError
-from common.protocol import Decision, Kind, Message
+from common.messages import Decision, Kind, Message
 from remote.rounds import Answer, Barrier, Effect, Phase, Ready
 
 SITES = ("alpha", "beta")

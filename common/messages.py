@@ -1,0 +1,170 @@
+"""Messages: what sites and aggregator say to each other. Their bytes are `common.protocol`'s business."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from common.errors import REASON_CHARACTERS, RankdadError, one_line
+from common.plan import Payload
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Measure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Reason = Annotated[str, Field(max_length=REASON_CHARACTERS)]
+Name = Annotated[str, Field(max_length=63)]
+
+
+class Kind(IntEnum):
+    """What a round exchanges."""
+
+    HELLO = 1
+    STEP = 2
+    BUFFERS = 3
+    EVALUATION = 4
+    DECISION = 5
+    GOODBYE = 6
+    FAILURE = 7
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Step:
+    """A step's payload, in either direction.
+
+    Args:
+        weight: denominator of the mean loss: a site's own, or all sites' together.
+        loss: mean loss over that weight.
+        norm: norm of the site's gradient, or of the update.
+        payload: factors and matrices in the plan's order.
+    """
+
+    weight: float
+    loss: float
+    norm: float
+    payload: Payload
+
+
+class Control(BaseModel):
+    """The body of a message that is no step."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Hello(Control):
+    """A site introduces itself: what must be equal everywhere, and how many samples it has."""
+
+    version: Annotated[str, Field(max_length=63)]
+    spec_sha256: Digest
+    plan_sha256: Digest
+    weights_sha256: Digest
+    train: Count
+    validation: Count
+    test: Count
+
+
+class Roster(Control):
+    """The answer to hello: training samples of every site, in the plan's order."""
+
+    train: Annotated[list[Count], Field(max_length=1000)]
+
+
+class Buffers(Control):
+    """A model's buffers such as BatchNorm's statistics, in either direction, with the training samples behind them."""
+
+    samples: Count
+    values: bytes
+
+
+class Evaluation(Control):
+    """A site's sums over one split; `scores` holds histograms uint32 [classes, 2, BINS]."""
+
+    split: Literal["validation", "test"]
+    epoch: Count
+    samples: Count
+    loss: Measure
+    correct: Count
+    scores: bytes
+
+
+class Pooled(Control):
+    """The answer to an evaluation: metrics over all sites."""
+
+    split: Literal["validation", "test"]
+    epoch: Count
+    samples: Count
+    loss: Measure | None
+    accuracy: Measure | None
+    auc: Measure | None
+    auc_error: Measure | None
+
+
+class Decision(Control):
+    """End of an epoch, in either direction: whether its model is the best so far, whether to stop."""
+
+    epoch: Count
+    best: bool
+    stop: bool
+
+
+class Goodbye(Control):
+    """A site has ended with these weights."""
+
+    weights_sha256: Digest
+
+
+class Farewell(Control):
+    """The answer to goodbye: every site's digest."""
+
+    weights_sha256: Annotated[dict[Name, Digest], Field(max_length=1000)]
+
+
+class Failure(Control):
+    """A site cannot go on, or the answer that tells the others so."""
+
+    site: Name
+    reason: Reason
+
+
+Body = Step | Hello | Roster | Buffers | Evaluation | Pooled | Decision | Goodbye | Farewell | Failure
+UP: dict[Kind, type[Control]] = {
+    Kind.HELLO: Hello,
+    Kind.BUFFERS: Buffers,
+    Kind.EVALUATION: Evaluation,
+    Kind.DECISION: Decision,
+    Kind.GOODBYE: Goodbye,
+    Kind.FAILURE: Failure,
+}
+DOWN: dict[Kind, type[Control]] = {
+    **UP,
+    Kind.HELLO: Roster,
+    Kind.EVALUATION: Pooled,
+    Kind.GOODBYE: Farewell,
+}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Message:
+    """A contribution (up) or an update (down).
+
+    Args:
+        kind: of the round.
+        round: its number, from 0 without gaps over the whole run.
+        body: what it carries.
+        phase: exchange within one optimizer step.
+    """
+
+    kind: Kind
+    round: int
+    body: Body
+    phase: int = 0
+
+
+def failure_message(site: str, round_: int, error: BaseException) -> Message:
+    """Return the message by which a site says that it cannot go on."""
+    reason = str(error) if isinstance(error, RankdadError) else one_line(error)
+    if isinstance(error, KeyboardInterrupt):
+        reason = "a person stopped it"
+    return Message(Kind.FAILURE, round_, Failure(site=site, reason=reason[:REASON_CHARACTERS]))

@@ -1,0 +1,58 @@
+"""What a person sees: every figure that is promised, on a terminal and off it."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from common.messages import Pooled
+from remote.progress import Progress
+from remote.view import LiveView, PlainView, Waiting, view_of
+
+
+def running() -> Progress:
+    pooled = Pooled(split="validation", epoch=0, samples=9, loss=0.25, accuracy=0.75, auc=0.98765, auc_error=2e-6)
+    progress = Progress("study", "rank-dad", ("alpha", "beta"), epochs=4, dense_bytes=67_000, steps_per_epoch=10)
+    progress.step, progress.epoch, progress.loss, progress.train_loss = 10, 1, 0.5, 0.6
+    progress.up = progress.down = 10 * 2 * 1000
+    progress.seconds, progress.step_seconds, progress.validation = 2.0, 1.0, pooled
+    return progress
+
+
+def shown(progress: Progress, waiting: Waiting, *, terminal: bool, ticks: int = 1) -> str:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=140, color_system=None)
+    view = view_of(progress, lambda: waiting, console)
+    assert isinstance(view, LiveView if terminal else PlainView)
+    view.start()
+    for _ in range(ticks):
+        view.tick()
+    view.stop()
+    return out.getvalue()
+
+
+def test_the_live_view_shows_progress_quality_traffic_time_and_whom_it_waits_for() -> None:
+    text = shown(running(), (("beta",), 12.0), terminal=True)
+    for part in (
+        "10/40 steps",
+        "training loss 0.6000",
+        "AUC 0.98765 (± 2e-06)",
+        "1.0 KB up, 1.0 KB down per site and step, 67.0 times fewer than dsgd",
+        "100 ms a step · 6 s left",
+        "1 of 2 sites in · waiting for beta (12 s)",
+    ):
+        assert part in text, part
+
+
+def test_plain_lines_say_each_thing_once() -> None:
+    text = shown(running(), (("beta",), 25.0), terminal=False, ticks=5)
+    assert text.count("epoch 1 of 4 · training loss 0.6000") == 1
+    assert text.count("step 1 of 40") == 1
+    assert text.count("waiting for beta (25 s)") == 1
+    assert "\x1b" not in text
+
+
+def test_before_the_first_hello_nothing_divides_by_zero() -> None:
+    progress = Progress("study", "dsgd", ("alpha",), epochs=4, dense_bytes=67_000)
+    assert "waiting for all sites to say hello" in shown(progress, (("alpha",), 3.0), terminal=True)
