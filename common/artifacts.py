@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from common import __version__
+from common.documents import load_json, validate
 from common.errors import DataError
 from common.models import build_model
-from common.spec import RunSpec, load_json, validate
+from common.spec import RunSpec
 
 Which = Literal["best", "final"]
 

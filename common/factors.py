@@ -42,6 +42,10 @@ class Factor:
         """Return the factor of scale · Δᵀ A."""
         return Factor(self.delta * scale, self.activation)
 
+    def leading(self, rows: int) -> Factor:
+        """Return the first rows."""
+        return Factor(self.delta[:rows], self.activation[:rows])
+
     def with_ones(self) -> Factor:
         """Append a column of ones to A, so that the product's last column is the bias's gradient."""
         ones = self.activation.new_ones(self.rows, 1)

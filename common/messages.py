@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from common.errors import REASON_CHARACTERS, RankdadError, one_line
-from common.plan import Payload
+from common.routes import Payload
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

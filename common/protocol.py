@@ -3,9 +3,12 @@
 A message is one msgpack map of a small header and raw little-endian numbers in an order that the plan fixes. Nothing on
 the wire names a class or a function.
 
-    every message       k kind · r round · p phase
-    a step              w weight · l loss · g gradient norm · n rows, uint32 per factor · b numbers of the wire's dtype
+    every message       k kind · r round, uint64 · p phase
+    a step              m weight, loss and gradient norm, float64 · n rows, uint32 for each slot where they vary ·
+                        b numbers as `common.wire` lays them out
     any other kind      d, a map checked by its model in `common.messages`
+
+A step's body has one size for given rows, whatever the round.
 """
 
 from __future__ import annotations
@@ -23,15 +26,19 @@ from torch import Tensor
 
 from common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolError
 from common.factors import Factor
+from common.layout import Layout, Slot
 from common.messages import DOWN, UP, Body, Buffers, Evaluation, Kind, Message, Step
 from common.metrics import BINS
-from common.plan import Payload, Plan, Route
+from common.plan import Plan
+from common.routes import Payload
+from common.wire import decode, encode, finite
 
-HEADER_BYTES = 64  # what a step's body may add to rows and numbers
 if sys.byteorder != "little":
     raise ImportError("rankdad's wire is little-endian, and so must be the machine")
 
 CONTROL_BYTES = 1 << 16  # a hello, decision, goodbye or failure
+_ROUND, _MEASURES = struct.Struct("<Q"), struct.Struct("<3d")
+HEADER_BYTES = 19 + _ROUND.size + _MEASURES.size  # of a step: keys and all else but the two counted buffers
 
 
 def pack(message: Message, plan: Plan, *, up: bool) -> bytes:
@@ -40,12 +47,22 @@ def pack(message: Message, plan: Plan, *, up: bool) -> bytes:
     Raises:
         NonFiniteError: a step's payload holds NaN or infinity.
     """
-    head: dict[str, Any] = {"k": int(message.kind), "r": message.round, "p": message.phase}
+    head: dict[str, Any] = {"k": int(message.kind), "r": _ROUND.pack(message.round), "p": message.phase}
     body = message.body
     if not isinstance(body, Step):
         return _packb({**head, "d": body.model_dump()})
-    buffer, rows = _flatten(body.payload, plan, up=up)
-    head |= {"w": body.weight, "l": body.loss, "g": body.norm, "n": rows, "b": buffer}
+    layout = plan.layout(message.phase, up=up)
+    arrays = _arrays(body.payload, layout)
+    try:
+        numbers = encode([array for slot in arrays for array in slot], plan.wire)
+    except OverflowError:
+        raise NonFiniteError(f"the gradient of {_first_bad(layout, arrays)}") from None
+    rows = [len(slot_arrays[0]) for slot, slot_arrays in zip(layout.slots, arrays, strict=True) if not slot.fixed]
+    head |= {
+        "m": _MEASURES.pack(body.weight, body.loss, body.norm),
+        "n": struct.pack(f"<{len(rows)}I", *rows),
+        "b": numbers.numpy().data,
+    }
     return _packb(head)
 
 
@@ -74,15 +91,16 @@ def unpack(data: bytes, plan: Plan, *, up: bool, device: str = "cpu") -> Message
     kind = document.get("k")
     if not isinstance(kind, int) or kind not in Kind.__members__.values():
         raise ProtocolError(422, f"k: got {_shown(kind)}, expected a kind from 1 to {max(Kind)}")
-    expected = {"k", "r", "p", "w", "l", "g", "n", "b"} if kind == Kind.STEP else {"k", "r", "p", "d"}
+    expected = {"k", "r", "p", "m", "n", "b"} if kind == Kind.STEP else {"k", "r", "p", "d"}
     if set(document) != expected:
         raise ProtocolError(
             422, f"the body has the keys {_shown(sorted(map(str, document)))}, expected {sorted(expected)}"
         )
-    round_, phase = _count(document, "r", 2**53), _count(document, "p", 2)
+    (round_,) = _ROUND.unpack(_binary(document, "r", _ROUND.size))
+    phase = _count(document, "p", len(plan.exchanges) if kind == Kind.STEP else 1)
     body: Body
     if kind == Kind.STEP:
-        body = _unpack_step(document, plan, up=up, device=device)
+        body = _unpack_step(document, plan, plan.layout(phase, up=up), device)
     else:
         try:
             body = cast(Body, (UP if up else DOWN)[Kind(kind)].model_validate(document["d"]))
@@ -99,13 +117,25 @@ def unpack(data: bytes, plan: Plan, *, up: bool, device: str = "cpu") -> Message
 
 def body_limit(plan: Plan, *, up: bool) -> int:
     """Return the largest size of a message's body, in bytes, for this plan."""
-    return max(step_bytes(plan, up=up), CONTROL_BYTES + plan.classes * 2 * BINS * 4 + plan.buffer_bytes)
+    steps = (body_bytes(plan, phase, up=up) for phase in range(len(plan.exchanges)))
+    return max(*steps, CONTROL_BYTES + plan.classes * 2 * BINS * 4 + plan.buffer_bytes)
 
 
 def step_bytes(plan: Plan, *, up: bool) -> int:
-    """Return the size of a step's body with all factors at their largest rank, in bytes: never exceeded."""
-    factors = sum((route.up if up else route.down) is not None for route in plan.routes)
-    return HEADER_BYTES + 4 * factors + plan.payload_bytes(up=up)
+    """Return the size of a step's bodies, all exchanges together, with all slots full, in bytes: never exceeded."""
+    return sum(body_bytes(plan, phase, up=up) for phase in range(len(plan.exchanges)))
+
+
+def body_bytes(plan: Plan, phase: int, *, up: bool) -> int:
+    """Return the size of the body of one exchange with all its slots full, in bytes: never exceeded."""
+    layout = plan.layout(phase, up=up)
+    rows, numbers = 4 * layout.variable, layout.payload_bytes(plan.wire)
+    return HEADER_BYTES + _head_bytes(rows) + rows + _head_bytes(numbers) + numbers
+
+
+def _head_bytes(size: int) -> int:
+    """Return what msgpack puts before so many bytes."""
+    return 2 if size < 2**8 else 3 if size < 2**16 else 5
 
 
 def _packb(document: dict[str, Any]) -> bytes:
@@ -113,56 +143,52 @@ def _packb(document: dict[str, Any]) -> bytes:
     return packed
 
 
-def _flatten(payload: Payload, plan: Plan, *, up: bool) -> tuple[memoryview, bytes]:
-    """Return a payload's numbers and its factors' rows, in the plan's order."""
-    numbers: list[Tensor] = []
-    rows: list[int] = []
-    for route, value in zip(plan.routes, payload, strict=True):
-        limit = route.up if up else route.down
-        if isinstance(value, Factor):
-            if limit is None or value.rows > limit:
-                raise RuntimeError(f"{route.name}: {value.rows} rows, but the plan allows {limit}")
-            rows.append(value.rows)
-            numbers += [value.delta.reshape(-1), value.activation.reshape(-1)]
-        else:
-            numbers.append(value.reshape(-1))
-    wire: torch.dtype = getattr(torch, plan.wire)
-    flat = torch.cat(numbers).detach().to("cpu", wire)
-    if not _finite(flat.float() if wire.itemsize < 4 else flat):
-        raise NonFiniteError(f"the gradient of {_first_bad(plan.routes, payload)}")
-    return flat.view(torch.uint8).numpy().data, struct.pack(f"<{len(rows)}I", *rows)
+def _arrays(payload: Payload, layout: Layout) -> list[tuple[Tensor, ...]]:
+    """Return a payload's arrays by slot."""
+    arrays: list[tuple[Tensor, ...]] = []
+    for slot, value in zip(layout.slots, payload, strict=True):
+        own = (value.delta, value.activation) if isinstance(value, Factor) else (value,)
+        rows = len(own[0])
+        fits = rows == slot.rows if slot.fixed else rows <= slot.rows
+        if not fits or tuple(array.shape[1] for array in own) != slot.widths:
+            got = " and ".join(str(list(array.shape)) for array in own)
+            raise RuntimeError(f"{slot.name}: got {got}, but the plan has {slot.rows} rows of {slot.widths}")
+        arrays.append(own)
+    return arrays
 
 
-def _unpack_step(document: dict[str, Any], plan: Plan, *, up: bool, device: str) -> Step:
-    weight, loss, norm = (_number(document, key) for key in ("w", "l", "g"))
-    if weight < 0:
-        raise ProtocolError(422, f"w: got {weight}, expected at least 0")
-    limits = [route.up if up else route.down for route in plan.routes]
-    factors = sum(limit is not None for limit in limits)
-    counts = iter(struct.unpack(f"<{factors}I", _binary(document, "n", 4 * factors)))
-    shapes: list[tuple[Route, int | None]] = []
-    for route, limit in zip(plan.routes, limits, strict=True):
-        rows = None if limit is None else next(counts)
-        if rows is not None and limit is not None and rows > limit:
-            raise ProtocolError(422, f"n: {rows} rows for {route.name}, expected at most {limit}")
-        shapes.append((route, rows))
-    dtype: torch.dtype = getattr(torch, plan.wire)
-    floats = sum(route.floats(rows) for route, rows in shapes)
-    flat = _numbers(_binary(document, "b", floats * dtype.itemsize), dtype).to(device)
-    flat = flat.float() if dtype.itemsize < 4 else flat  # half precision is for the wire alone
-    finite = _finite(flat)
+def _unpack_step(document: dict[str, Any], plan: Plan, layout: Layout, device: str) -> Step:
+    weight, loss, norm = _MEASURES.unpack(_binary(document, "m", _MEASURES.size))
+    for name, value in (("weight", weight), ("loss", loss), ("norm", norm)):
+        if not math.isfinite(value) or (name == "weight" and value < 0):
+            raise ProtocolError(422, f"m: got {name} {value}, expected a finite number, the weight at least 0")
+    filled = _filled(layout, _binary(document, "n", 4 * layout.variable))
+    size = sum(slot.size(plan.wire, rows) for slot, rows in filled)
+    if size > layout.payload_bytes(plan.wire):
+        raise ProtocolError(422, f"n: {size} bytes, expected at most {layout.payload_bytes(plan.wire)}")
+    shapes = [(rows, width) for slot, rows in filled for width in slot.widths]
+    arrays = iter(decode(_binary(document, "b", size), shapes, plan.wire, device))
     payload: list[Factor | Tensor] = []
-    at = 0
-    for route, rows in shapes:
-        out, columns = route.matrix
-        part, at = flat[at : at + route.floats(rows)], at + route.floats(rows)
-        if not finite and not _finite(part):
-            raise ProtocolError(422, f"b: the values of {route.name} hold NaN or infinity, expected finite numbers")
-        if rows is None:
-            payload.append(part.view(out, columns))
-        else:
-            payload.append(Factor(part[: rows * out].view(rows, out), part[rows * out :].view(rows, columns)))
+    for slot, _ in filled:
+        own = [next(arrays) for _ in slot.widths]
+        if not all(finite(array) for array in own):
+            raise ProtocolError(422, f"b: the values of {slot.name} hold NaN or infinity, expected finite numbers")
+        payload.append(Factor(*own) if len(own) == 2 else own[0])
     return Step(weight, loss, norm, tuple(payload))
+
+
+def _filled(layout: Layout, counts: bytes) -> list[tuple[Slot, int]]:
+    """Return every slot with the number of its rows, checked."""
+    given = iter(struct.unpack(f"<{layout.variable}I", counts))
+    filled = [(slot, slot.rows if slot.fixed else next(given)) for slot in layout.slots]
+    for slot, rows in filled:
+        if rows > slot.rows:
+            raise ProtocolError(422, f"n: {rows} rows for {slot.name}, expected at most {slot.rows}")
+        if layout.aligned and rows != filled[0][1]:
+            raise ProtocolError(
+                422, f"n: {rows} rows for {slot.name}, expected as many as for the first, {filled[0][1]}"
+            )
+    return filled
 
 
 def pack_scores(scores: Tensor) -> bytes:
@@ -205,11 +231,6 @@ def unpack_buffers(data: bytes, plan: Plan) -> dict[str, Tensor]:
     return buffers
 
 
-def _finite(numbers: Tensor) -> bool:
-    """Tell whether no value is NaN or infinite: each would show in the sum, which is twelve times faster to take."""
-    return math.isfinite(numbers.sum()) or bool(torch.isfinite(numbers).all())
-
-
 def _numbers(data: bytes, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
 
@@ -218,11 +239,10 @@ def _bytes(numbers: Tensor) -> bytes:
     return numbers.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _first_bad(routes: tuple[Route, ...], payload: Payload) -> str:
-    for route, value in zip(routes, payload, strict=True):
-        parts = (value.delta, value.activation) if isinstance(value, Factor) else (value,)
-        if not all(_finite(part) for part in parts):
-            return route.name
+def _first_bad(layout: Layout, arrays: list[tuple[Tensor, ...]]) -> str:
+    for slot, own in zip(layout.slots, arrays, strict=True):
+        if not all(finite(array) for array in own):
+            return slot.name
     return "a parameter (too large for the wire's precision)"
 
 
@@ -230,13 +250,6 @@ def _count(document: dict[str, Any], key: str, limit: int) -> int:
     value = document[key]
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < limit:
         raise ProtocolError(422, f"{key}: got {_shown(value)}, expected a whole number from 0 to {limit - 1}")
-    return value
-
-
-def _number(document: dict[str, Any], key: str) -> float:
-    value = document[key]
-    if not isinstance(value, float) or not math.isfinite(value):
-        raise ProtocolError(422, f"{key}: got {_shown(value)}, expected a finite number")
     return value
 
 

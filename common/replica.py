@@ -25,6 +25,7 @@ class Replica:
     def __init__(self, spec: RunSpec, allowed_factories: Collection[str] = (), device: str = "cpu") -> None:
         self.model: nn.Module = build_model(spec, allowed_factories).to(device)
         self._training = spec.training
+        self._scale = lr_scale(spec.training, len(spec.federation.sites))
         self._trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self._optimizer = _optimizer(spec.training, list(self._trained.values()))
         self.step = 0
@@ -43,7 +44,7 @@ class Replica:
         if self._training.clip is not None:
             nn.utils.clip_grad_norm_(self._trained.values(), self._training.clip)
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(self._training, self.step, self.steps_per_epoch)
+            group["lr"] = self._scale * learning_rate(self._training, self.step, self.steps_per_epoch)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self.step += 1
@@ -75,6 +76,11 @@ def weights_sha256(weights: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
         digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def lr_scale(training: Training, sites: int) -> float:
+    """Return the factor by which the learning rate grows with the global batch."""
+    return {"none": 1.0, "linear": float(sites), "sqrt": math.sqrt(sites)}[training.lr_scaling]
 
 
 def learning_rate(training: Training, step: int, steps_per_epoch: int) -> float:

@@ -6,16 +6,13 @@ Unions are told apart by their field `name`.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import Field, JsonValue, model_validator
 
-from common.errors import SpecError, UserError
+from common.documents import Part
 
 SiteName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 FactoryName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
@@ -26,12 +23,6 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 RESERVED = frozenset({"aggregator", "pooled"})
-
-
-class Part(BaseModel):
-    """A frozen part of a specification that forbids unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
 class Classification(Part):
@@ -60,7 +51,7 @@ class Factory(Part):
     name: Literal["factory"]
     factory: FactoryName
     """Where the function is: "package.module:function"."""
-    arguments: dict[str, JsonValue] = {}
+    arguments: dict[str, JsonValue] = Field(default={})
     """Keyword arguments of the function."""
 
 
@@ -142,11 +133,15 @@ class Training(Part):
     epochs: PositiveInt
     """Passes over the data."""
     batch_size: PositiveInt
-    """Samples per site and step."""
+    """Samples per site and forward pass."""
+    accumulate: PositiveInt = 1
+    """Batches per site and step: their gradients travel together, as those of one batch so many times as large."""
     optimizer: Annotated[Adam | Sgd, Field(discriminator="name")]
     """Optimizer, equal at every site."""
     schedule: Annotated[Constant | Cosine | StepDecay, Field(discriminator="name")] = Constant()
     """Learning-rate schedule."""
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """Multiply the learning rate by the number of sites, or by its square root: the global batch grows with it."""
     clip: PositiveFloat | None = None
     """Largest norm of the aggregated gradient; null does not clip."""
     monitor: Literal["auc", "accuracy", "loss"] = "auc"
@@ -159,8 +154,15 @@ class Training(Part):
     """Part of a site's samples that is set aside for the test; unused where the data file has its own split."""
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of the replica."""
+    autocast: Literal["bfloat16"] | None = None
+    """Precision of forward and backward pass; gradients and weights stay in `dtype`."""
     threads: PositiveInt = 1
     """Threads of a process's tensor operations: part of what makes results equal to the last bit."""
+
+    @property
+    def step_size(self) -> int:
+        """Samples per site and step, at most."""
+        return self.batch_size * self.accumulate
 
     @model_validator(mode="after")
     def _splits_fit(self) -> Training:
@@ -171,7 +173,7 @@ class Training(Part):
         return self
 
 
-Wire = Literal["float32", "float64", "bfloat16", "float16"]
+Wire = Literal["float32", "float64", "bfloat16", "float16", "int8"]
 
 
 class Dsgd(Part):
@@ -179,7 +181,7 @@ class Dsgd(Part):
 
     name: Literal["dsgd"]
     wire: Wire = "float32"
-    """Precision on the wire."""
+    """Precision on the wire; int8 is in blocks of 64 with one scale each."""
 
 
 class Dad(Part):
@@ -190,22 +192,74 @@ class Dad(Part):
     """Precision on the wire."""
 
 
+class Edad(Part):
+    """Send activations and the last layer's deltas, and propagate the deltas again everywhere: exact, for chains."""
+
+    name: Literal["edad"]
+    wire: Wire = "float32"
+    """Precision on the wire."""
+
+
+class TopRows(Part):
+    """Send the first rows of every factor: the paper's crude baseline."""
+
+    name: Literal["top-rows"]
+    rows: PositiveInt = 3
+    """How many rows a site sends of a layer's factor."""
+    wire: Wire = "float32"
+    """Precision on the wire."""
+
+
 class RankDad(Part):
     """Send factors reduced at the site, and reduce their concatenation again at the aggregator (rank-dAD)."""
 
     name: Literal["rank-dad"]
     rank: PositiveInt
-    """Largest number of rows of a factor on the wire, up and down."""
-    reducer: Literal["spi", "block", "exact", "auto"] = "spi"
+    """Largest number of rows of a factor on the wire."""
+    preset: Literal["paper"] | None = None
+    """\"paper\" is the method as published: reducer spi, no feedback."""
+    reducer: Literal["spi", "block", "exact", "auto"] = "auto"
     """Structured power iterations (Algorithm 2), the same on all directions at once, a truncated SVD, or by shape."""
     feedback: Literal["none", "site", "aggregator", "both"] = "both"
-    """Where the residual of a reduction is kept for the next step; the paper's own method is none."""
+    """Where the residual of a reduction is kept for the next step."""
+    residual: Literal["factors", "dense"] = "factors"
+    """How: as rows wherever a factor is captured, which is fast, or as a matrix, which forgets nothing."""
+    oversampling: Annotated[int, Field(ge=0)] = 0
+    """Rows that a site sends beyond the rank: 4 keep the error of two reductions near that of one."""
+    budget: PositiveInt | None = None
+    """Most bytes of a step's payload in each direction, shared out over the layers; null sends every layer's rank."""
     tolerance: Fraction = 0.0
     """A component whose singular value is below this part of the largest is not sent."""
     iterations: PositiveInt = 20
-    """Power iterations per component at most."""
+    """Power iterations of spi per component at most."""
     wire: Wire = "float32"
     """Precision on the wire."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_published(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.get("preset") != "paper":
+            return given
+        paper = {"reducer": "spi", "feedback": "none"}
+        for field, value in paper.items():
+            if given.get(field, value) != value:
+                raise ValueError(f"the preset paper has {field} {value}, but {field} {given[field]} is asked for")
+        return given | paper
+
+
+class PowerSgd(Part):
+    """Multiply gradients by shared directions, in two exchanges a step, with error feedback (Vogels 2019)."""
+
+    name: Literal["powersgd"]
+    rank: PositiveInt
+    """Number of directions."""
+    feedback: bool = True
+    """Whether what was left out of a step joins the next."""
+    wire: Wire = "float32"
+    """Precision on the wire."""
+
+
+MethodSpec = Dsgd | Dad | Edad | TopRows | RankDad | PowerSgd
 
 
 class Federation(Part):
@@ -240,7 +294,7 @@ class RunSpec(Part):
     """Schema of the data."""
     training: Training
     """Optimizer, schedule, splits."""
-    method: Annotated[Dsgd | Dad | RankDad, Field(discriminator="name")]
+    method: Annotated[MethodSpec, Field(discriminator="name")]
     """How gradients travel."""
     federation: Federation
     """Who takes part."""
@@ -249,107 +303,3 @@ class RunSpec(Part):
         """Return the digest of the canonical JSON form (keys sorted, defaults written out)."""
         canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-P = TypeVar("P", bound=BaseModel)
-
-
-def validate(model: type[P], document: object, *, file: str | Path | None = None, under: str = "") -> P:
-    """Check a JSON document against a model.
-
-    Args:
-        model: what it should be.
-        document: as JSON was read.
-        file: named in errors.
-        under: key in the file under which the document stands.
-
-    Raises:
-        SpecError: naming the first wrong field, its value and what was expected.
-    """
-    try:
-        return model.model_validate_json(json.dumps(document))
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(part for part in (under, _field(first["loc"], document)) if part) or "the whole file"
-        more = f" ({error.error_count() - 1} more fields are wrong)" if error.error_count() > 1 else ""
-        raise SpecError(field, _problem(dict(first)) + more, file=file) from None
-
-
-def load_json(path: str | Path) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        UserError: the file is missing, unreadable or not JSON; the line and column are named.
-    """
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: is not text in UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
-
-
-def replace(document: Any, assignments: list[str]) -> Any:
-    """Return the document with values replaced by assignments such as `run.method.rank=8`.
-
-    Raises:
-        SpecError: an assignment has no `=`, is not JSON, or its path leads through something that is no object.
-    """
-    document = json.loads(json.dumps(document))
-    for assignment in assignments:
-        path, equals, text = assignment.partition("=")
-        if not equals or not path:
-            raise SpecError("--set", f"got {assignment!r}, expected KEY=JSON such as run.method.rank=8")
-        try:
-            value = json.loads(text)
-        except json.JSONDecodeError:
-            raise SpecError(
-                "--set", f"{path}: {text!r} is not JSON; a string needs its quotes: '{path}=\"{text}\"'"
-            ) from None
-        *parents, last = path.split(".")
-        target = document
-        for key in parents:
-            if not isinstance(target, dict) or not isinstance(target.setdefault(key, {}), dict):
-                raise SpecError("--set", f"{path}: {key} is not an object")
-            target = target[key]
-        if not isinstance(target, dict):
-            raise SpecError("--set", f"{path}: the file is not an object")
-        target[last] = value
-    return document
-
-
-def _field(location: tuple[int | str, ...], document: object) -> str:
-    """Name a field by its path in the document: pydantic also lists the tags of unions, which are no keys there."""
-    path, here = "", document
-    for position, key in enumerate(location):
-        missing = position == len(location) - 1
-        if isinstance(here, Mapping) and isinstance(key, str) and (key in here or missing):
-            path, here = f"{path}.{key}" if path else key, here.get(key)
-        elif isinstance(here, list) and isinstance(key, int):
-            path, here = f"{path}[{key}]", here[key] if key < len(here) else None
-    return path
-
-
-def _known_names(part: type[BaseModel]) -> set[str]:
-    """Return the names of all fields of a model's descendants."""
-    return set(part.model_fields).union(*(_known_names(child) for child in part.__subclasses__()))
-
-
-def _problem(error: dict[str, Any]) -> str:
-    kind, context = error["type"], error.get("ctx", {})
-    if kind == "missing":
-        return "is missing"
-    if kind == "extra_forbidden":
-        near = difflib.get_close_matches(str(error["loc"][-1]), sorted(_known_names(Part)), n=1)
-        return "is not known here: " + (f"did you mean {near[0]}?" if near else "remove it or correct its name")
-    if kind == "union_tag_invalid":
-        return f"got the name {context['tag']!r}, expected one of {context['expected_tags']}"
-    if kind == "union_tag_not_found":
-        return "has no name that tells its kind"
-    if kind == "value_error":
-        return str(context["error"])
-    shown = json.dumps(error["input"])
-    shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    return f"got {shown}, expected: {error['msg'][0].lower()}{error['msg'][1:]}"

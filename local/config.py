@@ -8,8 +8,9 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
+from common.documents import Part, load_json, validate
 from common.errors import UserError
-from common.spec import FactoryName, Part, PositiveFloat, SiteName, load_json, validate
+from common.spec import FactoryName, PositiveFloat, SiteName
 
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
 

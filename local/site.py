@@ -9,11 +9,12 @@ import torch
 
 from common import __version__
 from common.artifacts import save_model
+from common.documents import load_json, validate
 from common.errors import SpecError, UserError
 from common.plan import make_plan
 from common.protocol import step_bytes
 from common.replica import Replica
-from common.spec import RunSpec, load_json, validate
+from common.spec import RunSpec
 from local.config import SiteConfig
 from local.data import read_site
 from local.drivers.http import AggregatorClient, drive

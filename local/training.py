@@ -36,9 +36,10 @@ from common.messages import (
 )
 from common.methods import State, method_for
 from common.metrics import Tally, tally
-from common.plan import Payload, Plan, gather, scatter
+from common.plan import Plan
 from common.protocol import pack_buffers, pack_scores, unpack_buffers
 from common.replica import Replica, saved_buffers
+from common.routes import Payload, gather, scatter
 from common.seeds import derive
 from common.spec import RunSpec
 from local.data import Samples, SiteData
@@ -137,13 +138,13 @@ class _Trainer:
     ) -> None:
         self.spec, self.plan, self.data, self.replica, self.state, self.lap = spec, plan, data, replica, state, lap
         self.index = plan.sites.index(state.site)
-        self.method = method_for(spec, plan)
+        self.method = method_for(spec, plan.routes, replica.model)
         self.weights: list[int] = []  # of every step in an epoch, all sites together
 
     def run(self) -> Generator[Message, Message, Result]:
         state, replica = self.state, self.replica
         roster = yield from self._exchange(Kind.HELLO, self._hello(), Roster)
-        sizes = [batch_sizes(samples, self.spec.training.batch_size) for samples in roster.train]
+        sizes = [batch_sizes(samples, self.spec.training.step_size) for samples in roster.train]
         self.weights = [sum(column) for column in zip_longest(*sizes, fillvalue=0)]
         replica.steps_per_epoch = len(self.weights)
         stop = False
@@ -172,7 +173,7 @@ class _Trainer:
     def _epoch(self) -> Generator[Message, Message, None]:
         generator = torch.Generator().manual_seed(derive(self.plan.seed, "order", self.index, self.state.epoch))
         order = torch.randperm(len(self.data.train), generator=generator)
-        batches = order.split(batch_sizes(len(order), self.spec.training.batch_size))
+        batches = order.split(batch_sizes(len(order), self.spec.training.step_size))
         while self.state.step < self.replica.steps_per_epoch:
             rows = batches[self.state.step] if self.state.step < len(batches) else order[:0]
             yield from self._step(self.data.train.take(rows.to(self.data.train.labels.device)))
@@ -187,16 +188,18 @@ class _Trainer:
         seed = derive(self.plan.seed, "site", self.index, self.state.round)
         share = len(batch) / self.weights[self.state.step]
         exchange = self.method.step(gradients, share, self.state.method, seed)
-        payload, phase = next(exchange), 0
+        payload, updates = next(exchange), list[Payload]()
         while True:
             self.lap("reduce")
             body = Step(float(len(batch)), loss, size, payload)
-            update = yield from self._exchange(Kind.STEP, body, Step, phase)
+            update = yield from self._exchange(Kind.STEP, body, Step, len(updates))
+            updates.append(update.payload)
             try:
-                payload, phase = exchange.send(update.payload), phase + 1
+                payload = exchange.send(update.payload)
             except StopIteration as stop:
-                pooled, self.state.method = stop.value
+                self.state.method = stop.value
                 break
+        pooled = self.method.gradients(updates)
         self.lap("reduce")
         self.replica.apply(scatter(self.plan.routes, pooled))
         self.lap("compute")
@@ -208,16 +211,23 @@ class _Trainer:
         if not len(batch):
             return gather(self.plan.routes, {}, {}, like), 0.0
         torch.manual_seed(derive(self.plan.seed, "forward", self.index, self.state.round))
+        value = 0.0
         with FactorCapture(model, only=self.plan.factor_names) as capture:
-            try:
-                loss = F.cross_entropy(model(batch.inputs), batch.labels)
-                capture.backward(loss)
-            except Exception as error:
-                raise ModelError(error) from error
-        value = float(loss.detach())
+            for part in batch.split(batch_sizes(len(batch), self.spec.training.batch_size)):
+                try:
+                    loss = self._loss(part) * (len(part) / len(batch))
+                    capture.backward(loss)
+                except Exception as error:
+                    raise ModelError(error) from error
+                value += float(loss.detach())
         if not math.isfinite(value):
             raise NonFiniteError("the training loss")
         return gather(self.plan.routes, capture.factors(), capture.dense(), like), value
+
+    def _loss(self, batch: Samples) -> Tensor:
+        kind = batch.labels.device.type
+        with torch.autocast(kind, torch.bfloat16, enabled=self.spec.training.autocast is not None):
+            return F.cross_entropy(self.replica.model(batch.inputs), batch.labels)
 
     def _end_of_epoch(self) -> Generator[Message, Message, bool]:
         """Average the buffers, evaluate, and decide together whether this was the best epoch and the last."""

@@ -50,7 +50,7 @@ def aggregate(plan: Plan, method: Method, messages: Sequence[Message], state: St
     """
     first = messages[0]
     if first.kind is Kind.STEP:
-        return _step(plan, method, first.round, _bodies(messages, Step), state)
+        return _step(plan, method, first, _bodies(messages, Step), state)
     if first.kind is Kind.HELLO:
         return _hello(plan, _bodies(messages, Hello)), state
     if first.kind is Kind.BUFFERS:
@@ -70,9 +70,9 @@ def site_metrics(plan: Plan, evaluation: Evaluation) -> Metrics:
     return summarise(_tally(plan, evaluation))
 
 
-def _step(plan: Plan, method: Method, round_: int, steps: Sequence[Step], state: State) -> tuple[Step, State]:
-    seed = derive(plan.seed, "aggregator", round_)
-    payload, state = method.aggregate([Weighted(step.weight, step.payload) for step in steps], state, seed)
+def _step(plan: Plan, method: Method, first: Message, steps: Sequence[Step], state: State) -> tuple[Step, State]:
+    seed = derive(plan.seed, "aggregator", first.round)
+    payload, state = method.aggregate(first.phase, [Weighted(step.weight, step.payload) for step in steps], state, seed)
     total = sum(step.weight for step in steps)
     loss = sum(step.weight * step.loss for step in steps) / total if total > 0 else 0.0
     size = sum(norm(value) ** 2 for value in payload) ** 0.5

@@ -15,10 +15,12 @@ from common.artifacts import save_model
 from common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolError, RunFailedError
 from common.messages import Body, Buffers, Decision, Failure, Farewell, Kind, Message, Roster, Step
 from common.methods import State, method_for
-from common.plan import make_plan, scatter
+from common.plan import make_plan
 from common.protocol import pack, unpack, unpack_buffers
 from common.replica import Replica
+from common.routes import Payload, scatter
 from common.spec import RunSpec
+from common.wire import is_lossless
 from remote.aggregation import aggregate
 from remote.recorder import Recorder
 from remote.rounds import Barrier, Effect, Phase, Ready
@@ -52,10 +54,12 @@ class Aggregator:
         self.plan = make_plan(spec, replica.model)
         self.recorder = Recorder(directory, spec, self.plan)
         self.barrier = Barrier(self.plan.sites, clock())
-        self._method = method_for(spec, self.plan)
+        self._method = method_for(spec, self.plan.routes, replica.model)
         self._replica = replica
+        self._lossless = is_lossless(self.plan.wire, next(replica.model.parameters()).dtype)
         self._clock = clock
         self._state = State()
+        self._updates: list[Payload] = []  # of the step's exchanges so far
         self._best: dict[str, Tensor] = {}
         self._outcome = ("interrupted", "")
 
@@ -75,6 +79,9 @@ class Aggregator:
         message = unpack(body, self.plan, up=True)
         if isinstance(message.body, Failure) and not self.ended:
             return self.fail(site, message.body.reason)
+        phase = len(self._updates)
+        if isinstance(message.body, Step) and message.round == self.barrier.round and message.phase != phase:
+            raise ProtocolError(409, f"p: got phase {message.phase}, but the run is in phase {phase} of a step")
         return self.barrier.receive(site, body, message, self._clock())
 
     def aggregate(self, ready: Ready) -> Update:
@@ -89,6 +96,8 @@ class Aggregator:
         except NonFiniteError as error:
             raise RunFailedError("aggregator", str(error)) from None
         self._state = state
+        if isinstance(body, Step) and not self._lossless:
+            body = unpack(packed, self.plan, up=False).body  # what the sites apply, and so this replica
         return Update(body, packed)
 
     def complete(self, ready: Ready, update: Update) -> list[Effect]:
@@ -108,7 +117,10 @@ class Aggregator:
         if isinstance(body, Roster):
             replica.steps_per_epoch = self.recorder.progress.steps_per_epoch
         elif isinstance(body, Step):
-            replica.apply(scatter(self.plan.routes, body.payload))
+            self._updates.append(body.payload)
+            if len(self._updates) == len(self.plan.exchanges):
+                replica.apply(scatter(self.plan.routes, self._method.gradients(self._updates)))
+                self._updates = []
         elif isinstance(body, Buffers):
             replica.load(unpack_buffers(body.values, self.plan))
         elif isinstance(body, Decision):

@@ -26,7 +26,8 @@ def aggregator(
     ] = None,
 ) -> None:
     """Collect, reduce and broadcast what the sites send, until the run has ended."""
-    from common.spec import RunSpec, load_json, replace, validate
+    from common.documents import load_json, replace, validate
+    from common.spec import RunSpec
 
     document = replace(load_json(file), set_ or [])
     if isinstance(document, dict) and "run" in document:

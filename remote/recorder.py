@@ -7,7 +7,7 @@ import json
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,9 @@ class Recorder:
         new_directory(directory)
         write_json(directory / "run.json", spec.model_dump(mode="json"))
         write_json(directory / "plan.json", plan.document())
-        self._factors = [route.name for route in plan.routes if route.up is not None]
+        self._factors = [slot.name for slot in plan.layout(0, up=False).slots if len(slot.widths) == 2]
         self._losses = dict.fromkeys(plan.sites, (0.0, 0.0))  # weighted sum, weight; of this epoch
+        self._open = _Sums()  # of the exchanges of a step that is not over
         norms = [f"norm:{site}" for site in plan.sites]
         ranks = [f"rank:{name}" for name in self._factors]
         self._steps = _Table(
@@ -83,8 +84,7 @@ class Recorder:
         if isinstance(update, Step):
             self._record_step(ready, update, size, seconds, aggregation_seconds)
         elif isinstance(update, Roster):
-            batch = self._spec.training.batch_size
-            progress.steps_per_epoch = -(-max(update.train) // batch)
+            progress.steps_per_epoch = -(-max(update.train) // self._spec.training.step_size)
         elif isinstance(update, Pooled):
             self._record_evaluation(ready, update)
         elif isinstance(update, Decision):
@@ -94,26 +94,25 @@ class Recorder:
             progress.weights_sha256 = dict(update.weights_sha256)
 
     def _record_step(self, ready: Ready, update: Step, size: int, seconds: float, aggregation_seconds: float) -> None:
-        progress = self.progress
+        progress, sums = self.progress, self._open
         up, down = sum(ready.sizes), size * len(self._plan.sites)
         progress.up, progress.down = progress.up + up, progress.down + down
         progress.step_seconds += seconds
-        if ready.phase == 0:
-            progress.step += 1
+        sums.add(seconds, aggregation_seconds, up, down)
+        ranks = [value.rows for value in update.payload if isinstance(value, Factor)]
+        if ready.phase < len(self._plan.exchanges) - 1:
+            return
+        progress.step += 1
         progress.loss = update.loss
         steps = [message.body for message in ready.messages if isinstance(message.body, Step)]
         for site, step in zip(self._plan.sites, steps, strict=True):
             total, weight = self._losses[site]
             self._losses[site] = (total + step.weight * step.loss, weight + step.weight)
-        ranks = [
-            value.rows if isinstance(value, Factor) else ""
-            for value, route in zip(update.payload, self._plan.routes, strict=True)
-            if route.up is not None
-        ]
         self._steps.row(
-            [progress.step, ready.round, progress.epoch, update.loss, f"{seconds:.6f}", f"{aggregation_seconds:.6f}"]
-            + [up, down, *(f"{step.norm:.6g}" for step in steps), *ranks]
+            [progress.step, ready.round, progress.epoch, update.loss, f"{sums.seconds:.6f}", f"{sums.aggregation:.6f}"]
+            + [sums.up, sums.down, *(f"{step.norm:.6g}" for step in steps), *ranks]
         )
+        self._open = _Sums()
 
     def _record_evaluation(self, ready: Ready, pooled: Pooled) -> None:
         rows: list[tuple[str, Any]] = [("pooled", pooled)]
@@ -198,6 +197,20 @@ def write_json(path: Path, document: object) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     os.replace(temporary, path)  # noqa: PTH105
+
+
+@dataclass
+class _Sums:
+    """Seconds and bytes of a step's exchanges."""
+
+    seconds: float = 0.0
+    aggregation: float = 0.0
+    up: int = 0
+    down: int = 0
+
+    def add(self, seconds: float, aggregation: float, up: int, down: int) -> None:
+        self.seconds, self.aggregation = self.seconds + seconds, self.aggregation + aggregation
+        self.up, self.down = self.up + up, self.down + down
 
 
 class _Table:

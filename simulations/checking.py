@@ -6,7 +6,7 @@ Nothing is trained, and no process is started.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,29 +16,33 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from common.capture import FactorCapture
+from common.documents import validate
+from common.errors import SpecError
 from common.factors import Factor
 from common.messages import Kind, Message, Step
-from common.methods import State, Weighted, method_for
-from common.plan import Payload, Plan, Route, gather, make_plan, scatter
+from common.methods import Method, State, Weighted, method_for
+from common.plan import Plan, make_plan
 from common.protocol import pack, step_bytes, unpack
 from common.replica import Replica
+from common.routes import Payload, Route, gather, scatter
 from common.seeds import derive
-from common.spec import RankDad, RunSpec, validate
+from common.spec import PowerSgd, RankDad, RunSpec
 from local.data import Samples
 
-EXACT = {"dsgd": True, "dad": True, "rank-dad": False}
+EXACT = frozenset({"dsgd", "dad", "edad"})
 TOLERANCE = {"float32": 2e-5, "float64": 1e-10}  # of an exact method, relative to the gradient; products of many rows
+RANK = 4  # of methods beside the spec's own, where that has none
 
 
 def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
     """Print how every parameter travels, and how large a step's body is in each direction."""
     table = Table("parameter", "shape", "route", "rows up", "rows down", "bytes up", "bytes down")
-    itemsize = getattr(torch, plan.wire).itemsize
+    sizes = [_slot_bytes(plan, up=True), _slot_bytes(plan, up=False)]
     for route in plan.routes:
-        sizes = (f"{itemsize * route.floats(rows):,}" for rows in (route.up, route.down))
         rows = ("–" if rows is None else str(rows) for rows in (route.up, route.down))
         name = f"{route.name} + {route.bias}" if route.bias else route.name
-        table.add_row(name, " × ".join(map(str, route.shape)), _words(spec, route), *rows, *sizes)
+        shape = " × ".join(map(str, route.shape))
+        table.add_row(name, shape, _words(spec, route), *rows, *(f"{size[route.name]:,}" for size in sizes))
     console.print(table)
     for warning in plan.warnings:
         console.print(f"warning: {warning}", highlight=False)
@@ -50,11 +54,23 @@ def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
     )
 
 
+def _slot_bytes(plan: Plan, *, up: bool) -> dict[str, int]:
+    """Return each parameter's bytes, all exchanges of a step together."""
+    sizes = dict.fromkeys((route.name for route in plan.routes), 0)
+    for phase in range(len(plan.exchanges)):
+        for slot in plan.layout(phase, up=up).slots:
+            sizes[slot.name] += slot.size(plan.wire)
+    return sizes
+
+
 def _words(spec: RunSpec, route: Route) -> str:
     if route.up is None:
         return "dense"
     how = "captured factor" if route.captured else "dense gradient"
-    return f"{how}, {spec.method.reducer}" if isinstance(spec.method, RankDad) else how
+    if not isinstance(spec.method, RankDad):
+        return how
+    kept = "" if spec.method.feedback == "none" else ", residual in rows" if route.residual else ", dense residual"
+    return f"{how}, {spec.method.reducer}{kept}"
 
 
 @dataclass(frozen=True)
@@ -97,21 +113,37 @@ class Verification:
         return all(deviation.error <= TOLERANCE[dtype] for deviation in self.deviations)
 
 
-def verify(spec: RunSpec, data: Mapping[str, Samples], allowed_factories: Collection[str] = ()) -> list[Verification]:
+def verify(
+    spec: RunSpec, data: Mapping[str, Samples], allowed_factories: Collection[str] = ()
+) -> tuple[list[Verification], list[str]]:
     """Take one batch of every site through each method's first step, bytes and all, without training.
 
     Args:
-        spec: the run; its method and the exact ones are verified.
+        spec: the run; its own method is verified as it stands, the others at its rank.
         data: training samples of every site, by name.
         allowed_factories: model factories that the caller permits.
+
+    Returns:
+        What was found of each method, and a sentence for each that does not fit the model.
     """
-    methods = [{"name": "dsgd"}, {"name": "dad"}, spec.method.model_dump(mode="json")]
-    chosen = {str(method["name"]): method for method in methods}
-    return [_verify_one(_with_method(spec, method), data, allowed_factories) for method in chosen.values()]
+    rank = getattr(spec.method, "rank", RANK)
+    methods: list[dict[str, object]] = [{"name": name} for name in ("dsgd", "dad", "edad", "top-rows")]
+    methods += [{"name": name, "rank": rank} for name in ("rank-dad", "powersgd")]
+    own = spec.method.model_dump(mode="json")
+    found: list[Verification] = []
+    misfits: list[str] = []
+    for method in (own if method["name"] == own["name"] else method for method in methods):
+        try:
+            found.append(_verify_one(_with_method(spec, method), data, allowed_factories))
+        except SpecError as error:
+            if method is own:
+                raise
+            misfits.append(f"{method['name']} is left out: {error}")
+    return found, misfits
 
 
 def _with_method(spec: RunSpec, method: Mapping[str, object]) -> RunSpec:
-    wire = {"wire": spec.training.dtype} if EXACT[str(method["name"])] else {}
+    wire = {"wire": spec.training.dtype} if method["name"] in EXACT else {}
     return validate(RunSpec, spec.model_dump(mode="json") | {"method": {**method, **wire}})
 
 
@@ -119,28 +151,50 @@ def _verify_one(spec: RunSpec, data: Mapping[str, Samples], allowed_factories: C
     replica = Replica(spec, allowed_factories)
     replica.model.eval()  # without dropout and batch statistics, which no pooled batch would share
     plan = make_plan(spec, replica.model)
-    method = method_for(spec, plan)
+    method = method_for(spec, plan.routes, replica.model)
     batches = [data[site].take(torch.arange(min(spec.training.batch_size, len(data[site])))) for site in plan.sites]
+    gradients = [_gradients(plan, replica, batch) for batch in batches]
+    norms = [_norm(scatter(plan.routes, own).values()) for own in gradients]
     weights = [float(len(batch)) for batch in batches]
-    bodies, steps, norms = [], [], []
-    for index, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
-        gradients = _gradients(plan, replica, batch)
-        norms.append(_norm(scatter(plan.routes, gradients).values()))
-        step = method.step(gradients, weight / sum(weights), State(), derive(plan.seed, "site", index, 0))
-        steps.append(step)
-        bodies.append(pack(Message(Kind.STEP, 0, Step(weight, 0.0, 0.0, next(step))), plan, up=True))
-    received = [unpack(body, plan, up=True).body for body in bodies]
-    contributions = [Weighted(body.weight, body.payload) for body in received if isinstance(body, Step)]
-    payload, _ = method.aggregate(contributions, State(), derive(plan.seed, "aggregator", 0))
-    update = pack(Message(Kind.STEP, 0, Step(sum(weights), 0.0, 0.0, payload)), plan, up=False)
-    decoded = unpack(update, plan, up=False).body
-    assert isinstance(decoded, Step)
-    applied = _finish(steps[0], decoded.payload)
+    updates, up, down = _exchange_all(plan, method, gradients, weights)
+    applied = method.gradients(updates)
     pooled = _pooled(replica, batches)
     deviations = tuple(
         _deviation(spec, route, value, pooled) for route, value in zip(plan.routes, applied, strict=True)
     )
-    return Verification(spec.method.name, deviations, sum(map(len, bodies)) / len(bodies), len(update), tuple(norms))
+    return Verification(spec.method.name, deviations, up, down, tuple(norms))
+
+
+def _exchange_all(
+    plan: Plan, method: Method, gradients: list[Payload], weights: list[float]
+) -> tuple[list[Payload], float, int]:
+    """Take all sites through one step: the updates of its exchanges, a site's mean bytes up, and its bytes down."""
+    steps = [
+        method.step(own, weight / sum(weights), State(), derive(plan.seed, "site", index, 0))
+        for index, (own, weight) in enumerate(zip(gradients, weights, strict=True))
+    ]
+    payloads = [next(step) for step in steps]
+    updates: list[Payload] = []
+    up = down = 0
+    for phase in range(len(plan.exchanges)):
+        bodies = [
+            pack(Message(Kind.STEP, phase, Step(weight, 0.0, 0.0, payload), phase), plan, up=True)
+            for weight, payload in zip(weights, payloads, strict=True)
+        ]
+        received = [_step(unpack(body, plan, up=True)) for body in bodies]
+        contributions = [Weighted(step.weight, step.payload) for step in received]
+        payload, _ = method.aggregate(phase, contributions, State(), derive(plan.seed, "aggregator", phase))
+        body = pack(Message(Kind.STEP, phase, Step(sum(weights), 0.0, 0.0, payload), phase), plan, up=False)
+        updates.append(_step(unpack(body, plan, up=False)).payload)
+        up, down = up + sum(map(len, bodies)), down + len(body)
+        if phase < len(plan.exchanges) - 1:
+            payloads = [step.send(updates[-1]) for step in steps]
+    return updates, up / len(steps), down
+
+
+def _step(message: Message) -> Step:
+    assert isinstance(message.body, Step)
+    return message.body
 
 
 def _gradients(plan: Plan, replica: Replica, batch: Samples) -> Payload:
@@ -166,7 +220,7 @@ def _deviation(spec: RunSpec, route: Route, value: Factor | Tensor, pooled: Mapp
     size = _norm(pooled[name] for name in found)
     error = _norm(found[name] - pooled[name] for name in found)
     optimal = 0.0
-    if isinstance(spec.method, RankDad) and route.up is not None:
+    if isinstance(spec.method, RankDad | PowerSgd) and route.up is not None:
         matrix = pooled[route.name].reshape(route.shape[0], -1)
         if route.bias is not None:
             matrix = torch.cat([matrix, pooled[route.bias][:, None]], dim=1)
@@ -174,15 +228,6 @@ def _deviation(spec: RunSpec, route: Route, value: Factor | Tensor, pooled: Mapp
     name = f"{route.name} + {route.bias}" if route.bias else route.name
     rank = value.rows if isinstance(value, Factor) else None
     return Deviation(name, error / size if size else error, optimal / size if size else 0.0, rank)
-
-
-def _finish(step: Generator[Payload, Payload, tuple[Payload, State]], update: Payload) -> Payload:
-    try:
-        step.send(update)
-    except StopIteration as stop:
-        applied: Payload = stop.value[0]
-        return applied
-    raise RuntimeError("a method of several exchanges a step cannot be verified")
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:
@@ -193,7 +238,7 @@ def show_verification(spec: RunSpec, found: list[Verification], console: Console
     """Print every method's deviations, and return whether the exact methods are exact."""
     right = True
     for verification in found:
-        exact, fine = EXACT[verification.method], verification.is_exact(spec.training.dtype)
+        exact, fine = verification.method in EXACT, verification.is_exact(spec.training.dtype)
         right = right and (fine or not exact)
         table = Table("parameter", "error", "optimal", "effective rank", title=verification.method)
         for deviation in verification.deviations:
@@ -207,11 +252,11 @@ def show_verification(spec: RunSpec, found: list[Verification], console: Console
             f"{verification.up:,.0f} bytes up, {verification.down:,} down per site; gradient norms: {norms}",
             highlight=False,
         )
-        if not exact:
+        if exact:
+            console.print("exact: equal to the pooled gradient" if fine else "NOT EXACT", highlight=False)
+        elif any(deviation.optimal for deviation in verification.deviations):
             worst = max((d.error / d.optimal for d in verification.deviations if d.optimal > 1e-6), default=1.0)
             console.print(
                 f"reduced: at most {worst:.3f} times the error of the best matrix of its rank", highlight=False
             )
-        if exact:
-            console.print("exact: equal to the pooled gradient" if fine else "NOT EXACT", highlight=False)
     return right

@@ -16,6 +16,7 @@ from simulations.bench.cli import bench
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from common.spec import RunSpec
     from local.data import Samples
     from simulations.spec import SimulationFile
 
@@ -58,8 +59,8 @@ def simulate(
     read = read_simulation(file, set_ or [], sites=sites, data=data)
     directory = output or Path("runs") / f"{read.run.name}-{datetime.now():%Y%m%d-%H%M%S}"
     if sites is not None and not json_:
-        batch = read.run.training.batch_size
-        typer.echo(f"{sites} sites of {batch} samples: the global batch is {sites * batch}")
+        batch = read.run.training.step_size
+        typer.echo(f"{sites} sites of {batch} samples: the global batch is {sites * batch}{_scaled_rate(read.run)}")
     if lockstep:
         summary = _lockstep(read, directory, tuple(allow_factory or ()), json_)
     else:
@@ -102,9 +103,10 @@ def check(
     allow_factory: AllowOption = None,
 ) -> None:
     """Validate a file, and print what would be sent; for a site's file, reach its aggregator."""
+    from common.documents import load_json, replace, validate
     from common.plan import make_plan
     from common.replica import Replica
-    from common.spec import RunSpec, load_json, replace, validate
+    from common.spec import RunSpec
     from simulations.checking import show_plan
     from simulations.spec import read_simulation
 
@@ -141,9 +143,22 @@ def verify(
 
     read = read_simulation(file, set_ or [], sites=sites, data=data)
     torch.set_num_threads(read.run.training.threads)
-    found = run(read.run, _training_data(read), allow_factory or ())
-    if not show_verification(read.run, found, _wide_console()):
+    found, misfits = run(read.run, _training_data(read), allow_factory or ())
+    right = show_verification(read.run, found, _wide_console())
+    for sentence in misfits:
+        typer.echo(sentence)
+    if not right:
         raise typer.Exit(1)
+
+
+def _scaled_rate(spec: RunSpec) -> str:
+    from common.replica import lr_scale
+
+    training, sites = spec.training, len(spec.federation.sites)
+    rate = training.optimizer.lr * lr_scale(training, sites)
+    if training.lr_scaling == "none":
+        return f", the learning rate stays {rate:g} (training.lr_scaling)"
+    return f", the learning rate is {rate:g} ({training.optimizer.lr:g} scaled {training.lr_scaling})"
 
 
 def _training_data(read: SimulationFile) -> dict[str, Samples]:

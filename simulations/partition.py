@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from common.documents import Part
 from common.errors import DataError, SpecError
 from common.seeds import derive
-from common.spec import Part, PositiveFloat
+from common.spec import PositiveFloat
 from local.data.npz import whole_numbers
 from simulations.sources import Pool
 

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from common.documents import Part
 from common.errors import DataError, UserError
-from common.spec import Part
 from local.data.npz import Array, read_arrays
 
 

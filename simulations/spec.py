@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from common.documents import Part, load_json, replace, validate
 from common.errors import SpecError
-from common.spec import Part, RunSpec, load_json, replace, validate
+from common.spec import RunSpec
 from local.config import Device, SiteConfig
 from simulations.partition import Iid, Partition, partition
 from simulations.sources import Source

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from common.spec import RunSpec, validate
+from common.documents import validate
+from common.spec import RunSpec
 from local.data import SiteData, read_site
 
 SITES = ("alpha", "beta", "gamma")

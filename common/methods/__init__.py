@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from common.methods.base import Method, State, Weighted
 from common.methods.dad import DadMethod
 from common.methods.dsgd import DsgdMethod
+from common.methods.edad import EdadMethod
+from common.methods.powersgd import PowerSgdMethod
 from common.methods.rank_dad import RankDadMethod
-from common.plan import Plan
-from common.spec import Dad, Dsgd, RunSpec
+from common.methods.top_rows import TopRowsMethod
+from common.routes import Route
+from common.spec import Dad, Dsgd, Edad, RunSpec, TopRows
+from common.spec import PowerSgd as PowerSgdSpec
 
 __all__ = ["Method", "State", "Weighted", "method_for"]
 
 
-def method_for(spec: RunSpec, plan: Plan) -> Method:
-    """Return the method that the spec names."""
-    if isinstance(spec.method, Dsgd):
+def method_for(spec: RunSpec, routes: tuple[Route, ...], model: nn.Module) -> Method:
+    """Return the method that the spec names.
+
+    Args:
+        spec: of the run.
+        routes: of the plan.
+        model: of the replica; edad propagates deltas through its weights as they are at that moment.
+    """
+    method = spec.method
+    if isinstance(method, Dsgd):
         return DsgdMethod()
-    if isinstance(spec.method, Dad):
-        return DadMethod(plan.routes)
-    return RankDadMethod(spec.method, plan.routes)
+    if isinstance(method, Dad):
+        return DadMethod(routes)
+    if isinstance(method, Edad):
+        return EdadMethod(model, routes)
+    if isinstance(method, TopRows):
+        return TopRowsMethod(method, routes)
+    if isinstance(method, PowerSgdSpec):
+        return PowerSgdMethod(method, routes, spec.seed)
+    return RankDadMethod(method, routes)

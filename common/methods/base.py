@@ -15,7 +15,8 @@ from typing import Protocol
 from torch import Tensor
 
 from common.factors import Factor, concatenate
-from common.plan import Payload
+from common.routes import Payload
+from common.wire import as_received
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,12 @@ class State:
     """What a method keeps from one round to the next, by parameter name. A method returns a new state, it changes none.
 
     Args:
-        residuals: what was meant and not sent, [out, columns].
-        bases: right singular vectors of the last update, [k, columns]: what a reducer starts from. They came with the
-            update, so that no crash can lose them.
+        residuals: what was meant and not sent, [out, columns], as a matrix or as its leading rows.
+        bases: directions of the last update, [k, columns]: what a reduction starts from. They came with the update, so
+            that no crash can lose them.
     """
 
-    residuals: Mapping[str, Tensor] = field(default_factory=dict)
+    residuals: Mapping[str, Factor | Tensor] = field(default_factory=dict)
     bases: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -43,10 +44,8 @@ class Weighted:
 class Method(Protocol):
     """How gradients travel."""
 
-    def step(
-        self, gradients: Payload, share: float, state: State, seed: int
-    ) -> Generator[Payload, Payload, tuple[Payload, State]]:
-        """Turn a site's gradients into the gradients to apply, one exchange at a time.
+    def step(self, gradients: Payload, share: float, state: State, seed: int) -> Generator[Payload, Payload, State]:
+        """Send a site's gradients, one exchange at a time.
 
         Args:
             gradients: of the site's mean loss, in the plan's order.
@@ -55,15 +54,24 @@ class Method(Protocol):
             seed: of this site and round.
 
         Yields:
-            what to send; is sent the aggregator's update.
+            what to send, laid out as the plan says for this exchange; is sent the aggregator's update.
 
         Returns:
-            The pooled gradients in the plan's order, and the site's new state.
+            The site's new state.
         """
         ...
 
-    def aggregate(self, contributions: Sequence[Weighted], state: State, seed: int) -> tuple[Payload, State]:
-        """Turn all sites' payloads, in the plan's order, into the update that goes back to every site."""
+    def aggregate(
+        self, phase: int, contributions: Sequence[Weighted], state: State, seed: int
+    ) -> tuple[Payload, State]:
+        """Turn all sites' payloads of one exchange, in the plan's order of sites, into the update that all receive."""
+        ...
+
+    def gradients(self, updates: Sequence[Payload]) -> Payload:
+        """Return the pooled gradients in the plan's order, from the updates of all exchanges of a step.
+
+        Every replica, the aggregator's too, applies what comes of this, and nothing else.
+        """
         ...
 
 
@@ -92,3 +100,10 @@ def _weighted_sum(values: Sequence[Factor | Tensor], parts: Sequence[float]) -> 
         total = value * part if total is None else total.add_(value, alpha=part)
     assert total is not None
     return total
+
+
+def received(value: Factor | Tensor, wire: str) -> Factor | Tensor:
+    """Return what the other end decodes of an entry of a payload."""
+    if isinstance(value, Factor):
+        return Factor(as_received(value.delta, wire), as_received(value.activation, wire))
+    return as_received(value, wire)

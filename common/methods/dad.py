@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 
 from common.factors import Factor
 from common.methods.base import State, Weighted, pooled
-from common.plan import Payload, Route
+from common.routes import Payload, Route
 
 
 class DadMethod:
@@ -15,14 +15,14 @@ class DadMethod:
     def __init__(self, routes: tuple[Route, ...]) -> None:
         self._routes = routes
 
-    def step(
-        self, gradients: Payload, share: float, state: State, seed: int
-    ) -> Generator[Payload, Payload, tuple[Payload, State]]:
+    def step(self, gradients: Payload, share: float, state: State, seed: int) -> Generator[Payload, Payload, State]:
         """Send the factors as they are."""
-        update = yield gradients
-        return update, state
+        yield gradients
+        return state
 
-    def aggregate(self, contributions: Sequence[Weighted], state: State, seed: int) -> tuple[Payload, State]:
+    def aggregate(
+        self, phase: int, contributions: Sequence[Weighted], state: State, seed: int
+    ) -> tuple[Payload, State]:
         """Concatenate.
 
         Source: arXiv 2102.09631, Algorithm 1.
@@ -32,3 +32,7 @@ class DadMethod:
             for route, value in zip(self._routes, pooled(contributions), strict=True)
         )
         return update, state
+
+    def gradients(self, updates: Sequence[Payload]) -> Payload:
+        """Return the update."""
+        return updates[0]

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 
 from common.methods.base import State, Weighted, pooled
-from common.plan import Payload
+from common.routes import Payload
 
 
 class DsgdMethod:
     """Full gradients; every route is dense."""
 
-    def step(
-        self, gradients: Payload, share: float, state: State, seed: int
-    ) -> Generator[Payload, Payload, tuple[Payload, State]]:
+    def step(self, gradients: Payload, share: float, state: State, seed: int) -> Generator[Payload, Payload, State]:
         """Send the gradients as they are."""
-        update = yield gradients
-        return update, state
+        yield gradients
+        return state
 
-    def aggregate(self, contributions: Sequence[Weighted], state: State, seed: int) -> tuple[Payload, State]:
+    def aggregate(
+        self, phase: int, contributions: Sequence[Weighted], state: State, seed: int
+    ) -> tuple[Payload, State]:
         """Average."""
         return pooled(contributions), state
+
+    def gradients(self, updates: Sequence[Payload]) -> Payload:
+        """Return the update."""
+        return updates[0]

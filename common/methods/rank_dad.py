@@ -13,16 +13,23 @@ from torch import Tensor
 
 from common.errors import NonFiniteError
 from common.factors import Factor
-from common.methods.base import State, Weighted, pooled
-from common.plan import Payload, Route
+from common.layout import Slot
+from common.methods.base import State, Weighted, pooled, received
 from common.reduction.block import block
+from common.reduction.budget import share_out
 from common.reduction.exact import exact
+from common.reduction.feedback import leading_rows, minus_matrix_, minus_rows, plus_matrix, plus_rows
 from common.reduction.spi import spi
+from common.routes import Payload, Route
 from common.seeds import derive
 from common.spec import RankDad
+from common.wire import is_lossless
 
-FEW_ROWS = 64  # a factor of so few is decomposed exactly in the time of one block iteration on its product
 WARM_ITERATIONS, COLD_ITERATIONS = 1, 6  # of the block reducer, with and without the last update's basis
+OVERSAMPLING = 8
+MOST_ROWS = 128  # of gradient and residual together before they are reduced, whatever the batch
+MOST_BATCHES = 2.5  # the same in rows of the gradient: every third step pays for the two before
+Residuals = Mapping[str, Factor | Tensor]
 
 
 class RankDadMethod:
@@ -34,70 +41,146 @@ class RankDadMethod:
     def __init__(self, spec: RankDad, routes: tuple[Route, ...]) -> None:
         self._spec = spec
         self._routes = routes
-        self._wire: torch.dtype = getattr(torch, spec.wire)
-        self._feedback_at_site = spec.feedback in ("site", "both")
-        self._feedback_at_aggregator = spec.feedback in ("aggregator", "both")
 
-    def step(
-        self, gradients: Payload, share: float, state: State, seed: int
-    ) -> Generator[Payload, Payload, tuple[Payload, State]]:
+    def step(self, gradients: Payload, share: float, state: State, seed: int) -> Generator[Payload, Payload, State]:
         """Reduce gradients plus residuals and send them; a site out of data sends no rows and keeps its residuals."""
-        residuals: Mapping[str, Tensor] = state.residuals
+        residuals = state.residuals
         sent = gradients
         if share > 0:
-            sent, residuals = self._reduce(gradients, share, state, seed, feedback=self._feedback_at_site)
+            feedback = self._spec.feedback in ("site", "both")
+            sent, residuals = self._reduce(gradients, share, state, seed, feedback=feedback, up=True)
         update = yield sent
+        return State(residuals, self._bases(update))
+
+    def aggregate(
+        self, phase: int, contributions: Sequence[Weighted], state: State, seed: int
+    ) -> tuple[Payload, State]:
+        """Concatenate all sites' rows and reduce them again."""
+        feedback = self._spec.feedback in ("aggregator", "both")
+        update, residuals = self._reduce(pooled(contributions), 1.0, state, seed, feedback=feedback, up=False)
         return update, State(residuals, self._bases(update))
 
-    def aggregate(self, contributions: Sequence[Weighted], state: State, seed: int) -> tuple[Payload, State]:
-        """Concatenate all sites' rows and reduce them again."""
-        update, residuals = self._reduce(pooled(contributions), 1.0, state, seed, feedback=self._feedback_at_aggregator)
-        return update, State(residuals, self._bases(update))
+    def gradients(self, updates: Sequence[Payload]) -> Payload:
+        """Return the update."""
+        return updates[0]
 
     def _bases(self, update: Payload) -> dict[str, Tensor]:
         pairs = zip(self._routes, update, strict=True)
         return {route.name: value.activation for route, value in pairs if isinstance(value, Factor)}
 
     def _reduce(
-        self, payload: Payload, share: float, state: State, seed: int, *, feedback: bool
-    ) -> tuple[Payload, dict[str, Tensor]]:
-        reduced: list[Factor | Tensor] = []
-        residuals: dict[str, Tensor] = {}
+        self, payload: Payload, share: float, state: State, seed: int, *, feedback: bool, up: bool
+    ) -> tuple[Payload, Residuals]:
+        """Return what is sent, within rank and budget, and what is kept."""
+        residuals = state.residuals if feedback else {}
+        meant: list[Factor | Tensor] = []
+        found: list[Factor | Tensor] = []
+        rows: list[int] = []  # kept of each; 0 lets a residual grow
         for route, value in zip(self._routes, payload, strict=True):
-            if route.up is None:
-                reduced.append(value)
-                continue
-            meant = _plus(value, state.residuals.get(route.name), share) if feedback else value
-            try:
-                factor = self._reduced(meant, state.bases.get(route.name), derive(seed, route.name))
-            except ValueError:
-                raise NonFiniteError(f"the gradient of {route.name}") from None
-            reduced.append(factor)
-            if isinstance(meant, Tensor):
-                residuals[route.name] = self._residual(meant, factor, share)
-        return tuple(reduced), residuals
+            matrix = self._meant(route, value, residuals.get(route.name), share) if feedback else value
+            rows.append(_rows_to_keep(route, matrix, value) if feedback else 0)
+            meant.append(matrix)
+            found.append(self._reduced(route, matrix, rows[-1], state, derive(seed, route.name), up=up))
+        sent = self._within_budget(found, up=up)
+        if not feedback:
+            return sent, {}
+        return sent, {
+            route.name: self._residual(matrix, components if kept else None, part, share)
+            for route, matrix, components, kept, part in zip(self._routes, meant, found, rows, sent, strict=True)
+            if route.up is not None or not self._lossless(matrix)
+        }
 
-    def _reduced(self, matrix: Factor | Tensor, basis: Tensor | None, seed: int) -> Factor:
-        """Reduce a matrix by the spec's reducer."""
-        rank, tolerance = self._spec.rank, self._spec.tolerance
-        few = isinstance(matrix, Factor) and matrix.rows <= FEW_ROWS
-        if self._spec.reducer == "exact" or (self._spec.reducer == "auto" and few):
-            return exact(matrix, rank, tolerance=tolerance)
-        if self._spec.reducer in ("block", "auto"):
-            iterations = COLD_ITERATIONS if basis is None or not len(basis) else WARM_ITERATIONS
-            return block(matrix, rank, basis=basis, tolerance=tolerance, seed=seed, iterations=iterations)
-        return spi(matrix, rank, tolerance=tolerance, seed=seed, iterations=self._spec.iterations)
+    def _meant(
+        self, route: Route, value: Factor | Tensor, residual: Factor | Tensor | None, share: float
+    ) -> Factor | Tensor:
+        """Return gradient plus residual: rows where the residual is kept as rows, else a new matrix."""
+        if route.up is None and self._lossless(value):
+            return value
+        if route.residual is not None and isinstance(value, Factor):
+            assert not isinstance(residual, Tensor)
+            return plus_rows(value, residual, share)
+        assert not isinstance(residual, Factor)
+        return plus_matrix(value, residual, share)
 
-    def _residual(self, meant: Tensor, sent: Factor, share: float) -> Tensor:
-        """Return what was meant minus what the other end decodes, as it will be applied. `meant` is overwritten."""
-        decoded = Factor(sent.delta.to(self._wire).to(meant.dtype), sent.activation.to(self._wire).to(meant.dtype))
-        return meant.addmm_(decoded.delta.T, decoded.activation, beta=share, alpha=-share)
+    def _reduced(
+        self, route: Route, matrix: Factor | Tensor, kept: int, state: State, seed: int, *, up: bool
+    ) -> Factor | Tensor:
+        """Reduce a matrix to the rows that are sent, and behind them as many as are to be kept."""
+        limit = route.up if up else route.down
+        if limit is None:
+            return matrix
+        basis = state.bases.get(route.name)
+        if basis is not None and isinstance(matrix, Factor):
+            # What was kept the last time stands first, what the batch has brought last.
+            basis = torch.cat([basis, matrix.activation[:kept], matrix.activation[-OVERSAMPLING:]])
+        try:
+            if not kept:
+                return self._by_reducer(matrix, limit, basis, seed)
+            return block(matrix, limit + kept, basis=basis, seed=seed, iterations=WARM_ITERATIONS)
+        except ValueError:
+            raise NonFiniteError(f"the gradient of {route.name}") from None
+
+    def _by_reducer(self, matrix: Factor | Tensor, rank: int, basis: Tensor | None, seed: int) -> Factor:
+        spec = self._spec
+        if spec.reducer == "exact" or (spec.reducer == "auto" and _is_small(matrix, rank)):
+            return exact(matrix, rank, tolerance=spec.tolerance)
+        if spec.reducer == "spi":
+            return spi(matrix, rank, tolerance=spec.tolerance, seed=seed, iterations=spec.iterations)
+        iterations = COLD_ITERATIONS if basis is None or not len(basis) else WARM_ITERATIONS
+        return block(matrix, rank, basis=basis, tolerance=spec.tolerance, seed=seed, iterations=iterations)
+
+    def _within_budget(self, found: Sequence[Factor | Tensor], *, up: bool) -> Payload:
+        """Cut every factor to the rows that may travel."""
+        limits = [route.up if up else route.down for route in self._routes]
+        sent = [
+            value.leading(limit) if isinstance(value, Factor) and limit is not None else value
+            for value, limit in zip(found, limits, strict=True)
+        ]
+        if self._spec.budget is None:
+            return tuple(sent)
+        slots = [Slot(route.name, 1, route.matrix) for route in self._routes]
+        costs = [slot.size(self._spec.wire) for slot in slots]
+        dense = sum(
+            Slot(route.name, route.matrix[0], route.matrix[1:]).size(self._spec.wire)
+            for route, value in zip(self._routes, sent, strict=True)
+            if not isinstance(value, Factor)
+        )
+        counts = share_out(sent, costs, self._spec.budget - dense)
+        return tuple(
+            value.leading(count) if isinstance(value, Factor) else value
+            for value, count in zip(sent, counts, strict=True)
+        )
+
+    def _residual(
+        self, meant: Factor | Tensor, found: Factor | Tensor | None, sent: Factor | Tensor, share: float
+    ) -> Factor | Tensor:
+        """Return what was meant minus what the other end decodes, as it will be applied; a matrix is overwritten.
+
+        Where its leading components were `found` for it, they stand for all that was meant.
+        """
+        decoded = sent if self._lossless(sent) else received(sent, self._spec.wire)
+        if isinstance(meant, Tensor):
+            return minus_matrix_(meant, decoded, share)
+        assert isinstance(sent, Factor)
+        assert isinstance(decoded, Factor)
+        if isinstance(found, Factor):
+            return leading_rows(found, sent, decoded, share)
+        return minus_rows(meant, decoded, share)
+
+    def _lossless(self, value: Factor | Tensor) -> bool:
+        return is_lossless(self._spec.wire, (value.delta if isinstance(value, Factor) else value).dtype)
 
 
-def _plus(gradient: Factor | Tensor, residual: Tensor | None, share: float) -> Tensor:
-    """Return a site's mean gradient plus its residual, less the share that will multiply both."""
-    if residual is None:
-        return gradient.gradient() if isinstance(gradient, Factor) else gradient.clone()
-    if isinstance(gradient, Factor):
-        return torch.addmm(residual, gradient.delta.T, gradient.activation, beta=1 / share)
-    return torch.add(gradient, residual, alpha=1 / share)
+def _rows_to_keep(route: Route, matrix: Factor | Tensor, gradient: Factor | Tensor) -> int:
+    """Return to how many rows a residual is reduced in this step: 0 where it may grow, or is kept as a matrix."""
+    if route.residual is None or not isinstance(matrix, Factor) or not isinstance(gradient, Factor):
+        return 0
+    most = max(MOST_ROWS, route.residual + int(MOST_BATCHES * gradient.rows))
+    return route.residual if matrix.rows > most else 0
+
+
+def _is_small(matrix: Factor | Tensor, rank: int) -> bool:
+    """Tell whether an iteration is no cheaper than a decomposition."""
+    if isinstance(matrix, Factor):
+        return matrix.rows <= 2 * rank
+    return min(matrix.shape) <= rank + OVERSAMPLING

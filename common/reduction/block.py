@@ -6,7 +6,20 @@ import torch
 from torch import Tensor
 
 from common.factors import Factor
-from common.reduction.operators import Matrix, kept, left, negligible, normalised, nothing, right, values
+from common.reduction.operators import (
+    Matrix,
+    components,
+    kept,
+    left,
+    negligible,
+    normalised,
+    nothing,
+    orthonormal,
+    right,
+    values,
+)
+
+SAFE = (1e-12, 1e12)  # magnitudes whose products neither overflow nor vanish
 
 
 def block(
@@ -44,23 +57,29 @@ def block(
     """
     if rank < 1:
         raise ValueError(f"rank: got {rank}, expected at least 1")
-    matrix, scale = normalised(factor)
-    if scale == 0:
-        return nothing(matrix)
-    out, columns = matrix.shape
-    width = min(rank + oversampling, out, columns)
-    x = _start(matrix, width, basis, seed)
-    for _ in range(iterations):
-        y, _ = torch.linalg.qr(right(matrix, x))
-        x, sigma, rotation = torch.linalg.svd(left(matrix, y), full_matrices=False)
+    matrix, scale = factor, 1.0
+    width = min(rank + oversampling, *matrix.shape)
+    images = right(matrix, _start(matrix, width, basis, seed))
+    if not SAFE[0] < float(images.abs().max()) < SAFE[1]:  # so NaN shows, too
+        matrix, scale = normalised(factor)
+        if scale == 0:
+            return nothing(matrix)
+        images = right(matrix, _start(matrix, width, basis, seed))
+    for left_over in reversed(range(iterations)):
+        y = orthonormal(images)
+        x = left(matrix, y)
+        images = right(matrix, orthonormal(x)) if left_over else images
+    vectors, sigma = components(x)
     count = kept(sigma, rank, max(tolerance, negligible(matrix)))
-    images = y @ (rotation[:count].T * (sigma[:count] * scale))
-    return Factor(images.T, x[:, :count].T)
+    rotation, sizes = vectors[:, :count].T.to(y), sigma[:count, None].to(y)
+    return Factor((rotation @ y) * (sizes * scale), (rotation @ x) / sizes)
 
 
 def _start(matrix: Matrix, width: int, basis: Tensor | None, seed: int) -> Tensor:
+    """Return rows [width, in]: the known directions, and random ones, of the activations' span where there are any."""
     like, columns = values(matrix), matrix.shape[1]
-    generator = torch.Generator().manual_seed(seed)
     known = like.new_zeros(0, columns) if basis is None else basis[:width].to(like)
-    drawn = torch.randn(columns, width - len(known), generator=generator, dtype=torch.float64).to(like)
-    return torch.cat([known.T, drawn / columns**0.5], dim=1)
+    generator = torch.Generator().manual_seed(seed)
+    count = matrix.rows if isinstance(matrix, Factor) else columns
+    drawn = torch.randn(width - len(known), count, generator=generator, dtype=torch.float64).to(like)
+    return torch.cat([known, drawn @ matrix.activation if isinstance(matrix, Factor) else drawn])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from common.factors import Factor
-from common.reduction.operators import Matrix, kept, negligible, normalised, nothing
+from common.reduction.operators import Matrix, components, kept, negligible, normalised, nothing
 
 
 def exact(factor: Matrix, rank: int, *, tolerance: float = 0.0) -> Factor:
@@ -40,6 +40,13 @@ def exact(factor: Matrix, rank: int, *, tolerance: float = 0.0) -> Factor:
         u, v = q_out @ u.to(q_out), v.to(q_in) @ q_in.T
     else:
         dense = matrix.gradient() if isinstance(matrix, Factor) else matrix
-        u, sigma, v = torch.linalg.svd(dense, full_matrices=False)
+        wide = dense.shape[0] <= dense.shape[1]
+        vectors, sigma = components(dense if wide else dense.T)
+        count = kept(sigma, rank, floor)
+        short = vectors[:, :count].T.to(dense)
+        sizes = sigma[:count, None].to(dense)
+        if wide:
+            return Factor(short * sizes * scale, (short @ dense) / sizes)
+        return Factor((short @ dense.T) * scale, short)
     count = kept(sigma, rank, floor)
     return Factor(((u[:, :count]) * (sigma[:count] * scale).to(u)).T, v[:count])

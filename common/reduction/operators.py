@@ -26,13 +26,32 @@ def normalised(matrix: Matrix) -> tuple[Matrix, float]:
 
 
 def right(matrix: Matrix, x: Tensor) -> Tensor:
-    """Return G x."""
-    return matrix.delta.T @ (matrix.activation @ x) if isinstance(matrix, Factor) else matrix @ x
+    """Return G x for every row of x [k, in]: rows [k, out]. Few rows are three times as fast as few columns."""
+    return (x @ matrix.activation.T) @ matrix.delta if isinstance(matrix, Factor) else x @ matrix.T
 
 
 def left(matrix: Matrix, y: Tensor) -> Tensor:
-    """Return Gᵀ y."""
-    return matrix.activation.T @ (matrix.delta @ y) if isinstance(matrix, Factor) else matrix.T @ y
+    """Return Gᵀ y for every row of y [k, out]: rows [k, in]."""
+    return (y @ matrix.delta.T) @ matrix.activation if isinstance(matrix, Factor) else y @ matrix
+
+
+def orthonormal(rows: Tensor) -> Tensor:
+    """Return orthonormal rows of the same span."""
+    columns: Tensor = torch.linalg.qr(rows.T)[0]
+    return columns.T
+
+
+def components(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the left singular vectors of few long rows [k, ·] as columns [k, k], and their falling singular values.
+
+    For rows in float32 their Gram matrix in float64 does: it resolves singular values of 1e-8 of the largest.
+    """
+    if rows.dtype == torch.float64:
+        vectors, sigma, _ = torch.linalg.svd(rows, full_matrices=False)
+        return vectors, sigma
+    wide = rows.double()
+    squares, vectors = torch.linalg.eigh(wide @ wide.T)
+    return vectors.flip(1), squares.clamp_(min=0).sqrt_().flip(0)
 
 
 def values(matrix: Matrix) -> Tensor:
@@ -47,7 +66,8 @@ def negligible(matrix: Matrix) -> float:
 
 def kept(sigma: Tensor, rank: int, tolerance: float) -> int:
     """Return the effective rank: how many of the falling singular values are above the tolerance, at most `rank`."""
-    return min(rank, int((sigma > tolerance * sigma[:1].clamp_min(1e-300)).sum()))
+    sizes: list[float] = sigma.tolist()
+    return sum(size > tolerance * sizes[0] for size in sizes[:rank])
 
 
 def nothing(matrix: Matrix) -> Factor:

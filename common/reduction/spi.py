@@ -77,7 +77,7 @@ def spi(
 
 def _rayleigh_ritz(matrix: Matrix, basis: Tensor, tolerance: float, scale: float) -> Factor:
     """Diagonalise G within the span of the basis: rows ordered by singular value, the negligible ones left out."""
-    images = right(matrix, basis.T).T
+    images = right(matrix, basis)
     _, sigma, rotation = torch.linalg.svd(images.T.double(), full_matrices=False)
     rotation = rotation[: kept(sigma, len(basis), tolerance)].to(basis)
     return Factor((rotation @ images) * scale, rotation @ basis)

@@ -36,6 +36,10 @@ class Samples:
         """Return some of the samples."""
         return Samples(self.inputs[rows], self.labels[rows])
 
+    def split(self, sizes: list[int]) -> list[Samples]:
+        """Return consecutive parts of the given sizes."""
+        return [Samples(*pair) for pair in zip(self.inputs.split(sizes), self.labels.split(sizes), strict=True)]
+
 
 @dataclass(frozen=True, eq=False)
 class SiteData:

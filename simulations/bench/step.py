@@ -19,7 +19,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from common.spec import RunSpec, validate
+from common.documents import validate
+from common.spec import RunSpec
 from simulations.simulator import import_before_forking, simulate
 from simulations.spec import SimulationFile
 

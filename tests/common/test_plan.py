@@ -34,14 +34,14 @@ def test_the_digits_network_is_67_times_smaller_with_its_biases() -> None:
         ("5.weight", "5.bias", 4),
     ]
     assert plan.dense_bytes == 4 * (64 * 1024 + 1024 + 1024 * 1024 + 1024 + 1024 * 10 + 10)
-    assert plan.payload_bytes(up=True) == 4 * 4 * (65 + 1024 + 1025 + 1024 + 1025 + 10)
+    assert plan.layout(0, up=True).payload_bytes("float32") == 4 * 4 * (65 + 1024 + 1025 + 1024 + 1025 + 10)
 
 
 def test_without_feedback_at_both_ends_biases_travel_dense() -> None:
     for feedback in ("none", "site", "aggregator"):
         plan = plan_of({"name": "rank-dad", "rank": 4, "feedback": feedback}, **DIGITS)
         assert {route.name for route in plan.routes if route.up is None} == {"1.bias", "3.bias", "5.bias"}
-    assert plan.dense_bytes / plan.payload_bytes(up=True) == pytest.approx(60.1, abs=0.05)
+    assert plan.dense_bytes / plan.layout(0, up=True).payload_bytes("float32") == pytest.approx(60.1, abs=0.05)
 
 
 def test_a_factor_larger_than_its_matrix_travels_dense() -> None:

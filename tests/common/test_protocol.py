@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 from typing import Any
 
 import msgpack
@@ -16,8 +17,10 @@ from common.factors import Factor
 from common.messages import Evaluation, Failure, Goodbye, Kind, Message, Step
 from common.metrics import BINS
 from common.models import build_model
-from common.plan import Payload, Plan, make_plan
-from common.protocol import HEADER_BYTES, body_limit, pack, step_bytes, unpack
+from common.plan import Plan, make_plan
+from common.protocol import body_bytes, body_limit, pack, unpack
+from common.routes import Payload
+from common.wire import as_received, decode, encode, is_lossless, wire_bytes
 from tests.conftest import run_spec
 
 
@@ -31,23 +34,19 @@ def plan_of(**changes: Any) -> Plan:
 PLAN = plan_of()
 
 
-def payload_of(plan: Plan, rows: int, seed: int = 0) -> Payload:
+def payload_of(plan: Plan, rows: int, seed: int = 0, phase: int = 0, *, up: bool = True) -> Payload:
+    """Random numbers in every slot of a layout, so many rows where they are free."""
     generator = torch.Generator().manual_seed(seed)
     values: list[Factor | torch.Tensor] = []
-    for route in plan.routes:
-        out, columns = route.matrix
-        if route.up is None:
-            values.append(torch.randn(out, columns, generator=generator))
-        else:
-            kept = min(rows, route.up)
-            values.append(
-                Factor(torch.randn(kept, out, generator=generator), torch.randn(kept, columns, generator=generator))
-            )
+    for slot in plan.layout(phase, up=up).slots:
+        kept = slot.rows if slot.fixed else min(rows, slot.rows)
+        arrays = [torch.randn(kept, width, generator=generator) for width in slot.widths]
+        values.append(Factor(*arrays) if len(arrays) == 2 else arrays[0])
     return tuple(values)
 
 
 def step_of(rows: int, seed: int = 0) -> Message:
-    return Message(Kind.STEP, 7, Step(8.0, 0.5, 1.25, payload_of(PLAN, rows, seed)), 1)
+    return Message(Kind.STEP, 7, Step(8.0, 0.5, 1.25, payload_of(PLAN, rows, seed)))
 
 
 @settings(max_examples=30, deadline=None)
@@ -55,7 +54,7 @@ def step_of(rows: int, seed: int = 0) -> Message:
 def test_a_step_comes_back(rows: int, seed: int) -> None:
     sent = step_of(rows, seed)
     got = unpack(pack(sent, PLAN, up=True), PLAN, up=True)
-    assert (got.kind, got.round, got.phase) == (Kind.STEP, 7, 1)
+    assert (got.kind, got.round, got.phase) == (Kind.STEP, 7, 0)
     assert isinstance(got.body, Step)
     assert isinstance(sent.body, Step)
     assert (got.body.weight, got.body.loss, got.body.norm) == (8.0, 0.5, 1.25)
@@ -69,28 +68,50 @@ def test_a_step_comes_back(rows: int, seed: int) -> None:
             assert torch.equal(a, b)
 
 
-def test_a_body_is_payload_rows_and_at_most_64_bytes() -> None:
-    assert {route.up for route in PLAN.routes} == {3, None}
-    factors = sum(route.up is not None for route in PLAN.routes)
-    body = pack(Message(Kind.STEP, 2**31, step_of(3).body, 1), PLAN, up=True)
-    assert 0 < len(body) - PLAN.payload_bytes(up=True) - 4 * factors <= HEADER_BYTES
-    assert len(body) <= step_bytes(PLAN, up=True)
-    assert len(pack(step_of(2), PLAN, up=True)) < len(body)
+METHODS: list[dict[str, Any]] = [
+    {"name": "dsgd"},
+    {"name": "dad"},
+    {"name": "edad"},
+    {"name": "top-rows"},
+    {"name": "rank-dad", "rank": 3},
+    {"name": "rank-dad", "rank": 2, "oversampling": 1},
+    {"name": "powersgd", "rank": 3},
+]
 
 
-@pytest.mark.parametrize(("wire", "error"), [("bfloat16", 2**-8), ("float16", 2**-11)])
-def test_half_precision_halves_the_body_and_is_decoded_to_float32(wire: str, error: float) -> None:
+@pytest.mark.parametrize("wire", ["float32", "float64", "bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method["name"])
+def test_a_body_has_the_size_that_the_plan_predicts_in_every_exchange(method: dict[str, Any], wire: str) -> None:
+    """Exactly, whatever the round, with all rows; fewer rows are fewer bytes; the header is 64 bytes at most."""
+    plan = plan_of(method=method | {"wire": wire})
+    assert len(plan.exchanges) == (2 if method["name"] == "powersgd" else 1)
+    for phase in range(len(plan.exchanges)):
+        for up in (True, False):
+            payload = payload_of(plan, 10**6, 0, phase, up=up)
+            layout = plan.layout(phase, up=up)
+            for round_ in (0, 2**31):
+                body = pack(Message(Kind.STEP, round_, Step(1.0, 0.5, 2.0, payload), phase), plan, up=up)
+                assert len(body) == body_bytes(plan, phase, up=up)
+                assert len(body) - layout.payload_bytes(wire) - 4 * layout.variable <= 64
+                got = unpack(body, plan, up=up)
+                assert (got.round, got.phase) == (round_, phase)
+            if layout.variable:
+                short = Step(1.0, 0.5, 2.0, payload_of(plan, 1, 0, phase, up=up))
+                assert len(pack(Message(Kind.STEP, 0, short, phase), plan, up=up)) < len(body)
+
+
+@pytest.mark.parametrize(("wire", "error"), [("bfloat16", 2**-8), ("float16", 2**-11), ("int8", None)])
+def test_fewer_bits_are_decoded_to_float32(wire: str, error: float | None) -> None:
     plan = plan_of(method={"name": "rank-dad", "rank": 3, "wire": wire})
     payload = payload_of(plan, 3)
     body = pack(Message(Kind.STEP, 0, Step(1.0, 0.0, 0.0, payload)), plan, up=True)
-    assert plan.payload_bytes(up=True) * 2 == PLAN.payload_bytes(up=True)
-    assert len(body) <= step_bytes(plan, up=True)
     got = unpack(body, plan, up=True).body
     assert isinstance(got, Step)
     for sent, found in zip(payload, got.payload, strict=True):
         for a, b in zip(_tensors(sent), _tensors(found), strict=True):
             assert b.dtype == torch.float32
-            assert torch.allclose(a, b, rtol=error, atol=1e-6)
+            largest = float(a.abs().max()) / 254 + 1e-6  # half of an int8 step
+            assert torch.allclose(a, b, rtol=error or 0.0, atol=1e-6 if error else largest)
 
 
 def _tensors(value: Factor | torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -117,6 +138,7 @@ def changed(message: bytes, **changes: Any) -> bytes:
     return packed
 
 
+ROUND = bytes(8)
 NAN = torch.tensor([float("nan")]).numpy().tobytes()
 GOOD = pack(step_of(3), PLAN, up=True)
 BUFFER: bytes = msgpack.unpackb(GOOD)["b"]
@@ -138,20 +160,21 @@ EVALUATION = Evaluation(split="test", epoch=0, samples=3, loss=1.0, correct=2, s
         (msgpack.packb({"k": 2}), "keys"),
         (changed(GOOD, extra=1), "keys"),
         (changed(GOOD, r=-1), "r: got -1"),
-        (changed(GOOD, r=True), "r: got True"),
-        (changed(GOOD, p=2), "p: got 2"),
-        (changed(GOOD, w=-1.0), "w: got -1.0"),
-        (changed(GOOD, w=1), "w: got 1"),
-        (changed(GOOD, l=float("nan")), "l: got nan"),
-        (changed(GOOD, g=float("inf")), "g: got inf"),
+        (changed(GOOD, r=b"1234567"), "r: got 7 bytes"),
+        (changed(GOOD, p=1), "p: got 1"),
+        (changed(GOOD, p=True), "p: got True"),
+        (changed(GOOD, m=1.0), "m: got 1.0"),
+        (changed(GOOD, m=struct.pack("<3d", -1, 0, 0)), "m: got weight -1"),
+        (changed(GOOD, m=struct.pack("<3d", 1, float("nan"), 0)), "m: got loss nan"),
+        (changed(GOOD, m=struct.pack("<3d", 1, 0, float("inf"))), "m: got norm inf"),
         (changed(GOOD, n=b""), "n: got 0 bytes"),
         (changed(GOOD, n=b"\xff" * 4 * 2), "rows for"),
         (changed(GOOD, b=BUFFER[:-4]), "b: got"),
         (changed(GOOD, b="text"), "b: got 'text'"),
         (changed(GOOD, b=NAN + BUFFER[4:]), "hold NaN"),
-        (msgpack.packb({"k": 6, "r": 0, "p": 0, "d": {"weights_sha256": "../x"}}), "weights_sha256"),
-        (msgpack.packb({"k": 6, "r": 0, "p": 0, "d": 3}), "d."),
-        (msgpack.packb({"k": 7, "r": 0, "p": 0, "d": {"site": "a", "reason": "x" * 501}}), "reason"),
+        (msgpack.packb({"k": 6, "r": ROUND, "p": 0, "d": {"weights_sha256": "../x"}}), "weights_sha256"),
+        (msgpack.packb({"k": 6, "r": ROUND, "p": 0, "d": 3}), "d."),
+        (msgpack.packb({"k": 7, "r": ROUND, "p": 0, "d": {"site": "a", "reason": "x" * 501}}), "reason"),
         (pack(Message(Kind.EVALUATION, 0, EVALUATION.model_copy(update={"scores": b"1234"})), PLAN, up=True), "scores"),
         (
             pack(Message(Kind.EVALUATION, 0, EVALUATION.model_copy(update={"scores": b"\xff" * 24000})), PLAN, up=True),
@@ -189,3 +212,41 @@ def test_control_messages_come_back(body: Any) -> None:
     kinds: dict[type, Kind] = {Goodbye: Kind.GOODBYE, Failure: Kind.FAILURE, Evaluation: Kind.EVALUATION}
     kind = kinds[type(body)]
     assert unpack(pack(Message(kind, 3, body), PLAN, up=True), PLAN, up=True).body == body
+
+
+def test_rows_that_do_not_fit_together_or_the_budget_are_refused() -> None:
+    edad = plan_of(method={"name": "edad"})
+    payload = list(payload_of(edad, 4))
+    last = payload[-1]
+    assert isinstance(last, torch.Tensor)
+    payload[-1] = last[:3]
+    uneven = pack(Message(Kind.STEP, 0, Step(1.0, 0.0, 0.0, tuple(payload))), edad, up=True)
+    with pytest.raises(ProtocolError, match="expected as many as for the first, 4"):
+        unpack(uneven, edad, up=True)
+    free, bound = (plan_of(method={"name": "rank-dad", "rank": 3} | more) for more in ({}, {"budget": 600}))
+    body = pack(Message(Kind.STEP, 0, Step(1.0, 0.0, 0.0, payload_of(free, 3))), free, up=True)
+    assert body_bytes(bound, 0, up=True) < len(body) < body_limit(bound, up=True)
+    with pytest.raises(ProtocolError, match=r"n: \d+ bytes, expected at most 600"):
+        unpack(body, bound, up=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shapes=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 150)), min_size=1, max_size=4),
+    wire=st.sampled_from(["float32", "float64", "bfloat16", "float16", "int8"]),
+    scale=st.sampled_from([1e-12, 1.0, 1e4]),
+    seed=st.integers(0, 99),
+)
+def test_what_is_decoded_is_what_the_sender_thinks(
+    shapes: list[tuple[int, int]], wire: str, scale: float, seed: int
+) -> None:
+    """On this rests error feedback: the residual is taken of what the other end has."""
+    generator = torch.Generator().manual_seed(seed)
+    arrays = [scale * torch.randn(shape, generator=generator) for shape in shapes]
+    data = encode(arrays, wire).numpy().tobytes()
+    assert len(data) == sum(wire_bytes(wire, *shape) for shape in shapes)
+    for array, found in zip(arrays, decode(data, shapes, wire), strict=True):
+        assert torch.equal(found.to(array.dtype), as_received(array, wire))
+        if is_lossless(wire, array.dtype):
+            assert torch.equal(found.float(), array)
+        assert float((found - array).abs().sum()) <= 0.01 * float(array.abs().sum()) + 1e-6

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from common.documents import load_json, replace, validate
 from common.errors import SpecError, UserError
-from common.spec import RunSpec, load_json, replace, validate
+from common.spec import RunSpec
 from simulations.spec import SimulationFile
 from tests.conftest import run_document, run_spec
 
@@ -32,7 +33,11 @@ def test_the_files_that_come_with_it_are_valid(name: str) -> None:
         ),
         ('method={"name":"rank-dad","rank":"4"}', "method.rank", 'got "4"'),
         ('method={"name":"rank-dad","rank":4,"feeedback":"both"}', "method.feeedback", "not known here"),
-        ('method={"name":"powersdg"}', "method", "'powersdg', expected one of 'dsgd', 'dad', 'rank-dad'"),
+        (
+            'method={"name":"powersdg"}',
+            "method",
+            "'powersdg', expected one of 'dsgd', 'dad', 'edad', 'top-rows', 'rank-dad', 'powersgd'",
+        ),
         ('method={"rank":4}', "method", "no name"),
         ('method={"name":"dsgd","rank":4}', "method.rank", "not known here"),
         ("training.optimizer.lr=-1", "training.optimizer.lr", "got -1"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from common.spec import load_json
+from common.documents import load_json
 from simulations.bench.methods import bench_methods
 from tests.conftest import SHARED
 from tests.e2e.test_processes import ROOT, rankdad

@@ -1,0 +1,103 @@
+"""PowerSGD: one power iteration on the sum of all sites' gradients, in two exchanges that depend on each other."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+import torch
+from torch import Tensor
+
+from common.errors import NonFiniteError
+from common.factors import Factor
+from common.methods.base import State, Weighted, pooled
+from common.reduction.feedback import minus_matrix_, plus_matrix
+from common.routes import Payload, Route
+from common.seeds import derive
+from common.spec import PowerSgd
+from common.wire import finite
+
+
+class PowerSgdMethod:
+    """Two exchanges, one orthonormalisation that all share, warm start, error feedback.
+
+    A site's residual is what it meant minus what all apply, so that it holds every rounding on the way as well.
+
+    Source: Vogels, Karimireddy and Jaggi 2019 (arXiv 1905.13727), Algorithms 1 and 2.
+    """
+
+    def __init__(self, spec: PowerSgd, routes: tuple[Route, ...], seed: int) -> None:
+        self._spec = spec
+        self._routes = routes
+        self._seed = seed
+        self._reduced = [index for index, route in enumerate(routes) if route.up is not None]
+
+    def step(self, gradients: Payload, share: float, state: State, seed: int) -> Generator[Payload, Payload, State]:
+        """Send M Q, and then Mᵀ P̂ for the P̂ that comes back."""
+        meant = [self._meant(*pair, state, share) for pair in zip(self._routes, gradients, strict=True)]
+        reduced = [(self._routes[index], meant[index]) for index in self._reduced]
+        products = list(meant)
+        for index, (route, matrix) in zip(self._reduced, reduced, strict=True):
+            products[index] = self._directions(route, state.bases.get(route.name), matrix) @ matrix.T
+        dtype = meant[0].dtype  # of the model; the wire's may be another
+        updates = [_in((yield tuple(products)), dtype)]
+        if reduced:
+            updates.append(_in((yield tuple(_matrix(updates[0][i]) @ meant[i] for i in self._reduced)), dtype))
+        if not self._spec.feedback or share == 0:
+            return State(state.residuals, self._bases(updates))
+        applied = self.gradients(updates)
+        residuals = {
+            route.name: minus_matrix_(matrix, value, share)
+            for route, matrix, value in zip(self._routes, meant, applied, strict=True)
+        }
+        return State(residuals, self._bases(updates))
+
+    def aggregate(
+        self, phase: int, contributions: Sequence[Weighted], state: State, seed: int
+    ) -> tuple[Payload, State]:
+        """Average; orthonormalise what all sites' M Q add up to."""
+        update = list(pooled(contributions))
+        if phase == 0:
+            for index in self._reduced:
+                update[index] = torch.linalg.qr(_matrix(update[index]).T)[0].T.contiguous()
+        return tuple(update), state
+
+    def gradients(self, updates: Sequence[Payload]) -> Payload:
+        """Return P̂ Qᵀ as factors, and what travelled dense."""
+        values = list(updates[0])
+        for at, index in enumerate(self._reduced):
+            values[index] = Factor(_matrix(updates[0][index]), _matrix(updates[1][at]))
+        return tuple(values)
+
+    def _meant(self, route: Route, gradient: Factor | Tensor, state: State, share: float) -> Tensor:
+        """Return gradient plus residual; a site that is out of data has zeros, and keeps its residual."""
+        residual = state.residuals.get(route.name) if share > 0 else None
+        meant = plus_matrix(gradient, None if residual is None else _matrix(residual), share)
+        if not finite(meant):
+            raise NonFiniteError(f"the gradient of {route.name}")
+        return meant
+
+    def _bases(self, updates: Sequence[Payload]) -> dict[str, Tensor]:
+        if len(updates) == 1:
+            return {}
+        pairs = zip(self._reduced, updates[1], strict=True)
+        return {self._routes[index].name: _matrix(value) for index, value in pairs}
+
+    def _directions(self, route: Route, basis: Tensor | None, like: Tensor) -> Tensor:
+        """Return Qᵀ [r, columns]: the last step's; where that found nothing, drawn ones: zero would stay zero."""
+        assert route.up is not None
+        columns = route.matrix[1]
+        generator = torch.Generator().manual_seed(derive(self._seed, "powersgd", route.name))
+        drawn = torch.randn(route.up, columns, generator=generator, dtype=torch.float64).to(like)
+        if basis is None:
+            return drawn
+        sizes = torch.linalg.vector_norm(basis, dim=1, keepdim=True)
+        return torch.where(sizes > 0, basis / sizes.clamp_min(torch.finfo(basis.dtype).tiny), drawn)
+
+
+def _in(payload: Payload, dtype: torch.dtype) -> Payload:
+    return tuple(_matrix(value).to(dtype) for value in payload)
+
+
+def _matrix(value: Factor | Tensor) -> Tensor:
+    assert isinstance(value, Tensor)
+    return value

@@ -1,0 +1,27 @@
+"""Top rows: send the first rows of every factor, and nothing of the rest. The baseline that is easy to beat."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from common.factors import Factor
+from common.methods.base import State
+from common.methods.dad import DadMethod
+from common.routes import Payload, Route
+from common.spec import TopRows
+
+
+class TopRowsMethod(DadMethod):
+    """dAD on the first rows of every batch: a mean over all samples to which most contribute nothing.
+
+    Source: arXiv 2102.09631, Section 4 ("top 3 columns", which are rows in PyTorch's layout).
+    """
+
+    def __init__(self, spec: TopRows, routes: tuple[Route, ...]) -> None:
+        super().__init__(routes)
+        self._rows = spec.rows
+
+    def step(self, gradients: Payload, share: float, state: State, seed: int) -> Generator[Payload, Payload, State]:
+        """Send the first rows."""
+        yield tuple(value.leading(self._rows) if isinstance(value, Factor) else value for value in gradients)
+        return state

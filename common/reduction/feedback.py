@@ -1,0 +1,61 @@
+"""Error feedback: what a reduction leaves out of one step joins the next. Pure functions.
+
+A residual is kept as a matrix, or as rows where the gradient is a factor: those that were meant, and those that were
+sent with the opposite sign. That is exact and costs no product; now and then a reduction makes few rows of many.
+
+Units: `share` is the site's part of the round's total weight, by which the aggregator multiplies what it sends. A
+residual is in the units of what is applied, so it is divided by the share before it joins a gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from common.factors import Factor, concatenate
+from common.reduction.operators import Matrix
+
+
+def plus_matrix(gradient: Matrix, residual: Tensor | None, share: float) -> Tensor:
+    """Return gradient + residual / share, a new matrix [out, columns]."""
+    if residual is None:
+        return gradient.gradient() if isinstance(gradient, Factor) else gradient.clone()
+    if isinstance(gradient, Factor):
+        return torch.addmm(residual, gradient.delta.T, gradient.activation, beta=1 / share)
+    return torch.add(gradient, residual, alpha=1 / share)
+
+
+def plus_rows(gradient: Factor, residual: Factor | None, share: float) -> Factor:
+    """Return gradient + residual / share as rows, those of the residual first."""
+    if residual is None:
+        return gradient
+    rows = concatenate([residual, gradient])
+    rows.delta[: residual.rows].div_(share)
+    return rows
+
+
+def minus_matrix_(meant: Tensor, decoded: Matrix, share: float) -> Tensor:
+    """Return share · (meant − decoded), the new residual; `meant` is overwritten."""
+    if isinstance(decoded, Factor):
+        return meant.addmm_(decoded.delta.T, decoded.activation, beta=share, alpha=-share)
+    return meant.sub_(decoded).mul_(share)
+
+
+def minus_rows(meant: Factor, decoded: Factor, share: float) -> Factor:
+    """Return share · (meant − decoded) as rows."""
+    delta = torch.cat([meant.delta, -decoded.delta]).mul_(share)
+    return Factor(delta, torch.cat([meant.activation, decoded.activation]))
+
+
+def leading_rows(found: Factor, sent: Factor, decoded: Factor, share: float) -> Factor:
+    """Return nearly the same in few rows: those found and not sent, and what the wire has rounded off of those sent.
+
+    Args:
+        found: the leading components of what was meant, those that were sent first.
+        sent: the first of them.
+        decoded: what the other end has of `sent`; the same object if nothing was rounded.
+        share: see above.
+    """
+    rest = Factor(found.delta[sent.rows :], found.activation[sent.rows :])
+    rounded = [] if decoded is sent else [sent, decoded.scaled(-1)]
+    return concatenate([rest, *rounded]).scaled(share)
