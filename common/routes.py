@@ -110,7 +110,9 @@ def choose_routes(spec: RunSpec, model: nn.Module) -> tuple[tuple[Route, ...], t
         SpecError: the model does not fit data or task, or no layer has a rank as large as the method's.
     """
     rows, warnings = _probe(spec, model)
-    warnings += tuple(f"{name} travels dense: {reason}" for name, reason in unfollowed(model).items())
+    warnings += tuple(
+        f"{name or 'the model'}: its factor is not used, {reason}" for name, reason in unfollowed(model).items()
+    )
     layers = linear_layers(model)
     routes: dict[str, Route] = {}
     for name, parameter in model.named_parameters():

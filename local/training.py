@@ -183,7 +183,11 @@ class _Trainer:
         """Take one optimizer step; a site that is out of data contributes no rows, and is present."""
         self.lap("begin")
         gradients, loss = self._gradients(batch)
-        size = math.sqrt(sum(norm(value) ** 2 for value in gradients))
+        sizes = [norm(value) for value in gradients]
+        for route, size in zip(self.plan.routes, sizes, strict=True):
+            if not math.isfinite(size):
+                raise NonFiniteError(f"the gradient of {route.name} in step {self.replica.step + 1}")
+        size = math.hypot(*sizes)
         self.lap("compute")
         seed = derive(self.plan.seed, "site", self.index, self.state.round)
         share = len(batch) / self.weights[self.state.step]
@@ -221,7 +225,7 @@ class _Trainer:
                     raise ModelError(error) from error
                 value += float(loss.detach())
         if not math.isfinite(value):
-            raise NonFiniteError("the training loss")
+            raise NonFiniteError(f"the training loss in step {self.replica.step + 1}")
         return gather(self.plan.routes, capture.factors(), capture.dense(), like), value
 
     def _loss(self, batch: Samples) -> Tensor:

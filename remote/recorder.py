@@ -164,6 +164,7 @@ def summary(progress: Progress) -> dict[str, Any]:
         "bytes_down_per_site_step": progress.per_site_step(progress.down),
         "dense_bytes": progress.dense_bytes,
         "times_fewer_bytes_than_dense": progress.ratio if progress.step else None,
+        "train_loss": progress.train_loss,
         "metrics": {"validation": _metrics(progress.validation), "test": _metrics(progress.test)},
         "weights_sha256": progress.weights_sha256,
         "aggregator_sha256": progress.aggregator_sha256,

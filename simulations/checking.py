@@ -36,13 +36,12 @@ RANK = 4  # of methods beside the spec's own, where that has none
 
 def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
     """Print how every parameter travels, and how large a step's body is in each direction."""
-    table = Table("parameter", "shape", "route", "rows up", "rows down", "bytes up", "bytes down")
+    table = Table("parameter", "shape", "route", "reducer", "residual", "rows", "bytes up", "bytes down")
     sizes = [_slot_bytes(plan, up=True), _slot_bytes(plan, up=False)]
     for route in plan.routes:
-        rows = ("–" if rows is None else str(rows) for rows in (route.up, route.down))
         name = f"{route.name} + {route.bias}" if route.bias else route.name
         shape = " × ".join(map(str, route.shape))
-        table.add_row(name, shape, _words(spec, route), *rows, *(f"{size[route.name]:,}" for size in sizes))
+        table.add_row(name, shape, *_words(spec, route), *(f"{size[route.name]:,}" for size in sizes))
     console.print(table)
     for warning in plan.warnings:
         console.print(f"warning: {warning}", highlight=False)
@@ -63,14 +62,16 @@ def _slot_bytes(plan: Plan, *, up: bool) -> dict[str, int]:
     return sizes
 
 
-def _words(spec: RunSpec, route: Route) -> str:
+def _words(spec: RunSpec, route: Route) -> tuple[str, str, str, str]:
+    """Say how a parameter travels, what reduces it, how its residual is kept, and its rows up and down."""
     if route.up is None:
-        return "dense"
-    how = "captured factor" if route.captured else "dense gradient"
+        return "dense", "–", "–", "–"
+    how = "factor" if route.captured else "reduced gradient"
+    rows = str(route.up) if route.up == route.down else f"{route.up}, {'dense' if route.down is None else route.down}"
     if not isinstance(spec.method, RankDad):
-        return how
-    kept = "" if spec.method.feedback == "none" else ", residual in rows" if route.residual else ", dense residual"
-    return f"{how}, {spec.method.reducer}{kept}"
+        return how, "–", "dense" if getattr(spec.method, "feedback", False) else "–", rows
+    kept = f"{route.residual} rows" if route.residual else "dense"
+    return how, spec.method.reducer, "–" if spec.method.feedback == "none" else kept, rows
 
 
 @dataclass(frozen=True)

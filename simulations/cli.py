@@ -59,8 +59,8 @@ def simulate(
     read = read_simulation(file, set_ or [], sites=sites, data=data)
     directory = output or Path("runs") / f"{read.run.name}-{datetime.now():%Y%m%d-%H%M%S}"
     if sites is not None and not json_:
-        batch = read.run.training.step_size
-        typer.echo(f"{sites} sites of {batch} samples: the global batch is {sites * batch}{_scaled_rate(read.run)}")
+        before = len(read_simulation(file, set_ or [], data=data).run.federation.sites)
+        typer.echo(_changed_batch(read.run, before))
     if lockstep:
         summary = _lockstep(read, directory, tuple(allow_factory or ()), json_)
     else:
@@ -151,14 +151,17 @@ def verify(
         raise typer.Exit(1)
 
 
-def _scaled_rate(spec: RunSpec) -> str:
+def _changed_batch(spec: RunSpec, before: int) -> str:
+    """Say what another number of sites does to the global batch and the learning rate."""
     from common.replica import lr_scale
 
     training, sites = spec.training, len(spec.federation.sites)
-    rate = training.optimizer.lr * lr_scale(training, sites)
-    if training.lr_scaling == "none":
-        return f", the learning rate stays {rate:g} (training.lr_scaling)"
-    return f", the learning rate is {rate:g} ({training.optimizer.lr:g} scaled {training.lr_scaling})"
+    rates = [training.optimizer.lr * lr_scale(training, count) for count in (before, sites)]
+    change = f"{rates[1]:g} instead of {rates[0]:g}" if rates[1] != rates[0] else f"still {rates[1]:g}"
+    return (
+        f"{sites} sites instead of {before}: a global batch of {sites * training.step_size} samples instead of "
+        f"{before * training.step_size}; learning rate {change} (training.lr_scaling: {training.lr_scaling})"
+    )
 
 
 def _training_data(read: SimulationFile) -> dict[str, Samples]:

@@ -27,7 +27,7 @@ from common.wire import is_lossless
 
 WARM_ITERATIONS, COLD_ITERATIONS = 1, 6  # of the block reducer, with and without the last update's basis
 OVERSAMPLING = 8
-MOST_ROWS = 128  # of gradient and residual together before they are reduced, whatever the batch
+MOST_ROWS = 192  # of gradient and residual together before they are reduced, whatever the batch
 MOST_BATCHES = 2.5  # the same in rows of the gradient: every third step pays for the two before
 Residuals = Mapping[str, Factor | Tensor]
 

@@ -1,4 +1,4 @@
-"""`rankdad bench methods`: the same run by several methods, each as real processes."""
+"""`rankdad bench methods`: the same run by several methods, as real processes or all in one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import math
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from common.errors import RankdadError, UserError
@@ -17,6 +19,7 @@ COLUMNS = (
     "method",
     "seed",
     "steps",
+    "train loss",
     "test AUC",
     "accuracy",
     "bytes up",
@@ -28,28 +31,62 @@ COLUMNS = (
 
 
 def bench_methods(
-    file: Path, assignments: list[str], data: Path | None, seeds: list[int], methods: list[str] | None
+    file: Path,
+    assignments: list[str],
+    data: Path | None,
+    seeds: list[int],
+    methods: list[str] | None,
+    *,
+    lockstep: bool = False,
 ) -> list[dict[str, Any]]:
-    """Print a table (Markdown) with a row per method and seed, bytes per site and step; return the summaries."""
-    own = read_simulation(file, assignments, data=data).run.method.model_dump_json()
-    rows = []
-    print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
+    """Print a table (Markdown) with a row per method and seed, bytes per site and step; return the summaries.
+
+    Several seeds are followed by their means.
+
+    Args:
+        file: a run and its simulation.
+        assignments: as `--set` takes them.
+        data: the source's data file, in place of the file's own path.
+        seeds: of the runs.
+        methods: each as JSON; dsgd and the file's own without them. Bytes compare with the first.
+        lockstep: train all in one process, where only quality and bytes are asked for.
+    """
+    own = read_simulation(file, assignments, data=data).run.method.model_dump_json(exclude_defaults=True)
+    methods = methods or ['{"name": "dsgd"}', own]
+    rows: list[dict[str, Any]] = []
+    _print(COLUMNS, "---|" * len(COLUMNS))
     for seed in seeds:
-        baseline: dict[str, Any] | None = None
-        for method in methods or ['{"name": "dsgd"}', own]:
-            summary = _run(file, [*assignments, f"run.method={method}", f"run.seed={seed}"], data)
-            baseline = baseline or summary
+        for at, method in enumerate(methods):
+            options = ["--lockstep"] if lockstep else []
+            summary = _run(file, [*assignments, f"run.method={method}", f"run.seed={seed}"], data, options)
             rows.append(summary)
-            print(_row(summary, baseline, seed, method), flush=True)
+            _print(_row(summary, rows[-1 - at], seed, method))
+    if len(seeds) > 1:
+        _print_means(rows, methods)
     return rows
 
 
-def _run(file: Path, assignments: list[str], data: Path | None) -> dict[str, Any]:
+def _print_means(rows: list[dict[str, Any]], methods: list[str]) -> None:
+    print()
+    _print(("method", "train loss", "test AUC", "times fewer"), "---|" * 4)
+    for at, method in enumerate(methods):
+        own, first = rows[at :: len(methods)], rows[:: len(methods)]
+        losses = [summary["train_loss"] for summary in own]
+        aucs = [summary["metrics"]["test"]["auc"] for summary in own]
+        fewer = sum(map(_bytes, first)) / sum(map(_bytes, own))
+        _print((_words(method), f"{mean(losses):.5f}", f"{mean(aucs):.5f}", f"{fewer:.1f}"))
+
+
+def _print(cells: Sequence[object], rule: str = "") -> None:
+    print("| " + " | ".join(map(str, cells)) + " |" + (f"\n|{rule}" if rule else ""), flush=True)
+
+
+def _run(file: Path, assignments: list[str], data: Path | None, options: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "rankdad", "simulate", str(file), "--output", f"{folder}/run", "--json"]
         command += [word for assignment in assignments for word in ("--set", assignment)]
         command += ["--data", str(data)] if data else []
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
     if done.returncode == UserError.exit_code:
         raise UserError(done.stderr.strip().removeprefix("error: "))
     if done.returncode:
@@ -58,24 +95,33 @@ def _run(file: Path, assignments: list[str], data: Path | None) -> dict[str, Any
     return summary
 
 
-def _row(summary: dict[str, Any], baseline: dict[str, Any], seed: int, method: str) -> str:
-    """Return a line of the table; bytes compare with the first method's, whole bodies up and down."""
+def _row(summary: dict[str, Any], baseline: dict[str, Any], seed: int, method: str) -> tuple[object, ...]:
     test = {key: math.nan if value is None else value for key, value in (summary["metrics"]["test"] or {}).items()}
-    up, down = summary["bytes_up_per_site_step"], summary["bytes_down_per_site_step"]
-    fewer = (baseline["bytes_up_per_site_step"] + baseline["bytes_down_per_site_step"]) / (up + down)
-    spec = json.loads(method)
-    kind = f" r={spec['rank']} {spec.get('reducer', 'spi')}" if "rank" in spec else ""
     equal = len(set(summary["weights_sha256"].values())) == 1
-    cells = (
-        summary["method"] + kind,
+    return (
+        _words(method),
         seed,
         summary["steps"],
+        f"{summary['train_loss']:.5f}",
         f"{test['auc']:.5f}",
         f"{test['accuracy']:.4f}",
-        f"{up:,.0f}",
-        f"{down:,.0f}",
-        f"{fewer:.1f}",
+        f"{summary['bytes_up_per_site_step']:,.0f}",
+        f"{summary['bytes_down_per_site_step']:,.0f}",
+        f"{_bytes(baseline) / _bytes(summary):.1f}",
         f"{summary['seconds_per_step']:.3f}",
         ("equal " if equal else "DIFFER ") + next(iter(summary["weights_sha256"].values()))[:8],
     )
-    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _bytes(summary: dict[str, Any]) -> float:
+    """Return whole bodies, up and down."""
+    return float(summary["bytes_up_per_site_step"] + summary["bytes_down_per_site_step"])
+
+
+def _words(method: str) -> str:
+    """Name a method by what it sets."""
+    spec: dict[str, Any] = json.loads(method)
+    rank = f" r={spec.pop('rank')}" if "rank" in spec else ""
+    words = [spec.pop("name") + rank]
+    words += [value if isinstance(value, str) else f"{key} {json.dumps(value)}" for key, value in spec.items()]
+    return " ".join(words)

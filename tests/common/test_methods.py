@@ -144,15 +144,18 @@ def layers() -> nn.Module:
     return Layers()
 
 
-@pytest.mark.parametrize("reducer", ["spi", "block", "exact"])
-def test_every_kind_of_layer_is_reduced_and_exact_at_full_rank(reducer: str) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("reducer", ["spi", "block", "exact", "auto"])
+@settings(max_examples=4, deadline=None)
+@given(tokens=st.lists(st.integers(0, 19), min_size=6, max_size=6))
+def test_every_kind_of_layer_is_reduced_and_exact_at_full_rank(reducer: str, dtype: str, tokens: list[int]) -> None:
     """A rank just below what would send the layer dense; two samples a site keep the gradients' rank below it."""
     factory = "tests.common.test_methods:layers"
     spec = run_spec(
         data={"shape": [3], "tokens": 20},
         model={"name": "factory", "factory": factory},
-        method={"name": "rank-dad", "rank": 7, "reducer": reducer, "iterations": 200, "wire": "float64"},
-        training={"dtype": "float64", "batch_size": 4},
+        method={"name": "rank-dad", "rank": 7, "reducer": reducer, "iterations": 200, "wire": dtype},
+        training={"dtype": dtype, "batch_size": 4},
     )
     replica = Replica(spec, [factory])
     plan = make_plan(spec, replica.model)
@@ -160,10 +163,11 @@ def test_every_kind_of_layer_is_reduced_and_exact_at_full_rank(reducer: str) -> 
     assert {"embed.weight", "conv.weight", "attention.in_proj_weight", "gru.weight_hh_l0_reverse"} <= reduced
     assert {route.name for route in plan.routes if route.up is None} >= {"norm.weight", "gru.bias_ih_l0"}
     method = method_for(spec, plan.routes, replica.model)
-    batches = [(torch.tensor([[3 * i, 3 * i + 1, 3 * i + 2]]), torch.tensor([i])) for i in range(2)]
+    batches = [(torch.tensor([tokens[:3]]), torch.tensor([0])), (torch.tensor([tokens[3:]]), torch.tensor([1]))]
     gradients = [(1.0, site_gradients(plan, replica, batch)) for batch in batches]
     update, _, _ = exchange(method, gradients, [State(), State()], State())
-    assert_equal(scatter(plan.routes, update), pooled_gradients(replica, batches), 1e-9)
+    tolerance = {"float32": 1e-5, "float64": 1e-9}[dtype]
+    assert_equal(scatter(plan.routes, update), pooled_gradients(replica, batches), tolerance)
 
 
 def test_the_plain_mean_of_unequal_sites_is_wrong() -> None:
@@ -274,7 +278,7 @@ def test_residual_rows_never_pile_up_and_hold_nearly_all() -> None:
         kept = state.residuals[plan.routes[at].name]
         assert isinstance(kept, Factor)
         rows.append(kept.rows)
-    assert max(rows) <= 128 + 4
+    assert max(rows) <= 192 + 4
     assert min(rows[20:]) == 16, "reduced at least once"
     forgotten = torch.linalg.vector_norm(meant - sent - matrix_of(kept))
     assert forgotten <= 0.1 * torch.linalg.vector_norm(meant)

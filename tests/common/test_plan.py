@@ -113,6 +113,43 @@ def test_the_plan_follows_from_spec_and_model_alone() -> None:
     assert first.sha256() != plan_of(method, seed=1).sha256()
 
 
+@pytest.mark.parametrize(
+    ("method", "field", "problem"),
+    [
+        ({"name": "rank-dad", "rank": 17}, "method.rank", "got 17, expected at most 16"),
+        ({"name": "powersgd", "rank": 40}, "method.rank", "got 40, expected at most 16"),
+        ({"name": "rank-dad", "rank": 1, "budget": 60}, "method.budget", "got 60, expected at least 80"),
+    ],
+)
+def test_what_no_layer_can_do_is_a_spec_error(method: dict[str, Any], field: str, problem: str) -> None:
+    with pytest.raises(SpecError, match=problem) as error:
+        plan_of(method)
+    assert error.value.field == field
+
+
+def test_a_rank_that_makes_nothing_smaller_is_said() -> None:
+    plan = plan_of({"name": "rank-dad", "rank": 16})
+    assert all(route.up is None for route in plan.routes)
+    assert plan.warnings == ("rank 16 makes no layer smaller: everything travels dense",)
+
+
+class Scaled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+def scaled() -> nn.Module:
+    return nn.Sequential(Scaled(6, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3))
+
+
+def test_a_layer_that_capture_cannot_follow_is_named_and_reduced_from_its_dense_gradient() -> None:
+    spec = run_spec(method={"name": "rank-dad", "rank": 1}, model={"name": "factory", "factory": f"{__name__}:scaled"})
+    plan = make_plan(spec, scaled())
+    assert plan.warnings == ("0: its factor is not used, Scaled is a subclass of Linear",)
+    assert plan.factor_names == {"2.weight"}
+    assert {route.name for route in plan.routes if route.up} == {"0.weight", "2.weight", "4.weight"}
+
+
 def no_module() -> int:
     return 3
 

@@ -80,12 +80,37 @@ def test_an_independent_deflation_would_fail_here(reduce: Reducer) -> None:
 
 
 @pytest.mark.parametrize("reduce", REDUCERS)
-@pytest.mark.parametrize("scale", [1e-12, 1e12])
-def test_scale_does_not_matter(reduce: Reducer, scale: float) -> None:
+@pytest.mark.parametrize("scales", [(1e-12, 1), (1e12, 1), (1e-12, 1e-12), (1e12, 1e12), (1e-15, 1e15)])
+def test_scale_does_not_matter(reduce: Reducer, scales: tuple[float, float]) -> None:
     factor = factor_of(30, 40, 50, 1, torch.float32)
-    scaled = Factor(factor.delta * scale, factor.activation)
-    reduced = reduce(scaled, 5)
-    assert error(reduced, scaled.gradient()) <= 1.01 * optimal_error(scaled.gradient(), 5)
+    scaled = Factor(factor.delta * scales[0], factor.activation * scales[1])
+    for matrix in (scaled, scaled.gradient()):
+        reduced = reduce(matrix, 5)
+        gradient = scaled.gradient()
+        assert error(reduced, gradient) <= 1.01 * optimal_error(gradient, 5)
+
+
+@pytest.mark.parametrize("reduce", REDUCERS)
+@settings(max_examples=20, deadline=None)
+@given(
+    rows=st.lists(st.integers(1, 12), min_size=1, max_size=5),
+    out=st.integers(2, 30),
+    columns=st.integers(2, 30),
+    rank=st.integers(1, 6),
+    extra=st.sampled_from([0, 4]),
+    seed=st.integers(0, 999),
+)
+def test_reducing_twice_adds_at_most_twice_the_sites_errors(
+    reduce: Reducer, rows: list[int], out: int, columns: int, rank: int, extra: int, seed: int
+) -> None:
+    """Site and aggregator, always: error ≤ optimal + 2 Σ site errors."""
+    sites = [factor_of(n, out, columns, seed + i, torch.float64) for i, n in enumerate(rows)]
+    gradient = concatenate(sites).gradient()
+    sent = [reduce(site, rank + extra) for site in sites]
+    twice = reduce(concatenate(sent), rank)
+    errors = sum(error(part, site.gradient()) for part, site in zip(sent, sites, strict=True))
+    bound = optimal_error(gradient, rank) + 2 * errors
+    assert error(twice, gradient) <= 1.01 * bound + 1e-9 * norm(gradient)
 
 
 @pytest.mark.parametrize("reduce", REDUCERS)

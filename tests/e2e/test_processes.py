@@ -230,7 +230,7 @@ def diverging(tmp_path: Path) -> Path:
 def test_a_site_that_cannot_go_on_ends_the_simulation_with_its_reason(tmp_path: Path) -> None:
     done = rankdad("simulate", diverging(tmp_path), "--output", tmp_path / "run")
     assert done.returncode == 1
-    what = r"the (gradient of \S+|training loss|validation loss) holds NaN or infinity"
+    what = r"the (gradient of \S+ in step \d+|training loss in step \d+|validation loss) holds NaN or infinity"
     assert re.search(r"(alpha|beta|gamma) could not go on: " + what, done.stderr)
     assert "Traceback" not in done.stderr
 

@@ -40,17 +40,66 @@ def final_weights(results: dict[str, Result]) -> dict[str, Tensor]:
     return first
 
 
-def test_dad_trains_like_dsgd_over_many_steps(tmp_path: Path, site_data: Data) -> None:
+def test_exact_methods_train_alike_over_many_steps(tmp_path: Path, site_data: Data) -> None:
     weights = {}
-    for name in ("dsgd", "dad"):
+    for name in ("dsgd", "dad", "edad"):
         training = {"dtype": "float64", "epochs": 3, "clip": 0.5, "schedule": {"name": "cosine", "warmup": 3}}
         spec = run_spec(method={"name": name, "wire": "float64"}, training=training)
         weights[name] = final_weights(run(spec, site_data(spec), tmp_path / name))
     for name, value in weights["dsgd"].items():
         assert torch.allclose(weights["dad"][name], value, rtol=0, atol=1e-9), name
+        assert torch.allclose(weights["edad"][name], value, rtol=0, atol=1e-9), name
 
 
-@pytest.mark.parametrize("method", [{"name": "dsgd"}, {"name": "dad"}, {"name": "rank-dad", "rank": 2}])
+def test_accumulated_batches_are_one_large_batch(tmp_path: Path, site_data: Data) -> None:
+    weights = []
+    for size, accumulate in ((12, 1), (4, 3)):
+        training = {"dtype": "float64", "batch_size": size, "accumulate": accumulate}
+        spec = run_spec(method={"name": "rank-dad", "rank": 2, "wire": "float64"}, training=training)
+        weights.append(final_weights(run(spec, site_data(spec), tmp_path / str(size))))
+    assert summary_of(tmp_path / "4")["steps"] == summary_of(tmp_path / "12")["steps"]
+    for name, value in weights[0].items():
+        assert torch.allclose(weights[1][name], value, rtol=0, atol=1e-9), name
+
+
+@pytest.mark.parametrize(("scaling", "factor"), [("linear", 3.0), ("sqrt", 3**0.5)])
+def test_the_learning_rate_grows_with_the_number_of_sites(
+    tmp_path: Path, site_data: Data, scaling: str, factor: float
+) -> None:
+    weights = []
+    for name, rate in ((scaling, 0.01), ("none", 0.01 * factor)):
+        training = {"dtype": "float64", "optimizer": {"name": "sgd", "lr": rate}, "lr_scaling": name}
+        spec = run_spec(method={"name": "dsgd", "wire": "float64"}, training=training)
+        weights.append(final_weights(run(spec, site_data(spec), tmp_path / name)))
+    for name, value in weights[0].items():
+        assert torch.allclose(weights[1][name], value, rtol=0, atol=1e-12), name
+
+
+def test_autocast_trains_nearly_the_same(tmp_path: Path, site_data: Data) -> None:
+    weights = []
+    for autocast in (None, "bfloat16"):
+        optimizer = {"name": "sgd", "lr": 0.1}
+        spec = run_spec(method={"name": "dad"}, training={"autocast": autocast, "optimizer": optimizer})
+        weights.append(final_weights(run(spec, site_data(spec), tmp_path / str(autocast))))
+    for name, value in weights[0].items():
+        assert weights[1][name].dtype == torch.float32
+        distance = torch.linalg.vector_norm(weights[1][name] - value)
+        assert 0 < distance <= 0.02 * torch.linalg.vector_norm(value), name
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "dsgd"},
+        {"name": "dad"},
+        {"name": "top-rows", "wire": "float16"},
+        {"name": "rank-dad", "rank": 2},
+        {"name": "rank-dad", "rank": 2, "reducer": "spi", "residual": "dense"},
+        {"name": "rank-dad", "rank": 2, "wire": "int8", "oversampling": 1, "budget": 500},
+        {"name": "powersgd", "rank": 2, "wire": "bfloat16"},
+    ],
+    ids=lambda method: f"{method['name']}-{method.get('wire', '')}",
+)
 def test_a_rerun_gives_the_same_bits_and_another_seed_does_not(
     tmp_path: Path, site_data: Data, method: dict[str, Any]
 ) -> None:
@@ -160,7 +209,7 @@ def test_a_site_that_cannot_go_on_ends_the_run_also_if_it_is_every_site(
     data = site_data(spec)
     for site in ill:
         data[site].train.inputs[:] = float("nan")
-    with pytest.raises(RunFailedError, match=f"{ill[0]} could not go on: the training loss holds NaN"):
+    with pytest.raises(RunFailedError, match=f"{ill[0]} could not go on: the training loss in step 1 holds NaN"):
         run(spec, data, tmp_path / "run")
     summary = summary_of(tmp_path / "run")
     assert summary["status"] == "failed"
@@ -180,15 +229,18 @@ def test_bytes_never_exceed_the_plan(tmp_path: Path, site_data: Data) -> None:
     from common.plan import make_plan
     from common.protocol import step_bytes
 
-    for name, extra in (
+    methods: list[tuple[str, dict[str, Any]]] = [
         ("dsgd", {}),
         ("dad", {}),
         ("rank-dad", {"rank": 2}),
-        ("rank-dad", {"rank": 2, "tolerance": 0.3}),
-    ):
+        ("rank-dad", {"rank": 2, "tolerance": 0.3, "oversampling": 1}),
+        ("rank-dad", {"rank": 3, "budget": 900, "wire": "int8"}),
+        ("powersgd", {"rank": 2}),
+    ]
+    for at, (name, extra) in enumerate(methods):
         spec: RunSpec = run_spec(method={"name": name, **extra}, training={"epochs": 1})
         plan = make_plan(spec, build_model(spec))
-        directory = tmp_path / f"{name}{len(extra)}"
+        directory = tmp_path / str(at)
         run(spec, site_data(spec), directory)
         for row in rows_of(directory / "steps.csv"):
             assert int(row["bytes_up"]) <= 3 * step_bytes(plan, up=True)
