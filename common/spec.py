@@ -230,7 +230,7 @@ class RankDad(Part):
     """Most bytes of a step's payload in each direction, shared out over the layers; null sends every layer's rank."""
     tolerance: Fraction = 0.0
     """A component whose singular value is below this part of the largest is not sent."""
-    iterations: PositiveInt = 20
+    iterations: PositiveInt = 40
     """Power iterations of spi per component at most."""
     wire: Wire = "float32"
     """Precision on the wire."""

@@ -59,6 +59,7 @@ class Aggregator:
         self._lossless = is_lossless(self.plan.wire, next(replica.model.parameters()).dtype)
         self._clock = clock
         self._state = State()
+        self._phase = 0  # of the next step message
         self._updates: list[Payload] = []  # of the step's exchanges so far
         self._best: dict[str, Tensor] = {}
         self._outcome = ("interrupted", "")
@@ -79,9 +80,9 @@ class Aggregator:
         message = unpack(body, self.plan, up=True)
         if isinstance(message.body, Failure) and not self.ended:
             return self.fail(site, message.body.reason)
-        phase = len(self._updates)
-        if isinstance(message.body, Step) and message.round == self.barrier.round and message.phase != phase:
-            raise ProtocolError(409, f"p: got phase {message.phase}, but the run is in phase {phase} of a step")
+        current = message.round == self.barrier.round and not self.ended
+        if current and message.phase != (self._phase if isinstance(message.body, Step) else 0):
+            raise ProtocolError(409, f"p: got phase {message.phase}, but the run is in phase {self._phase} of a step")
         return self.barrier.receive(site, body, message, self._clock())
 
     def aggregate(self, ready: Ready) -> Update:
@@ -102,6 +103,7 @@ class Aggregator:
 
     def complete(self, ready: Ready, update: Update) -> list[Effect]:
         """Answer a round and open the next."""
+        self._phase = (ready.phase + 1) % len(self.plan.exchanges) if isinstance(update.body, Step) else 0
         return self.barrier.complete(update.packed, self._clock(), last=ready.kind is Kind.GOODBYE)
 
     def follow(self, ready: Ready, update: Update, seconds: float) -> None:

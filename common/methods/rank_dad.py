@@ -26,6 +26,7 @@ from common.spec import RankDad
 from common.wire import is_lossless
 
 WARM_ITERATIONS, COLD_ITERATIONS = 1, 6  # of the block reducer, with and without the last update's basis
+LAST_CHANCE_ITERATIONS = 2  # warm, but without feedback, which would make up for what one iteration misses
 OVERSAMPLING = 8
 MOST_ROWS = 192  # of gradient and residual together before they are reduced, whatever the batch
 MOST_BATCHES = 2.5  # the same in rows of the gradient: every third step pays for the two before
@@ -126,7 +127,8 @@ class RankDadMethod:
             return exact(matrix, rank, tolerance=spec.tolerance)
         if spec.reducer == "spi":
             return spi(matrix, rank, tolerance=spec.tolerance, seed=seed, iterations=spec.iterations)
-        iterations = COLD_ITERATIONS if basis is None or not len(basis) else WARM_ITERATIONS
+        warm = LAST_CHANCE_ITERATIONS if spec.feedback == "none" else WARM_ITERATIONS
+        iterations = COLD_ITERATIONS if basis is None or not len(basis) else warm
         return block(matrix, rank, basis=basis, tolerance=spec.tolerance, seed=seed, iterations=iterations)
 
     def _within_budget(self, found: Sequence[Factor | Tensor], *, up: bool) -> Payload:

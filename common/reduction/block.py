@@ -8,8 +8,7 @@ from torch import Tensor
 from common.factors import Factor
 from common.reduction.operators import (
     Matrix,
-    components,
-    kept,
+    leading,
     left,
     negligible,
     normalised,
@@ -69,10 +68,8 @@ def block(
         y = orthonormal(images)
         x = left(matrix, y)
         images = right(matrix, orthonormal(x)) if left_over else images
-    vectors, sigma = components(x)
-    count = kept(sigma, rank, max(tolerance, negligible(matrix)))
-    rotation, sizes = vectors[:, :count].T.to(y), sigma[:count, None].to(y)
-    return Factor((rotation @ y) * (sizes * scale), (rotation @ x) / sizes)
+    rotation, sigma, directions = leading(x, rank, max(tolerance, negligible(matrix)))
+    return Factor((rotation @ y) * (sigma * scale), directions)
 
 
 def _start(matrix: Matrix, width: int, basis: Tensor | None, seed: int) -> Tensor:

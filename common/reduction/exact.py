@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from common.factors import Factor
-from common.reduction.operators import Matrix, components, kept, negligible, normalised, nothing
+from common.reduction.operators import Matrix, leading, negligible, normalised, nothing
 
 
 def exact(factor: Matrix, rank: int, *, tolerance: float = 0.0) -> Factor:
@@ -36,17 +36,11 @@ def exact(factor: Matrix, rank: int, *, tolerance: float = 0.0) -> Factor:
     if isinstance(matrix, Factor) and matrix.rows < min(matrix.shape):
         q_out, r_out = torch.linalg.qr(matrix.delta.T)
         q_in, r_in = torch.linalg.qr(matrix.activation.T)
-        u, sigma, v = torch.linalg.svd(r_out.double() @ r_in.double().T, full_matrices=False)
-        u, v = q_out @ u.to(q_out), v.to(q_in) @ q_in.T
-    else:
-        dense = matrix.gradient() if isinstance(matrix, Factor) else matrix
-        wide = dense.shape[0] <= dense.shape[1]
-        vectors, sigma = components(dense if wide else dense.T)
-        count = kept(sigma, rank, floor)
-        short = vectors[:, :count].T.to(dense)
-        sizes = sigma[:count, None].to(dense)
-        if wide:
-            return Factor(short * sizes * scale, (short @ dense) / sizes)
-        return Factor((short @ dense.T) * scale, short)
-    count = kept(sigma, rank, floor)
-    return Factor(((u[:, :count]) * (sigma[:count] * scale).to(u)).T, v[:count])
+        rotation, sigma, directions = leading(r_out.double() @ r_in.double().T, rank, floor)
+        return Factor((rotation * sigma * scale).to(q_out) @ q_out.T, directions.to(q_in) @ q_in.T)
+    dense = matrix.gradient() if isinstance(matrix, Factor) else matrix
+    if dense.shape[0] <= dense.shape[1]:
+        rotation, sigma, directions = leading(dense, rank, floor)
+        return Factor(rotation * (sigma * scale), directions)
+    rotation, sigma, directions = leading(dense.T, rank, floor)
+    return Factor(directions * (sigma * scale), rotation)

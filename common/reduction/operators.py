@@ -41,17 +41,24 @@ def orthonormal(rows: Tensor) -> Tensor:
     return columns.T
 
 
-def components(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the left singular vectors of few long rows [k, ·] as columns [k, k], and their falling singular values.
+def leading(rows: Tensor, rank: int, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Decompose few long rows [k, ·] into their leading singular components, no more than `rank` of them.
 
-    For rows in float32 their Gram matrix in float64 does: it resolves singular values of 1e-8 of the largest.
+    For rows in float32 the Gram matrix in float64 does: it resolves singular values of 1e-8 of the largest.
+
+    Returns:
+        Left singular vectors as rows [count, k], singular values [count, 1], right singular vectors as rows [count, ·].
     """
     if rows.dtype == torch.float64:
-        vectors, sigma, _ = torch.linalg.svd(rows, full_matrices=False)
-        return vectors, sigma
+        vectors, sigma, right_vectors = torch.linalg.svd(rows, full_matrices=False)
+        count = kept(sigma, rank, tolerance)
+        return vectors[:, :count].T, sigma[:count, None], right_vectors[:count]
     wide = rows.double()
     squares, vectors = torch.linalg.eigh(wide @ wide.T)
-    return vectors.flip(1), squares.clamp_(min=0).sqrt_().flip(0)
+    sigma = squares.clamp_(min=0).sqrt_().flip(0)
+    count = kept(sigma, rank, tolerance)
+    rotation, sizes = vectors.flip(1)[:, :count].T, sigma[:count, None]
+    return rotation.to(rows), sizes.to(rows), ((rotation @ wide) / sizes).to(rows)
 
 
 def values(matrix: Matrix) -> Tensor:

@@ -15,7 +15,7 @@ def spi(
     *,
     tolerance: float = 0.0,
     seed: int = 0,
-    iterations: int = 20,
+    iterations: int = 40,
     convergence: float = 1e-3,
 ) -> Factor:
     """Reduce a matrix G to its leading singular components, one after the other.

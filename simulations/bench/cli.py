@@ -57,13 +57,34 @@ def methods(
     compare: Annotated[
         list[str] | None, typer.Option("--method", metavar="JSON", help="A method; dsgd and the file's own without it.")
     ] = None,
+    lockstep: Annotated[bool, typer.Option("--lockstep", help="All sites in one process.")] = False,
     set_: SetOption = None,
     data: DataOption = None,
 ) -> None:
     """Train with several methods, and print quality and bytes side by side."""
     from simulations.bench.methods import bench_methods
 
-    bench_methods(file, set_ or [], data, _whole_numbers("--seeds", seeds), compare)
+    bench_methods(file, set_ or [], data, _whole_numbers("--seeds", seeds), compare, lockstep=lockstep)
+
+
+@bench.command()
+def reduce(
+    networks: Annotated[str, typer.Option(help="Which of the paper's networks.")] = "ff,gru,vit",
+    ranks: Annotated[str, typer.Option(help="Ranks of the methods.")] = "4,10",
+    steps: Annotated[
+        int | None, typer.Option(help="Steps measured; without it 42 of ff, 4 of gru, 6 of vit.", min=1)
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Threads of tensor operations.", min=1)] = 1,
+    data: Annotated[Path, typer.Option(help="Folder of mnist.npz and cifar10_subset.npz.")] = Path("../shared/data"),
+) -> None:
+    """Time every reduction beside the backward pass, and compare its error with the best there is: five minutes."""
+    from simulations.bench.reduce import NETWORKS, bench_reduce
+
+    names = networks.split(",")
+    for name in names:
+        if name not in NETWORKS:
+            raise typer.BadParameter(f"got {name!r}, expected {', '.join(NETWORKS)}", param_hint="--networks")
+    bench_reduce(names, _whole_numbers("--ranks", ranks), steps, threads, data)
 
 
 def _whole_numbers(option: str, text: str) -> list[int]:

@@ -65,8 +65,13 @@ def wait_for_line(process: subprocess.Popen[str], beginning: str) -> str:
     raise AssertionError(f"ended without a line that starts with {beginning!r}: {process.communicate()}")
 
 
-def test_processes_and_lockstep_give_the_same_bits(tmp_path: Path) -> None:
-    file = simulation(tmp_path, model={"name": "mlp", "hidden": [16, 16], "dropout": 0.1})
+@pytest.mark.parametrize(
+    "method",
+    [{"name": "rank-dad", "rank": 2}, {"name": "powersgd", "rank": 2, "wire": "int8"}],
+    ids=lambda m: m["name"],
+)
+def test_processes_and_lockstep_give_the_same_bits(tmp_path: Path, method: dict[str, Any]) -> None:
+    file = simulation(tmp_path, model={"name": "mlp", "hidden": [16, 16], "dropout": 0.1}, method=method)
     summaries = []
     for name, options in (("processes", []), ("lockstep", ["--lockstep"])):
         done = rankdad("simulate", file, "--output", tmp_path / name, "--json", *options)
