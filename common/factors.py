@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 
+LARGEST_NORM = 1e38  # beyond which the numbers of a product could be infinite in float32
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Factor:
     """A gradient G = Δᵀ A, in PyTorch's layout of a weight.

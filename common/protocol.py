@@ -13,7 +13,6 @@ A step's body has one size for given rows, whatever the round.
 
 from __future__ import annotations
 
-import math
 import struct
 import sys
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolError
+from common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolError, RankdadError
 from common.factors import Factor
 from common.layout import Layout, Slot
 from common.messages import DOWN, UP, Body, Buffers, Evaluation, Kind, Message, Step
@@ -56,7 +55,7 @@ def pack(message: Message, plan: Plan, *, up: bool) -> bytes:
     try:
         numbers = encode([array for slot in arrays for array in slot], plan.wire)
     except OverflowError:
-        raise NonFiniteError(f"the gradient of {_first_bad(layout, arrays)}") from None
+        raise _not_encoded(layout, arrays, plan.wire) from None
     rows = [len(slot_arrays[0]) for slot, slot_arrays in zip(layout.slots, arrays, strict=True) if not slot.fixed]
     head |= {
         "m": _MEASURES.pack(body.weight, body.loss, body.norm),
@@ -159,9 +158,9 @@ def _arrays(payload: Payload, layout: Layout) -> list[tuple[Tensor, ...]]:
 
 def _unpack_step(document: dict[str, Any], plan: Plan, layout: Layout, device: str) -> Step:
     weight, loss, norm = _MEASURES.unpack(_binary(document, "m", _MEASURES.size))
-    for name, value in (("weight", weight), ("loss", loss), ("norm", norm)):
-        if not math.isfinite(value) or (name == "weight" and value < 0):
-            raise ProtocolError(422, f"m: got {name} {value}, expected a finite number, the weight at least 0")
+    for name, value, most in (("weight", weight, 2.0**53), ("loss", loss, 1e300), ("norm", norm, 1e300)):
+        if not abs(value) <= most or (name == "weight" and value < 0):
+            raise ProtocolError(422, f"m: got {name} {value}, expected at most {most:g}, a weight at least 0")
     filled = _filled(layout, _binary(document, "n", 4 * layout.variable))
     size = sum(slot.size(plan.wire, rows) for slot, rows in filled)
     if size > layout.payload_bytes(plan.wire):
@@ -239,11 +238,16 @@ def _bytes(numbers: Tensor) -> bytes:
     return numbers.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _first_bad(layout: Layout, arrays: list[tuple[Tensor, ...]]) -> str:
+def _not_encoded(layout: Layout, arrays: list[tuple[Tensor, ...]], wire: str) -> RankdadError:
+    """Say which parameter's numbers cannot travel, and why."""
     for slot, own in zip(layout.slots, arrays, strict=True):
         if not all(finite(array) for array in own):
-            return slot.name
-    return "a parameter (too large for the wire's precision)"
+            return NonFiniteError(f"the gradient of {slot.name}")
+        try:
+            encode(own, wire)
+        except OverflowError:
+            return RankdadError(f"the gradient of {slot.name} is too large for {wire}: choose a wider method.wire")
+    raise AssertionError("called for arrays of which one cannot be encoded")
 
 
 def _count(document: dict[str, Any], key: str, limit: int) -> int:

@@ -39,8 +39,9 @@ class Replica:
         """
         for name, parameter in self._trained.items():
             gradient = gradients.get(name)
-            # Contiguous: the fused optimizers read a gradient's memory in the parameter's order, whatever its strides.
-            parameter.grad = None if gradient is None else gradient.to(parameter).reshape(parameter.shape).contiguous()
+            # The fused optimizers read a gradient's memory in the parameter's order, whatever its own strides.
+            laid_out = torch.empty_like(parameter, requires_grad=False)
+            parameter.grad = None if gradient is None else laid_out.copy_(gradient.reshape(parameter.shape))
         if self._training.clip is not None:
             nn.utils.clip_grad_norm_(self._trained.values(), self._training.clip)
         for group in self._optimizer.param_groups:

@@ -47,9 +47,9 @@ class Route:
 
     @cached_property
     def matrix(self) -> tuple[int, int]:
-        """Shape [out, columns] of the gradient as a matrix, the bias's column included."""
-        out = self.shape[0] if self.shape else 1
-        return out, math.prod(self.shape[1:]) + (self.bias is not None)
+        """Shape [out, columns] of the gradient as a matrix, the bias's column included; a vector is one row."""
+        out = self.shape[0] if len(self.shape) > 1 else 1
+        return out, math.prod(self.shape) // max(out, 1) + (self.bias is not None)
 
     def floats(self, rows: int | None) -> int:
         """Return how many numbers travel for a factor of so many rows, or dense."""
@@ -80,7 +80,10 @@ def gather(
             values.append(factor.with_ones() if route.bias else factor)
         elif route.name in dense:
             matrix = dense[route.name].reshape(out, -1)
-            values.append(torch.cat([matrix, dense[route.bias][:, None]], dim=1) if route.bias else matrix)
+            if route.bias:
+                bias = dense[route.bias] if route.bias in dense else matrix.new_zeros(out)
+                matrix = torch.cat([matrix, bias[:, None]], dim=1)
+            values.append(matrix)
         elif route.up is None:
             values.append(like.new_zeros(out, columns))
         else:
@@ -140,14 +143,15 @@ def _route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, r
         return dense
     rows = None  # some rows do not grow with the batch: hence at least the probe's
     if rows_per_sample is not None:
-        rows = rows_per_sample * max(spec.training.step_size, PROBE_SAMPLES)
+        rows = rows_per_sample * max(spec.training.batch_size, PROBE_SAMPLES) * spec.training.accumulate
     if isinstance(method, RankDad):
         # A reduction loses part of the bias; only feedback at both ends brings it back: without it, it goes dense.
         kept = bias if method.feedback == "both" else None
         route = Route(name, shape, kept, False, method.rank + method.oversampling, method.rank)
         # With more rows than that the product is the smaller operator, and autograd forms it anyway.
         route = replace(route, captured=rows is not None and route.floats(rows) <= route.floats(None))
-        if route.captured and method.residual == "factors":
+        # spi finds one row after the other: it would take as long for each that is only kept.
+        if route.captured and method.residual == "factors" and method.reducer != "spi":
             route = replace(route, residual=RESIDUAL_ROWS)
         return route if route.floats(route.up) < route.floats(None) else dense
     if isinstance(method, PowerSgd):
@@ -167,8 +171,15 @@ def _route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, r
 
 def _probe(spec: RunSpec, model: nn.Module) -> tuple[dict[str, int], tuple[str, ...]]:
     """Run one synthetic batch on a copy: rows per sample of every weight whose factor equals autograd's gradient."""
-    copied = copy.deepcopy(model).cpu().train()
+    try:
+        copied = copy.deepcopy(model).cpu().train()
+    except Exception as error:
+        raise SpecError("model", f"cannot be copied, to try it out: {one_line(error)}") from error
     generator = torch.Generator().manual_seed(derive(spec.seed, "probe"))
+    with torch.no_grad():
+        for parameter in copied.parameters():  # a layer of zeros would let no gradient through
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.add_(0.01 * noise.to(parameter))
     shape = (PROBE_SAMPLES, *spec.data.shape)
     if spec.data.tokens is None:
         inputs = torch.randn(shape, generator=generator, dtype=getattr(torch, spec.training.dtype))

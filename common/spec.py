@@ -196,8 +196,8 @@ class Edad(Part):
     """Send activations and the last layer's deltas, and propagate the deltas again everywhere: exact, for chains."""
 
     name: Literal["edad"]
-    wire: Wire = "float32"
-    """Precision on the wire."""
+    wire: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
+    """Precision on the wire; int8 would round small activations to 0, and with them their slopes."""
 
 
 class TopRows(Part):
@@ -223,7 +223,7 @@ class RankDad(Part):
     feedback: Literal["none", "site", "aggregator", "both"] = "both"
     """Where the residual of a reduction is kept for the next step."""
     residual: Literal["factors", "dense"] = "factors"
-    """How: as rows wherever a factor is captured, which is fast, or as a matrix, which forgets nothing."""
+    """How: as rows where a factor is captured, which is fast, or as a matrix (spi always), which forgets nothing."""
     oversampling: Annotated[int, Field(ge=0)] = 0
     """Rows that a site sends beyond the rank: 4 keep the error of two reductions near that of one."""
     budget: PositiveInt | None = None

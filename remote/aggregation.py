@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import reduce
@@ -11,8 +12,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from common.errors import RunFailedError
-from common.factors import norm
+from common.errors import NonFiniteError, RunFailedError
+from common.factors import LARGEST_NORM, norm
 from common.messages import (
     Body,
     Buffers,
@@ -28,6 +29,7 @@ from common.messages import (
     Step,
 )
 from common.methods import Method, State, Weighted
+from common.methods.base import shares
 from common.metrics import Metrics, Tally, summarise
 from common.plan import Plan
 from common.protocol import pack_buffers, unpack_buffers, unpack_scores
@@ -73,10 +75,14 @@ def site_metrics(plan: Plan, evaluation: Evaluation) -> Metrics:
 def _step(plan: Plan, method: Method, first: Message, steps: Sequence[Step], state: State) -> tuple[Step, State]:
     seed = derive(plan.seed, "aggregator", first.round)
     payload, state = method.aggregate(first.phase, [Weighted(step.weight, step.payload) for step in steps], state, seed)
+    sizes = [norm(value) for value in payload]
+    for slot, size in zip(plan.layout(first.phase, up=False).slots, sizes, strict=True):
+        if not size < LARGEST_NORM:
+            raise NonFiniteError(f"the pooled gradient of {slot.name}")
     total = sum(step.weight for step in steps)
-    loss = sum(step.weight * step.loss for step in steps) / total if total > 0 else 0.0
-    size = sum(norm(value) ** 2 for value in payload) ** 0.5
-    return Step(total, loss, size, payload), state
+    parts = shares([Weighted(step.weight, step.payload) for step in steps])
+    loss = sum(part * step.loss for part, step in zip(parts, steps, strict=True))
+    return Step(total, loss, math.hypot(*sizes), payload), state
 
 
 def _hello(plan: Plan, hellos: Sequence[Hello]) -> Roster:

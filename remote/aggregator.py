@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from common.artifacts import save_model
-from common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolError, RunFailedError
+from common.errors import REASON_CHARACTERS, ProtocolError, RankdadError, RunFailedError
 from common.messages import Body, Buffers, Decision, Failure, Farewell, Kind, Message, Roster, Step
 from common.methods import State, method_for
 from common.plan import make_plan
@@ -94,7 +94,9 @@ class Aggregator:
         try:
             body, state = aggregate(self.plan, self._method, ready.messages, self._state)
             packed = pack(Message(ready.kind, ready.round, body, ready.phase), self.plan, up=False)
-        except NonFiniteError as error:
+        except RunFailedError:
+            raise
+        except RankdadError as error:
             raise RunFailedError("aggregator", str(error)) from None
         self._state = state
         if isinstance(body, Step) and not self._lossless:

@@ -25,8 +25,7 @@ class State:
 
     Args:
         residuals: what was meant and not sent, [out, columns], as a matrix or as its leading rows.
-        bases: directions of the last update, [k, columns]: what a reduction starts from. They came with the update, so
-            that no crash can lose them.
+        bases: directions of the last update, [k, columns]: what a reduction starts from.
     """
 
     residuals: Mapping[str, Factor | Tensor] = field(default_factory=dict)
@@ -100,6 +99,12 @@ def _weighted_sum(values: Sequence[Factor | Tensor], parts: Sequence[float]) -> 
         total = value * part if total is None else total.add_(value, alpha=part)
     assert total is not None
     return total
+
+
+def as_matrix(value: Factor | Tensor) -> Tensor:
+    """Return an entry of a payload that is known to be no factor."""
+    assert isinstance(value, Tensor)
+    return value
 
 
 def received(value: Factor | Tensor, wire: str) -> Factor | Tensor:

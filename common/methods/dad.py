@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
+from common.errors import RankdadError
 from common.factors import Factor
 from common.methods.base import State, Weighted, pooled
 from common.routes import Payload, Route
@@ -17,6 +18,12 @@ class DadMethod:
 
     def step(self, gradients: Payload, share: float, state: State, seed: int) -> Generator[Payload, Payload, State]:
         """Send the factors as they are."""
+        for route, value in zip(self._routes, gradients, strict=True):
+            if route.up is not None and not isinstance(value, Factor):
+                raise RankdadError(
+                    f"the model used {route.name} outside its layer in this step, so that no factor covers its "
+                    "gradient: choose rank-dad or dsgd"
+                )
         yield gradients
         return state
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from common.errors import SpecError
-from common.factors import Factor
-from common.methods.base import State, Weighted, shares
+from common.errors import NonFiniteError, SpecError
+from common.factors import LARGEST_NORM, Factor, norm
+from common.methods.base import State, Weighted, as_matrix, shares
 from common.routes import Payload, Route
 
 Slope = Callable[[Tensor], Tensor]
@@ -56,9 +57,11 @@ def chain(model: nn.Module) -> list[Link]:
             raise _misfit(name, module, "does not fit here")
     if not links or slope is not None:
         raise SpecError("method.name", "edad needs a model that ends in a linear layer")
-    weights = [id(link.layer.weight) for link in links]
-    if len(set(weights)) < len(weights):
-        raise SpecError("method.name", "edad cannot follow a layer that is used more than once")
+    held = Counter(parameter for link in links for parameter in link.layer.parameters())
+    for name, parameter in model.named_parameters():
+        if held[parameter] != 1:
+            problem = "stands in more than one layer" if held[parameter] else "is in no layer"
+            raise SpecError("method.name", f"edad does not fit this model: {name} {problem}")
     return links
 
 
@@ -106,14 +109,18 @@ class EdadMethod:
         """Concatenate; the weights are in the deltas."""
         parts = shares(contributions)
         payloads = [contribution.payload for contribution in contributions]
-        activations = [torch.cat([_matrix(value) for value in values]) for values in zip(*payloads, strict=True)]
-        scaled = [_matrix(payload[-1]) * part for payload, part in zip(payloads, parts, strict=True)]
-        return (*activations[:-1], torch.cat(scaled)), state
+        activations = [torch.cat([as_matrix(value) for value in values]) for values in zip(*payloads, strict=True)]
+        scaled = [as_matrix(payload[-1]) * part for payload, part in zip(payloads, parts, strict=True)]
+        update = (*activations[:-1], torch.cat(scaled))
+        for route, value in zip(self._routes, self.gradients([update]), strict=True):
+            if not norm(value) < LARGEST_NORM:  # each number may be finite, and their product not
+                raise NonFiniteError(f"the pooled gradient of {route.name}")
+        return update, state
 
     def gradients(self, updates: Sequence[Payload]) -> Payload:
         """Propagate the last deltas through the weights as they stand: Δ ← (Δ W) ⊙ φ′."""
         dtype = self._links[0].layer.weight.dtype  # of the model; the wire's may be another
-        *activations, delta = (_matrix(value).to(dtype) for value in updates[0])
+        *activations, delta = (as_matrix(value).to(dtype) for value in updates[0])
         values: list[Factor] = []
         for link, route, activation in zip(
             reversed(self._links), reversed(self._routes), reversed(activations), strict=True
@@ -123,8 +130,3 @@ class EdadMethod:
             if link.slope is not None:
                 delta = (delta @ link.layer.weight.detach()) * link.slope(activation)
         return tuple(values)
-
-
-def _matrix(value: Factor | Tensor) -> Tensor:
-    assert isinstance(value, Tensor)
-    return value

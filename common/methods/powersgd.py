@@ -9,18 +9,18 @@ from torch import Tensor
 
 from common.errors import NonFiniteError
 from common.factors import Factor
-from common.methods.base import State, Weighted, pooled
-from common.reduction.feedback import minus_matrix_, plus_matrix
+from common.methods.base import State, Weighted, as_matrix, pooled, received
+from common.reduction.feedback import minus_matrix, plus_matrix
 from common.routes import Payload, Route
 from common.seeds import derive
 from common.spec import PowerSgd
-from common.wire import finite
+from common.wire import finite, is_lossless
 
 
 class PowerSgdMethod:
     """Two exchanges, one orthonormalisation that all share, warm start, error feedback.
 
-    A site's residual is what it meant minus what all apply, so that it holds every rounding on the way as well.
+    A site's residual is what it meant less its own part of what all apply.
 
     Source: Vogels, Karimireddy and Jaggi 2019 (arXiv 1905.13727), Algorithms 1 and 2.
     """
@@ -41,14 +41,17 @@ class PowerSgdMethod:
         dtype = meant[0].dtype  # of the model; the wire's may be another
         updates = [_in((yield tuple(products)), dtype)]
         if reduced:
-            updates.append(_in((yield tuple(_matrix(updates[0][i]) @ meant[i] for i in self._reduced)), dtype))
+            updates.append(_in((yield tuple(as_matrix(updates[0][i]) @ meant[i] for i in self._reduced)), dtype))
         if not self._spec.feedback or share == 0:
             return State(state.residuals, self._bases(updates))
-        applied = self.gradients(updates)
-        residuals = {
-            route.name: minus_matrix_(matrix, value, share)
-            for route, matrix, value in zip(self._routes, meant, applied, strict=True)
-        }
+        residuals = {}
+        for index, (route, matrix) in enumerate(zip(self._routes, meant, strict=True)):
+            if index in self._reduced:
+                left = as_matrix(updates[0][index])
+                own = received(left @ matrix, self._spec.wire)
+                residuals[route.name] = minus_matrix(matrix, Factor(left, as_matrix(own)), share)
+            elif not is_lossless(self._spec.wire, dtype):
+                residuals[route.name] = minus_matrix(matrix, received(matrix, self._spec.wire), share)
         return State(residuals, self._bases(updates))
 
     def aggregate(
@@ -58,20 +61,20 @@ class PowerSgdMethod:
         update = list(pooled(contributions))
         if phase == 0:
             for index in self._reduced:
-                update[index] = torch.linalg.qr(_matrix(update[index]).T)[0].T.contiguous()
+                update[index] = torch.linalg.qr(as_matrix(update[index]).T)[0].T.contiguous()
         return tuple(update), state
 
     def gradients(self, updates: Sequence[Payload]) -> Payload:
         """Return P̂ Qᵀ as factors, and what travelled dense."""
         values = list(updates[0])
         for at, index in enumerate(self._reduced):
-            values[index] = Factor(_matrix(updates[0][index]), _matrix(updates[1][at]))
+            values[index] = Factor(as_matrix(updates[0][index]), as_matrix(updates[1][at]))
         return tuple(values)
 
     def _meant(self, route: Route, gradient: Factor | Tensor, state: State, share: float) -> Tensor:
         """Return gradient plus residual; a site that is out of data has zeros, and keeps its residual."""
         residual = state.residuals.get(route.name) if share > 0 else None
-        meant = plus_matrix(gradient, None if residual is None else _matrix(residual), share)
+        meant = plus_matrix(gradient, None if residual is None else as_matrix(residual), share)
         if not finite(meant):
             raise NonFiniteError(f"the gradient of {route.name}")
         return meant
@@ -80,7 +83,7 @@ class PowerSgdMethod:
         if len(updates) == 1:
             return {}
         pairs = zip(self._reduced, updates[1], strict=True)
-        return {self._routes[index].name: _matrix(value) for index, value in pairs}
+        return {self._routes[index].name: as_matrix(value) for index, value in pairs}
 
     def _directions(self, route: Route, basis: Tensor | None, like: Tensor) -> Tensor:
         """Return Qᵀ [r, columns]: the last step's; where that found nothing, drawn ones: zero would stay zero."""
@@ -95,9 +98,4 @@ class PowerSgdMethod:
 
 
 def _in(payload: Payload, dtype: torch.dtype) -> Payload:
-    return tuple(_matrix(value).to(dtype) for value in payload)
-
-
-def _matrix(value: Factor | Tensor) -> Tensor:
-    assert isinstance(value, Tensor)
-    return value
+    return tuple(as_matrix(value).to(dtype) for value in payload)

@@ -18,7 +18,7 @@ from common.methods.base import State, Weighted, pooled, received
 from common.reduction.block import block
 from common.reduction.budget import share_out
 from common.reduction.exact import exact
-from common.reduction.feedback import leading_rows, minus_matrix_, minus_rows, plus_matrix, plus_rows
+from common.reduction.feedback import leading_rows, minus_matrix, minus_rows, plus_matrix, plus_rows
 from common.reduction.spi import spi
 from common.routes import Payload, Route
 from common.seeds import derive
@@ -81,7 +81,7 @@ class RankDadMethod:
             matrix = self._meant(route, value, residuals.get(route.name), share) if feedback else value
             rows.append(_rows_to_keep(route, matrix, value) if feedback else 0)
             meant.append(matrix)
-            found.append(self._reduced(route, matrix, rows[-1], state, derive(seed, route.name), up=up))
+            found.append(self._components(route, matrix, rows[-1], state, derive(seed, route.name), up=up))
         sent = self._within_budget(found, up=up)
         if not feedback:
             return sent, {}
@@ -97,13 +97,12 @@ class RankDadMethod:
         """Return gradient plus residual: rows where the residual is kept as rows, else a new matrix."""
         if route.up is None and self._lossless(value):
             return value
-        if route.residual is not None and isinstance(value, Factor):
-            assert not isinstance(residual, Tensor)
+        if route.residual is not None and isinstance(value, Factor) and not isinstance(residual, Tensor):
             return plus_rows(value, residual, share)
-        assert not isinstance(residual, Factor)
-        return plus_matrix(value, residual, share)
+        # A layer that capture could not follow in this step, or once before, goes on as a matrix.
+        return plus_matrix(value, residual.gradient() if isinstance(residual, Factor) else residual, share)
 
-    def _reduced(
+    def _components(
         self, route: Route, matrix: Factor | Tensor, kept: int, state: State, seed: int, *, up: bool
     ) -> Factor | Tensor:
         """Reduce a matrix to the rows that are sent, and behind them as many as are to be kept."""
@@ -115,28 +114,29 @@ class RankDadMethod:
             # What was kept the last time stands first, what the batch has brought last.
             basis = torch.cat([basis, matrix.activation[:kept], matrix.activation[-OVERSAMPLING:]])
         try:
-            if not kept:
-                return self._by_reducer(matrix, limit, basis, seed)
-            return block(matrix, limit + kept, basis=basis, seed=seed, iterations=WARM_ITERATIONS)
+            return self._reduced(matrix, limit + kept, basis, seed, tolerance=0.0 if kept else self._spec.tolerance)
         except ValueError:
             raise NonFiniteError(f"the gradient of {route.name}") from None
 
-    def _by_reducer(self, matrix: Factor | Tensor, rank: int, basis: Tensor | None, seed: int) -> Factor:
+    def _reduced(
+        self, matrix: Factor | Tensor, rank: int, basis: Tensor | None, seed: int, *, tolerance: float
+    ) -> Factor:
+        """Reduce a matrix by the spec's reducer."""
         spec = self._spec
-        if spec.reducer == "exact" or (spec.reducer == "auto" and _is_small(matrix, rank)):
-            return exact(matrix, rank, tolerance=spec.tolerance)
+        if spec.reducer == "exact" or (spec.reducer == "auto" and is_small(matrix, rank)):
+            return exact(matrix, rank, tolerance=tolerance)
         if spec.reducer == "spi":
-            return spi(matrix, rank, tolerance=spec.tolerance, seed=seed, iterations=spec.iterations)
+            return spi(matrix, rank, tolerance=tolerance, seed=seed, iterations=spec.iterations)
         warm = LAST_CHANCE_ITERATIONS if spec.feedback == "none" else WARM_ITERATIONS
         iterations = COLD_ITERATIONS if basis is None or not len(basis) else warm
-        return block(matrix, rank, basis=basis, tolerance=spec.tolerance, seed=seed, iterations=iterations)
+        options = {"seed": seed, "iterations": iterations, "oversampling": OVERSAMPLING}
+        return block(matrix, rank, basis=basis, tolerance=tolerance, **options)
 
     def _within_budget(self, found: Sequence[Factor | Tensor], *, up: bool) -> Payload:
-        """Cut every factor to the rows that may travel."""
-        limits = [route.up if up else route.down for route in self._routes]
+        """Cut every factor to the rows that may travel: within rank, tolerance and budget."""
         sent = [
-            value.leading(limit) if isinstance(value, Factor) and limit is not None else value
-            for value, limit in zip(found, limits, strict=True)
+            value.leading(self._rows_to_send(route, value, up=up)) if isinstance(value, Factor) else value
+            for route, value in zip(self._routes, found, strict=True)
         ]
         if self._spec.budget is None:
             return tuple(sent)
@@ -153,16 +153,24 @@ class RankDadMethod:
             for value, count in zip(sent, counts, strict=True)
         )
 
+    def _rows_to_send(self, route: Route, found: Factor, *, up: bool) -> int:
+        limit = route.up if up else route.down
+        assert limit is not None
+        if found.rows <= limit or not self._spec.tolerance:
+            return min(found.rows, limit)
+        sizes = torch.linalg.vector_norm(found.delta[:limit], dim=1)  # the singular values, those to keep among them
+        return int((sizes > self._spec.tolerance * sizes[0]).sum())
+
     def _residual(
         self, meant: Factor | Tensor, found: Factor | Tensor | None, sent: Factor | Tensor, share: float
     ) -> Factor | Tensor:
-        """Return what was meant minus what the other end decodes, as it will be applied; a matrix is overwritten.
+        """Return what was meant minus what the other end decodes, as it will be applied.
 
         Where its leading components were `found` for it, they stand for all that was meant.
         """
         decoded = sent if self._lossless(sent) else received(sent, self._spec.wire)
         if isinstance(meant, Tensor):
-            return minus_matrix_(meant, decoded, share)
+            return minus_matrix(meant, decoded, share)
         assert isinstance(sent, Factor)
         assert isinstance(decoded, Factor)
         if isinstance(found, Factor):
@@ -181,7 +189,7 @@ def _rows_to_keep(route: Route, matrix: Factor | Tensor, gradient: Factor | Tens
     return route.residual if matrix.rows > most else 0
 
 
-def _is_small(matrix: Factor | Tensor, rank: int) -> bool:
+def is_small(matrix: Factor | Tensor, rank: int) -> bool:
     """Tell whether an iteration is no cheaper than a decomposition."""
     if isinstance(matrix, Factor):
         return matrix.rows <= 2 * rank

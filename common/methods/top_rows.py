@@ -23,5 +23,5 @@ class TopRowsMethod(DadMethod):
 
     def step(self, gradients: Payload, share: float, state: State, seed: int) -> Generator[Payload, Payload, State]:
         """Send the first rows."""
-        yield tuple(value.leading(self._rows) if isinstance(value, Factor) else value for value in gradients)
-        return state
+        first = tuple(value.leading(self._rows) if isinstance(value, Factor) else value for value in gradients)
+        return (yield from super().step(first, share, state, seed))

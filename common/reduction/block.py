@@ -8,7 +8,7 @@ from torch import Tensor
 from common.factors import Factor
 from common.reduction.operators import (
     Matrix,
-    leading,
+    decomposed,
     left,
     negligible,
     normalised,
@@ -58,18 +58,22 @@ def block(
         raise ValueError(f"rank: got {rank}, expected at least 1")
     matrix, scale = factor, 1.0
     width = min(rank + oversampling, *matrix.shape)
-    images = right(matrix, _start(matrix, width, basis, seed))
-    if not SAFE[0] < float(images.abs().max()) < SAFE[1]:  # so NaN shows, too
+    y, x = _iterate(matrix, _start(matrix, width, basis, seed), iterations)
+    if not SAFE[0] < float(x.abs().max()) < SAFE[1]:  # so NaN shows, too
         matrix, scale = normalised(factor)
         if scale == 0:
             return nothing(matrix)
-        images = right(matrix, _start(matrix, width, basis, seed))
-    for left_over in reversed(range(iterations)):
-        y = orthonormal(images)
-        x = left(matrix, y)
-        images = right(matrix, orthonormal(x)) if left_over else images
-    rotation, sigma, directions = leading(x, rank, max(tolerance, negligible(matrix)))
+        y, x = _iterate(matrix, _start(matrix, width, basis, seed), iterations)
+    rotation, sigma, directions = decomposed(x, rank, max(tolerance, negligible(matrix)))
     return Factor((rotation @ y) * (sigma * scale), directions)
+
+
+def _iterate(matrix: Matrix, x: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+    """Return y with orthonormal rows [k, out], and Gᵀ y as rows [k, in]."""
+    for iteration in range(iterations):
+        y = orthonormal(right(matrix, orthonormal(x) if iteration else x))
+        x = left(matrix, y)
+    return y, x
 
 
 def _start(matrix: Matrix, width: int, basis: Tensor | None, seed: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from common.factors import Factor
-from common.reduction.operators import Matrix, leading, negligible, normalised, nothing
+from common.reduction.operators import Matrix, decomposed, negligible, normalised, nothing
 
 
 def exact(factor: Matrix, rank: int, *, tolerance: float = 0.0) -> Factor:
@@ -36,11 +36,11 @@ def exact(factor: Matrix, rank: int, *, tolerance: float = 0.0) -> Factor:
     if isinstance(matrix, Factor) and matrix.rows < min(matrix.shape):
         q_out, r_out = torch.linalg.qr(matrix.delta.T)
         q_in, r_in = torch.linalg.qr(matrix.activation.T)
-        rotation, sigma, directions = leading(r_out.double() @ r_in.double().T, rank, floor)
+        rotation, sigma, directions = decomposed(r_out.double() @ r_in.double().T, rank, floor)
         return Factor((rotation * sigma * scale).to(q_out) @ q_out.T, directions.to(q_in) @ q_in.T)
     dense = matrix.gradient() if isinstance(matrix, Factor) else matrix
     if dense.shape[0] <= dense.shape[1]:
-        rotation, sigma, directions = leading(dense, rank, floor)
+        rotation, sigma, directions = decomposed(dense, rank, floor)
         return Factor(rotation * (sigma * scale), directions)
-    rotation, sigma, directions = leading(dense.T, rank, floor)
+    rotation, sigma, directions = decomposed(dense.T, rank, floor)
     return Factor(directions * (sigma * scale), rotation)

@@ -34,11 +34,11 @@ def plus_rows(gradient: Factor, residual: Factor | None, share: float) -> Factor
     return rows
 
 
-def minus_matrix_(meant: Tensor, decoded: Matrix, share: float) -> Tensor:
-    """Return share · (meant − decoded), the new residual; `meant` is overwritten."""
+def minus_matrix(meant: Tensor, decoded: Matrix, share: float) -> Tensor:
+    """Return share · (meant − decoded), the new residual."""
     if isinstance(decoded, Factor):
-        return meant.addmm_(decoded.delta.T, decoded.activation, beta=share, alpha=-share)
-    return meant.sub_(decoded).mul_(share)
+        return torch.addmm(meant, decoded.delta.T, decoded.activation, beta=share, alpha=-share)
+    return (meant - decoded) * share
 
 
 def minus_rows(meant: Factor, decoded: Factor, share: float) -> Factor:

@@ -41,7 +41,7 @@ def orthonormal(rows: Tensor) -> Tensor:
     return columns.T
 
 
-def leading(rows: Tensor, rank: int, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
+def decomposed(rows: Tensor, rank: int, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
     """Decompose few long rows [k, ·] into their leading singular components, no more than `rank` of them.
 
     For rows in float32 the Gram matrix in float64 does: it resolves singular values of 1e-8 of the largest.

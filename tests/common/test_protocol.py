@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import NonFiniteError, ProtocolError
+from common.errors import NonFiniteError, ProtocolError, RankdadError
 from common.factors import Factor
 from common.messages import Evaluation, Failure, Goodbye, Kind, Message, Step
 from common.metrics import BINS
@@ -83,6 +83,8 @@ METHODS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method["name"])
 def test_a_body_has_the_size_that_the_plan_predicts_in_every_exchange(method: dict[str, Any], wire: str) -> None:
     """Exactly, whatever the round, with all rows; fewer rows are fewer bytes; the header is 64 bytes at most."""
+    if (method["name"], wire) == ("edad", "int8"):
+        pytest.skip("edad refuses int8")
     plan = plan_of(method=method | {"wire": wire})
     assert len(plan.exchanges) == (2 if method["name"] == "powersgd" else 1)
     for phase in range(len(plan.exchanges)):
@@ -121,7 +123,7 @@ def _tensors(value: Factor | torch.Tensor) -> tuple[torch.Tensor, ...]:
 def test_a_number_too_large_for_the_wire_is_not_sent_as_infinity() -> None:
     plan = plan_of(method={"name": "dsgd", "wire": "float16"})
     payload = tuple(torch.full(route.matrix, 1e5) for route in plan.routes)
-    with pytest.raises(NonFiniteError, match="too large for the wire"):
+    with pytest.raises(RankdadError, match=r"the gradient of 1\.weight is too large for float16"):
         pack(Message(Kind.STEP, 0, Step(1.0, 0.0, 0.0, payload)), plan, up=True)
 
 
@@ -167,6 +169,7 @@ EVALUATION = Evaluation(split="test", epoch=0, samples=3, loss=1.0, correct=2, s
         (changed(GOOD, m=struct.pack("<3d", -1, 0, 0)), "m: got weight -1"),
         (changed(GOOD, m=struct.pack("<3d", 1, float("nan"), 0)), "m: got loss nan"),
         (changed(GOOD, m=struct.pack("<3d", 1, 0, float("inf"))), "m: got norm inf"),
+        (changed(GOOD, m=struct.pack("<3d", 1, 1e308, 0)), r"m: got loss 1e\+308"),
         (changed(GOOD, n=b""), "n: got 0 bytes"),
         (changed(GOOD, n=b"\xff" * 4 * 2), "rows for"),
         (changed(GOOD, b=BUFFER[:-4]), "b: got"),

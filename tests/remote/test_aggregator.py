@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from common.errors import ProtocolError, RunFailedError
-from common.messages import Failure, Hello, Kind, Message
+from common.factors import Factor
+from common.messages import Failure, Hello, Kind, Message, Step
 from common.protocol import pack, unpack
 from common.replica import Replica
 from remote.aggregator import Aggregator
@@ -82,3 +85,33 @@ def test_an_unknown_site_is_refused_before_its_body_is_read(aggregator: Aggregat
     with pytest.raises(ProtocolError) as error:
         aggregator.receive("../x", b"\xc1")
     assert error.value.status == 404
+
+
+@pytest.mark.parametrize("method", [{"name": "rank-dad", "rank": 2}, {"name": "dad"}, {"name": "edad"}])
+@pytest.mark.parametrize("sizes", [(3e38, 1e-38), (3e38, 3e38), (1e30, 1e30), (1e-38, 1e-38)])
+def test_numbers_at_the_edge_of_float32_neither_crash_nor_poison(
+    tmp_path: Path, method: dict[str, Any], sizes: tuple[float, float]
+) -> None:
+    """The run fails by name, or goes on with finite weights."""
+    spec = run_spec(method=method, model={"name": "mlp", "hidden": [64, 64]})
+    replica = Replica(spec)
+    made = Aggregator(spec, replica, tmp_path / "run", time.perf_counter)
+    made.barrier.round = 1
+    generator = torch.Generator().manual_seed(0)
+    with contextlib.closing(made), contextlib.suppress(RunFailedError):
+        for round_ in (1, 2):
+            effects: list[Any] = []
+            for site in SITES:
+                arrays = []
+                for slot in made.plan.layout(0, up=True).slots:
+                    own = [torch.randn(slot.rows, w, generator=generator).sign() for w in slot.widths]
+                    scaled = [array * size for array, size in zip(own, sizes, strict=False)]
+                    arrays.append(Factor(*scaled) if len(scaled) == 2 else scaled[0])
+                body = pack(Message(Kind.STEP, round_, Step(8.0, 1.0, 1.0, tuple(arrays))), made.plan, up=True)
+                effects = made.receive(site, body)
+            (ready,) = effects
+            update = made.aggregate(ready)
+            made.complete(ready, update)
+            unpack(update.packed, made.plan, up=False)
+            made.follow(ready, update, 0.0)
+            assert all(bool(torch.isfinite(weight).all()) for weight in replica.weights().values())

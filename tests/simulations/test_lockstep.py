@@ -245,3 +245,59 @@ def test_bytes_never_exceed_the_plan(tmp_path: Path, site_data: Data) -> None:
         for row in rows_of(directory / "steps.csv"):
             assert int(row["bytes_up"]) <= 3 * step_bytes(plan, up=True)
             assert int(row["bytes_down"]) <= 3 * step_bytes(plan, up=False)
+
+
+class Now(nn.Module):
+    """A layer that is used by its module, then outside it, then without its bias; another that begins as zeros."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.calls = kind, 0
+        self.first, self.middle, self.last = nn.Linear(6, 48), nn.Linear(48, 48), nn.Linear(48, 3)
+        if kind == "zeros":
+            nn.init.zeros_(self.last.weight)
+        if kind == "channels last":
+            self.conv = nn.Conv2d(2, 4, 2)
+            self.conv.weight.data = self.conv.weight.data.to(memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        if self.kind == "channels last":
+            x = torch.cat([x, self.conv(x.reshape(-1, 2, 3, 1).expand(-1, 2, 3, 2)).flatten(1)], dim=1)[:, :6]
+        x = torch.relu(self.first(x))
+        outside = {"outside": self.calls > 2, "zeros": True}.get(self.kind, False)
+        x = x + nn.functional.linear(x, self.middle.weight) if outside else x + self.middle(x)
+        if self.kind == "zeros":
+            x = x + self.middle(x)
+        logits: Tensor = self.last(torch.relu(x))
+        return logits
+
+
+def now(kind: str) -> nn.Module:
+    return Now(kind)
+
+
+@pytest.mark.parametrize("kind", ["outside", "zeros", "channels last"])
+def test_odd_models_train_as_with_full_gradients(tmp_path: Path, site_data: Data, kind: str) -> None:
+    """At full rank, with plain gradient descent: the same weights as dsgd's, whatever capture could follow."""
+    factory = "tests.simulations.test_lockstep:now"
+    weights = []
+    methods: list[dict[str, Any]] = [{"name": "dsgd"}, {"name": "rank-dad", "rank": 24}]
+    for method in methods:
+        spec = run_spec(
+            model={"name": "factory", "factory": factory, "arguments": {"kind": kind}},
+            method=method | {"wire": "float64"},
+            training={"dtype": "float64", "optimizer": {"name": "sgd", "lr": 0.05}},
+        )
+        results = run(spec, site_data(spec), tmp_path / method["name"], allowed_factories=[factory])
+        weights.append(final_weights(results))
+    for name, value in weights[0].items():
+        assert torch.allclose(weights[1][name], value, rtol=0, atol=1e-8), name
+
+
+def test_dad_says_that_no_factor_covers_a_weight(tmp_path: Path, site_data: Data) -> None:
+    factory = "tests.simulations.test_lockstep:now"
+    model = {"name": "factory", "factory": factory, "arguments": {"kind": "outside"}}
+    spec = run_spec(model=model, method={"name": "dad"})
+    with pytest.raises(RunFailedError, match=r"middle\.weight outside its layer in this step"):
+        run(spec, site_data(spec), tmp_path / "run", allowed_factories=[factory])
