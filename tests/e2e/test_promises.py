@@ -34,6 +34,27 @@ def test_digits_four_sites_three_seeds() -> None:
     assert again["weights_sha256"] == rows[1]["weights_sha256"]
 
 
+def test_one_row_a_layer_trains_as_well_as_powersgd_and_int8_as_well_as_float32() -> None:
+    """Final training loss, mean over three seeds; whole bodies, biases trained and counted."""
+    methods = [
+        '{"name": "dsgd"}',
+        '{"name": "powersgd", "rank": 1}',
+        '{"name": "rank-dad", "rank": 1}',
+        '{"name": "rank-dad", "rank": 1, "wire": "int8"}',
+        '{"name": "rank-dad", "rank": 7, "wire": "int8"}',
+    ]
+    rows = bench_methods(SPECS / "digits-256.json", [], None, [0, 1, 2], methods, lockstep=True)
+    assert {row["steps"] for row in rows} == {440}
+    dsgd, powersgd, one, one_int8, seven_int8 = (
+        sum(row["train_loss"] for row in rows[at :: len(methods)]) / 3 for at in range(len(methods))
+    )
+    assert one <= powersgd
+    assert one_int8 <= 1.1 * one
+    assert seven_int8 <= 1.3 * dsgd
+    assert bytes_of(rows[0]) / bytes_of(rows[2]) >= 70
+    assert bytes_of(rows[0]) / bytes_of(rows[3]) >= 250
+
+
 @pytest.mark.shared_data
 def test_mnist_two_epochs() -> None:
     data = SHARED / "mnist.npz"
