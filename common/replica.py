@@ -58,6 +58,27 @@ class Replica:
         """Return a copy of all weights and buffers on the CPU."""
         return {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
 
+    def state(self) -> dict[str, Tensor]:
+        """Return copies of weights, buffers and the optimizer's moments by name, on the CPU: all but the step."""
+        tensors = {f"weights/{name}": value for name, value in self.model.state_dict().items()}
+        for name, parameter in self._trained.items():
+            moments = self._optimizer.state.get(parameter, {})
+            tensors |= {f"{key}/{name}": value for key, value in moments.items() if isinstance(value, Tensor)}
+        return {name: value.detach().cpu().clone() for name, value in tensors.items()}
+
+    def load_state(self, tensors: Mapping[str, Tensor], step: int) -> None:
+        """Go back to a state that `state` has returned, after so many steps."""
+        self.step = step
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            key, _, parameter = name.partition("/")
+            parts.setdefault(key, {})[parameter] = value
+        self.model.load_state_dict(parts.pop("weights"))
+        for key, moments in parts.items():
+            for name, value in moments.items():
+                owner = self._trained[name]
+                self._optimizer.state[owner][key] = value.to(owner.device)
+
     def digest(self) -> str:
         """Return the sha256 of all weights and buffers."""
         return weights_sha256(self.model.state_dict())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import closing
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from common.plan import make_plan
 from common.protocol import step_bytes
 from common.replica import Replica
 from common.spec import RunSpec
+from local.checkpoint import EVERY, load_checkpoint, save_checkpoint
 from local.config import SiteConfig
 from local.data import read_site
 from local.drivers.http import AggregatorClient, drive
@@ -35,12 +37,17 @@ def run_site(config: SiteConfig) -> Result:
     except OSError as error:
         raise UserError(f"output: {output} cannot be made: {error.strerror}") from None
     with AggregatorClient(config.aggregator, config.name, config.patience, say) as client:
-        spec = _spec(config, client.run())
+        offered = client.run()
+        spec = _spec(config, offered)
         torch.set_num_threads(spec.training.threads)
         index = spec.federation.sites.index(config.name)
         data = read_site(spec, Path(config.data), index).to(config.device)
         replica = Replica(spec, config.allow_factories, config.device)
         plan = make_plan(spec, replica.model)
+        checkpoints = output / "checkpoints" / str(offered.get("id"))
+        state = load_checkpoint(checkpoints, plan, replica, config.name) or TrainingState(config.name)
+        if state.round:
+            say(f"{config.name}: goes on from its checkpoint of step {replica.step}, round {state.round}")
         for warning in plan.warnings:
             say(f"warning: {warning}")
         say(
@@ -48,9 +55,16 @@ def run_site(config: SiteConfig) -> Result:
             f"{len(data.test)} to test"
         )
         with closing(Timings(output / "timings.csv")) as timings:
-            training = train(spec, plan, data, replica, TrainingState(config.name), timings.lap)
+            resumed = replica.step
+
+            def between_steps() -> None:
+                if replica.step % EVERY == 0 and replica.step > resumed:
+                    save_checkpoint(checkpoints, plan, replica, state)
+
+            training = train(spec, plan, data, replica, state, timings.lap, between_steps)
             result = drive(training, client, plan, config.name, device=config.device, lap=timings.lap)
     save_model(output / "model", spec, result.best, result.final)
+    shutil.rmtree(checkpoints, ignore_errors=True)
     say(f"{config.name}: done after {result.epochs} epochs; the model is in {output / 'model'}")
     return result
 

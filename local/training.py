@@ -64,6 +64,7 @@ class TrainingState:
         best_epoch: when that was.
         best_weights: the weights of that epoch.
         stale: epochs since then.
+        roster: training samples of every site; empty before hello.
     """
 
     site: str
@@ -75,6 +76,7 @@ class TrainingState:
     best_epoch: int = 0
     best_weights: dict[str, Tensor] = field(default_factory=dict)
     stale: int = 0
+    roster: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,8 +107,9 @@ def train(
     replica: Replica,
     state: TrainingState,
     lap: Lap = lambda name: None,
+    between_steps: Callable[[], None] = lambda: None,
 ) -> Generator[Message, Message, Result]:
-    """Train a site's replica.
+    """Train a site's replica, from hello or from wherever its state stands.
 
     Args:
         spec: the run.
@@ -115,6 +118,7 @@ def train(
         replica: changed in place.
         state: changed in place.
         lap: told the name of each stretch of work when it ends, for timings.
+        between_steps: called before every step: replica and state are then all that is needed to go on.
 
     Yields:
         contributions; is sent the update of the same round.
@@ -129,22 +133,32 @@ def train(
 
     Source: arXiv 2102.09631, Algorithm 1 (a site's part).
     """
-    return (yield from _Trainer(spec, plan, data, replica, state, lap).run())
+    return (yield from _Trainer(spec, plan, data, replica, state, lap, between_steps).run())
 
 
 class _Trainer:
     def __init__(
-        self, spec: RunSpec, plan: Plan, data: SiteData, replica: Replica, state: TrainingState, lap: Lap
+        self,
+        spec: RunSpec,
+        plan: Plan,
+        data: SiteData,
+        replica: Replica,
+        state: TrainingState,
+        lap: Lap,
+        between_steps: Callable[[], None],
     ) -> None:
         self.spec, self.plan, self.data, self.replica, self.state, self.lap = spec, plan, data, replica, state, lap
+        self.between_steps = between_steps
         self.index = plan.sites.index(state.site)
         self.method = method_for(spec, plan.routes, replica.model)
         self.weights: list[int] = []  # of every step in an epoch, all sites together
 
     def run(self) -> Generator[Message, Message, Result]:
         state, replica = self.state, self.replica
-        roster = yield from self._exchange(Kind.HELLO, self._hello(), Roster)
-        sizes = [batch_sizes(samples, self.spec.training.step_size) for samples in roster.train]
+        if not state.roster:
+            roster = yield from self._exchange(Kind.HELLO, self._hello(), Roster)
+            state.roster = tuple(roster.train)
+        sizes = [batch_sizes(samples, self.spec.training.step_size) for samples in state.roster]
         self.weights = [sum(column) for column in zip_longest(*sizes, fillvalue=0)]
         replica.steps_per_epoch = len(self.weights)
         stop = False
@@ -175,6 +189,7 @@ class _Trainer:
         order = torch.randperm(len(self.data.train), generator=generator)
         batches = order.split(batch_sizes(len(order), self.spec.training.step_size))
         while self.state.step < self.replica.steps_per_epoch:
+            self.between_steps()
             rows = batches[self.state.step] if self.state.step < len(batches) else order[:0]
             yield from self._step(self.data.train.take(rows.to(self.data.train.labels.device)))
             self.state.step += 1

@@ -5,6 +5,7 @@ The replica follows the updates as every site does; so the model is saved here t
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ from pathlib import Path
 from torch import Tensor
 
 from common.artifacts import save_model
-from common.errors import REASON_CHARACTERS, ProtocolError, RankdadError, RunFailedError
+from common.errors import REASON_CHARACTERS, ProtocolError, RankdadError, RunFailedError, UserError
+from common.ledger import NOBODY, Durability, Entry, Ledger, Record
 from common.messages import Body, Buffers, Decision, Failure, Farewell, Kind, Message, Roster, Step
 from common.methods import State, method_for
 from common.plan import make_plan
@@ -22,8 +24,10 @@ from common.routes import Payload, scatter
 from common.spec import RunSpec
 from common.wire import is_lossless
 from remote.aggregation import aggregate
-from remote.recorder import Recorder
-from remote.rounds import Barrier, Effect, Phase, Ready
+from remote.recorder import Recorder, new_directory
+from remote.rounds import Answer, Barrier, Effect, Phase, Ready
+
+LEDGER = "ledger"  # of a run's directory
 
 
 @dataclass(frozen=True)
@@ -45,14 +49,36 @@ class Aggregator:
         replica: with the initial weights.
         directory: of the run.
         clock: seconds.
+        durability: against what everything is written to the directory's ledger before anybody is answered; None keeps
+            no ledger. A directory that holds one already goes on from it: call `resume` first.
+
+    Raises:
+        UserError: the directory holds another run, or one without a ledger.
 
     Source: arXiv 2102.09631, Algorithm 1 (the aggregator's part).
     """
 
-    def __init__(self, spec: RunSpec, replica: Replica, directory: Path, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        replica: Replica,
+        directory: Path,
+        clock: Callable[[], float],
+        *,
+        durability: Durability | None = None,
+    ) -> None:
         self.spec = spec
         self.plan = make_plan(spec, replica.model)
-        self.recorder = Recorder(directory, spec, self.plan)
+        self.run_id = secrets.token_hex(8)
+        self._ledger: Ledger | None = None
+        resumes = durability is not None and (directory / LEDGER).exists()
+        if not resumes:
+            new_directory(directory)
+        if durability is not None:
+            sync = durability is Durability.POWER
+            self._ledger = Ledger(directory / LEDGER, self.plan.sha256(), self.run_id, sync=sync)
+            self.run_id = self._ledger.run_id
+        self.recorder = Recorder(directory, spec, self.plan, again=resumes)
         self.barrier = Barrier(self.plan.sites, clock())
         self._method = method_for(spec, self.plan.routes, replica.model)
         self._replica = replica
@@ -69,6 +95,10 @@ class Aggregator:
         """Whether the run is over, well or not."""
         return self.barrier.phase is Phase.ENDED
 
+    def is_last_word(self, answer: bytes) -> bool:
+        """Tell whether an answer is the one that ends the run."""
+        return self.ended and answer == self.barrier.stored
+
     def receive(self, site: str, body: bytes) -> list[Effect]:
         """Check a contribution and put it in its round.
 
@@ -80,10 +110,44 @@ class Aggregator:
         message = unpack(body, self.plan, up=True)
         if isinstance(message.body, Failure) and not self.ended:
             return self.fail(site, message.body.reason)
+        stored = self._ledger.update(message.round) if self._ledger else None
+        if stored is not None:  # a site that has gone back to its checkpoint
+            return [Answer((site,), stored)]
         current = message.round == self.barrier.round and not self.ended
         if current and message.phase != (self._phase if isinstance(message.body, Step) else 0):
             raise ProtocolError(409, f"p: got phase {message.phase}, but the run is in phase {self._phase} of a step")
-        return self.barrier.receive(site, body, message, self._clock())
+        known = self.barrier.holds(site)
+        effects = self.barrier.receive(site, body, message, self._clock())
+        if self._ledger and not known and self.barrier.holds(site):
+            self._ledger.append(Record(Entry.CONTRIBUTION, message.round, self.plan.sites.index(site), body))
+        return effects
+
+    def resume(self) -> list[Effect]:
+        """Go through the ledger up to where it ends, and return what is left to do.
+
+        Raises:
+            UserError: an update does not come out as it was recorded.
+        """
+        assert self._ledger is not None
+        effects: list[Effect] = []
+        for record in self._ledger.records():
+            if record.entry is Entry.CONTRIBUTION:
+                site = self.plan.sites[record.site]
+                message = unpack(record.body, self.plan, up=True)
+                effects = self.barrier.receive(site, record.body, message, self._clock())
+                continue
+            (ready,) = effects
+            assert isinstance(ready, Ready)
+            update = self.aggregate(ready)
+            if update.packed != record.body:
+                raise UserError(
+                    f"{self._ledger.path}: the update of round {record.round} comes out differently here than it was "
+                    "recorded: other hardware, or other versions? Go on where the run began"
+                )
+            self._open_next(ready, update)
+            self.follow(ready, update, 0.0)
+            effects = []
+        return effects
 
     def aggregate(self, ready: Ready) -> Update:
         """Return the update of a round.
@@ -105,6 +169,11 @@ class Aggregator:
 
     def complete(self, ready: Ready, update: Update) -> list[Effect]:
         """Answer a round and open the next."""
+        if self._ledger:
+            self._ledger.append(Record(Entry.UPDATE, ready.round, NOBODY, update.packed))
+        return self._open_next(ready, update)
+
+    def _open_next(self, ready: Ready, update: Update) -> list[Effect]:
         self._phase = (ready.phase + 1) % len(self.plan.exchanges) if isinstance(update.body, Step) else 0
         return self.barrier.complete(update.packed, self._clock(), last=ready.kind is Kind.GOODBYE)
 
@@ -147,4 +216,6 @@ class Aggregator:
     def close(self) -> None:
         """Save the model as it stands and the last summary."""
         self.recorder.finish(*self._outcome)
+        if self._ledger:
+            self._ledger.close()
         save_model(self.recorder.directory / "model", self.spec, self._best, self._replica.weights())

@@ -8,7 +8,6 @@ GET  /status          where the run stands and whom it waits for
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from time import perf_counter
 from typing import Any
 
@@ -18,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from common import __version__
-from common.errors import ProtocolError, RunFailedError, one_line
+from common.errors import ProtocolError, RunFailedError, UserError, one_line
 from common.protocol import body_limit
 from remote.aggregator import Aggregator
 from remote.rounds import Answer, Effect, Ready
@@ -42,6 +41,7 @@ class Server:
         self.error: BaseException | None = None
         self._limit = body_limit(aggregator.plan, up=True)
         self._told = asyncio.Event()  # everyone knows how the run ended
+        self._heard = asyncio.Event()  # a site has sent something
         self._untold = set(aggregator.plan.sites)
         self._waiting: dict[str, list[asyncio.Future[bytes]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -59,7 +59,9 @@ class Server:
         """Answer with the run's spec and digests."""
         plan = self.aggregator.plan
         spec = self.aggregator.spec.model_dump(mode="json")
-        return JSONResponse({"version": plan.version, "run": spec, "plan_sha256": plan.sha256()})
+        return JSONResponse(
+            {"version": plan.version, "run": spec, "plan_sha256": plan.sha256(), "id": self.aggregator.run_id}
+        )
 
     async def status(self) -> JSONResponse:
         """Answer with the run's progress."""
@@ -82,15 +84,16 @@ class Server:
         try:
             if site not in self.aggregator.plan.sites:
                 raise ProtocolError(404, "no such site in this run")
+            self._heard.set()
             body = await self._read(request)
             answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(site, []).append(answer)
             try:
-                self.carry_out(self.aggregator.receive(site, body))
-                response = Response(await answer, media_type=CONTENT_TYPE)
-                if self.aggregator.ended:
+                self.carry_out(self._receive(site, body))
+                said = await answer
+                if self.aggregator.is_last_word(said):
                     self.discount(site)
-                return response
+                return Response(said, media_type=CONTENT_TYPE)
             finally:
                 waiting = self._waiting[site]
                 waiting.remove(answer)
@@ -100,6 +103,14 @@ class Server:
             return JSONResponse({"error": str(error)}, status_code=error.status)
         except ClientDisconnect:
             return Response(status_code=400)
+
+    def _receive(self, site: str, body: bytes) -> list[Effect]:
+        """Give a contribution to the aggregator; a ledger that cannot be written ends the run, which can go on later."""
+        try:
+            return self.aggregator.receive(site, body)
+        except UserError as error:
+            self.error = error
+            return self.aggregator.fail("aggregator", str(error))
 
     async def _read(self, request: Request) -> bytes:
         """Read a body, counting its bytes as they come.
@@ -154,9 +165,18 @@ class Server:
             self._told.set()
 
     async def tell_all(self, seconds: float) -> None:
-        """Wait until every site has been answered with the end of the run: some may still be computing."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._told.wait(), seconds)
+        """Wait until every site has been answered with the end of the run, or none has been heard of for so long.
+
+        Some may still be computing, or go through the whole run again after a crash.
+        """
+        while not self._told.is_set():
+            self._heard.clear()
+            waits = [asyncio.ensure_future(event.wait()) for event in (self._told, self._heard)]
+            done, rest = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            for wait in rest:
+                wait.cancel()
+            if not done:
+                return
 
     async def close(self) -> None:
         """Let the work in hand end, and write down how the run ended."""

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from common.ledger import Durability
+
 
 def mount(app: typer.Typer) -> None:
     """Add this folder's command."""
@@ -24,6 +26,10 @@ def aggregator(
     allow_factory: Annotated[
         list[str] | None, typer.Option("--allow-factory", help="Permit a model factory 'package.module:function'.")
     ] = None,
+    ledger: Annotated[bool, typer.Option(help="Write down all that is decided, to go on after a crash.")] = True,
+    durability: Annotated[
+        Durability, typer.Option(help="Of the ledger: 'power' outlasts a power failure, and syncs every record.")
+    ] = Durability.PROCESS,
 ) -> None:
     """Collect, reduce and broadcast what the sites send, until the run has ended."""
     from common.documents import load_json, replace, validate
@@ -36,14 +42,16 @@ def aggregator(
         spec = validate(RunSpec, document, file=file)
     from rich.console import Console
 
+    from remote.aggregator import LEDGER
     from remote.process import run_aggregator
     from remote.recorder import new_directory
     from remote.server import listen
     from remote.view import show_result
 
-    new_directory(output)
+    if not (ledger and (output / LEDGER).exists()):
+        new_directory(output)
     listening = listen(host, port)
     address, bound = listening.getsockname()[:2]
     typer.echo(f"listening on http://{address}:{bound}; the run's directory is {output}")
-    run_aggregator(spec, output, listening, Console(), allow_factory or ())
+    run_aggregator(spec, output, listening, Console(), allow_factory or (), durability=durability if ledger else None)
     show_result(load_json(output / "summary.json"), output)

@@ -12,9 +12,10 @@ import torch
 from rich.console import Console
 
 from common.errors import RankdadError, RunFailedError
+from common.ledger import Durability
 from common.replica import Replica
 from common.spec import RunSpec
-from remote.aggregator import Aggregator
+from remote.aggregator import LEDGER, Aggregator
 from remote.server import serve
 from remote.view import View, view_of
 
@@ -32,6 +33,8 @@ def run_aggregator(
     console: Console,
     allowed_factories: Collection[str] = (),
     lifeline: Connection | None = None,
+    *,
+    durability: Durability | None = Durability.PROCESS,
 ) -> None:
     """Serve a run until it ends.
 
@@ -42,6 +45,7 @@ def run_aggregator(
         console: where a person looks on.
         allowed_factories: model factories that the caller permits.
         lifeline: see `remote.server.serve`.
+        durability: see `Aggregator`; a run that was cut short goes on from its ledger.
 
     Raises:
         UserError: the model or the directory cannot be made.
@@ -49,7 +53,11 @@ def run_aggregator(
         InterruptedRunError: a signal came.
     """
     torch.set_num_threads(spec.training.threads)
-    aggregator = Aggregator(spec, Replica(spec, allowed_factories), output, time.perf_counter)
+    resumes = durability is not None and (output / LEDGER).exists()
+    aggregator = Aggregator(spec, Replica(spec, allowed_factories), output, time.perf_counter, durability=durability)
+    effects = aggregator.resume() if resumes else []
+    if resumes:
+        console.print(f"goes on from its ledger in round {aggregator.barrier.round}", highlight=False)
     for warning in aggregator.plan.warnings:
         console.print(f"warning: {warning}", highlight=False)
 
@@ -59,7 +67,7 @@ def run_aggregator(
 
         return view_of(aggregator.recorder.progress, waiting, console)
 
-    serve(aggregator, listening, make_view, lifeline)
+    serve(aggregator, listening, make_view, lifeline, effects)
     progress = aggregator.recorder.progress
     if len(set(progress.weights_sha256.values())) > 1:
         console.print(

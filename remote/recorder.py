@@ -34,16 +34,18 @@ class Recorder:
         directory: made if it is missing.
         spec: of the run.
         plan: of the run.
+        again: whether the directory already holds this run, which is then written again from its beginning.
 
     Raises:
         UserError: the directory cannot be made, or already holds a run.
     """
 
-    def __init__(self, directory: Path, spec: RunSpec, plan: Plan) -> None:
+    def __init__(self, directory: Path, spec: RunSpec, plan: Plan, *, again: bool = False) -> None:
         self.directory = directory
         self.progress = Progress.of(spec, plan)
         self._spec, self._plan = spec, plan
-        new_directory(directory)
+        if not again:
+            new_directory(directory)
         write_json(directory / "run.json", spec.model_dump(mode="json"))
         write_json(directory / "plan.json", plan.document())
         self._factors = [slot.name for slot in plan.layout(0, up=False).slots if len(slot.widths) == 2]

@@ -125,6 +125,15 @@ class Barrier:
             )
         ]
 
+    @property
+    def stored(self) -> bytes | None:
+        """The last answer: the update of the round before this, or the failure that ended the run."""
+        return self._stored
+
+    def holds(self, site: str) -> bool:
+        """Tell whether a site's contribution to this round is there."""
+        return site in self._bodies
+
     def complete(self, update: bytes, now: float, *, last: bool) -> list[Effect]:
         """Store the round's update and go on to the next round; `last` ends the run."""
         if self.phase is not Phase.AGGREGATING:

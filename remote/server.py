@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from types import FrameType
 
@@ -15,6 +15,7 @@ import uvicorn
 from common.errors import UserError
 from remote.aggregator import Aggregator
 from remote.app import Server
+from remote.rounds import Effect
 from remote.view import View
 
 TICK = 0.25  # seconds between two looks at the progress
@@ -45,6 +46,7 @@ def serve(
     listening: socket.socket,
     make_view: Callable[[Aggregator], View],
     lifeline: Connection | None = None,
+    effects: Sequence[Effect] = (),
 ) -> None:
     """Run until all sites have said goodbye, one has failed, or SIGINT or SIGTERM comes.
 
@@ -54,11 +56,12 @@ def serve(
         make_view: what a person sees.
         lifeline: pipe from the parent process: "site<tab>reason" says that a site has died, the pipe's end that the
             parent has.
+        effects: what is left to do of a run that goes on.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn's own handlers stand until it has shut down, then these
         signal.signal(number, lambda *_: None)
     with asyncio.Runner(loop_factory=_uvloop()) as runner:
-        runner.run(_serve(aggregator, listening, make_view(aggregator), lifeline))
+        runner.run(_serve(aggregator, listening, make_view(aggregator), lifeline, effects))
 
 
 def _uvloop() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -80,8 +83,17 @@ class _Uvicorn(uvicorn.Server):
         self._interrupt(signal.Signals(sig).name)
 
 
-async def _serve(aggregator: Aggregator, listening: socket.socket, view: View, lifeline: Connection | None) -> None:
+async def _serve(
+    aggregator: Aggregator,
+    listening: socket.socket,
+    view: View,
+    lifeline: Connection | None,
+    effects: Sequence[Effect],
+) -> None:
     server, loop = Server(aggregator), asyncio.get_running_loop()
+    server.carry_out(list(effects))
+    if aggregator.ended:
+        server.ended.set()
 
     def interrupt(reason: str) -> None:
         def tell() -> None:

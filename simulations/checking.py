@@ -53,6 +53,8 @@ def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
         f"{2 * plan.dense_bytes / (up + down):.1f} times fewer than full gradients ({plan.dense_bytes:,})",
         highlight=False,
     )
+    ledger = len(plan.sites) * up + down
+    console.print(f"the aggregator's ledger grows by at most {ledger:,} bytes a step", highlight=False)
 
 
 def _slot_bytes(plan: Plan, *, up: bool) -> dict[str, int]:

@@ -42,7 +42,7 @@ def mount(app: typer.Typer) -> None:
 
 
 def simulate(
-    file: FileArgument,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE.json", help="A run and its simulation.")] = None,
     sites: SitesOption = None,
     output: Annotated[Path | None, typer.Option(help="The run's directory; runs/NAME-TIME without it.")] = None,
     data: DataOption = None,
@@ -50,15 +50,26 @@ def simulate(
     allow_factory: AllowOption = None,
     lockstep: Annotated[bool, typer.Option("--lockstep", help="All in one process, one after the other.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Go on with the run in this directory, which was cut short.")
+    ] = None,
+    ledger: Annotated[bool, typer.Option("--ledger", help="Write down all that is decided, for --resume.")] = False,
 ) -> None:
     """Train one model across sites on this machine, each a process of its own."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would not survive the fork
     from remote.view import show_result
     from simulations.spec import read_simulation
 
-    read = read_simulation(file, set_ or [], sites=sites, data=data)
-    directory = output or Path("runs") / f"{read.run.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    if sites is not None and not json_:
+    if resume is not None:
+        if file or output or sites or data or set_ or lockstep:
+            raise UserError("--resume: goes on with a run as it was; only --json and --allow-factory go with it")
+        read, directory = _cut_short(resume), resume
+    elif file is None:
+        raise UserError("FILE.json is missing: a run and its simulation, or --resume DIR")
+    else:
+        read = read_simulation(file, set_ or [], sites=sites, data=data)
+        directory = output or Path("runs") / f"{read.run.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    if sites is not None and file is not None and not json_:
         before = len(read_simulation(file, set_ or [], data=data).run.federation.sites)
         typer.echo(_changed_batch(read.run, before))
     if lockstep:
@@ -66,11 +77,34 @@ def simulate(
     else:
         from simulations.simulator import simulate as run
 
-        summary = run(read, directory, allow_factories=tuple(allow_factory or ()), json_output=json_)
+        factories = tuple(allow_factory or ())
+        summary = run(
+            read,
+            directory,
+            allow_factories=factories,
+            json_output=json_,
+            keep_ledger=ledger or resume is not None,
+            resume=resume is not None,
+        )
     if json_:
         typer.echo(json.dumps(summary, indent=2))
     else:
         show_result(summary, directory)
+
+
+def _cut_short(directory: Path) -> SimulationFile:
+    """Return the simulation that a directory holds, if it can go on."""
+    from common.documents import load_json, validate
+    from remote.aggregator import LEDGER
+    from simulations.simulator import SIMULATION
+    from simulations.spec import SimulationFile
+
+    for name in (SIMULATION, LEDGER):
+        if not (directory / name).exists():
+            raise UserError(f"{directory}: holds no run that could go on: no {name}; was it made with --ledger?")
+    if load_json(directory / "summary.json")["status"] == "completed":
+        raise UserError(f"{directory}: its run is complete")
+    return validate(SimulationFile, load_json(directory / SIMULATION), file=directory / SIMULATION)
 
 
 def split(

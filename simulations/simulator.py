@@ -35,6 +35,7 @@ from simulations.spec import SimulationFile, write_sites
 
 ENDING = 4.0  # seconds in which processes end by themselves after one of them has
 LAST_LINES = 5
+SIMULATION = "simulation.json"  # in a run's directory: what `--resume` goes on with
 
 
 class SimulationError(RankdadError):
@@ -53,7 +54,13 @@ class InterruptedSimulation(Exception):  # noqa: N818
 
 
 def simulate(
-    file: SimulationFile, directory: Path, *, allow_factories: tuple[str, ...] = (), json_output: bool = False
+    file: SimulationFile,
+    directory: Path,
+    *,
+    allow_factories: tuple[str, ...] = (),
+    json_output: bool = False,
+    keep_ledger: bool = False,
+    resume: bool = False,
 ) -> dict[str, Any]:
     """Run a simulation, and return its summary.
 
@@ -62,17 +69,23 @@ def simulate(
         directory: of the run.
         allow_factories: model factories that the caller permits.
         json_output: whether standard output is kept free for the summary.
+        keep_ledger: whether the run could go on after a crash.
+        resume: go on with the run that the directory holds.
 
     Raises:
         UserError: the data cannot be read or dealt out, or the directory already holds a run.
         SimulationError: a process died, or could not go on; or Ctrl-C.
     """
     import_before_forking()
-    new_directory(directory)
+    if not resume:
+        new_directory(directory)
+        write_json(directory / SIMULATION, file.model_dump(mode="json"))
     with listen("127.0.0.1", 0) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        configs = write_sites(file, directory / "sites", url, allow_factories=allow_factories, patience=10.0)
-        processes = _Processes(file, directory, listening, configs, allow_factories, json_output)
+        configs = write_sites(
+            file, directory / "sites", url, allow_factories=allow_factories, patience=10.0, dealt=resume
+        )
+        processes = _Processes(file, directory, listening, configs, allow_factories, json_output, keep_ledger)
     return processes.run()
 
 
@@ -92,12 +105,13 @@ class _Processes:
         configs: dict[str, SiteConfig],
         allow_factories: tuple[str, ...],
         json_output: bool,
+        keep_ledger: bool,
     ) -> None:
         self._directory = directory
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         self._first = ""  # the first process that did not end well
         reading, self._lifeline = context.Pipe(duplex=False)
-        arguments = (file, directory, listening, reading, allow_factories, json_output)
+        arguments = (file, directory, listening, reading, allow_factories, json_output, keep_ledger)
         self._aggregator = _start(context, "aggregator", _aggregator, (self._lifeline, *arguments))
         self._sites: dict[str, BaseProcess] = {
             name: _start(context, name, _site, (self._lifeline, listening, config)) for name, config in configs.items()
@@ -189,14 +203,17 @@ def _aggregator(
     lifeline: Connection,
     allow_factories: tuple[str, ...],
     json_output: bool,
+    keep_ledger: bool,
 ) -> None:
+    from common.ledger import Durability
     from remote.process import run_aggregator
 
     other_end.close()  # so that the lifeline ends with the simulator
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     console = Console(stderr=json_output)
     with log_path(directory, "aggregator").open("w", encoding="utf-8", buffering=1) as log:
-        _run(lambda: run_aggregator(file.run, directory, listening, console, allow_factories, lifeline), log)
+        options = (file.run, directory, listening, console, allow_factories, lifeline)
+        _run(lambda: run_aggregator(*options, durability=Durability.PROCESS if keep_ledger else None), log)
 
 
 def _site(other_end: Connection, listening: socket.socket, config: SiteConfig) -> None:

@@ -76,20 +76,27 @@ def write_sites(
     *,
     allow_factories: tuple[str, ...] = (),
     patience: float = 300.0,
+    dealt: bool = False,
 ) -> dict[str, SiteConfig]:
     """Write each site's part of the data under `folder/<site>/data`, and return the sites' configurations.
+
+    Args:
+        file: run and simulation.
+        folder: of all sites.
+        aggregator: address that the sites connect to.
+        allow_factories: model factories that all sites permit.
+        patience: seconds for which a site tries an aggregator that does not answer.
+        dealt: whether the data are there already.
 
     Raises:
         DataError: the source cannot be read or dealt out.
     """
     run, simulation = file.run, file.simulation
-    dealt = partition(simulation.source.load(), simulation.partition, run.federation.sites, run.task.classes, run.seed)
+    if not dealt:
+        _deal(run, simulation, folder)
     configs: dict[str, SiteConfig] = {}
-    for site, pool in dealt.items():
+    for site in run.federation.sites:
         own = folder / site
-        (own / "data").mkdir(parents=True, exist_ok=True)
-        arrays = {"x": pool.x, "y": pool.y} | ({} if pool.split is None else {"split": pool.split})
-        np.savez(own / "data" / run.data.file, allow_pickle=False, **arrays)
         configs[site] = SiteConfig(
             name=site,
             aggregator=aggregator,
@@ -100,3 +107,12 @@ def write_sites(
             patience=patience,
         )
     return configs
+
+
+def _deal(run: RunSpec, simulation: SimulationSpec, folder: Path) -> None:
+    pools = partition(simulation.source.load(), simulation.partition, run.federation.sites, run.task.classes, run.seed)
+    for site, pool in pools.items():
+        own = folder / site / "data"
+        own.mkdir(parents=True, exist_ok=True)
+        arrays = {"x": pool.x, "y": pool.y} | ({} if pool.split is None else {"split": pool.split})
+        np.savez(own / run.data.file, allow_pickle=False, **arrays)

@@ -1,0 +1,193 @@
+"""Crashes at every yield of a small run: whoever dies, it ends with the weights of one that was never disturbed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import UserError
+from common.ledger import Durability
+from common.messages import Message
+from common.plan import make_plan
+from common.protocol import pack, unpack
+from common.replica import Replica
+from common.spec import RunSpec
+from local.checkpoint import load_checkpoint, save_checkpoint
+from local.data import SiteData
+from local.training import Result, TrainingState, train
+from remote.aggregator import Aggregator
+from remote.rounds import Answer, Effect, Ready
+from tests.conftest import SITES, run_spec
+
+Data = Callable[..., dict[str, SiteData]]
+EVERY = 3  # steps between two checkpoints
+
+
+@dataclass
+class Site:
+    """A site's process: what dies with it, and its folder, which does not."""
+
+    spec: RunSpec
+    name: str
+    data: SiteData
+    folder: Path
+    training: Generator[Message, Message, Result] = field(init=False)
+    message: Message | None = None
+    result: Result | None = None
+
+    def start(self) -> None:
+        replica = Replica(self.spec)
+        plan = make_plan(self.spec, replica.model)
+        state = load_checkpoint(self.folder, plan, replica, self.name) or TrainingState(self.name)
+        resumed = replica.step
+
+        def between_steps() -> None:
+            if replica.step % EVERY == 0 and replica.step > resumed:
+                save_checkpoint(self.folder, plan, replica, state)
+
+        self.training = train(self.spec, plan, self.data, replica, state, between_steps=between_steps)
+        self.message = next(self.training)
+
+    def hear(self, update: Message) -> None:
+        try:
+            self.message = self.training.send(update)
+        except StopIteration as stop:
+            self.message, self.result = None, stop.value
+
+
+class Run:
+    """All sites and the aggregator, one after the other; `crash` is asked before and after every message."""
+
+    def __init__(self, spec: RunSpec, data: dict[str, SiteData], folder: Path) -> None:
+        self.spec, self.folder = spec, folder
+        self.answers: dict[str, bytes] = {}
+        self.waiting: set[str] = set()  # whose request is held
+        self.aggregator = self._aggregator()
+        self.sites = {name: Site(spec, name, data[name], folder / name) for name in SITES}
+        for site in self.sites.values():
+            site.start()
+
+    def _aggregator(self) -> Aggregator:
+        return Aggregator(
+            self.spec, Replica(self.spec), self.folder / "run", time.perf_counter, durability=Durability.PROCESS
+        )
+
+    def restart(self, victim: str) -> None:
+        if victim == "aggregator":
+            self.aggregator.close()  # closes files that a dead process would not have open
+            self.aggregator = self._aggregator()
+            self.carry_out(self.aggregator.resume())
+        else:
+            self.sites[victim].start()
+            self.answers.pop(victim, None)
+            self.waiting.discard(victim)
+
+    def carry_out(self, effects: list[Effect]) -> None:
+        while effects:
+            effect = effects.pop(0)
+            if isinstance(effect, Answer):
+                self.answers |= dict.fromkeys(self.waiting.intersection(effect.sites), effect.body)
+                self.waiting.difference_update(effect.sites)
+                continue
+            assert isinstance(effect, Ready)
+            update = self.aggregator.aggregate(effect)
+            effects += self.aggregator.complete(effect, update)
+            self.aggregator.follow(effect, update, 0.0)
+
+    def go(self, crash: Callable[[int], str | None]) -> str:
+        """Run to the end; returns the sites' one digest."""
+        messages = 0
+        while any(site.result is None for site in self.sites.values()):
+            for site in self.sites.values():
+                if site.message is None:
+                    continue
+                body = pack(site.message, self.aggregator.plan, up=True)
+                if site.name not in self.answers:
+                    self.waiting.add(site.name)
+                    self.carry_out(self.aggregator.receive(site.name, body))
+                messages += 1
+                victim = crash(messages)
+                if victim:
+                    self.restart(victim)
+                elif site.name in self.answers:
+                    answer = self.answers.pop(site.name)
+                    site.hear(unpack(answer, self.aggregator.plan, up=False))
+            assert messages < 2000, "the run does not end"
+        self.aggregator.close()
+        (digest,) = {tuple(site.result.weights_sha256.items()) for site in self.sites.values() if site.result}
+        assert len({value for _, value in digest}) == 1
+        assert self.aggregator.recorder.progress.aggregator_sha256 == digest[0][1]
+        self.messages = messages
+        return digest[0][1]
+
+
+METHODS: list[dict[str, Any]] = [
+    {"name": "rank-dad", "rank": 2},
+    {"name": "powersgd", "rank": 2},
+    {"name": "rank-dad", "rank": 1, "wire": "int8"},
+]
+
+
+def crash_everywhere(tmp_path: Path, site_data: Data, method: dict[str, Any], every: int) -> None:
+    """With dropout, Adam, clipping, a schedule, and evaluation rounds between the epochs."""
+    spec = run_spec(
+        method=method,
+        model={"name": "mlp", "hidden": [16, 16], "dropout": 0.2},
+        training={"epochs": 2, "batch_size": 12, "schedule": {"name": "cosine", "warmup": 2}, "clip": 1.0},
+    )
+    data = site_data(spec)
+    run = Run(spec, data, tmp_path / "undisturbed")
+    undisturbed = run.go(lambda message: None)
+    for victim in ("aggregator", "alpha", "gamma"):
+        for when in range(1, run.messages + 1, every):
+            disturbed = Run(spec, data, tmp_path / f"{victim}-{when}")
+            assert disturbed.go(_once(victim, when)) == undisturbed, (victim, when)
+
+
+def _once(victim: str, when: int) -> Callable[[int], str | None]:
+    return lambda message: victim if message == when else None
+
+
+@pytest.mark.parametrize("method", METHODS, ids=["rank-dad", "powersgd", "int8"])
+def test_whoever_dies_the_weights_are_the_same(tmp_path: Path, site_data: Data, method: dict[str, Any]) -> None:
+    crash_everywhere(tmp_path, site_data, method, every=11)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("method", METHODS, ids=["rank-dad", "powersgd", "int8"])
+def test_whoever_dies_whenever_the_weights_are_the_same(
+    tmp_path: Path, site_data: Data, method: dict[str, Any]
+) -> None:
+    crash_everywhere(tmp_path, site_data, method, every=1)
+
+
+def test_everybody_dies_again_and_again(tmp_path: Path, site_data: Data) -> None:
+    spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 2, "batch_size": 12})
+    data = site_data(spec)
+    undisturbed = Run(spec, data, tmp_path / "undisturbed").go(lambda message: None)
+    victims = ["aggregator", *SITES]
+    often = Run(spec, data, tmp_path / "often")
+    assert often.go(lambda message: victims[message // 7 % 4] if message % 7 == 0 else None) == undisturbed
+
+
+def test_a_checkpoint_of_another_run_is_refused_and_a_torn_one_passed_over(tmp_path: Path, site_data: Data) -> None:
+    spec = run_spec(method={"name": "rank-dad", "rank": 2})
+    replica = Replica(spec)
+    plan = make_plan(spec, replica.model)
+    for round_ in (4, 7, 9):
+        save_checkpoint(tmp_path / "alpha", plan, replica, TrainingState("alpha", round=round_, roster=(3, 3, 3)))
+    kept = sorted((tmp_path / "alpha").iterdir())
+    assert [path.stem for path in kept] == ["000000000007", "000000000009"]
+    kept[1].write_bytes(kept[1].read_bytes()[:200])
+    state = load_checkpoint(tmp_path / "alpha", plan, replica, "alpha")
+    assert state is not None
+    assert (state.round, state.roster) == (7, (3, 3, 3))
+    with pytest.raises(UserError, match="another run or site"):
+        load_checkpoint(tmp_path / "alpha", plan, replica, "beta")
+    assert load_checkpoint(tmp_path / "nowhere", plan, replica, "alpha") is None
