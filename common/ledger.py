@@ -95,7 +95,7 @@ class Ledger:
         if found != _beginning(mark, self.run_id):
             raise self._refusal("has a damaged beginning")
         self._start = len(start)
-        for place, record in self._scan():
+        for place, record in _scan(self._file, self._start):
             self._end = place + _HEAD.size + len(record.body)
             self._note(record, place)
         os.truncate(self._file, self._end)
@@ -128,7 +128,7 @@ class Ledger:
 
     def records(self) -> Iterator[Record]:
         """Yield all records in their order."""
-        return (record for _, record in self._scan())
+        return (record for _, record in _scan(self._file, self._start))
 
     def _refusal(self, what: str) -> UserError:
         os.close(self._file)
@@ -148,15 +148,34 @@ class Ledger:
             written = os.pwrite(self._file, view, place)
             view, place = view[written:], place + written
 
-    def _scan(self) -> Iterator[tuple[int, Record]]:
-        """Yield whole records with their places, up to the first that is torn."""
-        place, end = self._start, os.fstat(self._file).st_size
-        while place + _HEAD.size <= end:
-            size, checksum, entry, site, round_ = _HEAD.unpack(os.pread(self._file, _HEAD.size, place))
-            if place + _HEAD.size + size > end or entry not in Entry.__members__.values():
-                return
-            body = os.pread(self._file, size, place + _HEAD.size)
-            if zlib.crc32(body, zlib.crc32(_CHECKED.pack(entry, site, round_))) != checksum:
-                return
-            yield place, Record(Entry(entry), round_, site, body)
-            place += _HEAD.size + size
+
+def read_ledger(path: Path, plan_sha256: str) -> Iterator[Record]:
+    """Yield a ledger's whole records without changing it, so that its run may go on meanwhile.
+
+    Raises:
+        UserError: it is missing, unreadable, or that of another plan.
+    """
+    mark = MARK + plan_sha256.encode() + b"\n"
+    try:
+        with path.open("rb") as file:
+            found = file.read(len(_beginning(mark, "0" * 16)))
+            if found != _beginning(mark, found[len(mark) :][:16].decode(errors="replace")):
+                raise UserError(f"{path}: is no ledger of this run, plan and version")
+            for _, record in _scan(file.fileno(), len(found)):
+                yield record
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _scan(file: int, place: int) -> Iterator[tuple[int, Record]]:
+    """Yield whole records with their places, up to the first that is torn."""
+    end = os.fstat(file).st_size
+    while place + _HEAD.size <= end:
+        size, checksum, entry, site, round_ = _HEAD.unpack(os.pread(file, _HEAD.size, place))
+        if place + _HEAD.size + size > end or entry not in Entry.__members__.values():
+            return
+        body = os.pread(file, size, place + _HEAD.size)
+        if zlib.crc32(body, zlib.crc32(_CHECKED.pack(entry, site, round_))) != checksum:
+            return
+        yield place, Record(Entry(entry), round_, site, body)
+        place += _HEAD.size + size

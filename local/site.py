@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -44,7 +46,7 @@ def run_site(config: SiteConfig) -> Result:
         data = read_site(spec, Path(config.data), index).to(config.device)
         replica = Replica(spec, config.allow_factories, config.device)
         plan = make_plan(spec, replica.model)
-        checkpoints = output / "checkpoints" / str(offered.get("id"))
+        checkpoints = output / "checkpoints" / run_id(offered)
         state = load_checkpoint(checkpoints, plan, replica, config.name) or TrainingState(config.name)
         if state.round:
             say(f"{config.name}: goes on from its checkpoint of step {replica.step}, round {state.round}")
@@ -88,6 +90,18 @@ def check_site(config: SiteConfig) -> None:
 def say(line: str) -> None:
     """Print a line for the person at the site."""
     print(line, flush=True)
+
+
+def run_id(offered: Mapping[str, object]) -> str:
+    """Return the number by which the aggregator tells this run from others, which names a folder here.
+
+    Raises:
+        UserError: it is not made of 16 hexadecimal digits, and so might lead out of that folder.
+    """
+    found = offered.get("id")
+    if not isinstance(found, str) or not re.fullmatch("[0-9a-f]{16}", found):
+        raise UserError(f"the aggregator calls its run {str(found)[:40]!r}, expected 16 hexadecimal digits")
+    return found
 
 
 def _spec(config: SiteConfig, offered: dict[str, object]) -> RunSpec:

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from common.artifacts import save_model
 from common.errors import REASON_CHARACTERS, ProtocolError, RankdadError, RunFailedError, UserError
+from common.follower import Follower
 from common.ledger import NOBODY, Durability, Entry, Ledger, Record
-from common.messages import Body, Buffers, Decision, Failure, Farewell, Kind, Message, Roster, Step
+from common.messages import Body, Decision, Failure, Farewell, Kind, Message, Step
 from common.methods import State, method_for
 from common.plan import make_plan
-from common.protocol import pack, unpack, unpack_buffers
+from common.protocol import pack, unpack
 from common.replica import Replica
-from common.routes import Payload, scatter
 from common.spec import RunSpec
 from common.wire import is_lossless
 from remote.aggregation import aggregate
@@ -86,7 +86,7 @@ class Aggregator:
         self._clock = clock
         self._state = State()
         self._phase = 0  # of the next step message
-        self._updates: list[Payload] = []  # of the step's exchanges so far
+        self._follower = Follower(self.plan, self._method, replica, spec.training.step_size)
         self._best: dict[str, Tensor] = {}
         self._outcome = ("interrupted", "")
 
@@ -187,16 +187,8 @@ class Aggregator:
         """
         body, replica = update.body, self._replica
         self.recorder.record(ready, body, len(update.packed), seconds)
-        if isinstance(body, Roster):
-            replica.steps_per_epoch = self.recorder.progress.steps_per_epoch
-        elif isinstance(body, Step):
-            self._updates.append(body.payload)
-            if len(self._updates) == len(self.plan.exchanges):
-                replica.apply(scatter(self.plan.routes, self._method.gradients(self._updates)))
-                self._updates = []
-        elif isinstance(body, Buffers):
-            replica.load(unpack_buffers(body.values, self.plan))
-        elif isinstance(body, Decision):
+        self._follower.follow(body)
+        if isinstance(body, Decision):
             if body.best:
                 self._best = replica.weights()
             self.recorder.summarise()

@@ -105,7 +105,7 @@ class Server:
             return Response(status_code=400)
 
     def _receive(self, site: str, body: bytes) -> list[Effect]:
-        """Give a contribution to the aggregator; a ledger that cannot be written ends the run, which can go on later."""
+        """Give a contribution to the aggregator; a ledger that cannot be written ends the run, for now."""
         try:
             return self.aggregator.receive(site, body)
         except UserError as error:

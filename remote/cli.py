@@ -1,4 +1,4 @@
-"""Command of the aggregator: `rankdad aggregator`."""
+"""Commands of the aggregator: `rankdad aggregator`, `rankdad export`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from common.ledger import Durability
 
 
 def mount(app: typer.Typer) -> None:
-    """Add this folder's command."""
+    """Add this folder's commands."""
     app.command()(aggregator)
+    app.command()(export)
 
 
 def aggregator(
@@ -55,3 +56,18 @@ def aggregator(
     typer.echo(f"listening on http://{address}:{bound}; the run's directory is {output}")
     run_aggregator(spec, output, listening, Console(), allow_factory or (), durability=durability if ledger else None)
     show_result(load_json(output / "summary.json"), output)
+
+
+def export(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run's directory, with its ledger.")],
+    output: Annotated[Path, typer.Option(help="Folder for the model.")],
+    step: Annotated[int | None, typer.Option(help="Which step's model; the last one's without it.", min=1)] = None,
+    allow_factory: Annotated[
+        list[str] | None, typer.Option("--allow-factory", help="Permit a model factory 'package.module:function'.")
+    ] = None,
+) -> None:
+    """Rebuild the model of any step from a run's ledger."""
+    from remote.export import export as run
+
+    replica = run(directory, step, output, allow_factory or ())
+    typer.echo(f"the model after step {replica.step} is in {output / 'model'}, sha256 {replica.digest()[:16]}…")

@@ -10,6 +10,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import fmean, median
@@ -20,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common.documents import validate
+from common.ledger import Durability
 from common.spec import RunSpec
 from simulations.simulator import import_before_forking, simulate
 from simulations.spec import SimulationFile
@@ -30,16 +32,18 @@ REPETITIONS = 3  # of each kind of barrier, in turn, so that a slow spell of the
 
 @dataclass(frozen=True)
 class Barriers:
-    """Milliseconds per step of the same bytes through three barriers, and the median ratio of the first two.
+    """Milliseconds per step of the same bytes through several barriers, and the median ratio of two of them.
 
     Args:
         ours: client, protocol, barrier, averaging and replica of the product, without any training.
+        ledger: the same with everything written to the ledger.
         http: `http.client` and a bare Starlette barrier.
         streams: raw asyncio streams.
         ratio: ours over http, median over repetitions.
     """
 
     ours: float
+    ledger: float
     http: float
     streams: float
     ratio: float
@@ -59,13 +63,16 @@ def bench_step(file: SimulationFile, counts: list[int], size: int, steps: int, c
 
     import_before_forking()
     split = Table("sites", "step", "compute", "reduction", "packing", "waiting", "aggregator's reduction", "up", "down")
-    bare = Table("sites", "ours", "http.client + Starlette", "asyncio streams", "ours / http.client + Starlette")
+    bare = Table(
+        "sites", "ours", "with ledger", "http.client + Starlette", "asyncio streams", "ours / http.client + Starlette"
+    )
     results = []
     for count in counts:
         split.add_row(str(count), *_split(file, count))
         found = measure_barriers(count, size, steps)
         results.append(found)
-        bare.add_row(str(count), *(f"{v:.2f}" for v in (found.ours, found.http, found.streams, found.ratio)))
+        figures = (found.ours, found.ledger, found.http, found.streams, found.ratio)
+        bare.add_row(str(count), *(f"{figure:.2f}" for figure in figures))
     console.print(f"One step of {file.run.name}, {file.run.method.name}: median milliseconds of a site; bytes per site")
     console.print(split)
     console.print(f"The same {size} bytes each way and no training: median milliseconds per step")
@@ -108,7 +115,8 @@ def measure_barriers(sites: int, size: int, steps: int) -> Barriers:
     from simulations.bench import floor
 
     kinds: dict[str, tuple[Callable[..., None], Callable[..., list[float]]]] = {
-        "ours": (_our_server, _our_client),
+        "ours": (partial(_our_server, None), _our_client),
+        "ledger": (partial(_our_server, Durability.PROCESS), _our_client),
         "http": (floor.starlette_server, floor.http_client),
         "streams": (floor.streams_server, floor.streams_client),
     }
@@ -117,8 +125,8 @@ def measure_barriers(sites: int, size: int, steps: int) -> Barriers:
         for kind, (server, client) in kinds.items():
             found[kind].append(_one(server, client, sites, size, steps))
     ratio = median(ours / http for ours, http in zip(found["ours"], found["http"], strict=True))
-    ours, http, streams = (1e3 * median(found[kind]) for kind in kinds)
-    return Barriers(ours, http, streams, ratio)
+    ours, ledger, http, streams = (1e3 * median(found[kind]) for kind in kinds)
+    return Barriers(ours, ledger, http, streams, ratio)
 
 
 def _one(server: Callable[..., None], client: Callable[..., list[float]], sites: int, size: int, steps: int) -> float:
@@ -148,7 +156,7 @@ def _one(server: Callable[..., None], client: Callable[..., list[float]], sites:
 
 def _quietly(server: Callable[..., None], listening: socket.socket, sites: int, size: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    if server is _our_server:
+    if isinstance(server, partial):
         server(listening, sites, size)
     else:
         server(listening, sites)
@@ -175,11 +183,12 @@ def _bare_run(sites: int, size: int) -> RunSpec:
     return validate(RunSpec, document)
 
 
-def _our_server(listening: socket.socket, sites: int, size: int) -> None:
+def _our_server(durability: Durability | None, listening: socket.socket, sites: int, size: int) -> None:
     from remote.process import run_aggregator
 
     with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere:
-        run_aggregator(_bare_run(sites, size), Path(folder), listening, Console(file=nowhere))
+        console = Console(file=nowhere)
+        run_aggregator(_bare_run(sites, size), Path(folder), listening, console, durability=durability)
 
 
 def _our_client(port: int, size: int, steps: int, index: int, sites: int) -> list[float]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from common.errors import UserError
 from common.ledger import Durability
@@ -21,6 +22,7 @@ from local.checkpoint import load_checkpoint, save_checkpoint
 from local.data import SiteData
 from local.training import Result, TrainingState, train
 from remote.aggregator import Aggregator
+from remote.export import export
 from remote.rounds import Answer, Effect, Ready
 from tests.conftest import SITES, run_spec
 
@@ -191,3 +193,20 @@ def test_a_checkpoint_of_another_run_is_refused_and_a_torn_one_passed_over(tmp_p
     with pytest.raises(UserError, match="another run or site"):
         load_checkpoint(tmp_path / "alpha", plan, replica, "beta")
     assert load_checkpoint(tmp_path / "nowhere", plan, replica, "alpha") is None
+
+
+@pytest.mark.parametrize("name", ["powersgd", "edad"])
+def test_any_steps_model_comes_out_of_the_ledger_alone(tmp_path: Path, site_data: Data, name: str) -> None:
+    method: dict[str, Any] = {"name": name} | ({"rank": 2} if name == "powersgd" else {})
+    spec = run_spec(method=method, training={"epochs": 2, "batch_size": 12, "schedule": {"name": "cosine"}})
+    run = Run(spec, site_data(spec), tmp_path)
+    digest = run.go(lambda message: None)
+    steps = run.aggregator.recorder.progress.step
+    assert export(tmp_path / "run", None, tmp_path / "last").digest() == digest
+    assert load_file(tmp_path / "last" / "model" / "final.safetensors").keys() == Replica(spec).weights().keys()
+    replica = Replica(spec)
+    load_checkpoint(tmp_path / "alpha", make_plan(spec, replica.model), replica, "alpha")
+    assert 0 < replica.step < steps
+    assert export(tmp_path / "run", replica.step, tmp_path / "earlier").digest() == replica.digest() != digest
+    with pytest.raises(UserError, match=f"got {steps + 1}, expected 1 to {steps}"):
+        export(tmp_path / "run", steps + 1, tmp_path / "beyond")
