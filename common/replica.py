@@ -39,9 +39,7 @@ class Replica:
         """
         for name, parameter in self._trained.items():
             gradient = gradients.get(name)
-            # The fused optimizers read a gradient's memory in the parameter's order, whatever its own strides.
-            laid_out = torch.empty_like(parameter, requires_grad=False)
-            parameter.grad = None if gradient is None else laid_out.copy_(gradient.reshape(parameter.shape))
+            parameter.grad = None if gradient is None else _laid_out_as(parameter, gradient)
         if self._training.clip is not None:
             nn.utils.clip_grad_norm_(self._trained.values(), self._training.clip)
         for group in self._optimizer.param_groups:
@@ -82,6 +80,14 @@ class Replica:
     def digest(self) -> str:
         """Return the sha256 of all weights and buffers."""
         return weights_sha256(self.model.state_dict())
+
+
+def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """Return a gradient in its parameter's strides: the fused optimizers read its memory in the parameter's order."""
+    gradient = gradient.to(parameter).reshape(parameter.shape)
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
 
 
 def saved_buffers(model: nn.Module) -> dict[str, Tensor]:

@@ -150,8 +150,7 @@ def _route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, r
         route = Route(name, shape, kept, False, method.rank + method.oversampling, method.rank)
         # With more rows than that the product is the smaller operator, and autograd forms it anyway.
         route = replace(route, captured=rows is not None and route.floats(rows) <= route.floats(None))
-        # spi finds one row after the other: it would take as long for each that is only kept.
-        if route.captured and method.residual == "factors" and method.reducer != "spi":
+        if route.captured and method.residual == "factors":
             route = replace(route, residual=RESIDUAL_ROWS)
         return route if route.floats(route.up) < route.floats(None) else dense
     if isinstance(method, PowerSgd):

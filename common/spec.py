@@ -223,7 +223,7 @@ class RankDad(Part):
     feedback: Literal["none", "site", "aggregator", "both"] = "both"
     """Where the residual of a reduction is kept for the next step."""
     residual: Literal["factors", "dense"] = "factors"
-    """How: as rows where a factor is captured, which is fast, or as a matrix (spi always), which forgets nothing."""
+    """How: as rows where a factor is captured, which is fast, or as a matrix, which forgets nothing."""
     oversampling: Annotated[int, Field(ge=0)] = 0
     """Rows that a site sends beyond the rank: 4 keep the error of two reductions near that of one."""
     budget: PositiveInt | None = None

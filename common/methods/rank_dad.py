@@ -81,12 +81,14 @@ class RankDadMethod:
             matrix = self._meant(route, value, residuals.get(route.name), share) if feedback else value
             rows.append(_rows_to_keep(route, matrix, value) if feedback else 0)
             meant.append(matrix)
-            found.append(self._components(route, matrix, rows[-1], state, derive(seed, route.name), up=up))
+            # spi, which finds one row after the other, would take as long for each that is only kept.
+            behind = 0 if self._spec.reducer == "spi" else rows[-1]
+            found.append(self._components(route, matrix, behind, state, derive(seed, route.name), up=up))
         sent = self._within_budget(found, up=up)
         if not feedback:
             return sent, {}
         return sent, {
-            route.name: self._residual(matrix, components if kept else None, part, share)
+            route.name: self._residual(matrix, components, part, kept, share)
             for route, matrix, components, kept, part in zip(self._routes, meant, found, rows, sent, strict=True)
             if route.up is not None or not self._lossless(matrix)
         }
@@ -162,20 +164,25 @@ class RankDadMethod:
         return int((sizes > self._spec.tolerance * sizes[0]).sum())
 
     def _residual(
-        self, meant: Factor | Tensor, found: Factor | Tensor | None, sent: Factor | Tensor, share: float
+        self, meant: Factor | Tensor, found: Factor | Tensor, sent: Factor | Tensor, kept: int, share: float
     ) -> Factor | Tensor:
         """Return what was meant minus what the other end decodes, as it will be applied.
 
-        Where its leading components were `found` for it, they stand for all that was meant.
+        Where it is `kept` in few rows, the components `found` behind those sent stand for all that was meant.
         """
         decoded = sent if self._lossless(sent) else received(sent, self._spec.wire)
         if isinstance(meant, Tensor):
             return minus_matrix(meant, decoded, share)
+        assert isinstance(found, Factor)
         assert isinstance(sent, Factor)
         assert isinstance(decoded, Factor)
-        if isinstance(found, Factor):
+        if kept and self._spec.reducer != "spi":
             return leading_rows(found, sent, decoded, share)
-        return minus_rows(meant, decoded, share)
+        rest = minus_rows(meant, decoded, share)
+        if not kept:
+            return rest
+        start = torch.cat([rest.activation[:kept], meant.activation[-OVERSAMPLING:]])
+        return block(rest, kept, basis=start, iterations=WARM_ITERATIONS, oversampling=OVERSAMPLING)
 
     def _lossless(self, value: Factor | Tensor) -> bool:
         return is_lossless(self._spec.wire, (value.delta if isinstance(value, Factor) else value).dtype)

@@ -8,6 +8,8 @@ from torch import Tensor
 from common.factors import Factor
 from common.reduction.operators import Matrix, kept, left, negligible, normalised, nothing, right, values
 
+LEAST_ITERATIONS = 12  # a start that happens to lie near another component does not turn at first, either
+
 
 def spi(
     factor: Matrix,
@@ -55,7 +57,7 @@ def spi(
         start = torch.randn(columns, generator=generator, dtype=torch.float64).to(like)
         basis = found[:count]
         g = _unit(_orthogonal(start, basis))
-        for _ in range(iterations):
+        for iteration in range(iterations):
             image = right(matrix, g)
             following = _orthogonal(left(matrix, image), basis)
             size = torch.linalg.vector_norm(following)
@@ -64,7 +66,7 @@ def spi(
             following = following / size
             turned = torch.linalg.vector_norm(following - g * (following @ g))
             g = following
-            if turned <= convergence:
+            if turned <= convergence and iteration >= LEAST_ITERATIONS:
                 break
         sigma = float(torch.linalg.vector_norm(right(matrix, g)))
         largest = max(largest, sigma)

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -53,6 +53,7 @@ def error(reduced: Factor, gradient: Tensor) -> float:
     rank=st.integers(1, 30),
     seed=st.integers(0, 999),
 )
+@example(n=19, out=5, columns=19, rank=2, seed=5)  # spi's start lies near another component here
 def test_error_is_within_a_thousandth_of_optimal(
     reduce: Reducer, dtype: torch.dtype, dense: bool, n: int, out: int, columns: int, rank: int, seed: int
 ) -> None:
