@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from common.routes import Route
 from common.spec import Edad, MethodSpec, PowerSgd
@@ -46,15 +47,20 @@ class Layout:
     aligned: bool = False
     budget: int | None = None
 
-    @property
+    @cached_property
     def variable(self) -> int:
         """How many slots say how many rows they have."""
         return sum(not slot.fixed for slot in self.slots)
 
     def payload_bytes(self, wire: str) -> int:
         """Return the largest size of the payload in bytes."""
-        full = sum(slot.size(wire) for slot in self.slots)
-        return full if self.budget is None else min(full, self.budget)
+        if wire not in self._full:  # asked for with every message
+            self._full[wire] = sum(slot.size(wire) for slot in self.slots)
+        return self._full[wire] if self.budget is None else min(self._full[wire], self.budget)
+
+    @cached_property
+    def _full(self) -> dict[str, int]:
+        return {}
 
 
 @dataclass(frozen=True)
