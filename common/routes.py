@@ -17,6 +17,7 @@ from common.errors import SpecError, one_line
 from common.factors import Factor
 from common.seeds import derive
 from common.spec import Dsgd, Edad, PowerSgd, RankDad, RunSpec, TopRows
+from common.wire import wire_bytes
 
 PROBE_SAMPLES = 4
 RESIDUAL_ROWS = 16  # to which a residual is reduced: what is beyond them hardly changes the training
@@ -51,10 +52,12 @@ class Route:
         out = self.shape[0] if len(self.shape) > 1 else 1
         return out, math.prod(self.shape) // max(out, 1) + (self.bias is not None)
 
-    def floats(self, rows: int | None) -> int:
-        """Return how many numbers travel for a factor of so many rows, or dense."""
+    def size(self, rows: int | None, wire: str) -> int:
+        """Return the size on the wire, in bytes, of a factor of so many rows, or of the whole matrix."""
         out, columns = self.matrix
-        return out * columns if rows is None else rows * (out + columns)
+        if rows is None:
+            return wire_bytes(wire, out, columns)
+        return wire_bytes(wire, rows, out) + wire_bytes(wire, rows, columns)
 
 
 def gather(
@@ -149,13 +152,14 @@ def _route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, r
         kept = bias if method.feedback == "both" else None
         route = Route(name, shape, kept, False, method.rank + method.oversampling, method.rank)
         # With more rows than that the product is the smaller operator, and autograd forms it anyway.
-        route = replace(route, captured=rows is not None and route.floats(rows) <= route.floats(None))
+        out, columns = route.matrix
+        route = replace(route, captured=rows is not None and rows * (out + columns) <= out * columns)
         if route.captured and method.residual == "factors":
             route = replace(route, residual=RESIDUAL_ROWS)
-        return route if route.floats(route.up) < route.floats(None) else dense
+        return _smaller(route, dense, method.wire)
     if isinstance(method, PowerSgd):
         route = Route(name, shape, None, False, method.rank, method.rank)  # biases exact, as published
-        return route if route.floats(route.up) < route.floats(None) else dense
+        return _smaller(route, dense, method.wire)
     if rows is None:
         return dense
     if isinstance(method, Edad):
@@ -163,9 +167,13 @@ def _route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, r
     if isinstance(method, TopRows):
         rows, bias = min(method.rows, rows), None  # three rows say little of a sum over all
     route = Route(name, shape, bias, True, rows, rows * sites)
-    if route.floats(route.down) >= route.floats(None):
+    if route.size(route.down, method.wire) >= route.size(None, method.wire):
         route = replace(route, down=None)
-    return route if route.floats(route.up) < route.floats(None) else dense
+    return _smaller(route, dense, method.wire)
+
+
+def _smaller(route: Route, dense: Route, wire: str) -> Route:
+    return route if route.size(route.up, wire) < route.size(None, wire) else dense
 
 
 def _probe(spec: RunSpec, model: nn.Module) -> tuple[dict[str, int], tuple[str, ...]]:

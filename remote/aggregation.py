@@ -74,14 +74,14 @@ def site_metrics(plan: Plan, evaluation: Evaluation) -> Metrics:
 
 def _step(plan: Plan, method: Method, first: Message, steps: Sequence[Step], state: State) -> tuple[Step, State]:
     seed = derive(plan.seed, "aggregator", first.round)
-    payload, state = method.aggregate(first.phase, [Weighted(step.weight, step.payload) for step in steps], state, seed)
+    contributions = [Weighted(step.weight, step.payload) for step in steps]
+    payload, state = method.aggregate(first.phase, contributions, state, seed)
     sizes = [norm(value) for value in payload]
     for slot, size in zip(plan.layout(first.phase, up=False).slots, sizes, strict=True):
         if not size < LARGEST_NORM:
             raise NonFiniteError(f"the pooled gradient of {slot.name}")
     total = sum(step.weight for step in steps)
-    parts = shares([Weighted(step.weight, step.payload) for step in steps])
-    loss = sum(part * step.loss for part, step in zip(parts, steps, strict=True))
+    loss = sum(part * step.loss for part, step in zip(shares(contributions), steps, strict=True))
     return Step(total, loss, math.hypot(*sizes), payload), state
 
 

@@ -240,6 +240,8 @@ def _lockstep(
     def tick(aggregator: Aggregator) -> None:
         nonlocal view
         if view is None:
+            for warning in aggregator.plan.warnings:
+                typer.echo(f"warning: {warning}", err=True)
             view = PlainView(aggregator.recorder.progress, lambda: ((), 0.0), Console(stderr=json_output))
             view.start()
         view.tick()

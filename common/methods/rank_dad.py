@@ -13,7 +13,6 @@ from torch import Tensor
 
 from common.errors import NonFiniteError
 from common.factors import Factor
-from common.layout import Slot
 from common.methods.base import State, Weighted, pooled, received
 from common.reduction.block import block
 from common.reduction.budget import share_out
@@ -142,13 +141,10 @@ class RankDadMethod:
         ]
         if self._spec.budget is None:
             return tuple(sent)
-        slots = [Slot(route.name, 1, route.matrix) for route in self._routes]
-        costs = [slot.size(self._spec.wire) for slot in slots]
-        dense = sum(
-            Slot(route.name, route.matrix[0], route.matrix[1:]).size(self._spec.wire)
-            for route, value in zip(self._routes, sent, strict=True)
-            if not isinstance(value, Factor)
-        )
+        wire = self._spec.wire
+        costs = [route.size(1, wire) for route in self._routes]
+        pairs = zip(self._routes, sent, strict=True)
+        dense = sum(route.size(None, wire) for route, value in pairs if not isinstance(value, Factor))
         counts = share_out(sent, costs, self._spec.budget - dense)
         return tuple(
             value.leading(count) if isinstance(value, Factor) else value

@@ -118,7 +118,7 @@ class AggregatorClient:
                     "address right? Raise the site's patience to wait longer"
                 )
             self._say(f"{self._url}: {problem}; trying again in {min(delay, left):.1f} s, for {left:.0f} s more")
-            time.sleep(min(delay, left))
+            time.sleep(min(delay, left))  # nobody is there to be asked
             delay = min(delay * 2, LONGEST_DELAY)
 
     def _once(self, verb: str, path: str, body: bytes | None) -> tuple[int, bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
 from typing import Any
 
 import pytest
@@ -10,88 +9,29 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from common.capture import FactorCapture
 from common.errors import NonFiniteError, SpecError
 from common.factors import Factor
 from common.messages import Kind, Message, Step
-from common.methods import Method, State, Weighted, method_for, rank_dad
-from common.methods.base import received
-from common.plan import Plan, make_plan
+from common.methods import State, method_for, rank_dad
+from common.plan import make_plan
 from common.protocol import body_bytes, pack
 from common.reduction.spi import spi
 from common.replica import Replica
-from common.routes import Payload, gather, scatter
+from common.routes import Payload, scatter
 from common.spec import RankDad
+from tests.common.steps import (
+    BATCHES,
+    TOLERANCE,
+    assert_equal,
+    batch_of,
+    exchange,
+    matrix_of,
+    pooled_gradients,
+    prepare,
+    site_gradients,
+)
 from tests.conftest import run_spec
-
-BATCHES = (8, 3, 5)
-TOLERANCE = {"float32": 2e-6, "float64": 1e-13}
-
-
-def prepare(method: dict[str, Any], dtype: str, hidden: tuple[int, ...] = (64, 64)) -> tuple[Plan, Replica, Method]:
-    spec = run_spec(
-        model={"name": "mlp", "hidden": list(hidden)}, method={"wire": dtype} | method, training={"dtype": dtype}
-    )
-    replica = Replica(spec)
-    plan = make_plan(spec, replica.model)
-    return plan, replica, method_for(spec, plan.routes, replica.model)
-
-
-def batch_of(size: int, seed: int, dtype: str) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(size, 6, generator=generator, dtype=torch.float64).to(getattr(torch, dtype))
-    return x, torch.randint(3, (size,), generator=generator)
-
-
-def site_gradients(plan: Plan, replica: Replica, batch: tuple[Tensor, Tensor]) -> Payload:
-    with FactorCapture(replica.model, only=plan.factor_names) as capture:
-        capture.backward(F.cross_entropy(replica.model(batch[0]), batch[1]))
-    return gather(plan.routes, capture.factors(), capture.dense(), next(replica.model.parameters()))
-
-
-def pooled_gradients(replica: Replica, batches: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    replica.model.zero_grad(set_to_none=True)
-    x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    F.cross_entropy(replica.model(x), y).backward()
-    return {name: p.grad.clone() for name, p in replica.model.named_parameters() if p.grad is not None}
-
-
-def exchange(
-    method: Method, gradients: list[tuple[float, Payload]], states: list[State], aggregator: State, seed: int = 0
-) -> tuple[Payload, list[State], State]:
-    """One step of all sites and the aggregator, in as many exchanges as the method takes."""
-    total = sum(weight for weight, _ in gradients)
-    steps = [
-        method.step(gradient, weight / total, state, seed=seed + i)
-        for i, ((weight, gradient), state) in enumerate(zip(gradients, states, strict=True))
-    ]
-    payloads, updates = [next(step) for step in steps], list[Payload]()
-    while True:
-        sent = [Weighted(weight, payload) for (weight, _), payload in zip(gradients, payloads, strict=True)]
-        update, aggregator = method.aggregate(len(updates), sent, aggregator, seed + 99)
-        updates.append(update)
-        payloads, ends = [], []
-        for step in steps:
-            try:
-                payloads.append(step.send(update))
-            except StopIteration as stop:
-                ends.append(stop.value)
-        if ends:
-            assert len(ends) == len(steps)
-            return method.gradients(updates), ends, aggregator
-
-
-def matrix_of(value: Factor | Tensor) -> Tensor:
-    return value.gradient() if isinstance(value, Factor) else value
-
-
-def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
-    assert found.keys() == expected.keys()
-    for name, gradient in expected.items():
-        error = torch.linalg.vector_norm(found[name] - gradient) / torch.linalg.vector_norm(gradient)
-        assert error <= tolerance, (name, float(error))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -179,177 +119,6 @@ def test_the_plain_mean_of_unequal_sites_is_wrong() -> None:
     found, expected = scatter(plan.routes, update), pooled_gradients(replica, batches)
     errors = [torch.linalg.vector_norm(found[n] - g) / torch.linalg.vector_norm(g) for n, g in expected.items()]
     assert max(errors) > 0.1
-
-
-WIRES = ["float32", "float64", "bfloat16", "float16", "int8"]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("wire", WIRES)
-@pytest.mark.parametrize("residual", ["dense", "factors"])
-def test_feedback_telescopes_at_the_site(dtype: str, wire: str, residual: str) -> None:
-    """What was sent plus what is kept is what there was, whatever the wire rounds off; while rows are few, as rows."""
-    plan, replica, method = prepare({"name": "rank-dad", "rank": 2, "wire": wire, "residual": residual}, dtype)
-    at = next(i for i, route in enumerate(plan.routes) if route.captured)
-    meant = torch.zeros(plan.routes[at].matrix, dtype=torch.float64)
-    sent, state = meant.clone(), State()
-    for step in range(50 if residual == "dense" else 10):
-        gradients = site_gradients(plan, replica, batch_of(8, step, dtype))
-        meant += matrix_of(gradients[at]).double()
-        exchange_ = method.step(gradients, 1.0, state, step)
-        factor = next(exchange_)[at]
-        assert isinstance(factor, Factor)
-        assert factor.rows <= 2
-        decoded = received(factor, wire)
-        sent += matrix_of(decoded).double()
-        with pytest.raises(StopIteration) as end:
-            exchange_.send(gradients)
-        state = end.value.value
-    kept = state.residuals[plan.routes[at].name]
-    assert isinstance(kept, Factor) == (residual == "factors")
-    error = torch.linalg.vector_norm(sent + matrix_of(kept).double() - meant)
-    assert error <= 1e-5 * torch.linalg.vector_norm(meant)
-
-
-@pytest.mark.parametrize(
-    ("method_spec", "wire"),
-    [
-        ({"name": "rank-dad", "residual": "dense"}, "float64"),
-        ({"name": "rank-dad", "residual": "dense"}, "int8"),
-        ({"name": "powersgd"}, "float64"),
-    ],
-)
-def test_feedback_telescopes_through_the_aggregator(method_spec: dict[str, Any], wire: str) -> None:
-    """Σ applied + what aggregator and sites keep = Σ pooled gradients, though shares change and a site runs out."""
-    plan, replica, method = prepare(method_spec | {"rank": 1, "wire": wire}, "float64")
-    states, aggregator = [State(), State(), State()], State()
-    pooled = applied = torch.zeros(())
-    for step in range(50):
-        sizes = ((8, 8, 8), (8, 3, 5), (1, 8, 2), (8, 1, 0))[step % 4]
-        batches = [batch_of(size, 10 * step + i, "float64") for i, size in enumerate(sizes)]
-        gradients = [(float(len(batch[1])), site_gradients(plan, replica, batch)) for batch in batches]
-        update, states, aggregator = exchange_on_the_wire(plan, method, gradients, states, aggregator)
-        pooled = pooled + pooled_gradients(replica, batches)["3.weight"]
-        applied = applied + scatter(plan.routes, update)["3.weight"]
-    residuals = [state.residuals["3.weight"] for state in [*states, aggregator] if "3.weight" in state.residuals]
-    kept = torch.stack([matrix_of(residual)[:, :64] for residual in residuals]).sum(dim=0)
-    assert torch.linalg.vector_norm(kept) > 0.01 * torch.linalg.vector_norm(pooled)
-    assert torch.linalg.vector_norm(applied + kept - pooled) <= 1e-6 * torch.linalg.vector_norm(pooled)
-
-
-@pytest.mark.parametrize("name", ["rank-dad", "powersgd"])
-@pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16", "int8"])
-def test_what_travels_dense_is_the_pooled_gradient_and_what_is_rounded_off_comes_later(name: str, wire: str) -> None:
-    """Rank 5 makes the last layer dense: sums over many steps agree far better than one step does."""
-    plan, replica, method = prepare({"name": name, "rank": 5, "wire": wire}, "float32", hidden=(16, 16))
-    dense = {"5.bias", "5.weight"} & {route.name for route in plan.routes if route.up is None}
-    assert dense
-    states, aggregator = [State(), State(), State()], State()
-    pooled, applied = dict.fromkeys(dense, torch.zeros(())), dict.fromkeys(dense, torch.zeros(()))
-    for step in range(40):
-        batches = [batch_of(size, 10 * step + i, "float32") for i, size in enumerate(BATCHES)]
-        gradients = [(float(len(batch[1])), site_gradients(plan, replica, batch)) for batch in batches]
-        update, states, aggregator = exchange_on_the_wire(plan, method, gradients, states, aggregator)
-        exact, found = pooled_gradients(replica, batches), scatter(plan.routes, update)
-        for key in dense:
-            assert torch.linalg.vector_norm(found[key] - exact[key]) <= 0.05 * torch.linalg.vector_norm(exact[key])
-            pooled[key], applied[key] = pooled[key] + exact[key], applied[key] + found[key]
-    most = 2e-3 if name == "rank-dad" else 2e-2  # powersgd has no feedback for what the way back rounds off
-    for key in dense:
-        assert torch.linalg.vector_norm(applied[key] - pooled[key]) <= most * torch.linalg.vector_norm(pooled[key])
-
-
-def test_powersgds_residual_stays_small_where_sites_differ() -> None:
-    """One class a site: each keeps what of its own gradient was not applied, not how it differs from the others."""
-    plan, replica, method = prepare({"name": "powersgd", "rank": 2, "wire": "float64"}, "float64")
-    states, aggregator, sizes = [State(), State(), State()], State(), []
-    for step in range(60):
-        batches = [(batch_of(8, 10 * step + i, "float64")[0], torch.full((8,), i)) for i in range(3)]
-        if step % 4 == 3:
-            batches[2] = (batches[2][0][:0], batches[2][1][:0])
-        gradients = [(float(len(batch[1])), site_gradients(plan, replica, batch)) for batch in batches]
-        update, states, aggregator = exchange(method, gradients, states, aggregator)
-        assert torch.allclose(scatter(plan.routes, update)["5.bias"], pooled_gradients(replica, batches)["5.bias"])
-        sizes.append(max(float(torch.linalg.vector_norm(matrix_of(s.residuals["3.weight"]))) for s in states))
-    assert max(sizes[40:]) < 2 * max(sizes[:20])
-
-
-def test_tolerance_holds_in_the_steps_that_reduce_the_residual_too() -> None:
-    spec = {"name": "rank-dad", "rank": 8, "tolerance": 0.3, "reducer": "exact"}
-    plan, replica, method = prepare(spec, "float32", hidden=(256, 256))
-    at = next(i for i, route in enumerate(plan.routes) if route.residual)
-    state, shrunk = State(), 0
-    for step in range(60):
-        exchange_ = method.step(site_gradients(plan, replica, batch_of(8, step, "float32")), 1.0, state, step)
-        update = next(exchange_)
-        factor = update[at]
-        assert isinstance(factor, Factor)
-        sizes = torch.linalg.vector_norm(factor.delta, dim=1)
-        assert bool((sizes[1:] > 0.3 * sizes[0]).all())
-        with pytest.raises(StopIteration) as end:
-            exchange_.send(update)
-        before, state = state, end.value.value
-        rows = [s.residuals[plan.routes[at].name] for s in (before, state) if s.residuals]
-        shrunk += len(rows) == 2 and matrix_rows(rows[1]) < matrix_rows(rows[0])
-    assert shrunk >= 2
-
-
-def matrix_rows(value: Factor | Tensor) -> int:
-    assert isinstance(value, Factor)
-    return value.rows
-
-
-def exchange_on_the_wire(
-    plan: Plan, method: Method, gradients: list[tuple[float, Payload]], states: list[State], aggregator: State
-) -> tuple[Payload, list[State], State]:
-    """`exchange` with every payload rounded as the wire rounds it."""
-
-    class Rounding:
-        def step(self, gradients: Payload, share: float, state: State, seed: int) -> Generator[Payload, Payload, State]:
-            inner = method.step(gradients, share, state, seed)
-            payload = next(inner)
-            while True:
-                update = yield tuple(received(value, plan.wire) for value in payload)
-                try:
-                    payload = inner.send(update)
-                except StopIteration as stop:
-                    end: State = stop.value
-                    return end
-
-        def aggregate(
-            self, phase: int, contributions: Sequence[Weighted], state: State, seed: int
-        ) -> tuple[Payload, State]:
-            update, state = method.aggregate(phase, contributions, state, seed)
-            return tuple(received(value, plan.wire) for value in update), state
-
-        def gradients(self, updates: Sequence[Payload]) -> Payload:
-            return method.gradients(updates)
-
-    return exchange(Rounding(), gradients, states, aggregator)
-
-
-def test_residual_rows_never_pile_up_and_hold_nearly_all() -> None:
-    """Reduced to 16 once there are too many: few rows, and little of what was meant is neither sent nor kept."""
-    plan, replica, method = prepare({"name": "rank-dad", "rank": 4}, "float32", hidden=(256, 256))
-    at = next(i for i, route in enumerate(plan.routes) if route.captured)
-    state, rows, meant = State(), [], torch.zeros(plan.routes[at].matrix)
-    sent = meant.clone()
-    for step in range(60):
-        gradients = site_gradients(plan, replica, batch_of(8, step, "float32"))
-        meant += matrix_of(gradients[at])
-        exchange_ = method.step(gradients, 1.0, state, step)
-        update = next(exchange_)
-        sent += matrix_of(update[at])
-        with pytest.raises(StopIteration) as end:
-            exchange_.send(update)
-        state = end.value.value
-        kept = state.residuals[plan.routes[at].name]
-        assert isinstance(kept, Factor)
-        rows.append(kept.rows)
-    assert max(rows) <= 192 + 4
-    assert min(rows[20:]) == 16, "reduced at least once"
-    forgotten = torch.linalg.vector_norm(meant - sent - matrix_of(kept))
-    assert forgotten <= 0.1 * torch.linalg.vector_norm(meant)
 
 
 def test_powersgd_with_all_directions_is_exact_and_finds_back_from_zero() -> None:
@@ -478,18 +247,6 @@ def test_nan_in_a_gradient_is_named_before_it_is_reduced() -> None:
     value.delta[1, 1] = float("nan")
     with pytest.raises(NonFiniteError, match=r"3\.weight"):
         next(method.step(gradients, 0.5, State(), 0))
-
-
-def test_a_site_out_of_data_keeps_its_residual() -> None:
-    plan, replica, method = prepare({"name": "rank-dad", "rank": 1}, "float32")
-    residual = State({"3.weight": Factor(torch.randn(3, 64), torch.randn(3, 65))})
-    nothing = gather(plan.routes, {}, {}, next(replica.model.parameters()))
-    step = method.step(nothing, 0.0, residual, 0)
-    sent = next(step)
-    assert all(value.rows == 0 for value in sent if isinstance(value, Factor))
-    with pytest.raises(StopIteration) as end:
-        step.send(sent)
-    assert end.value.value.residuals is residual.residuals
 
 
 def test_spi_runs_at_every_site_and_again_at_the_aggregator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,13 @@ def test_a_rank_that_makes_nothing_smaller_is_said() -> None:
     assert plan.warnings == ("rank 16 makes no layer smaller: everything travels dense",)
 
 
+@pytest.mark.parametrize(("wire", "rows"), [("float32", 2), ("int8", None)])
+def test_factor_or_dense_is_a_matter_of_bytes_on_this_wire(wire: str, rows: int | None) -> None:
+    """A 3 × 7 matrix: 2 rows are 20 numbers of 21, but in int8 their four scales are 16 bytes and the matrix's 12."""
+    plan = plan_of({"name": "rank-dad", "rank": 2, "wire": wire}, model={"name": "mlp", "hidden": []})
+    assert plan.routes[0].up == rows
+
+
 class Scaled(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * 2

@@ -54,6 +54,8 @@ def test_the_files_that_come_with_it_are_valid(name: str) -> None:
         ("training.optimizer.weight_decay=Infinity", "training.optimizer.weight_decay", "got Infinity"),
         ("federation.sites=[]", "federation.sites", "got []"),
         ('data.file="../../etc/passwd"', "data.file", "got"),
+        ('method={"name":"dsgd","wire":"int4"}', "method.wire", 'got "int4"'),
+        ('method={"name":"edad","wire":"int8"}', "method.wire", 'got "int8"'),
         ('model={"name":"factory","factory":"os.system"}', "model.factory", 'got "os.system"'),
         ("name=null", "name", "got null"),
         ("typo=1", "typo", "not known here"),

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from common.errors import RunFailedError
+from common.models import build_model
 from common.spec import RunSpec
 from local.data import SiteData
 from local.training import Result
@@ -225,7 +226,6 @@ def test_one_site_alone_is_a_run(tmp_path: Path, site_data: Data) -> None:
 
 
 def test_bytes_never_exceed_the_plan(tmp_path: Path, site_data: Data) -> None:
-    from common.models import build_model
     from common.plan import make_plan
     from common.protocol import step_bytes
 
@@ -301,3 +301,50 @@ def test_dad_says_that_no_factor_covers_a_weight(tmp_path: Path, site_data: Data
     spec = run_spec(model=model, method={"name": "dad"})
     with pytest.raises(RunFailedError, match=r"middle\.weight outside its layer in this step"):
         run(spec, site_data(spec), tmp_path / "run", allowed_factories=[factory])
+
+
+class Root(nn.Module):
+    """A finite loss whose gradient is not: the slope of a square root at zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(6, 3), nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layer(x) + self.scale.abs().sqrt()
+        return logits
+
+
+def root() -> nn.Module:
+    return Root()
+
+
+@pytest.mark.parametrize("name", ["dsgd", "rank-dad", "powersgd"])
+def test_a_gradient_that_is_not_finite_is_named_with_site_and_step(tmp_path: Path, site_data: Data, name: str) -> None:
+    method: dict[str, Any] = {"name": name} | ({} if name == "dsgd" else {"rank": 1})
+    factory = "tests.simulations.test_lockstep:root"
+    spec = run_spec(model={"name": "factory", "factory": factory}, method=method)
+    with pytest.raises(RunFailedError, match=r"alpha could not go on: the gradient of scale in step 1 holds NaN"):
+        run(spec, site_data(spec), tmp_path / "run", allowed_factories=[factory])
+    assert rows_of(tmp_path / "run" / "steps.csv") == [], "nothing of it was applied"
+
+
+def test_unequal_sites_train_as_one_pooled_batch_clipped_after_pooling(tmp_path: Path, site_data: Data) -> None:
+    """One batch of everything a step, against plain torch on all samples together."""
+    training = {"dtype": "float64", "epochs": 4, "batch_size": 500, "clip": 0.05, "validation": 0.0}
+    spec = run_spec(
+        method={"name": "dad", "wire": "float64"},
+        training=training | {"optimizer": {"name": "sgd", "lr": 0.5}},
+    )
+    data = site_data(spec)
+    found = final_weights(run(spec, data, tmp_path / "run"))
+    model = build_model(spec)
+    inputs, labels = (torch.cat([getattr(site.train, part) for site in data.values()]) for part in ("inputs", "labels"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(4):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        assert nn.utils.clip_grad_norm_(model.parameters(), 0.05) > 0.05
+        optimizer.step()
+    for key, value in model.state_dict().items():
+        assert torch.allclose(found[key], value, rtol=0, atol=1e-12), key
