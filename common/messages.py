@@ -162,6 +162,17 @@ class Message:
     phase: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A trainer's question whether a round is complete already: answered with its update, or with None.
+
+    Args:
+        round: its number.
+    """
+
+    round: int
+
+
 def failure_message(site: str, round_: int, error: BaseException) -> Message:
     """Return the message by which a site says that it cannot go on."""
     reason = str(error) if isinstance(error, RankdadError) else one_line(error)

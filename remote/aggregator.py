@@ -122,6 +122,35 @@ class Aggregator:
             self._ledger.append(Record(Entry.CONTRIBUTION, message.round, self.plan.sites.index(site), body))
         return effects
 
+    def recorded(self, round_: int) -> bytes | None:
+        """Return the update of a completed round; None if the round is not complete.
+
+        Raises:
+            ProtocolError: 409 for a round of the future, 410 for one that is no longer kept.
+        """
+        if round_ > self.barrier.round:
+            raise ProtocolError(409, f"r: got round {round_}, but the run is in round {self.barrier.round}")
+        if round_ == self.barrier.round:
+            return self.barrier.stored if self.barrier.failed else None
+        stored = self._ledger.update(round_) if self._ledger else None
+        if stored is None and round_ == self.barrier.round - 1:
+            stored = self.barrier.stored
+        if stored is None:
+            raise ProtocolError(410, f"r: round {round_} is no longer kept")
+        return stored
+
+    def tick(self) -> list[Effect]:
+        """Do what is due by now: to be called several times a second."""
+        return []
+
+    def depart(self, site: str, reason: str) -> list[Effect]:
+        """Take note that a site cannot go on, or is not there any more."""
+        return self.fail(site, reason)
+
+    def snapshot(self, site: str) -> bytes | None:
+        """Return the newest state of the run for a site that has lost its own; None if the first round is near."""
+        return None
+
     def resume(self) -> list[Effect]:
         """Go through the ledger up to where it ends, and return what is left to do.
 

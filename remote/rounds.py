@@ -130,6 +130,11 @@ class Barrier:
         """The last answer: the update of the round before this, or the failure that ended the run."""
         return self._stored
 
+    @property
+    def failed(self) -> bool:
+        """Whether a failure ended the run."""
+        return self._failed
+
     def holds(self, site: str) -> bool:
         """Tell whether a site's contribution to this round is there."""
         return site in self._bodies
