@@ -1,34 +1,27 @@
-"""The ledger: one append-only file of everything that a run has decided, written before anybody is answered.
+"""The ledger: everything that a run has decided, written before anybody is answered.
 
-A file begins with a mark, the plan's digest and the run's own number, which tells it from another run of the same plan.
-Each record is a head with a checksum and a body of raw bytes as they were on the wire: a contribution of a site, or the
-update of a round. A crash can cut the last record short; nobody was answered then, and it is dropped when the file is
-opened again.
+A folder of journals. Contributions and updates stand in files of their own, and a checkpoint of the aggregator begins
+new ones: contributions from before the older of two checkpoints are never needed again and go, and with
+`Retention.TAIL` the updates of that time go with them.
 
-    head   size of the body, uint32 · checksum (CRC-32) of kind, site, round and body, uint32 · kind, uint8 ·
-           site's place in the plan, uint16 · round, uint64
+    contributions-000000000000    to the rounds from 0 on, and resets of sites
+    updates-000000000000          of the same rounds
 """
 
 from __future__ import annotations
 
-import os
-import struct
-import zlib
+from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import StrEnum
+from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 from common.errors import UserError
+from common.journal import Entry, Journal, Record, read_journal
 
-MARK = b"rankdad ledger 1\n"
-_HEAD, _CHECKED = struct.Struct("<IIBHQ"), struct.Struct("<BHQ")
-NOBODY = 0xFFFF  # the place of the aggregator
-
-
-def _beginning(mark: bytes, run_id: str) -> bytes:
-    start = mark + run_id.encode()
-    return start + f" {zlib.crc32(start):08x}\n".encode()
+CONTRIBUTIONS, UPDATES = "contributions", "updates"
+T = TypeVar("T")
 
 
 class Durability(StrEnum):
@@ -38,67 +31,52 @@ class Durability(StrEnum):
     POWER = "power"
 
 
-class Entry(IntEnum):
-    """What a record holds."""
+class Retention(StrEnum):
+    """What is kept: every update, for the model of any step, or the last two checkpoints and what came after."""
 
-    CONTRIBUTION = 1
-    UPDATE = 2
-
-
-@dataclass(frozen=True)
-class Record:
-    """One record.
-
-    Args:
-        entry: what it holds.
-        round: its number.
-        site: place in the plan of the site that sent it; NOBODY for an update.
-        body: a message's bytes.
-    """
-
-    entry: Entry
-    round: int
-    site: int
-    body: bytes
+    ALL = "all"
+    TAIL = "tail"
 
 
 class Ledger:
     """A run's ledger, open to append.
 
     Args:
-        path: made if it is missing; a torn last record is cut off.
+        folder: made if it is missing; torn last records are cut off.
         plan_sha256: digest of the run's plan.
-        run_id: of this run, 16 hexadecimal digits; that of a file that is there already stands.
+        run_id: of this run, 16 hexadecimal digits; that of a ledger that is there already stands.
         sync: whether a record is on the disk, not only with the operating system, before `append` returns: what a
             power failure needs, and a crash of the process does not.
 
     Raises:
-        UserError: the file is no ledger, or that of another plan.
+        UserError: a file in it is no ledger, or that of another plan.
     """
 
-    def __init__(self, path: Path, plan_sha256: str, run_id: str = "0" * 16, *, sync: bool = False) -> None:
-        self.path = path
-        self._sync = sync
-        self._updates: dict[int, tuple[int, int]] = {}  # round → place and size of its update's body
-        mark = MARK + plan_sha256.encode() + b"\n"
-        start = _beginning(mark, run_id)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        found = os.pread(self._file, len(start), 0)
-        if not mark.startswith(found[: len(mark)]):
-            raise self._refusal("is the ledger of another run, plan or version")
-        self._end = len(start)
-        if len(found) < len(start):
-            os.truncate(self._file, 0)
-            self._write(start, 0)
-            found = start
-        self.run_id = found[len(mark) :][:16].decode(errors="replace")
-        if found != _beginning(mark, self.run_id):
-            raise self._refusal("has a damaged beginning")
-        self._start = len(start)
-        for place, record in _scan(self._file, self._start):
-            self._end = place + _HEAD.size + len(record.body)
-            self._note(record, place)
-        os.truncate(self._file, self._end)
+    def __init__(self, folder: Path, plan_sha256: str, run_id: str = "0" * 16, *, sync: bool = False) -> None:
+        self.folder = folder
+        self._plan_sha256, self.run_id, self._sync = plan_sha256, run_id, sync
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be made: {error.strerror}") from None
+        self._contributions: dict[int, Journal] = {}  # by their first round, in order
+        self._updates: dict[int, Journal] = {}
+        self._places: dict[int, array[int]] = {}  # of the updates in each of those files
+        for first in _rounds(folder, UPDATES) or [0]:
+            self._updates[first] = self._open(UPDATES, first)
+            self._places[first] = array("Q", (place for place, _ in self._updates[first].records()))
+        for first in _rounds(folder, CONTRIBUTIONS) or [max(self._updates)]:
+            self._contributions[first] = self._open(CONTRIBUTIONS, first)
+
+    @property
+    def oldest(self) -> int:
+        """The first round whose update is kept."""
+        return min(self._updates)
+
+    @property
+    def oldest_contribution(self) -> int:
+        """The first round whose contributions are kept."""
+        return min(self._contributions)
 
     def append(self, record: Record) -> None:
         """Write a record at the end.
@@ -106,76 +84,115 @@ class Ledger:
         Raises:
             UserError: the disk is full or broken; what was written before stays readable.
         """
-        checked = _CHECKED.pack(record.entry, record.site, record.round)
-        checksum = zlib.crc32(record.body, zlib.crc32(checked))
-        head = _HEAD.pack(len(record.body), checksum, record.entry, record.site, record.round)
-        try:
-            self._write(head + record.body, self._end)
-            if self._sync:
-                os.fdatasync(self._file)
-        except OSError as error:
-            os.truncate(self._file, self._end)
-            raise UserError(f"{self.path}: cannot be written: {error.strerror}; the run can go on from here") from None
-        self._note(record, self._end)
-        self._end += len(head) + len(record.body)
+        if record.entry is Entry.UPDATE:
+            _last(self._places).append(_last(self._updates).append(record))
+        else:
+            _last(self._contributions).append(record)
 
     def update(self, round_: int) -> bytes | None:
         """Return the update of a completed round; None if it is not there."""
-        if round_ not in self._updates:
+        first = max((first for first in self._updates if first <= round_), default=None)
+        if first is None or round_ - first >= len(self._places[first]):
             return None
-        place, size = self._updates[round_]
-        return os.pread(self._file, size, place)
+        return self._updates[first].at(self._places[first][round_ - first]).body
 
-    def records(self) -> Iterator[Record]:
-        """Yield all records in their order."""
-        return (record for _, record in _scan(self._file, self._start))
+    def records(self, since: int = 0) -> Iterator[Record]:
+        """Yield what is kept of the rounds from `since` on: of each the contributions and resets, then the update."""
+        contributions, updates = (
+            chain.from_iterable(map(_bodies, _from(files, since))) for files in (self._contributions, self._updates)
+        )
+        return _in_rounds(contributions, updates, since)
 
-    def _refusal(self, what: str) -> UserError:
-        os.close(self._file)
-        return UserError(f"{self.path}: {what}; it is left as it is")
+    def begin(self, round_: int) -> None:
+        """Begin new files: there is a checkpoint between the round before and this one."""
+        for files, kind in ((self._contributions, CONTRIBUTIONS), (self._updates, UPDATES)):
+            if round_ not in files:
+                files[round_] = self._open(kind, round_)
+        self._places.setdefault(round_, array("Q"))
+
+    def retire(self, before: int, retention: Retention) -> None:
+        """Remove what no process will need again: nobody goes back to a round before this."""
+        self._remove(self._contributions, before)
+        if retention is Retention.TAIL:
+            self._remove(self._updates, before)
+            self._places = {first: self._places[first] for first in self._updates}
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
+        """Close all files."""
+        for journal in (*self._contributions.values(), *self._updates.values()):
+            journal.close()
 
-    def _note(self, record: Record, place: int) -> None:
-        if record.entry is Entry.UPDATE:
-            self._updates[record.round] = place + _HEAD.size, len(record.body)
+    def _open(self, kind: str, first: int) -> Journal:
+        journal = Journal(_path(self.folder, kind, first), self._plan_sha256, self.run_id, sync=self._sync)
+        self.run_id = journal.run_id
+        return journal
 
-    def _write(self, data: bytes, place: int) -> None:
-        view = memoryview(data)
-        while view:
-            written = os.pwrite(self._file, view, place)
-            view, place = view[written:], place + written
+    @staticmethod
+    def _remove(files: dict[int, Journal], before: int) -> None:
+        following = list(files)[1:]
+        for first, next_ in zip(list(files), following, strict=False):
+            if next_ < before:  # a contribution may have come before its file was begun
+                journal = files.pop(first)
+                journal.close()
+                journal.path.unlink(missing_ok=True)
 
 
-def read_ledger(path: Path, plan_sha256: str) -> Iterator[Record]:
-    """Yield a ledger's whole records without changing it, so that its run may go on meanwhile.
+def oldest_update(folder: Path) -> int:
+    """Return the first round whose update a ledger keeps."""
+    return min(_rounds(folder, UPDATES), default=0)
+
+
+def read_updates(folder: Path, plan_sha256: str, since: int = 0) -> Iterator[Record]:
+    """Yield a ledger's updates without changing it, so that its run may go on meanwhile.
 
     Raises:
-        UserError: it is missing, unreadable, or that of another plan.
+        UserError: it is missing, unreadable, that of another plan, or does not reach back so far.
     """
-    mark = MARK + plan_sha256.encode() + b"\n"
-    try:
-        with path.open("rb") as file:
-            found = file.read(len(_beginning(mark, "0" * 16)))
-            if found != _beginning(mark, found[len(mark) :][:16].decode(errors="replace")):
-                raise UserError(f"{path}: is no ledger of this run, plan and version")
-            for _, record in _scan(file.fileno(), len(found)):
+    files = _rounds(folder, UPDATES)
+    if not files or files[0] > since:
+        missing = f"keeps no round before {files[0]}" if files else "holds no ledger"
+        raise UserError(f"{folder}: {missing}")
+    for first in files:
+        for record in read_journal(_path(folder, UPDATES, first), plan_sha256):
+            if record.round >= since:
                 yield record
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _scan(file: int, place: int) -> Iterator[tuple[int, Record]]:
-    """Yield whole records with their places, up to the first that is torn."""
-    end = os.fstat(file).st_size
-    while place + _HEAD.size <= end:
-        size, checksum, entry, site, round_ = _HEAD.unpack(os.pread(file, _HEAD.size, place))
-        if place + _HEAD.size + size > end or entry not in Entry.__members__.values():
-            return
-        body = os.pread(file, size, place + _HEAD.size)
-        if zlib.crc32(body, zlib.crc32(_CHECKED.pack(entry, site, round_))) != checksum:
-            return
-        yield place, Record(Entry(entry), round_, site, body)
-        place += _HEAD.size + size
+def _rounds(folder: Path, kind: str) -> list[int]:
+    """Return with which rounds a folder's files begin."""
+    stems = (path.name.rpartition("-")[2] for path in folder.glob(f"{kind}-*"))
+    return sorted(int(stem) for stem in stems if stem.isdecimal())
+
+
+def _path(folder: Path, kind: str, first: int) -> Path:
+    return folder / f"{kind}-{first:012d}"
+
+
+def _last(files: dict[int, T]) -> T:
+    return files[max(files)]
+
+
+def _from(files: dict[int, Journal], since: int) -> list[Journal]:
+    """Return the files that reach beyond a round."""
+    following = [*list(files)[1:], since + 1]
+    return [journal for journal, next_ in zip(files.values(), following, strict=True) if next_ >= since]
+
+
+def _bodies(journal: Journal) -> Iterator[Record]:
+    return (record for _, record in journal.records())
+
+
+def _in_rounds(contributions: Iterator[Record], updates: Iterator[Record], since: int) -> Iterator[Record]:
+    """Yield two streams as one: the contributions to a round before what the other stream holds of it."""
+    waiting = next(contributions, None)
+    for update in updates:
+        while waiting is not None and waiting.round <= update.round:
+            if waiting.round >= since:
+                yield waiting
+            waiting = next(contributions, None)
+        if update.round >= since:
+            yield update
+    while waiting is not None:
+        if waiting.round >= since:
+            yield waiting
+        waiting = next(contributions, None)

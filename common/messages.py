@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from common.drift import SKETCH_BYTES, checked
 from common.errors import REASON_CHARACTERS, RankdadError, one_line
 from common.routes import Payload
 
@@ -16,6 +17,7 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Measure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Reason = Annotated[str, Field(max_length=REASON_CHARACTERS)]
 Name = Annotated[str, Field(max_length=63)]
+SketchBytes = Annotated[bytes, Field(min_length=SKETCH_BYTES, max_length=SKETCH_BYTES), AfterValidator(checked)]
 
 
 class Kind(IntEnum):
@@ -28,6 +30,7 @@ class Kind(IntEnum):
     DECISION = 5
     GOODBYE = 6
     FAILURE = 7
+    COMPARISON = 8
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -109,16 +112,31 @@ class Decision(Control):
     stop: bool
 
 
+class Sketch(Control):
+    """A site's weights in a few numbers, as `common.drift` makes them."""
+
+    weights: SketchBytes
+
+
+class Comparison(Control):
+    """How far the sites' weights are apart, relative to their size; past the limit, the replica that all take over."""
+
+    drift: Measure
+    replica: bytes
+
+
 class Goodbye(Control):
     """A site has ended with these weights."""
 
     weights_sha256: Digest
+    sketch: SketchBytes
 
 
 class Farewell(Control):
-    """The answer to goodbye: every site's digest."""
+    """The answer to goodbye: the digest of every site that was there, and how far their weights are apart."""
 
     weights_sha256: Annotated[dict[Name, Digest], Field(max_length=1000)]
+    drift: Measure
 
 
 class Failure(Control):
@@ -128,7 +146,20 @@ class Failure(Control):
     reason: Reason
 
 
-Body = Step | Hello | Roster | Buffers | Evaluation | Pooled | Decision | Goodbye | Farewell | Failure
+Body = (
+    Step
+    | Hello
+    | Roster
+    | Buffers
+    | Evaluation
+    | Pooled
+    | Decision
+    | Goodbye
+    | Farewell
+    | Failure
+    | Sketch
+    | Comparison
+)
 UP: dict[Kind, type[Control]] = {
     Kind.HELLO: Hello,
     Kind.BUFFERS: Buffers,
@@ -136,12 +167,14 @@ UP: dict[Kind, type[Control]] = {
     Kind.DECISION: Decision,
     Kind.GOODBYE: Goodbye,
     Kind.FAILURE: Failure,
+    Kind.COMPARISON: Sketch,
 }
 DOWN: dict[Kind, type[Control]] = {
     **UP,
     Kind.HELLO: Roster,
     Kind.EVALUATION: Pooled,
     Kind.GOODBYE: Farewell,
+    Kind.COMPARISON: Comparison,
 }
 
 
@@ -154,12 +187,14 @@ class Message:
         round: its number, from 0 without gaps over the whole run.
         body: what it carries.
         phase: exchange within one optimizer step.
+        missing: places in the plan of the sites that an update leaves out; a contribution's is empty.
     """
 
     kind: Kind
     round: int
     body: Body
     phase: int = 0
+    missing: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

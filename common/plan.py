@@ -57,6 +57,7 @@ class Plan:
         buffers: of the model, in its order.
         classes: of the task.
         dense_bytes: size of one full gradient in float32, what dsgd sends.
+        replica_bytes: largest size of a replica's state: weights, buffers and moments.
         warnings: layers that look like factors but are not, one sentence each.
     """
 
@@ -73,6 +74,7 @@ class Plan:
     buffers: tuple[BufferSlot, ...]
     classes: int
     dense_bytes: int
+    replica_bytes: int
     warnings: tuple[str, ...]
 
     @property
@@ -126,11 +128,19 @@ def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
         ),
         classes=spec.task.classes,
         dense_bytes=4 * sum(p.numel() for p in model.parameters() if p.requires_grad),
+        replica_bytes=_replica_bytes(model),
         warnings=warnings,
     )
     if isinstance(spec.method, RankDad) and spec.method.budget is not None:
         _check_budget(spec.method.budget, plan)
     return plan
+
+
+def _replica_bytes(model: nn.Module) -> int:
+    tensors = model.state_dict().values()
+    moments: int = sum(2 * p.numel() * p.element_size() + 8 for p in model.parameters() if p.requires_grad)
+    values: int = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return 4096 + 1024 * len(tensors) + values + moments
 
 
 def _check_budget(budget: int, plan: Plan) -> None:

@@ -4,18 +4,21 @@ A message is one msgpack map of a small header and raw little-endian numbers in 
 the wire names a class or a function.
 
     every message       k kind · r round, uint64 · p phase
+    an update that      i the sites that are in it, one bit for each in the plan's order; without it, all are
+    leaves a site out
     a step              m weight, loss and gradient norm, float64 · n rows, uint32 for each slot where they vary ·
                         b numbers as `common.wire` lays them out
     any other kind      d, a map checked by its model in `common.messages`
 
-A step's body has one size for given rows, whatever the round.
+A step's body has one size for given rows, whatever the round, as long as no site is left out.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import msgpack
@@ -47,6 +50,8 @@ def pack(message: Message, plan: Plan, *, up: bool) -> bytes:
         NonFiniteError: a step's payload holds NaN or infinity.
     """
     head: dict[str, Any] = {"k": int(message.kind), "r": _ROUND.pack(message.round), "p": message.phase}
+    if message.missing:
+        head["i"] = _bits(frozenset(range(len(plan.sites))) - message.missing, len(plan.sites))
     body = message.body
     if not isinstance(body, Step):
         return _packb({**head, "d": body.model_dump()})
@@ -91,7 +96,7 @@ def unpack(data: bytes, plan: Plan, *, up: bool, device: str = "cpu") -> Message
     if not isinstance(kind, int) or kind not in Kind.__members__.values():
         raise ProtocolError(422, f"k: got {_shown(kind)}, expected a kind from 1 to {max(Kind)}")
     expected = {"k", "r", "p", "m", "n", "b"} if kind == Kind.STEP else {"k", "r", "p", "d"}
-    if set(document) != expected:
+    if set(document) - (set() if up else {"i"}) != expected:
         raise ProtocolError(
             422, f"the body has the keys {_shown(sorted(map(str, document)))}, expected {sorted(expected)}"
         )
@@ -111,13 +116,32 @@ def unpack(data: bytes, plan: Plan, *, up: bool, device: str = "cpu") -> Message
             unpack_scores(body.scores, plan.classes)
         elif isinstance(body, Buffers):
             unpack_buffers(body.values, plan)
-    return Message(Kind(kind), round_, body, phase)
+    missing = _missing(document, len(plan.sites)) if "i" in document else frozenset[int]()
+    return Message(Kind(kind), round_, body, phase, missing)
 
 
 def body_limit(plan: Plan, *, up: bool) -> int:
     """Return the largest size of a message's body, in bytes, for this plan."""
     steps = (body_bytes(plan, phase, up=up) for phase in range(len(plan.exchanges)))
-    return max(*steps, CONTROL_BYTES + plan.classes * 2 * BINS * 4 + plan.buffer_bytes)
+    largest = max(*steps, CONTROL_BYTES + plan.classes * 2 * BINS * 4 + plan.buffer_bytes)
+    return largest if up else max(largest + _missing_bytes(plan), CONTROL_BYTES + plan.replica_bytes)
+
+
+def _missing_bytes(plan: Plan) -> int:
+    """Return what an update is longer by if it leaves a site out."""
+    bits = math.ceil(len(plan.sites) / 8)
+    return 2 + _head_bytes(bits) + bits
+
+
+def _bits(places: Iterable[int], count: int) -> bytes:
+    return sum(1 << place for place in places).to_bytes(math.ceil(count / 8), "little")
+
+
+def _missing(document: dict[str, Any], count: int) -> frozenset[int]:
+    bits = int.from_bytes(_binary(document, "i", math.ceil(count / 8)), "little")
+    if bits >> count:
+        raise ProtocolError(422, f"i: names a site beyond the {count} of the plan")
+    return frozenset(place for place in range(count) if not bits >> place & 1)
 
 
 def step_bytes(plan: Plan, *, up: bool) -> int:

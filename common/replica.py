@@ -62,7 +62,8 @@ class Replica:
         for name, parameter in self._trained.items():
             moments = self._optimizer.state.get(parameter, {})
             tensors |= {f"{key}/{name}": value for key, value in moments.items() if isinstance(value, Tensor)}
-        return {name: value.detach().cpu().clone() for name, value in tensors.items()}
+        contiguous = torch.contiguous_format
+        return {name: value.detach().cpu().clone(memory_format=contiguous) for name, value in tensors.items()}
 
     def load_state(self, tensors: Mapping[str, Tensor], step: int) -> None:
         """Go back to a state that `state` has returned, after so many steps."""
@@ -75,7 +76,8 @@ class Replica:
         for key, moments in parts.items():
             for name, value in moments.items():
                 owner = self._trained[name]
-                self._optimizer.state[owner][key] = value.to(owner.device)
+                fits = value.shape == owner.shape and value.dtype == owner.dtype
+                self._optimizer.state[owner][key] = _laid_out_as(owner, value) if fits else value.to(owner.device)
 
     def digest(self) -> str:
         """Return the sha256 of all weights and buffers."""
@@ -83,7 +85,7 @@ class Replica:
 
 
 def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """Return a gradient in its parameter's strides: the fused optimizers read its memory in the parameter's order."""
+    """Return a gradient or moment in its parameter's strides: fused optimizers read its memory in that order."""
     gradient = gradient.to(parameter).reshape(parameter.shape)
     if gradient.stride() == parameter.stride():
         return gradient

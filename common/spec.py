@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, model_validator
@@ -267,6 +268,30 @@ class Federation(Part):
 
     sites: Annotated[tuple[SiteName, ...], Field(min_length=1, max_length=1000)]
     """Names of the sites; their order is the order of concatenation."""
+    quorum: Literal["all"] | PositiveInt | Annotated[float, Field(gt=0, lt=1)] = "all"
+    """How many sites a round needs once all have said hello: all, a number of them, or a part of them."""
+    grace: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5.0
+    """Seconds for which the others are waited for when the quorum is in."""
+    timeout: PositiveFloat | None = None
+    """Seconds after which a round without its quorum ends the run; null waits for as long as it takes."""
+    compare_every: Annotated[int, Field(ge=0)] = 500
+    """Steps after which all sites' weights are compared; 0 compares them at the end alone."""
+    drift: PositiveFloat = 1e-3
+    """Largest distance between two sites' weights, relative to their size; beyond it all take over one replica."""
+
+    @property
+    def least(self) -> int:
+        """How many sites a round needs."""
+        count = len(self.sites)
+        if self.quorum == "all":
+            return count
+        return self.quorum if isinstance(self.quorum, int) else math.ceil(self.quorum * count)
+
+    @model_validator(mode="after")
+    def _quorum_can_be_met(self) -> Federation:
+        if self.least > len(self.sites):
+            raise ValueError(f"quorum: got {self.quorum}, expected at most the number of sites, {len(self.sites)}")
+        return self
 
     @model_validator(mode="after")
     def _names_tell_apart(self) -> Federation:

@@ -12,13 +12,14 @@ import torch
 
 from common import __version__
 from common.artifacts import save_model
+from common.checkpoints import EVERY, Checkpoints, take_over
+from common.course import Course
 from common.documents import load_json, validate
 from common.errors import SpecError, UserError
 from common.plan import make_plan
 from common.protocol import step_bytes
 from common.replica import Replica
 from common.spec import RunSpec
-from local.checkpoint import EVERY, load_checkpoint, save_checkpoint
 from local.config import SiteConfig
 from local.data import read_site
 from local.drivers.http import AggregatorClient, drive
@@ -46,29 +47,41 @@ def run_site(config: SiteConfig) -> Result:
         data = read_site(spec, Path(config.data), index).to(config.device)
         replica = Replica(spec, config.allow_factories, config.device)
         plan = make_plan(spec, replica.model)
-        checkpoints = output / "checkpoints" / run_id(offered)
-        state = load_checkpoint(checkpoints, plan, replica, config.name) or TrainingState(config.name)
-        if state.round:
-            say(f"{config.name}: goes on from its checkpoint of step {replica.step}, round {state.round}")
+        checkpoints = Checkpoints(output / "checkpoints" / run_id(offered), plan, config.name)
+        state = _state(config, client, Course(spec, plan, replica), checkpoints)
         for warning in plan.warnings:
             say(f"warning: {warning}")
         say(
             f"{config.name}: {len(data.train)} samples to train on, {len(data.validation)} to validate, "
             f"{len(data.test)} to test"
         )
+        began = state.course.round
+
+        def between_steps() -> None:
+            if replica.step % EVERY == 0 and state.course.round > began:
+                checkpoints.save(state.course, state.residuals)
+
         with closing(Timings(output / "timings.csv")) as timings:
-            resumed = replica.step
-
-            def between_steps() -> None:
-                if replica.step % EVERY == 0 and replica.step > resumed:
-                    save_checkpoint(checkpoints, plan, replica, state)
-
-            training = train(spec, plan, data, replica, state, timings.lap, between_steps)
+            training = train(spec, plan, data, state, timings.lap, between_steps)
             result = drive(training, client, plan, config.name, device=config.device, lap=timings.lap)
     save_model(output / "model", spec, result.best, result.final)
-    shutil.rmtree(checkpoints, ignore_errors=True)
+    shutil.rmtree(checkpoints.folder, ignore_errors=True)
     say(f"{config.name}: done after {result.epochs} epochs; the model is in {output / 'model'}")
     return result
+
+
+def _state(config: SiteConfig, client: AggregatorClient, course: Course, checkpoints: Checkpoints) -> TrainingState:
+    """Return where the site stands: at its last checkpoint, else where the run does, else at the beginning."""
+    found = checkpoints.load(course)
+    if found is not None:
+        say(f"{config.name}: goes on from its checkpoint of step {course.replica.step}, round {course.round}")
+        return TrainingState(config.name, course, found[1])
+    snapshot = client.snapshot()
+    if snapshot is not None:
+        take_over(course, snapshot)
+        step = course.replica.step
+        say(f"{config.name}: has lost its checkpoints; goes on from the aggregator's of step {step}, without residuals")
+    return TrainingState(config.name, course)
 
 
 def check_site(config: SiteConfig) -> None:

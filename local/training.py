@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from itertools import zip_longest
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,11 +16,14 @@ from torch.nn import functional as F
 
 from common import __version__
 from common.capture import FactorCapture
+from common.course import Course, batch_sizes
 from common.errors import ModelError, NonFiniteError, ProtocolError, RunFailedError
 from common.factors import norm
 from common.messages import (
+    Ask,
     Body,
     Buffers,
+    Comparison,
     Decision,
     Evaluation,
     Failure,
@@ -32,51 +34,41 @@ from common.messages import (
     Message,
     Pooled,
     Roster,
+    Sketch,
     Step,
 )
-from common.methods import State, method_for
+from common.methods import State
 from common.metrics import Tally, tally
 from common.plan import Plan
-from common.protocol import pack_buffers, pack_scores, unpack_buffers
-from common.replica import Replica, saved_buffers
-from common.routes import Payload, gather, scatter
+from common.protocol import pack_buffers, pack_scores
+from common.reduction.feedback import Residuals, mixed
+from common.replica import saved_buffers
+from common.routes import Payload, gather
 from common.seeds import derive
 from common.spec import RunSpec
 from local.data import Samples, SiteData
 
 EVALUATION_BATCH = 1024  # samples per forward pass without gradients
 B = TypeVar("B", bound=Body)
-Exchange = Generator[Message, Message, B]
+R = TypeVar("R")
+Exchange = Generator[Message | Ask, Message | None, R]
+Split = Literal["validation", "test"]
 Lap = Callable[[str], None]
 
 
 @dataclass
 class TrainingState:
-    """Where a site stands: with the replica, all that it needs to go on.
+    """Where a site stands: all that it needs to go on.
 
     Args:
         site: its name in the plan.
-        round: number of the next round.
-        epoch: of the next step.
-        step: of the next step, within its epoch.
-        method: state of the method.
-        best_value: best validation metric so far; None before the first.
-        best_epoch: when that was.
-        best_weights: the weights of that epoch.
-        stale: epochs since then.
-        roster: training samples of every site; empty before hello.
+        course: of the run, with the site's replica.
+        residuals: what error feedback keeps for the next step, by parameter.
     """
 
     site: str
-    round: int = 0
-    epoch: int = 0
-    step: int = 0
-    method: State = field(default_factory=State)
-    best_value: float | None = None
-    best_epoch: int = 0
-    best_weights: dict[str, Tensor] = field(default_factory=dict)
-    stale: int = 0
-    roster: tuple[int, ...] = ()
+    course: Course
+    residuals: Residuals = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,24 +96,26 @@ def train(
     spec: RunSpec,
     plan: Plan,
     data: SiteData,
-    replica: Replica,
     state: TrainingState,
     lap: Lap = lambda name: None,
     between_steps: Callable[[], None] = lambda: None,
-) -> Generator[Message, Message, Result]:
+    most_rows: Callable[[int], int | None] = lambda samples: None,
+) -> Generator[Message | Ask, Message | None, Result]:
     """Train a site's replica, from hello or from wherever its state stands.
 
     Args:
         spec: the run.
         plan: made from the spec and the replica's initial weights.
         data: the site's samples, on the replica's device.
-        replica: changed in place.
-        state: changed in place.
+        state: changed in place, and the replica with it.
         lap: told the name of each stretch of work when it ends, for timings.
-        between_steps: called before every step: replica and state are then all that is needed to go on.
+        between_steps: called before every step: the state is then all that is needed to go on.
+        most_rows: returns how many rows of a factor the site lets out of its house for so many samples; None for as
+            many as the spec has.
 
     Yields:
-        contributions; is sent the update of the same round.
+        contributions, and is sent the update of the same round; or the question whether a round is complete already,
+        and is sent its update or None.
 
     Returns:
         The trained weights and the pooled test metrics.
@@ -133,45 +127,46 @@ def train(
 
     Source: arXiv 2102.09631, Algorithm 1 (a site's part).
     """
-    return (yield from _Trainer(spec, plan, data, replica, state, lap, between_steps).run())
+    return (yield from _Trainer(spec, plan, data, state, lap, between_steps, most_rows).run())
 
 
 class _Trainer:
+    """Trains, and catches up first where the run is further than this site.
+
+    A site may be behind when it starts, and when an update has left it out. It then asks before each round whether that
+    is complete. If so, its contribution is not wanted any more: if it is not in the update, it applies that with its
+    residuals as they are; if it is (it crashed since), it makes the contribution again for the residuals that it left.
+    """
+
     def __init__(
         self,
         spec: RunSpec,
         plan: Plan,
         data: SiteData,
-        replica: Replica,
         state: TrainingState,
         lap: Lap,
         between_steps: Callable[[], None],
+        most_rows: Callable[[int], int | None],
     ) -> None:
-        self.spec, self.plan, self.data, self.replica, self.state, self.lap = spec, plan, data, replica, state, lap
-        self.between_steps = between_steps
+        self.spec, self.plan, self.data, self.state, self.lap = spec, plan, data, state, lap
+        self.course, self.replica = state.course, state.course.replica
+        self.between_steps, self.most_rows = between_steps, most_rows
         self.index = plan.sites.index(state.site)
-        self.method = method_for(spec, plan.routes, replica.model)
-        self.weights: list[int] = []  # of every step in an epoch, all sites together
+        self.behind = True
 
-    def run(self) -> Generator[Message, Message, Result]:
-        state, replica = self.state, self.replica
-        if not state.roster:
-            roster = yield from self._exchange(Kind.HELLO, self._hello(), Roster)
-            state.roster = tuple(roster.train)
-        sizes = [batch_sizes(samples, self.spec.training.step_size) for samples in state.roster]
-        self.weights = [sum(column) for column in zip_longest(*sizes, fillvalue=0)]
-        replica.steps_per_epoch = len(self.weights)
-        stop = False
-        while state.epoch < self.spec.training.epochs and not stop:
+    def run(self) -> Exchange[Result]:
+        course, replica = self.course, self.replica
+        if not course.roster:
+            yield from self._exchange(Kind.HELLO, self._hello, Roster)
+        while course.trains:
             yield from self._epoch()
-            stop = yield from self._end_of_epoch()
-            state.epoch, state.step = state.epoch + 1, 0
+            yield from self._end_of_epoch()
         final = replica.weights()
-        replica.load(state.best_weights)
-        test = yield from self._evaluate("test", self.data.test, state.best_epoch)
+        replica.load(course.best_weights)
+        test = yield from self._evaluate("test", self.data.test, course.best_epoch)
         replica.load(final)
-        farewell = yield from self._exchange(Kind.GOODBYE, Goodbye(weights_sha256=replica.digest()), Farewell)
-        return Result(state.best_weights, final, state.best_epoch, state.epoch, test, farewell.weights_sha256)
+        farewell = yield from self._exchange(Kind.GOODBYE, self._goodbye, Farewell)
+        return Result(course.best_weights, final, course.best_epoch, course.epoch, test, farewell.weights_sha256)
 
     def _hello(self) -> Hello:
         return Hello(
@@ -184,44 +179,65 @@ class _Trainer:
             test=len(self.data.test),
         )
 
-    def _epoch(self) -> Generator[Message, Message, None]:
-        generator = torch.Generator().manual_seed(derive(self.plan.seed, "order", self.index, self.state.epoch))
+    def _goodbye(self) -> Goodbye:
+        return Goodbye(weights_sha256=self.replica.digest(), sketch=self.course.sketch())
+
+    def _epoch(self) -> Exchange[None]:
+        course, generator = self.course, torch.Generator()
+        generator.manual_seed(derive(self.plan.seed, "order", self.index, course.epoch))
         order = torch.randperm(len(self.data.train), generator=generator)
         batches = order.split(batch_sizes(len(order), self.spec.training.step_size))
-        while self.state.step < self.replica.steps_per_epoch:
+        while course.step < self.replica.steps_per_epoch:
             self.between_steps()
-            rows = batches[self.state.step] if self.state.step < len(batches) else order[:0]
+            if course.comparison_due:
+                yield from self._exchange(Kind.COMPARISON, lambda: Sketch(weights=course.sketch()), Comparison)
+            rows = batches[course.step] if course.step < len(batches) else order[:0]
             yield from self._step(self.data.train.take(rows.to(self.data.train.labels.device)))
-            self.state.step += 1
 
-    def _step(self, batch: Samples) -> Generator[Message, Message, None]:
+    def _step(self, batch: Samples) -> Exchange[None]:
         """Take one optimizer step; a site that is out of data contributes no rows, and is present."""
+        known = yield from self._ask()
+        if known is not None and self.index in known.missing:
+            batch = batch.take(torch.arange(0))  # nobody waits for its gradients: it only follows
         self.lap("begin")
         gradients, loss = self._gradients(batch)
+        size = self._size(gradients)
+        self.lap("compute")
+        seed = derive(self.plan.seed, "site", self.index, self.course.round)
+        share, weight = self.course.share(self.index, len(batch)), float(len(batch))
+        state = State(self.state.residuals, self.course.bases)
+        exchange = self.course.method.step(gradients, share, state, seed, self.most_rows(len(batch)))
+        payload, phase = next(exchange), 0
+        while True:
+            self.lap("reduce")
+            update = known or (yield self._contribution(Kind.STEP, Step(weight, loss, size, payload), phase))
+            body = self._check(update, Kind.STEP, Step)
+            assert update is not None
+            applied = self.course.own_share(self.index, weight, update)
+            weight = weight if applied else 0.0  # once left out of a step, it is in none of its exchanges
+            try:
+                payload, phase = exchange.send(body.payload), phase + 1
+            except StopIteration as stop:
+                new = stop.value.residuals
+                break
+            self._follow(update)
+            known = yield from self._ask()
+        self.state.residuals = mixed(self.state.residuals, new, applied / share if share else 1.0)
+        self.lap("reduce")
+        self._follow(update)
+        self.lap("compute")
+
+    def _size(self, gradients: Payload) -> float:
+        """Return the norm of all gradients.
+
+        Raises:
+            NonFiniteError: one holds NaN or infinity; names its parameter.
+        """
         sizes = [norm(value) for value in gradients]
         for route, size in zip(self.plan.routes, sizes, strict=True):
             if not math.isfinite(size):
                 raise NonFiniteError(f"the gradient of {route.name} in step {self.replica.step + 1}")
-        size = math.hypot(*sizes)
-        self.lap("compute")
-        seed = derive(self.plan.seed, "site", self.index, self.state.round)
-        share = len(batch) / self.weights[self.state.step]
-        exchange = self.method.step(gradients, share, self.state.method, seed)
-        payload, updates = next(exchange), list[Payload]()
-        while True:
-            self.lap("reduce")
-            body = Step(float(len(batch)), loss, size, payload)
-            update = yield from self._exchange(Kind.STEP, body, Step, len(updates))
-            updates.append(update.payload)
-            try:
-                payload = exchange.send(update.payload)
-            except StopIteration as stop:
-                self.state.method = stop.value
-                break
-        pooled = self.method.gradients(updates)
-        self.lap("reduce")
-        self.replica.apply(scatter(self.plan.routes, pooled))
-        self.lap("compute")
+        return math.hypot(*sizes)
 
     def _gradients(self, batch: Samples) -> tuple[Payload, float]:
         """Return the gradients of the batch's mean loss in the plan's order, and that loss."""
@@ -229,7 +245,7 @@ class _Trainer:
         like = next(model.parameters())
         if not len(batch):
             return gather(self.plan.routes, {}, {}, like), 0.0
-        torch.manual_seed(derive(self.plan.seed, "forward", self.index, self.state.round))
+        torch.manual_seed(derive(self.plan.seed, "forward", self.index, self.course.round))
         value = 0.0
         with FactorCapture(model, only=self.plan.factor_names) as capture:
             for part in batch.split(batch_sizes(len(batch), self.spec.training.batch_size)):
@@ -248,32 +264,21 @@ class _Trainer:
         with torch.autocast(kind, torch.bfloat16, enabled=self.spec.training.autocast is not None):
             return F.cross_entropy(self.replica.model(batch.inputs), batch.labels)
 
-    def _end_of_epoch(self) -> Generator[Message, Message, bool]:
+    def _end_of_epoch(self) -> Exchange[None]:
         """Average the buffers, evaluate, and decide together whether this was the best epoch and the last."""
-        state = self.state
         if self.plan.buffers:
-            own = Buffers(
-                samples=len(self.data.train), values=pack_buffers(saved_buffers(self.replica.model), self.plan)
-            )
-            average = yield from self._exchange(Kind.BUFFERS, own, Buffers)
-            self.replica.load(unpack_buffers(average.values, self.plan))
-        pooled = yield from self._evaluate("validation", self.data.validation, state.epoch)
-        value = getattr(pooled, self.spec.training.monitor)
-        best = value is None or state.best_value is None or self._improves(value, state.best_value)
-        stopping = self.spec.training.early_stopping
-        stale = 0 if best else state.stale + 1
-        own_view = Decision(epoch=state.epoch, best=best, stop=bool(stopping and stale >= stopping.patience))
-        decision = yield from self._exchange(Kind.DECISION, own_view, Decision)
-        state.stale = stale
-        if decision.best:
-            state.best_value, state.best_epoch = value, state.epoch
-            state.best_weights = self.replica.weights()
-        return decision.stop
+            yield from self._exchange(Kind.BUFFERS, self._buffers, Buffers)
+        yield from self._evaluate("validation", self.data.validation, self.course.epoch)
+        yield from self._exchange(Kind.DECISION, self.course.view, Decision)
 
-    def _improves(self, value: float, best: float) -> bool:
-        return value < best if self.spec.training.monitor == "loss" else value > best
+    def _buffers(self) -> Buffers:
+        values = pack_buffers(saved_buffers(self.replica.model), self.plan)
+        return Buffers(samples=len(self.data.train), values=values)
 
-    def _evaluate(self, split: str, samples: Samples, epoch: int) -> Exchange[Pooled]:
+    def _evaluate(self, split: Split, samples: Samples, epoch: int) -> Exchange[Pooled]:
+        return (yield from self._exchange(Kind.EVALUATION, lambda: self._sums(split, samples, epoch), Pooled))
+
+    def _sums(self, split: Split, samples: Samples, epoch: int) -> Evaluation:
         model = self.replica.model.eval()
         total = tally(torch.empty(0, self.plan.classes), torch.empty(0, dtype=torch.int64))
         with torch.no_grad():
@@ -286,30 +291,48 @@ class _Trainer:
                 total += tally(logits.cpu(), samples.labels[chosen].cpu())
         if not math.isfinite(total.loss):
             raise NonFiniteError(f"the {split} loss")
-        return (yield from self._exchange(Kind.EVALUATION, _evaluation(split, epoch, total), Pooled))
+        return _evaluation(split, epoch, total)
 
-    def _exchange(self, kind: Kind, body: Body, answer: type[B], phase: int = 0) -> Exchange[B]:
-        """Send a contribution, and return the body of its round's update."""
-        update = yield Message(kind, self.state.round, body, phase)
+    def _exchange(self, kind: Kind, make: Callable[[], Body], answer: type[B]) -> Exchange[B]:
+        """Send a contribution, unless its round is complete already; return the body of the round's update."""
+        update = yield from self._ask()
+        if update is None:
+            update = yield self._contribution(kind, make())
+        body = self._check(update, kind, answer)
+        self._follow(update)
+        return body
+
+    def _ask(self) -> Exchange[Message | None]:
+        """Return the update of the next round if it is complete already; ask only if that may be."""
+        if not self.behind:
+            return None
+        known = yield Ask(self.course.round)
+        self.behind = known is not None
+        return known
+
+    def _contribution(self, kind: Kind, body: Body, phase: int = 0) -> Message:
+        return Message(kind, self.course.round, body, phase)
+
+    def _check(self, update: Message | None, kind: Kind, answer: type[B]) -> B:
+        """Return the body of an update, if it is that of the next round."""
+        assert update is not None
         if isinstance(update.body, Failure):
             raise RunFailedError(update.body.site, update.body.reason)
-        if (update.kind, update.round) != (kind, self.state.round) or not isinstance(update.body, answer):
+        if (update.kind, update.round) != (kind, self.course.round) or not isinstance(update.body, answer):
             raise ProtocolError(
                 502,
-                f"round {self.state.round} asked for {kind.name}, but the aggregator answered with "
+                f"round {self.course.round} asked for {kind.name}, but the aggregator answered with "
                 f"{update.kind.name} of round {update.round}",
             )
-        self.state.round += 1
         return update.body
 
+    def _follow(self, update: Message | None) -> None:
+        assert update is not None
+        self.behind = self.behind or self.index in update.missing
+        self.course.follow(update)
 
-def batch_sizes(samples: int, largest: int) -> list[int]:
-    """Return the sizes of an epoch's batches: as few as can be, and as equal, so that none is a straggler of one."""
-    count = math.ceil(samples / largest)
-    return [samples // count + (batch < samples % count) for batch in range(count)]
 
-
-def _evaluation(split: str, epoch: int, total: Tally) -> Evaluation:
+def _evaluation(split: Split, epoch: int, total: Tally) -> Evaluation:
     return Evaluation.model_validate(
         {
             "split": split,

@@ -12,11 +12,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from common.course import Course, packed_state
+from common.drift import distance
 from common.errors import NonFiniteError, RunFailedError
 from common.factors import LARGEST_NORM, norm
 from common.messages import (
     Body,
     Buffers,
+    Comparison,
     Decision,
     Evaluation,
     Farewell,
@@ -26,6 +29,7 @@ from common.messages import (
     Message,
     Pooled,
     Roster,
+    Sketch,
     Step,
 )
 from common.methods import Method, State, Weighted
@@ -34,37 +38,43 @@ from common.metrics import Metrics, Tally, summarise
 from common.plan import Plan
 from common.protocol import pack_buffers, unpack_buffers, unpack_scores
 from common.seeds import derive
+from common.spec import RunSpec
+from remote.rounds import Ready
 
 B = TypeVar("B", bound=Body)
 
 
-def aggregate(plan: Plan, method: Method, messages: Sequence[Message], state: State) -> tuple[Body, State]:
+def aggregate(spec: RunSpec, plan: Plan, course: Course, ready: Ready, state: State) -> tuple[Body, State]:
     """Return a round's update and the method's new state.
 
     Args:
+        spec: of the run.
         plan: of the run.
-        method: of the run.
-        messages: contributions of one kind, in the plan's order.
+        course: of the run so far; its replica is what sites take over whose weights have drifted apart.
+        ready: contributions of one kind, in the plan's order.
         state: of the method.
 
     Raises:
         RunFailedError: a site said hello with something else than the plan's.
     """
-    first = messages[0]
-    if first.kind is Kind.STEP:
-        return _step(plan, method, first, _bodies(messages, Step), state)
-    if first.kind is Kind.HELLO:
+    messages, sites = ready.messages, [plan.sites[place] for place in ready.places]
+    if ready.kind is Kind.STEP:
+        return _step(plan, course.method, messages[0], _bodies(messages, Step), state)
+    if ready.kind is Kind.HELLO:
         return _hello(plan, _bodies(messages, Hello)), state
-    if first.kind is Kind.BUFFERS:
-        return _buffers(plan, _bodies(messages, Buffers)), state
-    if first.kind is Kind.EVALUATION:
+    if ready.kind is Kind.BUFFERS:
+        return _buffers(plan, sites, _bodies(messages, Buffers)), state
+    if ready.kind is Kind.EVALUATION:
         return _evaluation(plan, _bodies(messages, Evaluation)), state
-    if first.kind is Kind.DECISION:
+    if ready.kind is Kind.DECISION:
         views = _bodies(messages, Decision)
         best, stop = all(view.best for view in views), any(view.stop for view in views)
         return Decision(epoch=views[0].epoch, best=best, stop=stop), state
-    digests = [goodbye.weights_sha256 for goodbye in _bodies(messages, Goodbye)]
-    return Farewell(weights_sha256=dict(zip(plan.sites, digests, strict=True))), state
+    if ready.kind is Kind.COMPARISON:
+        return _comparison(spec, course, [sent.weights for sent in _bodies(messages, Sketch)]), state
+    goodbyes = _bodies(messages, Goodbye)
+    digests = {site: goodbye.weights_sha256 for site, goodbye in zip(sites, goodbyes, strict=True)}
+    return Farewell(weights_sha256=digests, drift=_drift(course, [goodbye.sketch for goodbye in goodbyes])), state
 
 
 def site_metrics(plan: Plan, evaluation: Evaluation) -> Metrics:
@@ -108,7 +118,18 @@ def _hello(plan: Plan, hellos: Sequence[Hello]) -> Roster:
     return Roster(train=[hello.train for hello in hellos])
 
 
-def _buffers(plan: Plan, sent: Sequence[Buffers]) -> Buffers:
+def _comparison(spec: RunSpec, course: Course, sketches: Sequence[bytes]) -> Comparison:
+    drift = _drift(course, sketches)
+    return Comparison(drift=drift, replica=packed_state(course.replica) if drift > spec.federation.drift else b"")
+
+
+def _drift(course: Course, sketches: Sequence[bytes]) -> float:
+    """Return the largest distance of a site's weights from the aggregator's, relative to their size."""
+    own = course.sketch()
+    return max(distance(own, sketch) for sketch in sketches)
+
+
+def _buffers(plan: Plan, sites: Sequence[str], sent: Sequence[Buffers]) -> Buffers:
     """Pool buffers: equal ones (masks) stay, real ones are averaged by training samples, counters take the largest.
 
     Raises:
@@ -123,7 +144,7 @@ def _buffers(plan: Plan, sent: Sequence[Buffers]) -> Buffers:
         if all(torch.equal(value, own[0]) for value in own):
             pooled[slot.name] = own[0]
         elif own[0].is_floating_point():
-            for site, value in zip(plan.sites, own, strict=True):
+            for site, value in zip(sites, own, strict=True):
                 if not bool(torch.isfinite(value).all()):
                     raise RunFailedError(site, f"its buffer {slot.name} holds NaN or infinity")
             pooled[slot.name] = torch.tensordot(parts, torch.stack(own).double(), dims=1).to(own[0].dtype)

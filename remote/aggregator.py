@@ -1,4 +1,4 @@
-"""The aggregator without its sockets: barrier, aggregation, its own replica, and the run's directory.
+"""The aggregator without its sockets: barrier, aggregation, its own replica, ledger and the run's directory.
 
 The replica follows the updates as every site does; so the model is saved here too, and its digest is one more check.
 """
@@ -10,16 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
 from common.artifacts import save_model
+from common.checkpoints import EVERY, Checkpoints
+from common.course import Course
 from common.errors import REASON_CHARACTERS, ProtocolError, RankdadError, RunFailedError, UserError
-from common.follower import Follower
-from common.ledger import NOBODY, Durability, Entry, Ledger, Record
-from common.messages import Body, Decision, Failure, Farewell, Kind, Message, Step
-from common.methods import State, method_for
+from common.journal import NOBODY, Entry, Record
+from common.ledger import Durability, Ledger, Retention
+from common.messages import Failure, Farewell, Kind, Message, Step
+from common.methods import State
 from common.plan import make_plan
 from common.protocol import pack, unpack
+from common.reduction.feedback import Residuals
 from common.replica import Replica
 from common.spec import RunSpec
 from common.wire import is_lossless
@@ -27,30 +28,43 @@ from remote.aggregation import aggregate
 from remote.recorder import Recorder, new_directory
 from remote.rounds import Answer, Barrier, Effect, Phase, Ready
 
-LEDGER = "ledger"  # of a run's directory
+LEDGER, CHECKPOINTS = "ledger", "checkpoints"  # of a run's directory
 
 
 @dataclass(frozen=True)
 class Update:
-    """A round's answer: decoded, and as the bytes that every site receives."""
+    """A round's answer: decoded as every site decodes it, and the bytes that every site receives."""
 
-    body: Body
+    message: Message
     packed: bytes
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """What is written down for the run to go on after a crash.
+
+    Args:
+        durability: against what; every record is written before anybody is answered.
+        retention: what of it is kept.
+    """
+
+    durability: Durability = Durability.PROCESS
+    retention: Retention = Retention.ALL
 
 
 class Aggregator:
     """One run.
 
-    The caller feeds `receive` and carries out its effects. For every `Ready` it calls `aggregate`, `complete` and then
-    `follow`.
+    The caller feeds `receive`, and `tick` several times a second, and carries out their effects. For every `Ready` it
+    calls `aggregate`, `complete` and then `follow`.
 
     Args:
         spec: the run.
         replica: with the initial weights.
         directory: of the run.
         clock: seconds.
-        durability: against what everything is written to the directory's ledger before anybody is answered; None keeps
-            no ledger. A directory that holds one already goes on from it: call `resume` first.
+        keeping: what is written down; None writes no ledger. A directory that holds a ledger already goes on from it:
+            call `resume` first.
 
     Raises:
         UserError: the directory holds another run, or one without a ledger.
@@ -65,35 +79,53 @@ class Aggregator:
         directory: Path,
         clock: Callable[[], float],
         *,
-        durability: Durability | None = None,
+        keeping: Keeping | None = None,
     ) -> None:
         self.spec = spec
         self.plan = make_plan(spec, replica.model)
         self.run_id = secrets.token_hex(8)
+        self.course = Course(spec, self.plan, replica)
+        self._clock, self._keeping = clock, keeping
         self._ledger: Ledger | None = None
-        resumes = durability is not None and (directory / LEDGER).exists()
+        self._checkpoints: Checkpoints | None = None
+        self._residuals: Residuals = {}
+        recorded = None
+        resumes = keeping is not None and (directory / LEDGER).exists()
         if not resumes:
             new_directory(directory)
-        if durability is not None:
-            sync = durability is Durability.POWER
+        if keeping is not None:
+            sync = keeping.durability is Durability.POWER
             self._ledger = Ledger(directory / LEDGER, self.plan.sha256(), self.run_id, sync=sync)
             self.run_id = self._ledger.run_id
-        self.recorder = Recorder(directory, spec, self.plan, again=resumes)
-        self.barrier = Barrier(self.plan.sites, clock())
-        self._method = method_for(spec, self.plan.routes, replica.model)
-        self._replica = replica
+            self._checkpoints = Checkpoints(directory / CHECKPOINTS, self.plan, "aggregator", sync=sync)
+            loaded = self._checkpoints.load(self.course)
+            if loaded is not None:
+                recorded, self._residuals = loaded[0]["recorder"], loaded[1]
+            elif self._ledger.oldest_contribution > 0:
+                raise UserError(
+                    f"{directory / CHECKPOINTS}: no checkpoint is readable, and the ledger goes on from one"
+                )
+        self.recorder = Recorder(directory, spec, self.plan, again=resumes, state=recorded)
+        self.barrier = Barrier.of(spec.federation, clock(), self.course.round)
         self._lossless = is_lossless(self.plan.wire, next(replica.model.parameters()).dtype)
-        self._clock = clock
-        self._state = State()
         self._phase = 0  # of the next step message
-        self._follower = Follower(self.plan, self._method, replica, spec.training.step_size)
-        self._best: dict[str, Tensor] = {}
+        self._departed: set[str] = set()
         self._outcome = ("interrupted", "")
 
     @property
     def ended(self) -> bool:
         """Whether the run is over, well or not."""
         return self.barrier.phase is Phase.ENDED
+
+    @property
+    def keeps_ledger(self) -> bool:
+        """Whether the run can go on after this process has ended."""
+        return self._ledger is not None
+
+    @property
+    def oldest(self) -> int:
+        """The first round whose update is kept for sites that come late."""
+        return self._ledger.oldest if self._ledger else max(0, self.barrier.round - 1)
 
     def is_last_word(self, answer: bytes) -> bool:
         """Tell whether an answer is the one that ends the run."""
@@ -104,79 +136,135 @@ class Aggregator:
 
         Raises:
             ProtocolError: it has to be refused; nothing has changed then.
+            UserError: the ledger cannot be written.
         """
         if site not in self.plan.sites:
             raise ProtocolError(404, "no such site in this run")
         message = unpack(body, self.plan, up=True)
         if isinstance(message.body, Failure) and not self.ended:
-            return self.fail(site, message.body.reason)
+            return self._hear_failure(site, message.body.reason)
         stored = self._ledger.update(message.round) if self._ledger else None
-        if stored is not None:  # a site that has gone back to its checkpoint
+        if stored is not None:  # a site that has gone back to its checkpoint, or was late
+            if message.round == self.barrier.round - 1:
+                self._hear_of(site)
             return [Answer((site,), stored)]
         current = message.round == self.barrier.round and not self.ended
         if current and message.phase != (self._phase if isinstance(message.body, Step) else 0):
             raise ProtocolError(409, f"p: got phase {message.phase}, but the run is in phase {self._phase} of a step")
         known = self.barrier.holds(site)
         effects = self.barrier.receive(site, body, message, self._clock())
+        self._departed.discard(site)
         if self._ledger and not known and self.barrier.holds(site):
             self._ledger.append(Record(Entry.CONTRIBUTION, message.round, self.plan.sites.index(site), body))
         return effects
 
-    def recorded(self, round_: int) -> bytes | None:
-        """Return the update of a completed round; None if the round is not complete.
+    def recorded(self, site: str, round_: int) -> bytes | None:
+        """Return the update of a completed round to a site; None if the round is not complete.
 
         Raises:
             ProtocolError: 409 for a round of the future, 410 for one that is no longer kept.
         """
+        if self.barrier.failed:
+            return self.barrier.stored
         if round_ > self.barrier.round:
             raise ProtocolError(409, f"r: got round {round_}, but the run is in round {self.barrier.round}")
+        if round_ >= self.barrier.round - 1:
+            self._hear_of(site)
         if round_ == self.barrier.round:
-            return self.barrier.stored if self.barrier.failed else None
+            return None
         stored = self._ledger.update(round_) if self._ledger else None
         if stored is None and round_ == self.barrier.round - 1:
             stored = self.barrier.stored
         if stored is None:
-            raise ProtocolError(410, f"r: round {round_} is no longer kept")
+            raise ProtocolError(410, f"r: round {round_} is no longer kept: start the site again")
         return stored
 
+    def _hear_of(self, site: str) -> None:
+        self.barrier.back(site)
+        self._departed.discard(site)
+
     def tick(self) -> list[Effect]:
-        """Do what is due by now: to be called several times a second."""
-        return []
+        """Do what is due by now: close a round whose grace is over, end a run whose quorum does not come together."""
+        now, limit = self._clock(), self.spec.federation.timeout
+        if self.ended:
+            return []
+        effects = self.barrier.tick(now)
+        late = limit is not None and self.barrier.round > 0 and self.barrier.waiting(now) > limit
+        if effects or not late or self.barrier.phase is not Phase.COLLECTING or self.barrier.has_quorum:
+            return effects
+        missing = ", ".join(self.barrier.missing())
+        return self.fail(
+            "aggregator",
+            f"round {self.barrier.round} has not had its quorum of {self.barrier.quorum} sites within {limit:g} s "
+            f"(federation.timeout): no word from {missing}",
+        )
 
     def depart(self, site: str, reason: str) -> list[Effect]:
-        """Take note that a site cannot go on, or is not there any more."""
-        return self.fail(site, reason)
+        """Take note that a site cannot go on; end the run if it cannot do without."""
+        self._departed.add(site)
+        present = len(self.plan.sites) - len(self._departed)
+        if self.barrier.round == 0 or present < self.spec.federation.least:
+            return self.fail(site, reason)
+        return self.barrier.depart(site, self._clock())
+
+    def _hear_failure(self, site: str, reason: str) -> list[Effect]:
+        effects = self.depart(site, reason)
+        if self.ended:
+            return effects
+        return [*effects, Answer((site,), self._pack_failure(site, reason))]
 
     def snapshot(self, site: str) -> bytes | None:
-        """Return the newest state of the run for a site that has lost its own; None if the first round is near."""
-        return None
+        """Return the run's last checkpoint to a site that has lost its own; None if it can start from the beginning.
+
+        The site goes on without residuals, and what it has sent to this round is not waited for: the ledger says so.
+
+        Raises:
+            ProtocolError: 404 for an unknown site.
+            UserError: the ledger cannot be written.
+        """
+        if site not in self.plan.sites:
+            raise ProtocolError(404, "no such site in this run")
+        found = self._checkpoints.snapshot() if self._checkpoints else None
+        if found is not None and self._ledger:
+            place = self.plan.sites.index(site)
+            self._ledger.append(Record(Entry.RESET, self.barrier.round, place, b""))
+            self._reset(place, self.barrier.round)
+        return found
+
+    def _reset(self, place: int, round_: int) -> None:
+        self.barrier.forget(self.plan.sites[place])
+        self.recorder.reset(self.plan.sites[place], round_)
 
     def resume(self) -> list[Effect]:
-        """Go through the ledger up to where it ends, and return what is left to do.
+        """Go on from checkpoint and ledger, and return what is left to do.
 
         Raises:
             UserError: an update does not come out as it was recorded.
         """
         assert self._ledger is not None
-        effects: list[Effect] = []
-        for record in self._ledger.records():
+        for record in self._ledger.records(self.barrier.round):
             if record.entry is Entry.CONTRIBUTION:
-                site = self.plan.sites[record.site]
                 message = unpack(record.body, self.plan, up=True)
-                effects = self.barrier.receive(site, record.body, message, self._clock())
-                continue
-            (ready,) = effects
-            assert isinstance(ready, Ready)
-            update = self.aggregate(ready)
-            if update.packed != record.body:
-                raise UserError(
-                    f"{self._ledger.path}: the update of round {record.round} comes out differently here than it was "
-                    "recorded: other hardware, or other versions? Go on where the run began"
-                )
-            self._open_next(ready, update)
-            self.follow(ready, update, 0.0)
-            effects = []
-        return effects
+                self.barrier.put(self.plan.sites[record.site], record.body, message, self._clock())
+            elif record.entry is Entry.RESET:
+                self._reset(record.site, record.round)
+            else:
+                self._repeat(record)
+        return self.barrier.tick(self._clock())
+
+    def _repeat(self, record: Record) -> None:
+        """Make an update again from what the ledger says that was in."""
+        assert self._ledger is not None
+        (ready,) = self.barrier.close(self._clock())
+        assert isinstance(ready, Ready)
+        update = self.aggregate(ready)
+        if update.packed != record.body:
+            raise UserError(
+                f"{self._ledger.folder}: the update of round {record.round} comes out differently here than it was "
+                "recorded: other hardware, or other versions? Go on where the run began"
+            )
+        self._open_next(ready, update)
+        self.follow(ready, update, 0.0)
 
     def aggregate(self, ready: Ready) -> Update:
         """Return the update of a round.
@@ -184,59 +272,79 @@ class Aggregator:
         Raises:
             RunFailedError: the run cannot go on.
         """
+        state = State(self._residuals, self.course.bases)
         try:
-            body, state = aggregate(self.plan, self._method, ready.messages, self._state)
-            packed = pack(Message(ready.kind, ready.round, body, ready.phase), self.plan, up=False)
+            body, state = aggregate(self.spec, self.plan, self.course, ready, state)
+            message = Message(ready.kind, ready.round, body, ready.phase, ready.missing)
+            packed = pack(message, self.plan, up=False)
         except RunFailedError:
             raise
         except RankdadError as error:
             raise RunFailedError("aggregator", str(error)) from None
-        self._state = state
+        self._residuals = state.residuals
         if isinstance(body, Step) and not self._lossless:
-            body = unpack(packed, self.plan, up=False).body  # what the sites apply, and so this replica
-        return Update(body, packed)
+            message = unpack(packed, self.plan, up=False)  # what the sites apply, and so this replica
+        return Update(message, packed)
 
     def complete(self, ready: Ready, update: Update) -> list[Effect]:
-        """Answer a round and open the next."""
+        """Answer a round and open the next.
+
+        Raises:
+            UserError: the ledger cannot be written.
+        """
         if self._ledger:
             self._ledger.append(Record(Entry.UPDATE, ready.round, NOBODY, update.packed))
         return self._open_next(ready, update)
 
     def _open_next(self, ready: Ready, update: Update) -> list[Effect]:
-        self._phase = (ready.phase + 1) % len(self.plan.exchanges) if isinstance(update.body, Step) else 0
+        step = isinstance(update.message.body, Step)
+        self._phase = (ready.phase + 1) % len(self.plan.exchanges) if step else 0
         return self.barrier.complete(update.packed, self._clock(), last=ready.kind is Kind.GOODBYE)
 
     def follow(self, ready: Ready, update: Update, seconds: float) -> None:
-        """Apply an update to the aggregator's own replica, and record the round.
+        """Apply an update to the aggregator's own replica, record the round, and write a checkpoint where one is due.
 
         Args:
             ready: the round's contributions.
             update: its answer.
             seconds: that the aggregation took.
+
+        Raises:
+            UserError: the disk is full or broken.
         """
-        body, replica = update.body, self._replica
+        body, course = update.message.body, self.course
+        course.follow(update.message)
         self.recorder.record(ready, body, len(update.packed), seconds)
-        self._follower.follow(body)
-        if isinstance(body, Decision):
-            if body.best:
-                self._best = replica.weights()
-            self.recorder.summarise()
-        elif isinstance(body, Farewell):
-            self.recorder.progress.aggregator_sha256 = replica.digest()
+        if isinstance(body, Farewell):
+            self.recorder.progress.aggregator_sha256 = course.replica.digest()
             self._outcome = ("completed", "")
+        elif isinstance(body, Step) and course.between_steps and course.replica.step % EVERY == 0:
+            self._write_checkpoint()
+
+    def _write_checkpoint(self) -> None:
+        if self._checkpoints is None or self._ledger is None or self._keeping is None:
+            return
+        self._checkpoints.save(self.course, self._residuals, {"recorder": self.recorder.state()})
+        self._ledger.begin(self.course.round)
+        oldest = self._checkpoints.oldest()
+        if oldest is not None:
+            self._ledger.retire(oldest, self._keeping.retention)
 
     def fail(self, site: str, reason: str, *, status: str = "failed") -> list[Effect]:
         """End the run because of a site, or of the aggregator itself, and tell everyone."""
         if self.ended:
             return []
-        reason = reason[:REASON_CHARACTERS]
-        self._outcome = (status, f"{site}: {reason}")
-        body = Failure(site=site, reason=reason)
-        return self.barrier.fail(pack(Message(Kind.FAILURE, self.barrier.round, body), self.plan, up=False))
+        self._outcome = (status, f"{site}: {reason[:REASON_CHARACTERS]}")
+        return self.barrier.fail(self._pack_failure(site, reason))
+
+    def _pack_failure(self, site: str, reason: str) -> bytes:
+        body = Failure(site=site, reason=reason[:REASON_CHARACTERS])
+        return pack(Message(Kind.FAILURE, self.barrier.round, body), self.plan, up=False)
 
     def close(self) -> None:
-        """Save the model as it stands and the last summary."""
+        """Write the last summary and the model, however the run has ended."""
         self.recorder.finish(*self._outcome)
         if self._ledger:
             self._ledger.close()
-        save_model(self.recorder.directory / "model", self.spec, self._best, self._replica.weights())
+        best, final = self.course.best_weights, self.course.replica.weights()
+        save_model(self.recorder.directory / "model", self.spec, best, final)

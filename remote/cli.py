@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from common.ledger import Durability
+from common.ledger import Durability, Retention
 
 
 def mount(app: typer.Typer) -> None:
@@ -31,6 +31,9 @@ def aggregator(
     durability: Annotated[
         Durability, typer.Option(help="Of the ledger: 'power' outlasts a power failure, and syncs every record.")
     ] = Durability.PROCESS,
+    retention: Annotated[
+        Retention, typer.Option(help="Of the ledger: 'all' updates, or only the 'tail' since the last checkpoints.")
+    ] = Retention.ALL,
 ) -> None:
     """Collect, reduce and broadcast what the sites send, until the run has ended."""
     from common.documents import load_json, replace, validate
@@ -43,7 +46,7 @@ def aggregator(
         spec = validate(RunSpec, document, file=file)
     from rich.console import Console
 
-    from remote.aggregator import LEDGER
+    from remote.aggregator import LEDGER, Keeping
     from remote.process import run_aggregator
     from remote.recorder import new_directory
     from remote.server import listen
@@ -54,7 +57,8 @@ def aggregator(
     listening = listen(host, port)
     address, bound = listening.getsockname()[:2]
     typer.echo(f"listening on http://{address}:{bound}; the run's directory is {output}")
-    run_aggregator(spec, output, listening, Console(), allow_factory or (), durability=durability if ledger else None)
+    keeping = Keeping(durability, retention) if ledger else None
+    run_aggregator(spec, output, listening, Console(), allow_factory or (), keeping=keeping)
     show_result(load_json(output / "summary.json"), output)
 
 

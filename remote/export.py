@@ -1,4 +1,7 @@
-"""`rankdad export`: the model of any step of a run, from the initial weights and the ledger alone."""
+"""`rankdad export`: the model of any step of a run, from the initial weights and the ledger alone.
+
+Where the ledger keeps its tail only, from the last checkpoint before that step.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,16 @@ from pathlib import Path
 import torch
 
 from common.artifacts import save_model
+from common.checkpoints import Checkpoints
+from common.course import Course
 from common.documents import load_json, validate
 from common.errors import UserError
-from common.follower import Follower
-from common.ledger import Entry, read_ledger
-from common.methods import method_for
+from common.ledger import oldest_update, read_updates
 from common.plan import make_plan
 from common.protocol import unpack
 from common.replica import Replica
 from common.spec import RunSpec
-from remote.aggregator import LEDGER
+from remote.aggregator import CHECKPOINTS, LEDGER
 
 
 def export(directory: Path, step: int | None, output: Path, allowed_factories: Collection[str] = ()) -> Replica:
@@ -38,14 +41,15 @@ def export(directory: Path, step: int | None, output: Path, allowed_factories: C
     torch.set_num_threads(spec.training.threads)
     replica = Replica(spec, allowed_factories)
     plan = make_plan(spec, replica.model)
-    method = method_for(spec, plan.routes, replica.model)
-    follower = Follower(plan, method, replica, spec.training.step_size)
-    for record in read_ledger(directory / LEDGER, plan.sha256()):
+    course = Course(spec, plan, replica)
+    ledger = directory / LEDGER
+    if oldest_update(ledger) > 0 and not Checkpoints(directory / CHECKPOINTS, plan, "aggregator").load(course, step):
+        raise UserError(f"--step: got {step}, but {ledger} keeps only the last checkpoints and what came after them")
+    for record in read_updates(ledger, plan.sha256(), course.round):
         if replica.step == step:
             break
-        if record.entry is Entry.UPDATE:
-            follower.follow(unpack(record.body, plan, up=False).body)
+        course.follow(unpack(record.body, plan, up=False))
     if replica.step == 0 or (step is not None and replica.step != step):
-        raise UserError(f"--step: got {step}, expected 1 to {replica.step}: so far does {directory / LEDGER} reach")
+        raise UserError(f"--step: got {step}, expected 1 to {replica.step}: so far does {ledger} reach")
     save_model(output / "model", spec, {}, replica.weights())
     return replica

@@ -12,10 +12,9 @@ import torch
 from rich.console import Console
 
 from common.errors import RankdadError, RunFailedError
-from common.ledger import Durability
 from common.replica import Replica
 from common.spec import RunSpec
-from remote.aggregator import LEDGER, Aggregator
+from remote.aggregator import LEDGER, Aggregator, Keeping
 from remote.server import serve
 from remote.view import View, view_of
 
@@ -34,7 +33,7 @@ def run_aggregator(
     allowed_factories: Collection[str] = (),
     lifeline: Connection | None = None,
     *,
-    durability: Durability | None = Durability.PROCESS,
+    keeping: Keeping | None = Keeping(),  # noqa: B008
 ) -> None:
     """Serve a run until it ends.
 
@@ -45,7 +44,7 @@ def run_aggregator(
         console: where a person looks on.
         allowed_factories: model factories that the caller permits.
         lifeline: see `remote.server.serve`.
-        durability: see `Aggregator`; a run that was cut short goes on from its ledger.
+        keeping: see `Aggregator`; a run that was cut short goes on from its ledger.
 
     Raises:
         UserError: the model or the directory cannot be made.
@@ -53,8 +52,8 @@ def run_aggregator(
         InterruptedRunError: a signal came.
     """
     torch.set_num_threads(spec.training.threads)
-    resumes = durability is not None and (output / LEDGER).exists()
-    aggregator = Aggregator(spec, Replica(spec, allowed_factories), output, time.perf_counter, durability=durability)
+    resumes = keeping is not None and (output / LEDGER).exists()
+    aggregator = Aggregator(spec, Replica(spec, allowed_factories), output, time.perf_counter, keeping=keeping)
     effects = aggregator.resume() if resumes else []
     if resumes:
         console.print(f"goes on from its ledger in round {aggregator.barrier.round}", highlight=False)

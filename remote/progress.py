@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from common.messages import Pooled
 from common.plan import Plan
 from common.spec import RunSpec
+
+POOLED = ("validation", "test")
 
 
 @dataclass
@@ -33,6 +37,9 @@ class Progress:
         down: bytes of all steps' updates so far, every site's copy counted.
         status: running, completed, failed or interrupted.
         reason: why it did not complete.
+        left_out: of how many steps each site that was late or away has been left out.
+        resets: which sites have lost their state, and in which round.
+        drift: largest distance of a site's weights from the aggregator's so far, relative to their size.
         weights_sha256: final digest of every site.
         aggregator_sha256: of the aggregator's own replica, which follows the updates.
     """
@@ -56,6 +63,9 @@ class Progress:
     down: int = 0
     status: str = "running"
     reason: str = ""
+    left_out: dict[str, int] = field(default_factory=dict)
+    resets: list[dict[str, Any]] = field(default_factory=list)
+    drift: float | None = None
     weights_sha256: dict[str, str] = field(default_factory=dict)
     aggregator_sha256: str = ""
 
@@ -63,6 +73,17 @@ class Progress:
     def of(cls, spec: RunSpec, plan: Plan) -> Progress:
         """Return the progress of a run that has not begun."""
         return cls(spec.name, spec.method.name, plan.sites, spec.training.epochs, plan.dense_bytes)
+
+    def state(self) -> dict[str, Any]:
+        """Return all figures as JSON."""
+        pooled = {name: value.model_dump() for name in POOLED if (value := getattr(self, name)) is not None}
+        return {name: value for name, value in vars(self).items() if name not in POOLED} | pooled
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over the figures that `state` has returned."""
+        for name, value in state.items():
+            setattr(self, name, Pooled(**value) if name in POOLED else value)
+        self.sites = tuple(self.sites)
 
     @property
     def steps(self) -> int:

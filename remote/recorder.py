@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from common import __version__
 from common.errors import UserError
 from common.factors import Factor
-from common.messages import Body, Decision, Evaluation, Farewell, Kind, Pooled, Roster, Step
+from common.messages import Body, Comparison, Decision, Evaluation, Farewell, Kind, Message, Pooled, Roster, Step
 from common.metrics import Metrics
 from common.plan import Plan
 from common.spec import RunSpec
@@ -34,18 +34,22 @@ class Recorder:
         directory: made if it is missing.
         spec: of the run.
         plan: of the run.
-        again: whether the directory already holds this run, which is then written again from its beginning.
+        again: whether the directory already holds this run.
+        state: of the recorder at a checkpoint, from which it then goes on; None writes the run from its beginning.
 
     Raises:
         UserError: the directory cannot be made, or already holds a run.
     """
 
-    def __init__(self, directory: Path, spec: RunSpec, plan: Plan, *, again: bool = False) -> None:
+    def __init__(
+        self, directory: Path, spec: RunSpec, plan: Plan, *, again: bool = False, state: dict[str, Any] | None = None
+    ) -> None:
         self.directory = directory
         self.progress = Progress.of(spec, plan)
         self._spec, self._plan = spec, plan
         if not again:
             new_directory(directory)
+        state = state or {}
         write_json(directory / "run.json", spec.model_dump(mode="json"))
         write_json(directory / "plan.json", plan.document())
         self._factors = [slot.name for slot in plan.layout(0, up=False).slots if len(slot.widths) == 2]
@@ -64,12 +68,27 @@ class Recorder:
                 "aggregation_seconds",
                 "bytes_up",
                 "bytes_down",
+                "left_out",
                 *norms,
                 *ranks,
             ],
+            state.get("steps"),
         )
-        self._metrics = _Table(directory / "metrics.csv", ["epoch", "split", "site", "train_loss", *METRICS])
+        columns = ["epoch", "split", "site", "train_loss", *METRICS]
+        self._metrics = _Table(directory / "metrics.csv", columns, state.get("metrics"))
+        if state:
+            self.progress.restore(state["progress"])
+            self._losses = {site: (total, weight) for site, (total, weight) in state["losses"].items()}
         self.summarise()
+
+    def state(self) -> dict[str, Any]:
+        """Return as JSON what a recorder needs to go on from here, between two steps."""
+        tables = {"steps": self._steps.size(), "metrics": self._metrics.size()}
+        return {"progress": self.progress.state(), "losses": self._losses, **tables}
+
+    def reset(self, site: str, round_: int) -> None:
+        """Take note that a site has lost its state, and goes on without residuals."""
+        self.progress.resets.append({"site": site, "round": round_})
 
     def record(self, ready: Ready, update: Body, size: int, aggregation_seconds: float) -> None:
         """Take note of a completed round.
@@ -92,8 +111,11 @@ class Recorder:
         elif isinstance(update, Decision):
             progress.epoch = update.epoch + 1
             progress.best_epoch = update.epoch if update.best else progress.best_epoch
-        elif isinstance(update, Farewell):
-            progress.weights_sha256 = dict(update.weights_sha256)
+            self.summarise()
+        elif isinstance(update, Comparison | Farewell):
+            progress.drift = max(progress.drift or 0.0, update.drift)
+            if isinstance(update, Farewell):
+                progress.weights_sha256 = dict(update.weights_sha256)
 
     def _record_step(self, ready: Ready, update: Step, size: int, seconds: float, aggregation_seconds: float) -> None:
         progress, sums = self.progress, self._open
@@ -106,19 +128,29 @@ class Recorder:
             return
         progress.step += 1
         progress.loss = update.loss
-        steps = [message.body for message in ready.messages if isinstance(message.body, Step)]
-        for site, step in zip(self._plan.sites, steps, strict=True):
+        norms = dict.fromkeys(self._plan.sites, "")
+        for site, message in self._sent(ready):
+            assert isinstance(message.body, Step)
             total, weight = self._losses[site]
+            step = message.body
             self._losses[site] = (total + step.weight * step.loss, weight + step.weight)
+            norms[site] = f"{step.norm:.6g}"
+        left_out = [self._plan.sites[place] for place in sorted(ready.missing)]
+        for site in left_out:
+            progress.left_out[site] = progress.left_out.get(site, 0) + 1
         self._steps.row(
             [progress.step, ready.round, progress.epoch, update.loss, f"{sums.seconds:.6f}", f"{sums.aggregation:.6f}"]
-            + [sums.up, sums.down, *(f"{step.norm:.6g}" for step in steps), *ranks]
+            + [sums.up, sums.down, " ".join(left_out), *norms.values(), *ranks]
         )
         self._open = _Sums()
 
+    def _sent(self, ready: Ready) -> Iterator[tuple[str, Message]]:
+        """Yield who has sent what."""
+        return ((self._plan.sites[place], sent) for place, sent in zip(ready.places, ready.messages, strict=True))
+
     def _record_evaluation(self, ready: Ready, pooled: Pooled) -> None:
         rows: list[tuple[str, Any]] = [("pooled", pooled)]
-        for site, message in zip(self._plan.sites, ready.messages, strict=True):
+        for site, message in self._sent(ready):
             assert isinstance(message.body, Evaluation)
             rows.append((site, site_metrics(self._plan, message.body)))
         for site, metrics in rows:
@@ -168,6 +200,9 @@ def summary(progress: Progress) -> dict[str, Any]:
         "times_fewer_bytes_than_dense": progress.ratio if progress.step else None,
         "train_loss": progress.train_loss,
         "metrics": {"validation": _metrics(progress.validation), "test": _metrics(progress.test)},
+        "left_out": progress.left_out,
+        "resets": progress.resets,
+        "drift": progress.drift,
         "weights_sha256": progress.weights_sha256,
         "aggregator_sha256": progress.aggregator_sha256,
         "versions": {"rankdad": __version__, "torch": torch.__version__, "python": platform.python_version()},
@@ -217,15 +252,29 @@ class _Sums:
 
 
 class _Table:
-    """A CSV file that a reader can follow line by line."""
+    """A CSV file that a reader can follow line by line.
 
-    def __init__(self, path: Path, columns: Sequence[str]) -> None:
-        self._file = path.open("w", newline="", encoding="utf-8", buffering=1)
+    Args:
+        path: of the file.
+        columns: its head.
+        size: in bytes of what stands, if an earlier process has written so far; what it wrote beyond goes.
+    """
+
+    def __init__(self, path: Path, columns: Sequence[str], size: int | None = None) -> None:
+        stands = size is not None and path.exists() and path.stat().st_size >= size
+        if stands:
+            os.truncate(path, size or 0)
+        self._file = path.open("a" if stands else "w", newline="", encoding="utf-8", buffering=1)
         self._writer = csv.writer(self._file, lineterminator="\n")
-        self._writer.writerow(columns)
+        if not stands:
+            self._writer.writerow(columns)
 
     def row(self, values: Sequence[object]) -> None:
         self._writer.writerow(values)
+
+    def size(self) -> int:
+        self._file.flush()
+        return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
         self._file.close()

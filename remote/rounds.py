@@ -1,15 +1,18 @@
 """The barrier: one state machine that no socket, clock or thread touches.
 
 Every site contributes to a round once; when all have, the round is aggregated and every site receives the same bytes.
-A site that asks again is answered again, so that retries are safe.
+A site that asks again is answered again, so that retries are safe. With a quorum below all, a round is closed without
+those who are late: they are away, and not waited for, until they are back at the present round.
 
     state        event                                        effect
     COLLECTING   first contribution of a site to this round   kept; with the last one: Ready, AGGREGATING
     COLLECTING   another kind or phase than the round's       refused, 409
+    COLLECTING   the quorum is in, and the grace is over      Ready, AGGREGATING; who is missing is away
+    COLLECTING   depart(site)                                 it is away; if all others are in: Ready, AGGREGATING
     AGGREGATING  complete(update)                             Answer to all; COLLECTING the next round, or ENDED
     any          the same contribution again                  none: it is waited for, or the stored Answer
     any          another contribution to the same round       refused, 409
-    any          contribution to the round before this        Answer with the stored update
+    any          contribution to the round before this        Answer with the stored update; the site is back
     any          any other round                              refused, 409
     any          fail(update)                                 Answer to all that wait; ENDED
     ENDED        anything after a failure                     Answer with the failure
@@ -23,6 +26,7 @@ from enum import Enum
 
 from common.errors import ProtocolError
 from common.messages import Kind, Message
+from common.spec import Federation
 
 
 class Phase(Enum):
@@ -43,22 +47,26 @@ class Answer:
 
 @dataclass(frozen=True)
 class Ready:
-    """All contributions to a round are in, in the plan's order: aggregate them, then call `complete`.
+    """A round's contributions are in: aggregate them, then call `complete`.
 
     Args:
         kind: of the round.
         round: its number.
         phase: exchange within one optimizer step.
-        messages: contributions in the plan's order.
+        places: of the sites in the plan whose contributions are in, in the plan's order.
+        messages: these contributions.
         sizes: of their bodies in bytes.
-        seconds: from the round's beginning to the last contribution.
+        missing: places of the others.
+        seconds: from the round's beginning to its end.
     """
 
     kind: Kind
     round: int
     phase: int
+    places: tuple[int, ...]
     messages: tuple[Message, ...]
     sizes: tuple[int, ...]
+    missing: frozenset[int]
     seconds: float
 
 
@@ -71,17 +79,28 @@ class Barrier:
     Args:
         sites: names in the plan's order.
         now: seconds on the caller's clock.
+        quorum: how many sites a round needs; all without it. The first round, hello, needs all in any case.
+        grace: seconds for which the others are waited for when the quorum is in.
     """
 
-    def __init__(self, sites: Sequence[str], now: float) -> None:
+    def __init__(self, sites: Sequence[str], now: float, quorum: int | None = None, grace: float = 0.0) -> None:
         self.round = 0
         self.phase = Phase.COLLECTING
+        self.away: set[str] = set()
         self._sites = tuple(sites)
+        self._quorum, self._grace = quorum or len(sites), grace
         self._bodies: dict[str, bytes] = {}
         self._messages: dict[str, Message] = {}
         self._stored: bytes | None = None  # the update of the round before this, or the failure that ended the run
         self._failed = False
-        self._began = now
+        self._began = self._met = now  # the round; when its quorum was in
+
+    @classmethod
+    def of(cls, federation: Federation, now: float, round_: int = 0) -> Barrier:
+        """Return the barrier of a run, at a round."""
+        barrier = cls(federation.sites, now, federation.least, federation.grace)
+        barrier.round = round_
+        return barrier
 
     def receive(self, site: str, body: bytes, message: Message, now: float) -> list[Effect]:
         """Take a checked contribution.
@@ -95,6 +114,7 @@ class Barrier:
             assert self._stored is not None
             return [Answer((site,), self._stored)]
         if message.round == self.round - 1 and self._stored is not None:
+            self.back(site)
             return [Answer((site,), self._stored)]
         if message.round != self.round or self.phase is Phase.ENDED:
             state = "the run has ended" if self.phase is Phase.ENDED else f"the run is in round {self.round}"
@@ -103,6 +123,8 @@ class Barrier:
             if self._bodies[site] != body:
                 raise ProtocolError(409, f"{site} has already sent another contribution to round {self.round}")
             return []
+        if self.phase is Phase.AGGREGATING:
+            return []  # too late by a moment: it waits for the update as all do
         for other, first in self._messages.items():
             if (first.kind, first.phase) != (message.kind, message.phase):
                 raise ProtocolError(
@@ -110,20 +132,60 @@ class Barrier:
                     f"k: got {message.kind.name} phase {message.phase} in round {self.round}, where {other} sent "
                     f"{first.kind.name} phase {first.phase}",
                 )
+        self.put(site, body, message, now)
+        return self._close_if_due(now)
+
+    def put(self, site: str, body: bytes, message: Message, now: float) -> None:
+        """Keep a contribution to this round, as `receive` does and the ledger says again; the last one stands."""
         self._bodies[site], self._messages[site] = body, message
-        if len(self._bodies) < len(self._sites):
-            return []
+        self.back(site)
+        if len(self._bodies) == self.quorum:
+            self._met = now
+
+    def forget(self, site: str) -> None:
+        """Drop a site's contribution to this round, which it cannot stand by any more."""
+        if self.phase is Phase.COLLECTING:
+            self._bodies.pop(site, None)
+            self._messages.pop(site, None)
+
+    def back(self, site: str) -> None:
+        """Take note that a site is at the present round, and can be waited for."""
+        self.away.discard(site)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Close the round if its quorum is in and its grace is over."""
+        return self._close_if_due(now)
+
+    def depart(self, site: str, now: float) -> list[Effect]:
+        """Do not wait for a site until it is heard of again."""
+        self.away.add(site)
+        return self._close_if_due(now)
+
+    def close(self, now: float) -> list[Effect]:
+        """Close the round with what is in."""
         self.phase = Phase.AGGREGATING
-        return [
-            Ready(
-                message.kind,
-                self.round,
-                message.phase,
-                tuple(self._messages[name] for name in self._sites),
-                tuple(len(self._bodies[name]) for name in self._sites),
-                now - self._began,
-            )
-        ]
+        places = tuple(place for place, name in enumerate(self._sites) if name in self._bodies)
+        messages = tuple(self._messages[self._sites[place]] for place in places)
+        sizes = tuple(len(self._bodies[self._sites[place]]) for place in places)
+        missing = frozenset(range(len(self._sites))) - frozenset(places)
+        self.away |= {self._sites[place] for place in missing}
+        first = messages[0]
+        return [Ready(first.kind, self.round, first.phase, places, messages, sizes, missing, now - self._began)]
+
+    def _close_if_due(self, now: float) -> list[Effect]:
+        if self.phase is not Phase.COLLECTING or not self.has_quorum:
+            return []
+        return self.close(now) if not self.missing() or now - self._met >= self._grace else []
+
+    @property
+    def quorum(self) -> int:
+        """How many sites this round needs."""
+        return self._quorum if self.round else len(self._sites)
+
+    @property
+    def has_quorum(self) -> bool:
+        """Whether enough sites are in for the round to close."""
+        return len(self._bodies) >= self.quorum
 
     @property
     def stored(self) -> bytes | None:
@@ -156,10 +218,12 @@ class Barrier:
         return [Answer(self._sites, update)]
 
     def missing(self) -> tuple[str, ...]:
-        """Return the sites that this round waits for."""
+        """Return the sites that this round waits for: those that are away only if its quorum needs them."""
         if self.phase is not Phase.COLLECTING:
             return ()
-        return tuple(name for name in self._sites if name not in self._bodies)
+        absent = tuple(name for name in self._sites if name not in self._bodies)
+        waited_for = tuple(name for name in absent if name not in self.away)
+        return waited_for if len(self._bodies) + len(waited_for) >= self.quorum else absent
 
     def waiting(self, now: float) -> float:
         """Return for how many seconds this round has been open."""

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
+from common.course import Course
 from common.errors import RankdadError, RunFailedError
-from common.messages import failure_message
-from common.plan import make_plan
+from common.messages import Ask, failure_message
 from common.protocol import pack, unpack
 from common.replica import Replica
 from common.spec import RunSpec
@@ -44,16 +44,14 @@ def run(
         Every site's result, by name.
 
     Raises:
-        RunFailedError: a site could not go on.
+        RunFailedError: a site could not go on, and the run not without it.
     """
     aggregator = Aggregator(spec, Replica(spec, allowed_factories), directory, time.perf_counter)
     plan = aggregator.plan
     trainings = {}
     for site in plan.sites:
-        replica = Replica(spec, allowed_factories, device)
-        trainings[site] = train(
-            spec, make_plan(spec, replica.model), data[site].to(device), replica, TrainingState(site)
-        )
+        course = Course(spec, plan, Replica(spec, allowed_factories, device))
+        trainings[site] = train(spec, plan, data[site].to(device), TrainingState(site, course))
     results: dict[str, Result] = {}
     answers: dict[str, bytes] = {}
     failures: list[RunFailedError] = []
@@ -64,6 +62,9 @@ def run(
                 try:
                     update = unpack(answers[site], plan, up=False, device=device) if answers else None
                     message = next(training) if update is None else training.send(update)
+                    while isinstance(message, Ask):
+                        known = aggregator.recorded(site, message.round)
+                        message = training.send(None if known is None else unpack(known, plan, up=False, device=device))
                     body = pack(message, plan, up=True)
                 except StopIteration as stop:
                     results[site] = stop.value
@@ -82,7 +83,7 @@ def run(
             on_round(aggregator)
     finally:
         aggregator.close()
-    if failures:
+    if aggregator.barrier.failed:
         raise failures[0]
     return results
 

@@ -205,7 +205,7 @@ def _aggregator(
     json_output: bool,
     keep_ledger: bool,
 ) -> None:
-    from common.ledger import Durability
+    from remote.aggregator import Keeping
     from remote.process import run_aggregator
 
     other_end.close()  # so that the lifeline ends with the simulator
@@ -213,7 +213,7 @@ def _aggregator(
     console = Console(stderr=json_output)
     with log_path(directory, "aggregator").open("w", encoding="utf-8", buffering=1) as log:
         options = (file.run, directory, listening, console, allow_factories, lifeline)
-        _run(lambda: run_aggregator(*options, durability=Durability.PROCESS if keep_ledger else None), log)
+        _run(lambda: run_aggregator(*options, keeping=Keeping() if keep_ledger else None), log)
 
 
 def _site(other_end: Connection, listening: socket.socket, config: SiteConfig) -> None:

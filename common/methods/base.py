@@ -43,7 +43,9 @@ class Weighted:
 class Method(Protocol):
     """How gradients travel."""
 
-    def step(self, gradients: Payload, share: float, state: State, seed: int) -> Generator[Payload, Payload, State]:
+    def step(
+        self, gradients: Payload, share: float, state: State, seed: int, most: int | None = None
+    ) -> Generator[Payload, Payload, State]:
         """Send a site's gradients, one exchange at a time.
 
         Args:
@@ -51,13 +53,19 @@ class Method(Protocol):
             share: of this site in the round's total weight; 0 if it is out of data.
             state: of the site.
             seed: of this site and round.
+            most: rows of a factor that the site lets out of its house in this step; None leaves it to the spec. Only
+                rank-dad can do with less than the spec's.
 
         Yields:
             what to send, laid out as the plan says for this exchange; is sent the aggregator's update.
 
         Returns:
-            The site's new state.
+            The site's new state, if what it has sent is applied with this share.
         """
+        ...
+
+    def bases(self, updates: Sequence[Payload]) -> Mapping[str, Tensor]:
+        """Return the directions that the next step starts from, from the updates of all exchanges of a step."""
         ...
 
     def aggregate(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+
+from torch import Tensor
 
 from common.errors import RankdadError
 from common.factors import Factor
@@ -16,7 +18,9 @@ class DadMethod:
     def __init__(self, routes: tuple[Route, ...]) -> None:
         self._routes = routes
 
-    def step(self, gradients: Payload, share: float, state: State, seed: int) -> Generator[Payload, Payload, State]:
+    def step(
+        self, gradients: Payload, share: float, state: State, seed: int, most: int | None = None
+    ) -> Generator[Payload, Payload, State]:
         """Send the factors as they are."""
         for route, value in zip(self._routes, gradients, strict=True):
             if route.up is not None and not isinstance(value, Factor):
@@ -26,6 +30,10 @@ class DadMethod:
                 )
         yield gradients
         return state
+
+    def bases(self, updates: Sequence[Payload]) -> Mapping[str, Tensor]:
+        """Return nothing: every step starts anew."""
+        return {}
 
     def aggregate(
         self, phase: int, contributions: Sequence[Weighted], state: State, seed: int

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+
+from torch import Tensor
 
 from common.methods.base import State, Weighted, pooled
 from common.routes import Payload
@@ -11,10 +13,16 @@ from common.routes import Payload
 class DsgdMethod:
     """Full gradients; every route is dense."""
 
-    def step(self, gradients: Payload, share: float, state: State, seed: int) -> Generator[Payload, Payload, State]:
+    def step(
+        self, gradients: Payload, share: float, state: State, seed: int, most: int | None = None
+    ) -> Generator[Payload, Payload, State]:
         """Send the gradients as they are."""
         yield gradients
         return state
+
+    def bases(self, updates: Sequence[Payload]) -> Mapping[str, Tensor]:
+        """Return nothing: every step starts anew."""
+        return {}
 
     def aggregate(
         self, phase: int, contributions: Sequence[Weighted], state: State, seed: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -94,7 +94,9 @@ class EdadMethod:
         self._links = chain(model)
         self._routes = routes
 
-    def step(self, gradients: Payload, share: float, state: State, seed: int) -> Generator[Payload, Payload, State]:
+    def step(
+        self, gradients: Payload, share: float, state: State, seed: int, most: int | None = None
+    ) -> Generator[Payload, Payload, State]:
         """Send every layer's activations, and the deltas of the last."""
         factors = [value for value in gradients if isinstance(value, Factor)]
         activations = [
@@ -102,6 +104,10 @@ class EdadMethod:
         ]
         yield (*activations, factors[-1].delta)
         return state
+
+    def bases(self, updates: Sequence[Payload]) -> Mapping[str, Tensor]:
+        """Return nothing: every step starts anew."""
+        return {}
 
     def aggregate(
         self, phase: int, contributions: Sequence[Weighted], state: State, seed: int

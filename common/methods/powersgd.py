@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -31,7 +31,9 @@ class PowerSgdMethod:
         self._seed = seed
         self._reduced = [index for index, route in enumerate(routes) if route.up is not None]
 
-    def step(self, gradients: Payload, share: float, state: State, seed: int) -> Generator[Payload, Payload, State]:
+    def step(
+        self, gradients: Payload, share: float, state: State, seed: int, most: int | None = None
+    ) -> Generator[Payload, Payload, State]:
         """Send M Q, and then Mᵀ P̂ for the P̂ that comes back."""
         meant = [self._meant(*pair, state, share) for pair in zip(self._routes, gradients, strict=True)]
         reduced = [(self._routes[index], meant[index]) for index in self._reduced]
@@ -43,7 +45,7 @@ class PowerSgdMethod:
         if reduced:
             updates.append(_in((yield tuple(as_matrix(updates[0][i]) @ meant[i] for i in self._reduced)), dtype))
         if not self._spec.feedback or share == 0:
-            return State(state.residuals, self._bases(updates))
+            return State(state.residuals, self.bases(updates))
         residuals = {}
         for index, (route, matrix) in enumerate(zip(self._routes, meant, strict=True)):
             if index in self._reduced:
@@ -52,7 +54,14 @@ class PowerSgdMethod:
                 residuals[route.name] = minus_matrix(matrix, Factor(left, as_matrix(own)), share)
             elif not is_lossless(self._spec.wire, dtype):
                 residuals[route.name] = minus_matrix(matrix, received(matrix, self._spec.wire), share)
-        return State(residuals, self._bases(updates))
+        return State(residuals, self.bases(updates))
+
+    def bases(self, updates: Sequence[Payload]) -> Mapping[str, Tensor]:
+        """Return the Q of the last exchange."""
+        if len(updates) == 1:
+            return {}
+        pairs = zip(self._reduced, updates[1], strict=True)
+        return {self._routes[index].name: as_matrix(value) for index, value in pairs}
 
     def aggregate(
         self, phase: int, contributions: Sequence[Weighted], state: State, seed: int
@@ -79,12 +88,6 @@ class PowerSgdMethod:
             raise NonFiniteError(f"the gradient of {route.name}")
         return meant
 
-    def _bases(self, updates: Sequence[Payload]) -> dict[str, Tensor]:
-        if len(updates) == 1:
-            return {}
-        pairs = zip(self._reduced, updates[1], strict=True)
-        return {self._routes[index].name: as_matrix(value) for index, value in pairs}
-
     def _directions(self, route: Route, basis: Tensor | None, like: Tensor) -> Tensor:
         """Return Qᵀ [r, columns]: the last step's; where that found nothing, drawn ones: zero would stay zero."""
         assert route.up is not None
@@ -93,6 +96,7 @@ class PowerSgdMethod:
         drawn = torch.randn(route.up, columns, generator=generator, dtype=torch.float64).to(like)
         if basis is None:
             return drawn
+        basis = basis.to(like)
         sizes = torch.linalg.vector_norm(basis, dim=1, keepdim=True)
         return torch.where(sizes > 0, basis / sizes.clamp_min(torch.finfo(basis.dtype).tiny), drawn)
 

@@ -17,7 +17,7 @@ from common.methods.base import State, Weighted, pooled, received
 from common.reduction.block import block
 from common.reduction.budget import share_out
 from common.reduction.exact import exact
-from common.reduction.feedback import leading_rows, minus_matrix, minus_rows, plus_matrix, plus_rows
+from common.reduction.feedback import Residuals, leading_rows, minus_matrix, minus_rows, plus_matrix, plus_rows
 from common.reduction.spi import spi
 from common.routes import Payload, Route
 from common.seeds import derive
@@ -29,7 +29,6 @@ LAST_CHANCE_ITERATIONS = 2  # warm, but without feedback, which would make up fo
 OVERSAMPLING = 8
 MOST_ROWS = 192  # of gradient and residual together before they are reduced, whatever the batch
 MOST_BATCHES = 2.5  # the same in rows of the gradient: every third step pays for the two before
-Residuals = Mapping[str, Factor | Tensor]
 
 
 class RankDadMethod:
@@ -42,15 +41,22 @@ class RankDadMethod:
         self._spec = spec
         self._routes = routes
 
-    def step(self, gradients: Payload, share: float, state: State, seed: int) -> Generator[Payload, Payload, State]:
+    def step(
+        self, gradients: Payload, share: float, state: State, seed: int, most: int | None = None
+    ) -> Generator[Payload, Payload, State]:
         """Reduce gradients plus residuals and send them; a site out of data sends no rows and keeps its residuals."""
         residuals = state.residuals
         sent = gradients
         if share > 0:
             feedback = self._spec.feedback in ("site", "both")
-            sent, residuals = self._reduce(gradients, share, state, seed, feedback=feedback, up=True)
+            sent, residuals = self._reduce(gradients, share, state, seed, feedback=feedback, up=True, most=most)
         update = yield sent
-        return State(residuals, self._bases(update))
+        return State(residuals, self.bases([update]))
+
+    def bases(self, updates: Sequence[Payload]) -> Mapping[str, Tensor]:
+        """Return the rows of the update's factors."""
+        pairs = zip(self._routes, updates[0], strict=True)
+        return {route.name: value.activation for route, value in pairs if isinstance(value, Factor)}
 
     def aggregate(
         self, phase: int, contributions: Sequence[Weighted], state: State, seed: int
@@ -58,20 +64,24 @@ class RankDadMethod:
         """Concatenate all sites' rows and reduce them again."""
         feedback = self._spec.feedback in ("aggregator", "both")
         update, residuals = self._reduce(pooled(contributions), 1.0, state, seed, feedback=feedback, up=False)
-        return update, State(residuals, self._bases(update))
+        return update, State(residuals, self.bases([update]))
 
     def gradients(self, updates: Sequence[Payload]) -> Payload:
         """Return the update."""
         return updates[0]
 
-    def _bases(self, update: Payload) -> dict[str, Tensor]:
-        pairs = zip(self._routes, update, strict=True)
-        return {route.name: value.activation for route, value in pairs if isinstance(value, Factor)}
-
     def _reduce(
-        self, payload: Payload, share: float, state: State, seed: int, *, feedback: bool, up: bool
+        self,
+        payload: Payload,
+        share: float,
+        state: State,
+        seed: int,
+        *,
+        feedback: bool,
+        up: bool,
+        most: int | None = None,
     ) -> tuple[Payload, Residuals]:
-        """Return what is sent, within rank and budget, and what is kept."""
+        """Return what is sent, within rank, budget and the site's own limit, and what is kept."""
         residuals = state.residuals if feedback else {}
         meant: list[Factor | Tensor] = []
         found: list[Factor | Tensor] = []
@@ -82,8 +92,9 @@ class RankDadMethod:
             meant.append(matrix)
             # spi, which finds one row after the other, would take as long for each that is only kept.
             behind = 0 if self._spec.reducer == "spi" else rows[-1]
-            found.append(self._components(route, matrix, behind, state, derive(seed, route.name), up=up))
-        sent = self._within_budget(found, up=up)
+            limit = _limit(route, up, most)
+            found.append(self._components(route, matrix, limit, behind, state, derive(seed, route.name)))
+        sent = self._within_budget(found, up=up, most=most)
         if not feedback:
             return sent, {}
         return sent, {
@@ -104,10 +115,9 @@ class RankDadMethod:
         return plus_matrix(value, residual.gradient() if isinstance(residual, Factor) else residual, share)
 
     def _components(
-        self, route: Route, matrix: Factor | Tensor, kept: int, state: State, seed: int, *, up: bool
+        self, route: Route, matrix: Factor | Tensor, limit: int | None, kept: int, state: State, seed: int
     ) -> Factor | Tensor:
         """Reduce a matrix to the rows that are sent, and behind them as many as are to be kept."""
-        limit = route.up if up else route.down
         if limit is None:
             return matrix
         basis = state.bases.get(route.name)
@@ -133,10 +143,10 @@ class RankDadMethod:
         options = {"seed": seed, "iterations": iterations, "oversampling": OVERSAMPLING}
         return block(matrix, rank, basis=basis, tolerance=tolerance, **options)
 
-    def _within_budget(self, found: Sequence[Factor | Tensor], *, up: bool) -> Payload:
+    def _within_budget(self, found: Sequence[Factor | Tensor], *, up: bool, most: int | None) -> Payload:
         """Cut every factor to the rows that may travel: within rank, tolerance and budget."""
         sent = [
-            value.leading(self._rows_to_send(route, value, up=up)) if isinstance(value, Factor) else value
+            value.leading(self._rows_to_send(value, _limit(route, up, most))) if isinstance(value, Factor) else value
             for route, value in zip(self._routes, found, strict=True)
         ]
         if self._spec.budget is None:
@@ -151,8 +161,7 @@ class RankDadMethod:
             for value, count in zip(sent, counts, strict=True)
         )
 
-    def _rows_to_send(self, route: Route, found: Factor, *, up: bool) -> int:
-        limit = route.up if up else route.down
+    def _rows_to_send(self, found: Factor, limit: int | None) -> int:
         assert limit is not None
         if found.rows <= limit or not self._spec.tolerance:
             return min(found.rows, limit)
@@ -182,6 +191,12 @@ class RankDadMethod:
 
     def _lossless(self, value: Factor | Tensor) -> bool:
         return is_lossless(self._spec.wire, (value.delta if isinstance(value, Factor) else value).dtype)
+
+
+def _limit(route: Route, up: bool, most: int | None) -> int | None:
+    """Return how many rows of a parameter may travel; None where it travels dense."""
+    limit = route.up if up else route.down
+    return limit if limit is None or most is None else min(limit, most)
 
 
 def _rows_to_keep(route: Route, matrix: Factor | Tensor, gradient: Factor | Tensor) -> int:

@@ -21,7 +21,9 @@ class TopRowsMethod(DadMethod):
         super().__init__(routes)
         self._rows = spec.rows
 
-    def step(self, gradients: Payload, share: float, state: State, seed: int) -> Generator[Payload, Payload, State]:
+    def step(
+        self, gradients: Payload, share: float, state: State, seed: int, most: int | None = None
+    ) -> Generator[Payload, Payload, State]:
         """Send the first rows."""
         first = tuple(value.leading(self._rows) if isinstance(value, Factor) else value for value in gradients)
         return (yield from super().step(first, share, state, seed))

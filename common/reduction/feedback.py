@@ -9,11 +9,15 @@ residual is in the units of what is applied, so it is divided by the share befor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from common.factors import Factor, concatenate
 from common.reduction.operators import Matrix
+
+Residuals = Mapping[str, Matrix]  # by parameter
 
 
 def plus_matrix(gradient: Matrix, residual: Tensor | None, share: float) -> Tensor:
@@ -45,6 +49,25 @@ def minus_rows(meant: Factor, decoded: Factor, share: float) -> Factor:
     """Return share · (meant − decoded) as rows."""
     delta = torch.cat([meant.delta, -decoded.delta]).mul_(share)
     return Factor(delta, torch.cat([meant.activation, decoded.activation]))
+
+
+def mixed(old: Residuals, new: Residuals, part: float) -> Residuals:
+    """Return part · new + (1 − part) · old: what is kept if the share applied is only `part` of the one meant.
+
+    With 0, at a site that was left out, the old residuals stay as they are. All that was applied and all that is kept
+    still add up to all gradients that took part.
+    """
+    if part in (0, 1):
+        return new if part else old
+    return {name: _mixed(old.get(name), value, part) for name, value in new.items()}
+
+
+def _mixed(old: Matrix | None, new: Matrix, part: float) -> Matrix:
+    if isinstance(new, Factor) and not isinstance(old, Tensor):
+        return concatenate([*([old.scaled(1 - part)] if old else []), new.scaled(part)])
+    before, after = (value.gradient() if isinstance(value, Factor) else value for value in (old, new))
+    assert after is not None
+    return after * part if before is None else torch.lerp(before, after, part)
 
 
 def leading_rows(found: Factor, sent: Factor, decoded: Factor, share: float) -> Factor:

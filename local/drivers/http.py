@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from common.errors import RankdadError, RunFailedError, SpecError, UnreachableError, UserError, one_line
-from common.messages import Message, failure_message
+from common.messages import Ask, Message, failure_message
 from common.plan import Plan
 from common.protocol import pack, unpack
 
@@ -91,6 +91,12 @@ class AggregatorClient:
         """
         return self._request("POST", self._rounds, body)
 
+    def recorded(self, round_: int) -> bytes | None:
+        return None
+
+    def snapshot(self) -> bytes | None:
+        return None
+
     def _request(self, verb: str, path: str, body: bytes | None) -> bytes:
         """Send a request until it is answered; a body is a contribution, whose answer waits for the other sites."""
         delay, since = FIRST_DELAY, time.monotonic()
@@ -143,7 +149,7 @@ class AggregatorClient:
 
 
 def drive(
-    training: Generator[Message, Message, R],
+    training: Generator[Message | Ask, Message | None, R],
     client: AggregatorClient,
     plan: Plan,
     site: str,
@@ -170,6 +176,10 @@ def drive(
         message = next(training)
         while True:
             round_ = message.round
+            if isinstance(message, Ask):
+                known = client.recorded(round_)
+                message = training.send(None if known is None else unpack(known, plan, up=False, device=device))
+                continue
             body = pack(message, plan, up=True)
             lap("pack")
             answer = client.exchange(body)

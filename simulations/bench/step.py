@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from common.documents import validate
-from common.ledger import Durability
 from common.spec import RunSpec
+from remote.aggregator import Keeping
 from simulations.simulator import import_before_forking, simulate
 from simulations.spec import SimulationFile
 
@@ -116,7 +116,7 @@ def measure_barriers(sites: int, size: int, steps: int) -> Barriers:
 
     kinds: dict[str, tuple[Callable[..., None], Callable[..., list[float]]]] = {
         "ours": (partial(_our_server, None), _our_client),
-        "ledger": (partial(_our_server, Durability.PROCESS), _our_client),
+        "ledger": (partial(_our_server, Keeping()), _our_client),
         "http": (floor.starlette_server, floor.http_client),
         "streams": (floor.streams_server, floor.streams_client),
     }
@@ -183,18 +183,19 @@ def _bare_run(sites: int, size: int) -> RunSpec:
     return validate(RunSpec, document)
 
 
-def _our_server(durability: Durability | None, listening: socket.socket, sites: int, size: int) -> None:
+def _our_server(keeping: Keeping | None, listening: socket.socket, sites: int, size: int) -> None:
     from remote.process import run_aggregator
 
     with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere:
         console = Console(file=nowhere)
-        run_aggregator(_bare_run(sites, size), Path(folder), listening, console, durability=durability)
+        run_aggregator(_bare_run(sites, size), Path(folder), listening, console, keeping=keeping)
 
 
 def _our_client(port: int, size: int, steps: int, index: int, sites: int) -> list[float]:
     import torch
 
-    from common.messages import Goodbye, Hello, Kind, Message, Step
+    from common.drift import SKETCH_BYTES
+    from common.messages import Ask, Goodbye, Hello, Kind, Message, Step
     from common.plan import make_plan
     from common.replica import Replica
     from local.drivers.http import AggregatorClient, drive
@@ -204,7 +205,7 @@ def _our_client(port: int, size: int, steps: int, index: int, sites: int) -> lis
     plan = make_plan(spec, Replica(spec).model)
     site = plan.sites[index]
 
-    def steps_alone() -> Generator[Message, Message, list[float]]:
+    def steps_alone() -> Generator[Message | Ask, Message | None, list[float]]:
         """Send the same gradient over and over, as a trainer would send its own."""
         hello = Hello(
             version=plan.version,
@@ -222,7 +223,7 @@ def _our_client(port: int, size: int, steps: int, index: int, sites: int) -> lis
             began = perf_counter()
             yield Message(Kind.STEP, round_, Step(1.0, 0.0, 0.0, payload))
             seconds.append(perf_counter() - began)
-        yield Message(Kind.GOODBYE, steps + 1, Goodbye(weights_sha256="0" * 64))
+        yield Message(Kind.GOODBYE, steps + 1, Goodbye(weights_sha256="0" * 64, sketch=bytes(SKETCH_BYTES)))
         return seconds
 
     def nothing(line: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -148,8 +148,10 @@ def exchange_on_the_wire(
     """`exchange` with every payload rounded as the wire rounds it."""
 
     class Rounding:
-        def step(self, gradients: Payload, share: float, state: State, seed: int) -> Generator[Payload, Payload, State]:
-            inner = method.step(gradients, share, state, seed)
+        def step(
+            self, gradients: Payload, share: float, state: State, seed: int, most: int | None = None
+        ) -> Generator[Payload, Payload, State]:
+            inner = method.step(gradients, share, state, seed, most)
             payload = next(inner)
             while True:
                 update = yield tuple(received(value, plan.wire) for value in payload)
@@ -167,6 +169,9 @@ def exchange_on_the_wire(
 
         def gradients(self, updates: Sequence[Payload]) -> Payload:
             return method.gradients(updates)
+
+        def bases(self, updates: Sequence[Payload]) -> Mapping[str, Tensor]:
+            return method.bases(updates)
 
     return exchange(Rounding(), gradients, states, aggregator)
 

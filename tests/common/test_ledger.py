@@ -1,113 +1,91 @@
-"""The ledger: what was appended is read back, whatever a crash has left behind it."""
+"""The ledger: rounds in their order over several files, and what is kept of them."""
 
 from __future__ import annotations
 
-import errno
-import os
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from common.errors import UserError
-from common.ledger import MARK, NOBODY, Entry, Ledger, Record
+from common.journal import NOBODY, Entry, Record
+from common.ledger import Ledger, Retention, read_updates
 
 PLAN = "a" * 64
-START = len(MARK) + 64 + 1 + 16 + 1 + 8 + 1
-RECORDS = [
-    Record(Entry.CONTRIBUTION, 0, 0, b"alpha"),
-    Record(Entry.CONTRIBUTION, 0, 1, b""),
-    Record(Entry.UPDATE, 0, NOBODY, b"both" * 100),
-    Record(Entry.CONTRIBUTION, 1, 1, b"beta"),
-]
 
 
-def written(path: Path) -> Path:
-    ledger = Ledger(path, PLAN)
-    for record in RECORDS:
-        ledger.append(record)
+@contextlib.contextmanager
+def opened(folder: Path) -> Iterator[Ledger]:
+    ledger = Ledger(folder, PLAN)
+    yield ledger
     ledger.close()
-    return path
 
 
-def read(path: Path) -> list[Record]:
-    ledger = Ledger(path, PLAN)
-    records = list(ledger.records())
-    ledger.close()
-    return records
+def round_of(number: int) -> list[Record]:
+    contributions = [Record(Entry.CONTRIBUTION, number, site, f"{number} {site}".encode()) for site in (1, 0)]
+    return [*contributions, Record(Entry.UPDATE, number, NOBODY, f"update {number}".encode())]
 
 
-@pytest.mark.parametrize("sync", [False, True])
-def test_records_come_back_and_updates_are_found(tmp_path: Path, sync: bool) -> None:
-    ledger = Ledger(tmp_path / "ledger", PLAN, sync=sync)
-    for record in RECORDS:
-        ledger.append(record)
-    assert list(ledger.records()) == RECORDS
-    assert ledger.update(0) == b"both" * 100
-    assert ledger.update(1) is None
-    ledger.close()
-    assert read(tmp_path / "ledger") == RECORDS
+RESET = Record(Entry.RESET, 5, 1, b"")
+AGAIN = Record(Entry.CONTRIBUTION, 5, 1, b"5 1 again")
 
 
-@settings(max_examples=60, deadline=None)
-@given(cut=st.integers(0, 10_000), garbage=st.binary(max_size=40))
-def test_a_torn_tail_is_dropped_and_the_file_goes_on(
-    tmp_path_factory: pytest.TempPathFactory, cut: int, garbage: bytes
-) -> None:
-    path = written(tmp_path_factory.mktemp("torn") / "ledger")
-    whole = path.read_bytes()
-    cut %= len(whole) - START + 1
-    path.write_bytes(whole[: len(whole) - cut] + garbage)
-    found = read(path)
-    assert found == RECORDS[: len(found)]
-    assert cut == 0 or len(found) < len(RECORDS) or garbage
-    ledger = Ledger(path, PLAN)
-    ledger.append(Record(Entry.UPDATE, 7, NOBODY, b"more"))
-    ledger.close()
-    assert read(path) == [*found, Record(Entry.UPDATE, 7, NOBODY, b"more")]
+def write(folder: Path, retention: Retention) -> list[Record]:
+    """Eleven rounds, a checkpoint before rounds 3, 6 and 9; the last round is open."""
+    everything: list[Record] = []
+    with opened(folder) as ledger:
+        for number in range(11):
+            if number in (3, 6, 9):
+                ledger.begin(number)
+                if number > 3:
+                    ledger.retire(number - 3, retention)
+            records = round_of(number)
+            if number == 5:
+                records[2:2] = [RESET, AGAIN]
+            if number == 10:
+                records = records[:1]
+            for record in records:
+                ledger.append(record)
+            everything += records
+    return everything
 
 
-@settings(max_examples=60, deadline=None)
-@given(at=st.integers(0, 500), bit=st.integers(0, 7))
-def test_a_flipped_bit_is_never_read_as_a_record(tmp_path_factory: pytest.TempPathFactory, at: int, bit: int) -> None:
-    path = written(tmp_path_factory.mktemp("flip") / "ledger")
-    data = bytearray(path.read_bytes())
-    at %= len(data)
-    data[at] ^= 1 << bit
-    path.write_bytes(data)
-    try:
-        found = read(path)
-    except UserError:
-        assert at < START, "only the beginning names the run"
-        return
-    assert found == RECORDS[: len(found)]
-    assert len(found) < len(RECORDS)
+def test_rounds_come_back_in_their_order_whatever_the_files(tmp_path: Path) -> None:
+    everything = write(tmp_path, Retention.ALL)
+    with opened(tmp_path) as ledger:
+        kept = list(ledger.records(3))
+        assert kept == [record for record in everything if record.round >= 3]
+        assert list(ledger.records(5)) == [record for record in everything if record.round >= 5]
+        assert [ledger.update(number) for number in range(12)] == [f"update {n}".encode() for n in range(10)] + [
+            None
+        ] * 2
+        assert ledger.oldest == 0
+        ledger.append(round_of(10)[2])
+        assert ledger.update(10) == b"update 10"
+    assert [record.round for record in read_updates(tmp_path, PLAN)] == list(range(11))
 
 
-def test_the_ledger_of_another_run_is_left_alone(tmp_path: Path) -> None:
-    path = written(tmp_path / "ledger")
-    before = path.read_bytes()
-    with pytest.raises(UserError, match="another run"):
-        Ledger(path, "b" * 64)
-    assert path.read_bytes() == before
+@pytest.mark.parametrize(("retention", "oldest"), [(Retention.ALL, 0), (Retention.TAIL, 3)])
+def test_what_no_checkpoint_needs_goes(tmp_path: Path, retention: Retention, oldest: int) -> None:
+    """The older of two checkpoints stands before round 6; the file before it stays, see `Ledger.retire`."""
+    write(tmp_path, retention)
+    with opened(tmp_path) as ledger:
+        assert min(record.round for record in ledger.records() if record.entry is Entry.CONTRIBUTION) == 3
+        assert ledger.oldest == oldest
+        assert ledger.update(oldest) == f"update {oldest}".encode()
+        assert ledger.oldest_contribution == 3
+    if oldest:
+        with pytest.raises(UserError, match="keeps no round before 3"):
+            list(read_updates(tmp_path, PLAN))
 
 
-def test_a_full_disk_is_said_and_leaves_the_ledger_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = Ledger(tmp_path / "ledger", PLAN)
-    ledger.append(RECORDS[0])
-    real = os.pwrite
-
-    def half(file: int, data: Any, place: int) -> int:
-        if len(data) > 10:
-            return real(file, data[:10], place)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "pwrite", half)
-    with pytest.raises(UserError, match="No space left on device"):
-        ledger.append(RECORDS[2])
-    monkeypatch.undo()
-    ledger.append(RECORDS[3])
-    assert list(ledger.records()) == [RECORDS[0], RECORDS[3]]
-    ledger.close()
+def test_a_damaged_update_is_said_not_sent(tmp_path: Path) -> None:
+    write(tmp_path, Retention.ALL)
+    with opened(tmp_path) as ledger:
+        path = tmp_path / "updates-000000000003"
+        data = bytearray(path.read_bytes())
+        data[-3] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(UserError, match="is damaged at byte"):
+            ledger.update(5)

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.drift import SKETCH_BYTES
 from common.errors import NonFiniteError, ProtocolError, RankdadError
 from common.factors import Factor
 from common.messages import Evaluation, Failure, Goodbye, Kind, Message, Step
@@ -209,7 +210,8 @@ def test_mutations_of_a_real_message_never_raise_anything_else(data: st.DataObje
 
 
 @pytest.mark.parametrize(
-    "body", [Goodbye(weights_sha256="0" * 64), Failure(site="alpha", reason="no disk"), EVALUATION]
+    "body",
+    [Goodbye(weights_sha256="0" * 64, sketch=bytes(SKETCH_BYTES)), Failure(site="alpha", reason="no disk"), EVALUATION],
 )
 def test_control_messages_come_back(body: Any) -> None:
     kinds: dict[type, Kind] = {Goodbye: Kind.GOODBYE, Failure: Kind.FAILURE, Evaluation: Kind.EVALUATION}

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from common.drift import SKETCH_BYTES
 from common.errors import SpecError, UnreachableError, UserError
-from common.messages import Failure, Goodbye, Kind, Message
+from common.messages import Ask, Failure, Goodbye, Kind, Message
 from common.models import build_model
 from common.plan import make_plan
 from common.protocol import unpack
@@ -103,8 +104,8 @@ def test_a_refused_site_tells_the_aggregator_that_it_cannot_go_on(server: Server
     plan = make_plan(spec, build_model(spec))
     server.script = [(422, b'{"error": "g: got inf"}'), (200, b"")]
 
-    def training() -> Generator[Message, Message, None]:
-        yield Message(Kind.GOODBYE, 3, Goodbye(weights_sha256="0" * 64))
+    def training() -> Generator[Message | Ask, Message | None, None]:
+        yield Message(Kind.GOODBYE, 3, Goodbye(weights_sha256="0" * 64, sketch=bytes(SKETCH_BYTES)))
 
     with client_of(server, []) as client, pytest.raises(RefusedError) as error:
         drive(training(), client, plan, "alpha")

@@ -1,0 +1,172 @@
+"""Checkpoints: all that a process needs to go on with a run, in one file that is whole or not there.
+
+The last two are kept. A file is safetensors: tensors by name, and one JSON object as its metadata. Nothing in it names
+code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from common.course import Course, Standing, under
+from common.errors import ProtocolError, UserError, one_line
+from common.factors import Factor
+from common.plan import Plan
+from common.reduction.feedback import Residuals
+
+SHARED = ("replica/", "best/", "basis/")  # what of a checkpoint is the same everywhere
+KEPT = 2
+EVERY = 50  # steps between two checkpoints
+
+_SIZE = struct.Struct("<I")
+Loaded = tuple[dict[str, Any], dict[str, Tensor]]
+
+
+class Checkpoints:
+    """A process's checkpoints in a folder of their own.
+
+    Args:
+        folder: made with the first checkpoint.
+        plan: of the run.
+        owner: whose they are.
+        sync: whether a checkpoint is on the disk, not only with the operating system, before the older one goes.
+    """
+
+    def __init__(self, folder: Path, plan: Plan, owner: str, *, sync: bool = False) -> None:
+        self.folder = folder
+        self._owner = {"plan_sha256": plan.sha256(), "owner": owner}
+        self._sync = sync
+
+    def save(self, course: Course, residuals: Residuals, document: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint between two steps, and remove all but the last two.
+
+        Args:
+            course: of the run.
+            residuals: of the process.
+            document: what else it needs, as JSON.
+
+        Raises:
+            UserError: the disk is full or broken; the last checkpoint stays.
+        """
+        tensors = course.tensors() | _tensors(residuals)
+        whole = {**self._owner, **(document or {}), "course": course.standing().model_dump()}
+        path = self.folder / f"{course.round:012d}.safetensors"
+        temporary = path.with_suffix(".tmp")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            safetensors.torch.save_file(tensors, temporary, {"": json.dumps(whole)})
+            if self._sync:
+                _sync(temporary)
+            os.replace(temporary, path)  # noqa: PTH105
+            if self._sync:
+                _sync(self.folder)
+        except (OSError, SafetensorError) as error:
+            temporary.unlink(missing_ok=True)
+            raise UserError(f"{path}: the checkpoint cannot be written: {error}") from None
+        for old in self._paths()[:-KEPT]:
+            old.unlink(missing_ok=True)
+
+    def load(self, course: Course, most_steps: int | None = None) -> tuple[dict[str, Any], Residuals] | None:
+        """Go on from the newest readable checkpoint: return its document and residuals; None if there is none.
+
+        Args:
+            course: of the run; changed in place.
+            most_steps: passes over checkpoints of more steps.
+
+        Raises:
+            UserError: the checkpoint is that of another run, plan, version or owner.
+        """
+        for path in reversed(self._paths()):
+            found = self._read(path)
+            if found is None or (most_steps is not None and found[0]["course"]["steps"] > most_steps):
+                continue
+            document, tensors = found
+            course.load(Standing.model_validate_json(json.dumps(document["course"])), tensors)
+            device = next(course.replica.model.parameters()).device
+            return document, _residuals({name: value.to(device) for name, value in tensors.items()})
+        return None
+
+    def oldest(self) -> int | None:
+        """Return the round of the older of two whole checkpoints: none before it will be gone back to."""
+        paths = [path for path in self._paths() if self._read(path) is not None]
+        return int(paths[0].stem) if len(paths) == KEPT else None
+
+    def snapshot(self) -> bytes | None:
+        """Return the newest readable checkpoint for a site that has lost its own, or None; see `take_over`."""
+        for path in reversed(self._paths()):
+            if (found := self._read(path)) is not None:
+                document, tensors = found
+                standing = json.dumps(document["course"]).encode()
+                shared = {name: value for name, value in tensors.items() if name.startswith(SHARED)}
+                return _SIZE.pack(len(standing)) + standing + safetensors.torch.save(shared)
+        return None
+
+    def _paths(self) -> list[Path]:
+        return sorted(self.folder.glob("*.safetensors"))
+
+    def _read(self, path: Path) -> Loaded | None:
+        """Return a checkpoint's document and tensors; None if it is torn.
+
+        Raises:
+            UserError: it is whole, and somebody else's.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                document = json.loads(file.metadata()[""])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+            return None
+        if {name: document.get(name) for name in self._owner} != self._owner:
+            raise UserError(
+                f"{path}: is a checkpoint of another run, version or owner; choose another output, or remove "
+                f"{self.folder}"
+            )
+        return document, tensors
+
+
+def take_over(course: Course, snapshot: bytes) -> None:
+    """Go to where a snapshot of another process stands.
+
+    Raises:
+        ProtocolError: it is none of this run.
+    """
+    try:
+        (size,) = _SIZE.unpack_from(snapshot)
+        standing = Standing.model_validate_json(snapshot[_SIZE.size : _SIZE.size + size])
+        course.load(standing, safetensors.torch.load(snapshot[_SIZE.size + size :]))
+    except (struct.error, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ProtocolError(502, f"the aggregator's snapshot cannot be used: {one_line(error)}") from None
+
+
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _tensors(residuals: Residuals) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for name, residual in residuals.items():
+        if isinstance(residual, Factor):
+            tensors |= {f"delta/{name}": residual.delta, f"activation/{name}": residual.activation}
+        else:
+            tensors[f"residual/{name}"] = residual
+    contiguous = torch.contiguous_format
+    return {name: value.detach().cpu().clone(memory_format=contiguous) for name, value in tensors.items()}
+
+
+def _residuals(tensors: Mapping[str, Tensor]) -> Residuals:
+    deltas, activations = under("delta", tensors), under("activation", tensors)
+    return {name: Factor(deltas[name], activations[name]) for name in deltas} | under("residual", tensors)

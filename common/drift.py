@@ -1,0 +1,53 @@
+"""Whether replicas on different hardware still agree: their weights in a few numbers, and the distance between two.
+
+All sites apply the same gradients, yet another processor may round otherwise. A sketch is the sums of the weights, with
+random signs, in 64 parts: the squared distance of two sketches is, in expectation, that of the weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+PARTS = 64
+SKETCH_BYTES = 8 * PARTS
+
+
+def sketch(weights: Mapping[str, Tensor]) -> bytes:
+    """Return the sketch of named real tensors: float64 [64] as raw bytes.
+
+    Source: Alon, Matias and Szegedy 1999, "The space complexity of approximating the frequency moments".
+    """
+    sums = torch.zeros(PARTS, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    for name in sorted(weights):
+        values = weights[name].detach().cpu().reshape(-1)
+        if not values.is_floating_point():
+            continue
+        signs = torch.randint(0, 2, values.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
+        signed = values.double().mul_(signs)
+        sums += torch.nn.functional.pad(signed, (0, -len(signed) % PARTS)).reshape(PARTS, -1).sum(dim=1)
+    return sums.numpy().tobytes()
+
+
+def checked(data: bytes) -> bytes:
+    """Return a sketch that came from the network.
+
+    Raises:
+        ValueError: it holds NaN or infinity.
+    """
+    if not bool(torch.isfinite(torch.frombuffer(bytearray(data), dtype=torch.float64)).all()):
+        raise ValueError("holds NaN or infinity, expected finite numbers")
+    return data
+
+
+def distance(one: bytes, other: bytes) -> float:
+    """Return how far two sketches are apart, relative to the size of the first, at most 1e300."""
+    ours, theirs = (torch.frombuffer(bytearray(part), dtype=torch.float64) for part in (one, other))
+    if torch.equal(ours, theirs):
+        return 0.0
+    apart, size = float((ours - theirs).norm()), float(ours.norm())
+    return min(apart / size, 1e300) if math.isfinite(apart) and size > 0 else 1e300
