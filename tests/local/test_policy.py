@@ -14,7 +14,9 @@ import torch
 from common import __version__
 from common.documents import validate
 from common.errors import DataError, PolicyError, SpecError
+from common.factors import Factor
 from common.messages import Failure
+from common.methods import State, method_for
 from common.models import build_model
 from common.plan import make_plan
 from common.protocol import step_bytes, unpack
@@ -122,6 +124,28 @@ def test_a_split_that_is_too_small_is_not_evaluated() -> None:
     assert (data.train, data.validation) == (train, validation)
     assert data.test.inputs.shape == (0, 6)
     assert data.test.labels.shape == (0,)
+
+
+@pytest.mark.parametrize("reducer", ["auto", "block", "exact", "spi"])
+def test_rank_dad_needs_no_permission_since_it_never_sends_samples_rows(reducer: str) -> None:
+    """Three samples would fit into four rows as they are. What is sent is the same if they are mixed."""
+    method = RANK_DAD | {"rank": 4, "reducer": reducer}
+    spec = run_spec(model={"name": "mlp", "hidden": [40]}, data={"shape": [30]}, method=method)
+    model = build_model(spec)
+    routes = tuple(route for route in make_plan(spec, model).routes if route.up is not None)
+    generator = torch.Generator().manual_seed(0)
+    mixed = torch.linalg.qr(torch.randn(3, 3, generator=generator, dtype=torch.float64))[0]
+    sent = []
+    shapes = [route.matrix for route in routes]
+    drawn = [[torch.randn(3, n, generator=generator, dtype=torch.float64) for n in shape] for shape in shapes]
+    for mix in (torch.eye(3, dtype=torch.float64), mixed):
+        gradients = tuple(Factor(mix @ delta, mix @ activation) for delta, activation in drawn)
+        sent.append(next(method_for(spec, routes, model).step(gradients, 1.0, State(), 0)))
+    assert routes
+    for one, other in zip(*sent, strict=True):
+        assert isinstance(one, Factor)
+        assert isinstance(other, Factor)
+        torch.testing.assert_close((one.activation * other.activation).sum(dim=1).abs(), torch.ones(3).double())
 
 
 def test_a_wrong_field_is_named_with_its_file(tmp_path: Path) -> None:
