@@ -30,6 +30,8 @@ class SiteConfig(Part):
     """A copy of the run's spec: the site then takes part in this run alone."""
     allow_factories: tuple[FactoryName, ...] = ()
     """Model factories whose code the site has read and permits to run."""
+    policy: str | None = None
+    """The file with the site's limits on what leaves it (`local.policy`); without one the defaults hold."""
     device: Device = "cpu"
     """Where the model is trained."""
     patience: PositiveFloat = 300.0
@@ -54,5 +56,6 @@ class SiteConfig(Part):
             raise UserError(f"{path}: is a run's file, expected a site's: name, aggregator, data, output")
         config = validate(cls, document, file=path)
         folder = path.resolve().parent
-        places = {key: str(folder / value) for key in ("data", "output", "spec") if (value := getattr(config, key))}
+        paths = ("data", "output", "spec", "policy")
+        places = {key: str(folder / value) for key in paths if (value := getattr(config, key))}
         return config.model_copy(update=places)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import torch
@@ -15,14 +15,16 @@ from common.artifacts import save_model
 from common.checkpoints import EVERY, Checkpoints, take_over
 from common.course import Course
 from common.documents import load_json, validate
-from common.errors import SpecError, UserError
-from common.plan import make_plan
-from common.protocol import step_bytes
+from common.errors import PolicyError, RankdadError, SpecError, UserError
+from common.messages import failure_message
+from common.plan import Plan, make_plan
+from common.protocol import pack, step_bytes
 from common.replica import Replica
 from common.spec import RunSpec
 from local.config import SiteConfig
-from local.data import read_site
+from local.data import SiteData, read_site
 from local.drivers.http import AggregatorClient, drive
+from local.policy import Policy
 from local.timings import Timings
 from local.training import Result, TrainingState, train
 
@@ -34,7 +36,7 @@ def run_site(config: SiteConfig) -> Result:
         UserError: before training: the aggregator is not there, the run is not this site's, the data cannot be used.
         RankdadError: in training: this site or another could not go on.
     """
-    output = Path(config.output)
+    output, policy = Path(config.output), Policy.read(config.policy)
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -43,10 +45,13 @@ def run_site(config: SiteConfig) -> Result:
         offered = client.run()
         spec = _spec(config, offered)
         torch.set_num_threads(spec.training.threads)
-        index = spec.federation.sites.index(config.name)
-        data = read_site(spec, Path(config.data), index).to(config.device)
         replica = Replica(spec, config.allow_factories, config.device)
         plan = make_plan(spec, replica.model)
+        with _refusing(client, plan, config.name):
+            policy.check(spec, plan)
+        data = _data(config, spec, policy)
+        with _refusing(client, plan, config.name, "it has fewer samples for a step than its policy asks for"):
+            policy.check_samples(spec, len(data.train))
         checkpoints = Checkpoints(output / "checkpoints" / run_id(offered), plan, config.name)
         state = _state(config, client, Course(spec, plan, replica), checkpoints)
         for warning in plan.warnings:
@@ -62,7 +67,7 @@ def run_site(config: SiteConfig) -> Result:
                 checkpoints.save(state.course, state.residuals)
 
         with closing(Timings(output / "timings.csv")) as timings:
-            training = train(spec, plan, data, state, timings.lap, between_steps)
+            training = train(spec, plan, data, state, timings.lap, between_steps, policy.rank)
             result = drive(training, client, plan, config.name, device=config.device, lap=timings.lap)
     save_model(output / "model", spec, result.best, result.final)
     shutil.rmtree(checkpoints.folder, ignore_errors=True)
@@ -90,13 +95,17 @@ def check_site(config: SiteConfig) -> None:
     Raises:
         UserError: what would keep the site from taking part.
     """
+    policy = Policy.read(config.policy)
     with AggregatorClient(config.aggregator, config.name, config.patience, say) as client:
         spec = _spec(config, client.run())
-    data = read_site(spec, Path(config.data), spec.federation.sites.index(config.name)).to(config.device)
     plan = make_plan(spec, Replica(spec, config.allow_factories, config.device).model)
+    policy.check(spec, plan)
+    data = _data(config, spec, policy)
+    policy.check_samples(spec, len(data.train))
     say(
-        f"{config.name} can take part in {spec.name} ({spec.method.name}): {len(data.train)} samples to train on, "
-        f"at most {step_bytes(plan, up=True):,} bytes up and {step_bytes(plan, up=False):,} down per step"
+        f"{config.name} can take part in {spec.name} ({spec.method.name}), and its policy allows it: {len(data.train)} "
+        f"samples to train on, at most {step_bytes(plan, up=True):,} bytes up and {step_bytes(plan, up=False):,} down "
+        "per step"
     )
 
 
@@ -115,6 +124,35 @@ def run_id(offered: Mapping[str, object]) -> str:
     if not isinstance(found, str) or not re.fullmatch("[0-9a-f]{16}", found):
         raise UserError(f"the aggregator calls its run {str(found)[:40]!r}, expected 16 hexadecimal digits")
     return found
+
+
+def _data(config: SiteConfig, spec: RunSpec, policy: Policy) -> SiteData:
+    """Read the site's samples, and leave out a split that its policy does not evaluate."""
+    read = read_site(spec, Path(config.data), spec.federation.sites.index(config.name))
+    data = policy.contributed(read)
+    for split in ("validation", "test"):
+        found = len(getattr(read, split))
+        if found > len(getattr(data, split)):
+            say(f"warning: {split}: left out, {found} samples where the policy's min_rows is {policy.min_rows}")
+    return data.to(config.device)
+
+
+@contextmanager
+def _refusing(client: AggregatorClient, plan: Plan, site: str, reason: str | None = None) -> Iterator[None]:
+    """Tell the aggregator that the site's policy refuses the run: others would wait for it without knowing why.
+
+    Args:
+        client: connected to the aggregator.
+        plan: of the run.
+        site: this site's name.
+        reason: what is told instead of the error's own words, where these say something of the data.
+    """
+    try:
+        yield
+    except PolicyError as error:
+        told = error if reason is None else RankdadError(reason)
+        client.give_up(pack(failure_message(site, 0, told), plan, up=True))
+        raise
 
 
 def _spec(config: SiteConfig, offered: dict[str, object]) -> RunSpec:

@@ -116,14 +116,15 @@ def split(
     set_: SetOption = None,
 ) -> None:
     """Write each site's data and its SITE.json, to start aggregator and sites by hand."""
-    from simulations.spec import read_simulation, write_sites
+    from simulations.spec import POLICY, read_simulation, write_sites
 
     read = read_simulation(file, set_ or [], sites=sites, data=data)
     taken = [path for name in read.run.federation.sites if (path := output / f"{name}.json").exists()]
     if taken:
         raise UserError(f"{taken[0]}: already there; choose another --output or remove it")
     for name, config in write_sites(read, output, aggregator).items():
-        document = config.model_dump(mode="json", exclude_defaults=True) | {"data": f"{name}/data", "output": name}
+        places = {"data": f"{name}/data", "output": name, "policy": f"{name}/{POLICY}"}
+        document = config.model_dump(mode="json", exclude_defaults=True) | places
         path = output / f"{name}.json"
         path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         typer.echo(str(path))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -11,8 +11,11 @@ from common.documents import Part, load_json, replace, validate
 from common.errors import SpecError
 from common.spec import RunSpec
 from local.config import Device, SiteConfig
+from local.policy import MethodName, Policy
 from simulations.partition import Iid, Partition, partition
 from simulations.sources import Source
+
+POLICY = "policy.json"
 
 
 class SimulationSpec(Part):
@@ -80,6 +83,8 @@ def write_sites(
 ) -> dict[str, SiteConfig]:
     """Write each site's part of the data under `folder/<site>/data`, and return the sites' configurations.
 
+    A policy beside the data permits every method: data that lie together here need no protection from one another.
+
     Args:
         file: run and simulation.
         folder: of all sites.
@@ -97,12 +102,15 @@ def write_sites(
     configs: dict[str, SiteConfig] = {}
     for site in run.federation.sites:
         own = folder / site
+        policy = Policy(methods=get_args(MethodName), unreduced_factors=True)
+        (own / POLICY).write_text(policy.model_dump_json(indent=2, exclude_defaults=True) + "\n", encoding="utf-8")
         configs[site] = SiteConfig(
             name=site,
             aggregator=aggregator,
             data=str(own / "data"),
             output=str(own),
             allow_factories=allow_factories,
+            policy=str(own / POLICY),
             device=simulation.device,
             patience=patience,
         )

@@ -1,0 +1,211 @@
+"""A site's policy: what it refuses, before which data are read, and who is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from common import __version__
+from common.documents import validate
+from common.errors import DataError, PolicyError, SpecError
+from common.factors import Factor
+from common.messages import Failure
+from common.methods import State, method_for
+from common.models import build_model
+from common.plan import make_plan
+from common.protocol import step_bytes, unpack
+from common.spec import MethodSpec, RunSpec
+from local.config import SiteConfig
+from local.data import Samples, SiteData
+from local.policy import UNREDUCED, MethodName, Policy
+from local.site import check_site, run_site
+from tests.conftest import run_spec, write_site
+from tests.local.test_http import Server
+
+RANK_DAD = {"name": "rank-dad", "rank": 2}
+EVERY = list(get_args(MethodName))
+REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({}, {"name": "dad"}, r"method.name: .* raw data, to the aggregator and, where .* \(methods\); unreduced_factors"),
+    ({}, {"name": "edad"}, "method.name: .* raw data, to the aggregator and all other sites"),
+    ({"methods": EVERY}, {"name": "top-rows"}, "method.name: .* unreduced_factors must be true"),
+    ({"unreduced_factors": True}, {"name": "dad"}, r"method.name: .* allows dsgd, rank-dad, powersgd \(methods\)$"),
+    ({"methods": ["rank-dad"]}, {"name": "dsgd"}, r"method.name: .* asks for dsgd, .* allows rank-dad \(methods\)$"),
+    ({"methods": []}, RANK_DAD, r"method.name: .* allows none \(methods\)"),
+    ({"max_rank": 2}, RANK_DAD | {"rank": 3}, r"method.rank: .* asks for 3 rows, .* at most 2 \(max_rank\)"),
+    ({"max_rank": 2}, RANK_DAD | {"oversampling": 1}, "method.rank: .* asks for 3 rows, with oversampling"),
+    ({"max_rank": 2}, {"name": "powersgd", "rank": 3}, "method.rank: .* asks for 3 rows"),
+    ({"max_rank": 2, "methods": EVERY, "unreduced_factors": True}, {"name": "top-rows"}, "method.rows: .* 3 rows"),
+    ({"max_rank": 2}, {"name": "dsgd"}, "method.name: .* dsgd, whose rank has no limit, .* max_rank 2"),
+    ({"rows_per_rank": 4}, {"name": "dsgd"}, "method.name: .* rows_per_rank 4"),
+    (
+        {"rows_per_rank": 9},
+        RANK_DAD,
+        r"method.rank: .* at least 1 rows of .* 8 .* at most 0 \(rows_per_rank 9\)",
+    ),
+    (
+        {"rows_per_rank": 4},
+        {"name": "powersgd", "rank": 3},
+        "method.rank: .* at least 3 rows of .* 8 .* at most 2",
+    ),
+    ({"min_rows": 9}, RANK_DAD, r"training.batch_size: .* steps of 8 samples here, .* fewer than 9 \(min_rows\)"),
+    ({"max_upload": 100}, RANK_DAD, r"method: .* bytes a step, .* at most 100 \(max_upload\)"),
+]
+ALLOWED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"name": "rank-dad", "rank": 16}),
+    ({}, {"name": "powersgd", "rank": 16}),
+    ({}, {"name": "dsgd"}),
+    *(({"methods": EVERY, "unreduced_factors": True}, {"name": name}) for name in UNREDUCED),
+    ({"max_rank": 3}, RANK_DAD | {"oversampling": 1}),
+    ({"rows_per_rank": 8}, RANK_DAD),  # which then sends one row
+    ({"rows_per_rank": 4}, {"name": "powersgd", "rank": 2}),
+    ({"min_rows": 8}, RANK_DAD),
+]
+
+
+def check(policy: dict[str, Any], spec: RunSpec) -> None:
+    validate(Policy, policy).check(spec, make_plan(spec, build_model(spec)))
+
+
+def test_a_policy_knows_every_method() -> None:
+    names = {get_args(part.model_fields["name"].annotation)[0] for part in get_args(MethodSpec)}
+    assert names == set(get_args(MethodName))
+
+
+@pytest.mark.parametrize(("policy", "method", "sentence"), REFUSED)
+def test_what_asks_for_more_is_refused(policy: dict[str, Any], method: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(PolicyError, match=f"^{sentence}"):
+        check(policy, run_spec(method=method))
+
+
+@pytest.mark.parametrize(("policy", "method"), ALLOWED)
+def test_what_keeps_within_the_limits_is_allowed(policy: dict[str, Any], method: dict[str, Any]) -> None:
+    check(policy, run_spec(method=method))
+
+
+def test_a_step_as_large_as_the_limit_is_allowed() -> None:
+    spec = run_spec(method=RANK_DAD)
+    size = step_bytes(make_plan(spec, build_model(spec)), up=True)
+    check({"max_upload": size}, spec)
+    with pytest.raises(PolicyError, match=f"up to {size:,} bytes a step, .* at most {size - 1:,}"):
+        check({"max_upload": size - 1}, spec)
+
+
+def test_an_epochs_smallest_step_decides() -> None:
+    """33 samples in steps of at most 8 are 7, 7, 7, 6 and 6."""
+    spec = run_spec(method=RANK_DAD)
+    Policy(min_rows=6).check_samples(spec, 33)
+    with pytest.raises(PolicyError, match=r"^training.batch_size: .* steps of 6 samples here, .* fewer than 7"):
+        Policy(min_rows=7).check_samples(spec, 33)
+    with pytest.raises(PolicyError, match=r"^method.rank: .* of 6 samples here, .* at most 0 \(rows_per_rank 7\)"):
+        Policy(rows_per_rank=7).check_samples(spec, 33)
+
+
+def test_accumulated_batches_are_one_step() -> None:
+    check({"min_rows": 16}, run_spec(method=RANK_DAD, training={"accumulate": 2}))
+
+
+@pytest.mark.parametrize(
+    ("policy", "samples", "rows"),
+    [({}, 1, None), ({"rows_per_rank": 4}, 33, 8), ({"rows_per_rank": 4}, 3, 0), ({"rows_per_rank": 1}, 0, 0)],
+)
+def test_a_small_step_sends_fewer_rows(policy: dict[str, int], samples: int, rows: int | None) -> None:
+    assert Policy(**policy).rank(samples) == rows  # type: ignore[arg-type]
+
+
+def test_a_split_that_is_too_small_is_not_evaluated() -> None:
+    train, validation, test = (Samples(torch.ones(count, 6), torch.zeros(count).long()) for count in (30, 5, 4))
+    data = Policy(min_rows=5).contributed(SiteData(train, validation, test))
+    assert (data.train, data.validation) == (train, validation)
+    assert data.test.inputs.shape == (0, 6)
+    assert data.test.labels.shape == (0,)
+
+
+@pytest.mark.parametrize("reducer", ["auto", "block", "exact", "spi"])
+def test_rank_dad_needs_no_permission_since_it_never_sends_samples_rows(reducer: str) -> None:
+    """Three samples would fit into four rows as they are. What is sent is the same if they are mixed."""
+    method = RANK_DAD | {"rank": 4, "reducer": reducer}
+    spec = run_spec(model={"name": "mlp", "hidden": [40]}, data={"shape": [30]}, method=method)
+    model = build_model(spec)
+    routes = tuple(route for route in make_plan(spec, model).routes if route.up is not None)
+    generator = torch.Generator().manual_seed(0)
+    mixed = torch.linalg.qr(torch.randn(3, 3, generator=generator, dtype=torch.float64))[0]
+    sent = []
+    shapes = [route.matrix for route in routes]
+    drawn = [[torch.randn(3, n, generator=generator, dtype=torch.float64) for n in shape] for shape in shapes]
+    for mix in (torch.eye(3, dtype=torch.float64), mixed):
+        gradients = tuple(Factor(mix @ delta, mix @ activation) for delta, activation in drawn)
+        sent.append(next(method_for(spec, routes, model).step(gradients, 1.0, State(), 0)))
+    assert routes
+    for one, other in zip(*sent, strict=True):
+        assert isinstance(one, Factor)
+        assert isinstance(other, Factor)
+        torch.testing.assert_close((one.activation * other.activation).sum(dim=1).abs(), torch.ones(3).double())
+
+
+def test_a_wrong_field_is_named_with_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "policy.json"
+    path.write_text('{"max_ranks": 4}')
+    with pytest.raises(SpecError, match=r"policy.json: max_ranks: is not known here: did you mean max_rank\?"):
+        Policy.read(str(path))
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as serving:
+        thread = Thread(target=serving.serve_forever, args=(0.05,))
+        thread.start()
+        yield serving
+        serving.shutdown()
+        thread.join()
+
+
+def site(tmp_path: Path, server: Server, spec: RunSpec, policy: dict[str, Any]) -> SiteConfig:
+    """A site whose aggregator offers a run and takes one contribution."""
+    offered = {"version": __version__, "run": spec.model_dump(mode="json"), "id": "0" * 16}
+    server.script = [(200, json.dumps(offered).encode()), (200, b"")]
+    (tmp_path / "policy.json").write_text(json.dumps(policy))
+    address = f"http://127.0.0.1:{server.server_port}"
+    document = {"name": "alpha", "aggregator": address, "data": "data", "output": "out", "policy": "policy.json"}
+    (tmp_path / "alpha.json").write_text(json.dumps(document))
+    return SiteConfig.read(tmp_path / "alpha.json")
+
+
+def test_the_policy_speaks_before_the_data_and_to_the_aggregator(tmp_path: Path, server: Server) -> None:
+    """There are no data here at all."""
+    spec = run_spec(method={"name": "dad"})
+    with pytest.raises(PolicyError, match=r"^method.name: ") as error:
+        run_site(site(tmp_path, server, spec, {}))
+    assert error.value.exit_code == 2
+    told = unpack(server.bodies[0], make_plan(spec, build_model(spec)), up=True).body
+    assert told == Failure(site="alpha", reason=str(error.value))
+
+
+def test_the_aggregator_is_not_told_how_few_samples_there_are(tmp_path: Path, server: Server) -> None:
+    spec = run_spec(method=RANK_DAD)
+    write_site(tmp_path / "data", 10, 0)
+    with pytest.raises(PolicyError, match="steps of 7 samples here"):
+        run_site(site(tmp_path, server, spec, {"min_rows": 8}))
+    told = unpack(server.bodies[0], make_plan(spec, build_model(spec)), up=True).body
+    assert told == Failure(site="alpha", reason="it has fewer samples for a step than its policy asks for")
+
+
+def test_a_check_says_what_the_policy_makes_of_the_run(
+    tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = run_spec(method=RANK_DAD)
+    with pytest.raises(DataError):  # nothing in the policy's way
+        check_site(site(tmp_path, server, spec, {}))
+    write_site(tmp_path / "data", 34, 0)
+    with pytest.raises(PolicyError, match=r"^method.rank"):
+        check_site(site(tmp_path, server, spec, {"max_rank": 1}))
+    check_site(site(tmp_path, server, spec, {"min_rows": 7, "max_rank": 2}))
+    said = capsys.readouterr().out
+    assert "warning: validation: left out, 5 samples where the policy's min_rows is 7" in said
+    assert "and its policy allows it: 22 samples to train on" in said
+    assert not server.bodies
