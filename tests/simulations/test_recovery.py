@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from safetensors.torch import load_file
 
 from common.checkpoints import Checkpoints, take_over
 from common.course import Course
 from common.errors import UserError
+from common.ledger import Retention
 from common.messages import Ask, Message
 from common.plan import make_plan
 from common.protocol import pack, unpack
@@ -231,3 +235,116 @@ def test_any_steps_model_comes_out_of_the_ledger_alone(tmp_path: Path, site_data
     assert export(tmp_path / "run", replica.step, tmp_path / "earlier").digest() == replica.digest() != digest
     with pytest.raises(UserError, match=f"got {steps + 1}, expected 1 to {steps}"):
         export(tmp_path / "run", steps + 1, tmp_path / "beyond")
+
+
+QUORUM: dict[str, Any] = {"sites": list(SITES), "quorum": 2, "grace": 2.0, "compare_every": 5}
+
+
+def without(run: Run, site: str, since: int, until: int, *, killed: bool) -> Callable[[int], str | None]:
+    """A site that is not there from one message to another; then it is started again, or goes on where it stood."""
+
+    def crash(message: int) -> str | None:
+        if message == since:
+            run.gone.add(site)
+        if message != until:
+            return None
+        run.gone.discard(site)
+        return site if killed else None
+
+    return crash
+
+
+@pytest.mark.parametrize("method", METHODS, ids=["rank-dad", "powersgd", "int8"])
+@pytest.mark.parametrize("killed", [True, False], ids=["restarted", "late"])
+def test_a_quorum_goes_on_without_a_site_which_catches_up(
+    tmp_path: Path, site_data: Data, method: dict[str, Any], killed: bool
+) -> None:
+    spec = run_spec(method=method, training={"epochs": 3, "batch_size": 12}, federation=QUORUM)
+    run = Run(spec, site_data(spec), tmp_path)
+    digest = run.go(without(run, "gamma", 17, 41, killed=killed))
+    progress = run.aggregator.recorder.progress
+    assert 3 <= progress.left_out["gamma"] < progress.step - 5, "it was away for a while, and came back"
+    assert set(progress.left_out) == {"gamma"}
+    assert set(progress.weights_sha256) == set(SITES)
+    assert progress.drift == 0.0
+    assert export(tmp_path / "run", None, tmp_path / "replayed").digest() == digest
+
+
+def test_a_site_gone_for_good_is_left_out_and_the_run_says_so(tmp_path: Path, site_data: Data) -> None:
+    spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 2}, federation=QUORUM)
+    data = site_data(spec)
+    undisturbed = Run(spec, data, tmp_path / "undisturbed")
+    undisturbed.go(lambda message: None)
+    run = Run(spec, data, tmp_path)
+    digest = run.go(without(run, "beta", 10, 10_000, killed=True))
+    progress = run.aggregator.recorder.progress
+    assert set(progress.weights_sha256) == {"alpha", "gamma"}
+    assert progress.left_out["beta"] > progress.step / 2
+    assert run.now <= undisturbed.now + QUORUM["grace"] + 1, "only the first round without it waits for its grace"
+    assert export(tmp_path / "run", None, tmp_path / "replayed").digest() == digest
+
+
+def test_an_aggregator_that_dies_in_a_run_of_a_quorum_goes_on_from_its_ledger(tmp_path: Path, site_data: Data) -> None:
+    spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 3}, federation=QUORUM)
+    run = Run(spec, site_data(spec), tmp_path)
+    away = without(run, "gamma", 14, 50, killed=False)
+    digest = run.go(lambda message: away(message) or ("aggregator" if message % 9 == 0 else None))
+    assert export(tmp_path / "run", None, tmp_path / "replayed").digest() == digest
+
+
+@pytest.mark.parametrize("retention", list(Retention))
+def test_a_site_that_lost_its_disk_goes_on_without_residuals_and_the_ledger_says_so(
+    tmp_path: Path, site_data: Data, retention: Retention
+) -> None:
+    spec = run_spec(method={"name": "rank-dad", "rank": 1}, training={"epochs": 3})
+    run = Run(spec, site_data(spec), tmp_path, Keeping(retention=retention))
+
+    def crash(message: int) -> str | None:
+        if message == 50:
+            shutil.rmtree(tmp_path / "beta")
+            return "beta"
+        return "aggregator" if message == 53 else None
+
+    digest = run.go(crash)
+    (reset,) = run.aggregator.recorder.progress.resets
+    assert reset["site"] == "beta"
+    assert 10 <= reset["round"] < 20
+    assert export(tmp_path / "run", None, tmp_path / "replayed").digest() == digest
+
+
+def test_the_tail_alone_is_enough_to_recover_and_has_a_bound(tmp_path: Path, site_data: Data) -> None:
+    spec = run_spec(method={"name": "powersgd", "rank": 1}, training={"epochs": 4})
+    data = site_data(spec)
+    undisturbed = Run(spec, data, tmp_path / "undisturbed").go(lambda message: None)
+    victims = ["aggregator", *SITES]
+    run = Run(spec, data, tmp_path, Keeping(retention=Retention.TAIL))
+    assert run.go(lambda message: victims[message // 13 % 4] if message % 13 == 0 else None) == undisturbed
+    for kind in ("contributions", "updates"):
+        assert 2 <= len(list((tmp_path / "run" / "ledger").glob(f"{kind}-*"))) <= 4
+    steps = run.aggregator.recorder.progress.step
+    assert export(tmp_path / "run", steps - 1, tmp_path / "exported").step == steps - 1
+    with pytest.raises(UserError, match="keeps only the last checkpoints"):
+        export(tmp_path / "run", 2, tmp_path / "exported")
+
+
+def test_the_tables_of_a_run_are_whole_after_crashes(tmp_path: Path, site_data: Data) -> None:
+    spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 2, "batch_size": 12})
+    data = site_data(spec)
+    tables = []
+    for name, every in (("undisturbed", 10_000), ("disturbed", 7)):
+        run = Run(spec, data, tmp_path / name)
+        run.go(lambda message, every=every: "aggregator" if message % every == 0 else None)
+        found = []
+        for table, timed in (("steps.csv", ("seconds", "aggregation_seconds")), ("metrics.csv", ())):
+            found.append(pd.read_csv(tmp_path / name / "run" / table).drop(columns=list(timed)).to_csv())
+        tables.append(found)
+    assert tables[0] == tables[1]
+
+
+def test_the_last_checkpoint_lost_too_is_said(tmp_path: Path, site_data: Data) -> None:
+    spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 2})
+    run = Run(spec, site_data(spec), tmp_path)
+    run.go(lambda message: None)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.raises(UserError, match="no checkpoint is readable"):
+        Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter, keeping=KEEPING)
