@@ -135,6 +135,8 @@ class Relay:
 
     def _line(self, direction: Direction, connection: _Connection, to: Streams) -> Line:
         spec, drawn = self._spec, Random(derive(self._spec.seed, "jitter", connection.number, direction))
+        # asyncio does this for sockets that know their protocol's number; those of `socket.create_server` do not.
+        to[1].get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         to[1].transport.set_write_buffer_limits(0)  # drained is sent, which a reset would else throw away
         gates = self._shared[direction] + ([Gate(spec.bandwidth)] if spec.bandwidth else [])
         late = spec.delay or spec.jitter
@@ -258,9 +260,7 @@ def _close(streams: Streams, *, reset: bool) -> None:
     if reset:
         with contextlib.suppress(OSError):
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        writer.transport.abort()
-    else:
-        writer.close()
+    writer.transport.abort()  # what was drained is sent all the same, and for what was not nobody waits any more
 
 
 def run_relay(
