@@ -1,4 +1,4 @@
-"""Where messages of HTTP/1.1 begin and end in a stream of bytes; a state machine without input or output of its own.
+"""Where messages of HTTP/1 begin and end in a stream of bytes; a state machine without input or output of its own.
 
 Every byte that is fed comes out again, in pieces that belong to one message each. It knows just as much of HTTP as that
 takes; a response to HEAD, which announces a body and has none, is beyond it. What is no HTTP, such as TLS, passes.
@@ -22,7 +22,7 @@ from enum import Enum, auto
 LONGEST_HEAD = 65536  # bytes; what is longer is no head of ours
 LONGEST_LINE = 4096  # bytes of a chunk's size or of a trailer
 
-_START = re.compile(rb"(?P<verb>[A-Z]+) \S+ HTTP/1\.1\r\n|HTTP/1\.1 (?P<status>\d{3})[ \r]")
+_START = re.compile(rb"(?P<verb>[A-Z]+) \S+ HTTP/1\.[01]\r\n|HTTP/1\.[01] (?P<status>\d{3})[ \r]")
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)[ \t]*\r\n", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding:[^\r]*chunked[ \t]*\r\n", re.IGNORECASE)
 

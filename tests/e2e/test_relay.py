@@ -6,9 +6,13 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
@@ -120,21 +124,24 @@ def test_a_wrong_relay_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_relay_started_by_hand_says_what_it_did(tmp_path: Path) -> None:
-    file = simulation(tmp_path)
-    aggregator = start("aggregator", file, "--output", tmp_path / "run", "--port", 0)
-    to = wait_for_line(aggregator, "listening on").split(";")[0].rpartition("//")[2]
-    rule = {"kind": "reset", "direction": "response", "at": [5]}
-    relay = start("relay", relay_file(tmp_path, faults=[rule]), "--listen", "127.0.0.1:0", "--to", to)
-    address = wait_for_line(relay, "listening on").split(",")[0].removeprefix("listening on ")
-    assert rankdad("split", file, "--output", tmp_path / "hand", "--aggregator", address).returncode == 0
-    sites = [start("site", tmp_path / "hand" / f"{name}.json") for name in SITES]
-    for process in (*sites, aggregator):
-        _, err = process.communicate(timeout=60)
-        assert process.returncode == 0, err
-    relay.send_signal(signal.SIGINT)
-    out, err = relay.communicate(timeout=10)
+    rule = {"kind": "reset", "direction": "response", "at": [2], "after": 0}
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.05,))
+        serving.start()
+        to = f"127.0.0.1:{server.server_port}"
+        relay = start("relay", relay_file(tmp_path, faults=[rule]), "--listen", "127.0.0.1:0", "--to", to)
+        address = wait_for_line(relay, "listening on").split(",")[0].removeprefix("listening on ")
+        with pytest.raises(HTTPError, match="501"):
+            urlopen(address)
+        with pytest.raises(ConnectionResetError):
+            urlopen(address)
+        relay.send_signal(signal.SIGINT)
+        out, err = relay.communicate(timeout=10)
+        server.shutdown()
+        serving.join()
     assert (relay.returncode, err) == (0, "")
-    assert "reset: 1 (responses 5)" in out
+    assert "relay: 2 connections, 2 requests" in out
+    assert "reset: 1 (responses 2)" in out
 
 
 @pytest.mark.slow

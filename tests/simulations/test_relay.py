@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -350,6 +352,12 @@ def test_an_aggregator_that_is_not_there_ends_the_connection() -> None:
         await serving
 
     asyncio.run(main())
+
+
+def test_the_examples_are_relays() -> None:
+    for path in files("simulations.specs").iterdir():
+        if path.name.startswith("relay-"):
+            assert validate(RelaySpec, json.loads(path.read_text())) != RelaySpec()
 
 
 @pytest.mark.parametrize(
