@@ -23,7 +23,8 @@ LONGEST_HEAD = 65536  # bytes; what is longer is no head of ours
 LONGEST_LINE = 4096  # bytes of a chunk's size or of a trailer
 
 _START = re.compile(rb"(?P<verb>[A-Z]+) \S+ HTTP/1\.[01]\r\n|HTTP/1\.[01] (?P<status>\d{3})[ \r]")
-_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)[ \t]*\r\n", re.IGNORECASE)
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})[ \t]*\r\n", re.IGNORECASE)
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*[;\r]")
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding:[^\r]*chunked[ \t]*\r\n", re.IGNORECASE)
 
 
@@ -123,11 +124,11 @@ class Framer:
             last = line == b"\r\n"
             self._state = _State.HEAD if last else _State.TRAILER
             return Piece(line, last=last)
-        try:
-            size = int(line.partition(b";")[0], 16)
-        except ValueError:
+        found = _SIZE.match(line)
+        if found is None:
             self._state = _State.REST
             return Piece(line)
+        size = int(found[1], 16)
         self._left = size + len(b"\r\n")
         self._state = _State.CHUNK if size else _State.TRAILER
         return Piece(line)

@@ -168,9 +168,10 @@ class Relay:
                     raise _CutError(reset=isinstance(fault, Reset))
                 left = None if left is None else left - len(piece.data)
                 await line.send(piece.data)
-                await self._copy(connection, piece.data, last=piece.last)
-                if piece.last and direction == "request":
-                    self._passed(number, connection)
+                if direction == "request":
+                    await self._copy(connection, piece.data, last=piece.last)
+                    if piece.last:
+                        self._passed(number, connection)
         if rest := framer.rest():
             await line.send(rest)
         await line.finish()

@@ -111,6 +111,7 @@ STREAMS = {
     "chunks": (CHUNKED + ANSWER, [5, 10], True),
     "until the end": (b"HTTP/1.1 200 OK\r\n\r\nGET / HTTP/1.1\r\n\r\n", [0], False),
     "no HTTP": (b"\x16\x03\x01\r\n\r\nGET / HTTP/1.1\r\n\r\n", [], False),
+    "a negative size": (CHUNKED.replace(b"5;", b"-5;"), [5], False),
     "no length": (b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nlength\r\nGET / HTTP/1.1\r\n\r\n", [5], False),
 }
 
