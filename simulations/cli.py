@@ -38,6 +38,7 @@ def mount(app: typer.Typer) -> None:
     app.command()(split)
     app.command()(check)
     app.command()(verify)
+    app.command()(relay)
     app.add_typer(bench, name="bench")
 
 
@@ -54,6 +55,9 @@ def simulate(
         Path | None, typer.Option(metavar="DIR", help="Go on with the run in this directory, which was cut short.")
     ] = None,
     ledger: Annotated[bool, typer.Option("--ledger", help="Write down all that is decided, for --resume.")] = False,
+    relay: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Slow links and faults between sites and aggregator.")
+    ] = None,
 ) -> None:
     """Train one model across sites on this machine, each a process of its own."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would not survive the fork
@@ -61,13 +65,15 @@ def simulate(
     from simulations.spec import read_simulation
 
     if resume is not None:
-        if file or output or sites or data or set_ or lockstep:
+        if file or output or sites or data or set_ or lockstep or relay:
             raise UserError("--resume: goes on with a run as it was; only --json and --allow-factory go with it")
         read, directory = _cut_short(resume), resume
     elif file is None:
         raise UserError("FILE.json is missing: a run and its simulation, or --resume DIR")
+    elif lockstep and relay is not None:
+        raise UserError("--relay: --lockstep has no links that could be slow or faulty; leave one of the two out")
     else:
-        read = read_simulation(file, set_ or [], sites=sites, data=data)
+        read = read_simulation(file, set_ or [], sites=sites, data=data, relay=relay)
         directory = output or Path("runs") / f"{read.run.name}-{datetime.now():%Y%m%d-%H%M%S}"
     if sites is not None and file is not None and not json_:
         before = len(read_simulation(file, set_ or [], data=data).run.federation.sites)
@@ -184,6 +190,31 @@ def verify(
         typer.echo(sentence)
     if not right:
         raise typer.Exit(1)
+
+
+def relay(
+    file: Annotated[Path, typer.Argument(metavar="FILE.json", help="What to disturb, and how.")],
+    to: Annotated[str, typer.Option(help="HOST:PORT of the aggregator.")],
+    listen: Annotated[str, typer.Option(help="HOST:PORT that sites connect to; port 0 takes a free one.")],
+) -> None:
+    """Stand between sites and aggregator, with slow links and faults, until Ctrl-C; then say what was done."""
+    from common.documents import load_json, validate
+    from remote.server import listen as listen_on
+    from simulations.faults import RelaySpec
+    from simulations.relay import run_relay, show_report
+
+    spec = validate(RelaySpec, load_json(file), file=file)
+    listening = listen_on(*_address("--listen", listen))
+    host, port = listening.getsockname()[:2]
+    typer.echo(f"listening on http://{host}:{port}, passing on to {to}")
+    show_report(run_relay(spec, listening, _address("--to", to)), typer.echo)
+
+
+def _address(option: str, text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise UserError(f"{option}: got {text!r}, expected HOST:PORT such as 127.0.0.1:8765")
+    return host.strip("[]"), int(port)
 
 
 def _changed_batch(spec: RunSpec, before: int) -> str:

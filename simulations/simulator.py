@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -31,10 +31,13 @@ from common.errors import RankdadError, UserError
 from local.config import SiteConfig
 from remote.recorder import new_directory, write_json
 from remote.server import listen
+from simulations.faults import RelaySpec
 from simulations.spec import SimulationFile, write_sites
 
 ENDING = 4.0  # seconds in which processes end by themselves after one of them has
 LAST_LINES = 5
+PATIENCE = 10.0  # seconds for which a site tries the aggregator, which is on this machine
+RELAY = "the relay"  # its process; no site can have this name
 SIMULATION = "simulation.json"  # in a run's directory: what `--resume` goes on with
 
 
@@ -80,12 +83,14 @@ def simulate(
     if not resume:
         new_directory(directory)
         write_json(directory / SIMULATION, file.model_dump(mode="json"))
-    with listen("127.0.0.1", 0) as listening:
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    relay = file.simulation.relay
+    with listen("127.0.0.1", 0) as listening, listen("127.0.0.1", 0) if relay else contextlib.nullcontext() as relaying:
+        url = f"http://127.0.0.1:{(relaying or listening).getsockname()[1]}"
+        patience = PATIENCE + (3 * relay.longest if relay else 0.0)
         configs = write_sites(
-            file, directory / "sites", url, allow_factories=allow_factories, patience=10.0, dealt=resume
+            file, directory / "sites", url, allow_factories=allow_factories, patience=patience, dealt=resume
         )
-        processes = _Processes(file, directory, listening, configs, allow_factories, json_output, keep_ledger)
+        processes = _Processes(file, directory, listening, relaying, configs, allow_factories, json_output, keep_ledger)
     return processes.run()
 
 
@@ -102,6 +107,7 @@ class _Processes:
         file: SimulationFile,
         directory: Path,
         listening: socket.socket,
+        relaying: socket.socket | None,
         configs: dict[str, SiteConfig],
         allow_factories: tuple[str, ...],
         json_output: bool,
@@ -110,6 +116,11 @@ class _Processes:
         self._directory = directory
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         self._first = ""  # the first process that did not end well
+        self._relays: tuple[BaseProcess, ...] = ()  # one or none
+        if relaying is not None:
+            # First: who is forked later holds its parent's end of the sentinel too, so that it outlives them all.
+            self._relays = (_start(context, RELAY, _relay, (file.simulation.relay, directory, relaying, listening)),)
+            relaying.close()
         reading, self._lifeline = context.Pipe(duplex=False)
         arguments = (file, directory, listening, reading, allow_factories, json_output, keep_ledger)
         self._aggregator = _start(context, "aggregator", _aggregator, (self._lifeline, *arguments))
@@ -136,13 +147,13 @@ class _Processes:
         return self._judge()
 
     def _wait(self) -> None:
-        """Wait until all have ended well, or tell the aggregator which site has not."""
+        """Wait until all have ended well, or tell the aggregator which process has not."""
         running: dict[Any, BaseProcess] = {p.sentinel: p for p in (self._aggregator, *self._sites.values())}
         while running:
-            for sentinel in wait(list(running)):
-                process = running.pop(sentinel)
+            for sentinel in wait([*running, *(process.sentinel for process in self._relays)]):
+                process = running.pop(sentinel, *self._relays)
                 process.join()
-                if process.exitcode == 0:
+                if process.exitcode == 0 and process not in self._relays:  # which ends when it is told to
                     continue
                 self._first = process.name
                 if process is not self._aggregator:
@@ -153,23 +164,16 @@ class _Processes:
 
     def _end(self, *, at_once: bool) -> None:
         """See that no process is left: by waiting, then by asking, then by force."""
-        everyone = [self._aggregator, *self._sites.values()]
-        for act in ("terminate",) * at_once + ("wait", "terminate", "wait", "kill", "wait"):
-            living = [process for process in everyone if process.is_alive()]
-            if act == "wait":
-                _wait_all([process.sentinel for process in living], ENDING / 2)
-                continue
-            for process in living:
-                getattr(process, act)()
-        for process in everyone:
-            process.join(ENDING)  # an exit status is known only then
+        ends = [self._aggregator, *self._sites.values()]
+        _stop(ends, ("terminate",) * at_once + ("wait", "terminate", "wait", "kill", "wait"))
+        _stop(self._relays, ("terminate", "wait", "kill", "wait"))  # through which the others hear of the end
         self._lifeline.close()
 
     def _judge(self) -> dict[str, Any]:
         """Return the summary of a run that went well, or say which process did not."""
         path = self._directory / "summary.json"
         summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        everyone = {"aggregator": self._aggregator, **self._sites}
+        everyone = {process.name: process for process in (self._aggregator, *self._sites.values(), *self._relays)}
         if all(process.exitcode == 0 for process in everyone.values()):
             return summary
         culprit, _, reason = summary.get("reason", "").partition(": ")
@@ -186,7 +190,8 @@ class _Processes:
 
 def log_path(directory: Path, name: str) -> Path:
     """Return where a process of a simulation writes its lines."""
-    return directory / "aggregator.log" if name == "aggregator" else directory / "sites" / name / "log.txt"
+    logs = {"aggregator": directory / "aggregator.log", RELAY: directory / "relay.log"}
+    return logs.get(name, directory / "sites" / name / "log.txt")
 
 
 def _start(context: BaseContext, name: str, target: Callable[..., None], arguments: tuple[Any, ...]) -> BaseProcess:
@@ -224,10 +229,29 @@ def _site(other_end: Connection, listening: socket.socket, config: SiteConfig) -
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the simulator decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with (Path(config.output) / "log.txt").open("w", encoding="utf-8", buffering=1) as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-        sys.stdout = sys.stderr = log
+        _redirect(log)
         _run(lambda: run_site(config), log)
+
+
+def _relay(spec: RelaySpec, directory: Path, relaying: socket.socket, listening: socket.socket) -> None:
+    from simulations.relay import run_relay
+
+    to = listening.getsockname()[:2]
+    listening.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    ends: dict[str, Any] = {"signals": (signal.SIGTERM,), "lifeline": parent.sentinel}
+    with log_path(directory, RELAY).open("w", encoding="utf-8", buffering=1) as log:
+        _redirect(log)
+        _run(lambda: write_json(directory / "relay.json", run_relay(spec, relaying, to, **ends)), log)
+
+
+def _redirect(log: io.TextIOWrapper) -> None:
+    """Let a process print into its log."""
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    sys.stdout = sys.stderr = log
 
 
 def _run(work: Callable[[], object], log: io.TextIOBase) -> None:
@@ -248,6 +272,20 @@ def _run(work: Callable[[], object], log: io.TextIOBase) -> None:
 
 def _interrupt(number: int, _frame: object) -> None:
     raise InterruptedSimulation(signal.Signals(number).name)
+
+
+def _stop(processes: Iterable[BaseProcess], acts: Iterable[str]) -> None:
+    """See that no process is left, by what is to be tried one after the other."""
+    processes = list(processes)
+    for act in acts:
+        living = [process for process in processes if process.is_alive()]
+        if act == "wait":
+            _wait_all([process.sentinel for process in living], ENDING / 2)
+            continue
+        for process in living:
+            getattr(process, act)()
+    for process in processes:
+        process.join(ENDING)  # an exit status is known only then
 
 
 def _wait_all(sentinels: list[int], seconds: float) -> None:

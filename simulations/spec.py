@@ -12,6 +12,7 @@ from common.errors import SpecError
 from common.spec import RunSpec
 from local.config import Device, SiteConfig
 from local.policy import MethodName, Policy
+from simulations.faults import RelaySpec
 from simulations.partition import Iid, Partition, partition
 from simulations.sources import Source
 
@@ -27,6 +28,8 @@ class SimulationSpec(Part):
     """How they are dealt out."""
     device: Device = "cpu"
     """Where all sites train."""
+    relay: RelaySpec | None = None
+    """What stands between sites and aggregator, slow and faulty; null connects them directly."""
 
 
 class SimulationFile(Part):
@@ -39,7 +42,7 @@ class SimulationFile(Part):
 
 
 def read_simulation(
-    path: Path, assignments: list[str], *, sites: int | None = None, data: Path | None = None
+    path: Path, assignments: list[str], *, sites: int | None = None, data: Path | None = None, relay: Path | None = None
 ) -> SimulationFile:
     """Read a file for the simulator.
 
@@ -48,6 +51,7 @@ def read_simulation(
         assignments: `KEY=JSON` of values to replace.
         sites: number of sites in place of the file's own.
         data: the source's file in place of the spec's.
+        relay: of a relay, in place of the spec's.
 
     Raises:
         UserError: unreadable file, or a wrong field.
@@ -59,6 +63,9 @@ def read_simulation(
         if isinstance(document, dict) and (document.get("simulation") or {}).get("source") == {"name": "digits"}:
             raise SpecError("--data", "the source 'digits' comes with its data and takes no file")
         document = _assign(document, ("simulation", "source", "path"), str(data))
+    if relay is not None:
+        validate(RelaySpec, load_json(relay), file=relay)  # so that errors name its own file
+        document = _assign(document, ("simulation", "relay"), load_json(relay))
     return validate(SimulationFile, document, file=path)
 
 

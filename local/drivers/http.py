@@ -145,6 +145,8 @@ class AggregatorClient:
         except TimeoutError:
             connection.close()
             raise HeldError from None
+        if response.length is None and not response.chunked:
+            raise http.client.IncompleteRead(b"")  # http.client takes a head that broke off for a whole one
         return response.status, response.read()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Generator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -97,6 +98,23 @@ def test_server_errors_are_tried_again_and_refusals_are_not(server: Server) -> N
         with pytest.raises(RefusedError, match=r"refused \(409\): the run is in round 7"):
             client.exchange(b"second")
     assert "answered 503; trying again" in said[0]
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nconte", b"HTTP/1.1 409 No\r\n"])
+def test_an_answer_whose_head_breaks_off_is_asked_for_again(head: bytes) -> None:
+    def serve() -> None:
+        for answer in (head, b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nupdate"):
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with AggregatorClient(f"http://127.0.0.1:{listening.getsockname()[1]}", "alpha", 5.0, print) as client:
+            assert client.exchange(b"contribution") == b"update"
+        thread.join()
 
 
 def test_a_refused_site_tells_the_aggregator_that_it_cannot_go_on(server: Server) -> None:

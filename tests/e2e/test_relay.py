@@ -1,0 +1,169 @@
+"""Real processes behind a relay: whatever it does to their messages, the run ends with an undisturbed one's bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from tests.conftest import SITES
+from tests.e2e.test_crashes import wait_for_steps
+from tests.e2e.test_processes import COMMAND, ENVIRONMENT, alive, children_of, rankdad, simulation, start, wait_for_line
+
+FAULTS: list[dict[str, Any]] = [
+    {"kind": "reset", "at": [2], "after": 0},  # a site asks for the run
+    {"kind": "truncate", "direction": "response", "at": [3]},
+    {"kind": "drop", "at": [20], "seconds": 0.4},
+    {"kind": "drop", "direction": "response", "at": [24], "seconds": 0.4},
+    {"kind": "delay", "at": [28], "seconds": 0.2},
+    {"kind": "delay", "direction": "response", "at": [30], "seconds": 0.2},
+    {"kind": "truncate", "at": [34]},
+    {"kind": "truncate", "direction": "response", "at": [38], "after": 20},  # within the head
+    {"kind": "truncate", "direction": "response", "at": [42], "after": 200},
+    {"kind": "reset", "at": [46]},
+    {"kind": "reset", "direction": "response", "at": [50]},
+    {"kind": "reorder", "every": 11, "seconds": 0.3},
+    {"kind": "duplicate", "every": 4},
+]
+
+
+def relay_file(tmp_path: Path, **spec: Any) -> Path:
+    path = tmp_path / "relay.json"
+    path.write_text(json.dumps(spec))
+    return path
+
+
+def undisturbed(file: Path, tmp_path: Path) -> str:
+    done = rankdad("simulate", file, "--output", tmp_path / "undisturbed", "--json", "--lockstep")
+    assert done.returncode == 0, done.stderr
+    return str(json.loads(done.stdout)["aggregator_sha256"])
+
+
+def faults_of(directory: Path) -> dict[str, Any]:
+    return dict(json.loads((directory / "relay.json").read_text())["faults"])
+
+
+def test_faults_of_every_kind_change_no_bit(tmp_path: Path) -> None:
+    file = simulation(tmp_path, training={"epochs": 4})
+    relay = relay_file(tmp_path, seed=1, delay=1, jitter=1, bandwidth=10_000_000, faults=FAULTS)
+    done = rankdad("simulate", file, "--output", tmp_path / "run", "--json", "--relay", relay)
+    assert done.returncode == 0, done.stderr
+    weights = json.loads(done.stdout)["weights_sha256"]
+    assert set(weights) == set(SITES)
+    assert set(weights.values()) == {undisturbed(file, tmp_path)}
+    faults = faults_of(tmp_path / "run")
+    for rule in FAULTS:
+        if "at" in rule:
+            assert set(rule["at"]) <= set(faults[rule["kind"]][rule.get("direction", "request") + "s"]), rule
+    assert faults["duplicate"]["count"] >= 10
+    assert sum(faults.get(kind, {"count": 0})["count"] for kind in ("reorder", "not overtaken")) >= 5
+
+
+@pytest.mark.parametrize("how", ["terminal", "killed"])
+def test_no_process_of_a_simulation_with_a_relay_is_left(tmp_path: Path, how: str) -> None:
+    file, relay = simulation(tmp_path, training={"epochs": 9999}), relay_file(tmp_path, delay=1)
+    command = [*COMMAND, "simulate", str(file), "--output", str(tmp_path / "run"), "--relay", str(relay)]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+        start_new_session=True,
+    )
+    wait_for_line(process, "step 1 ")
+    children = children_of(process)
+    assert len(children) == 5
+    if how == "terminal":
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.kill()
+    _, err = process.communicate(timeout=10)
+    assert "Traceback" not in err
+    deadline = time.monotonic() + 15
+    while any(alive(child) for child in children) and time.monotonic() < deadline:
+        time.sleep(0.1)  # after a kill they notice it themselves
+    assert not any(alive(child) for child in children)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
+    assert json.loads((tmp_path / "run" / "relay.json").read_text())["connections"] == 3
+
+
+def test_a_relay_that_dies_ends_the_simulation_with_its_name(tmp_path: Path) -> None:
+    file, relay = simulation(tmp_path, training={"epochs": 9999}), relay_file(tmp_path)
+    process = start("simulate", file, "--output", tmp_path / "run", "--relay", relay)
+    wait_for_line(process, "step 1 ")
+    children = children_of(process)
+    os.kill(children[0], signal.SIGKILL)
+    _, err = process.communicate(timeout=15)
+    assert process.returncode == 1
+    assert "the relay could not go on: killed by SIGKILL" in err
+    assert not any(alive(child) for child in children)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["reason"].startswith("the relay: killed")
+
+
+def test_a_wrong_relay_file_is_named(tmp_path: Path) -> None:
+    file, relay = simulation(tmp_path), relay_file(tmp_path, faults=[{"kind": "reset"}])
+    done = rankdad("simulate", file, "--output", tmp_path / "run", "--relay", relay)
+    assert done.returncode == 2
+    assert f"{relay}: faults[0]" in done.stderr
+    assert "befalls no message" in done.stderr
+    assert not (tmp_path / "run").exists()
+    done = rankdad("simulate", file, "--output", tmp_path / "run", "--relay", relay, "--lockstep")
+    assert done.returncode == 2
+    assert "--lockstep has no links" in done.stderr
+
+
+def test_a_relay_started_by_hand_says_what_it_did(tmp_path: Path) -> None:
+    rule = {"kind": "reset", "direction": "response", "at": [2], "after": 0}
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.05,))
+        serving.start()
+        to = f"127.0.0.1:{server.server_port}"
+        relay = start("relay", relay_file(tmp_path, faults=[rule]), "--listen", "127.0.0.1:0", "--to", to)
+        address = wait_for_line(relay, "listening on").split(",")[0].removeprefix("listening on ")
+        with pytest.raises(HTTPError, match="501"):
+            urlopen(address)
+        with pytest.raises(ConnectionResetError):
+            urlopen(address)
+        relay.send_signal(signal.SIGINT)
+        out, err = relay.communicate(timeout=10)
+        server.shutdown()
+        serving.join()
+    assert (relay.returncode, err) == (0, "")
+    assert "relay: 2 connections, 2 requests" in out
+    assert "reset: 1 (responses 2)" in out
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_goes_on_behind_its_relay(tmp_path: Path) -> None:
+    file, relay = simulation(tmp_path, training={"epochs": 40}), relay_file(tmp_path, faults=FAULTS)
+    command = [*COMMAND, "simulate", str(file), "--output", str(tmp_path / "run"), "--ledger", "--relay", str(relay)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=ENVIRONMENT, start_new_session=True)
+    wait_for_steps(tmp_path / "run", 80)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "run" / "relay.json").exists()
+    done = rankdad("simulate", "--resume", tmp_path / "run", "--json")
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(done.stdout)["weights_sha256"].values()) == {undisturbed(file, tmp_path)}
+    assert faults_of(tmp_path / "run")["reset"]["count"] == 3
+
+
+@pytest.mark.slow
+def test_a_connection_that_goes_silent_for_good_is_left_by_the_site_itself(tmp_path: Path) -> None:
+    file = simulation(tmp_path)
+    relay = relay_file(tmp_path, faults=[{"kind": "drop", "at": [20], "seconds": 1000}])
+    done = rankdad("simulate", file, "--output", tmp_path / "run", "--json", "--relay", relay, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(done.stdout)["weights_sha256"].values()) == {undisturbed(file, tmp_path)}
+    assert faults_of(tmp_path / "run")["drop"] == {"count": 1, "requests": [20]}
