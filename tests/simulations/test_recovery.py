@@ -327,13 +327,17 @@ def test_the_tail_alone_is_enough_to_recover_and_has_a_bound(tmp_path: Path, sit
         export(tmp_path / "run", 2, tmp_path / "exported")
 
 
+def dying(every: int) -> Callable[[int], str | None]:
+    return lambda message: "aggregator" if message % every == 0 else None
+
+
 def test_the_tables_of_a_run_are_whole_after_crashes(tmp_path: Path, site_data: Data) -> None:
     spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 2, "batch_size": 12})
     data = site_data(spec)
     tables = []
     for name, every in (("undisturbed", 10_000), ("disturbed", 7)):
         run = Run(spec, data, tmp_path / name)
-        run.go(lambda message, every=every: "aggregator" if message % every == 0 else None)
+        run.go(dying(every))
         found = []
         for table, timed in (("steps.csv", ("seconds", "aggregation_seconds")), ("metrics.csv", ())):
             found.append(pd.read_csv(tmp_path / name / "run" / table).drop(columns=list(timed)).to_csv())
