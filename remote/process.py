@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Collection
+from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from common.ledger import Durability
 from common.replica import Replica
 from common.spec import RunSpec
 from remote.aggregator import LEDGER, Aggregator
+from remote.audit import AUDIT, Audit
+from remote.config import Access
 from remote.server import serve
 from remote.view import View, view_of
 
@@ -35,6 +38,7 @@ def run_aggregator(
     lifeline: Connection | None = None,
     *,
     durability: Durability | None = Durability.PROCESS,
+    access: Access | None = None,
 ) -> None:
     """Serve a run until it ends.
 
@@ -46,6 +50,7 @@ def run_aggregator(
         allowed_factories: model factories that the caller permits.
         lifeline: see `remote.server.serve`.
         durability: see `Aggregator`; a run that was cut short goes on from its ledger.
+        access: who may connect, and how; anyone on this machine without it.
 
     Raises:
         UserError: the model or the directory cannot be made.
@@ -67,14 +72,33 @@ def run_aggregator(
 
         return view_of(aggregator.recorder.progress, waiting, console)
 
-    serve(aggregator, listening, make_view, lifeline, effects)
-    progress = aggregator.recorder.progress
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False)
+
+    access, resumable = access or Access(), durability is not None
+    identity, context = access.identity(aggregator.plan.sites), access.context()
+    with closing(Audit(output / AUDIT, say)) as audit:
+        audit.note("run resumed" if resumes else "run started", run=aggregator.run_id)
+        interrupted = serve(
+            aggregator,
+            listening,
+            make_view,
+            audit,
+            lifeline,
+            effects,
+            identity=identity,
+            context=context,
+            resumable=resumable,
+        )
+        progress = aggregator.recorder.progress
+        audit.note("run ended", status=progress.status, reason=progress.reason or interrupted)
     if len(set(progress.weights_sha256.values())) > 1:
         console.print(
             "warning: the sites' final weights differ; do they compute on different hardware?", highlight=False
         )
     if progress.status == "interrupted":
-        raise InterruptedRunError(f"{progress.reason}; what was recorded lies in {output}")
+        go_on = "; the same command goes on with it" if resumable and lifeline is None else ""
+        raise InterruptedRunError(f"{progress.reason or interrupted}; what was recorded lies in {output}{go_on}")
     if progress.status == "failed":
         site, _, reason = progress.reason.partition(": ")
         raise RunFailedError(site, reason)

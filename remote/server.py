@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from types import FrameType
@@ -14,9 +15,14 @@ import uvicorn
 
 from common.errors import UserError
 from remote.aggregator import Aggregator
-from remote.app import Server
+from remote.app import Routes
+from remote.audit import Audit
+from remote.auth import Identity
+from remote.host import Host
 from remote.rounds import Effect
 from remote.view import View
+from remote.web import Connection as Web
+from remote.web import Door, Entrance
 
 TICK = 0.25  # seconds between two looks at the progress
 GRACE = 2  # seconds in which the last answers reach the sites
@@ -45,23 +51,40 @@ def serve(
     aggregator: Aggregator,
     listening: socket.socket,
     make_view: Callable[[Aggregator], View],
+    audit: Audit,
     lifeline: Connection | None = None,
     effects: Sequence[Effect] = (),
-) -> None:
+    *,
+    identity: Identity,
+    context: ssl.SSLContext | None = None,
+    resumable: bool = False,
+) -> str:
     """Run until all sites have said goodbye, one has failed, or SIGINT or SIGTERM comes.
 
     Args:
         aggregator: the run.
         listening: socket that sites connect to.
         make_view: what a person sees.
+        audit: log of who comes and goes.
         lifeline: pipe from the parent process: "site<tab>reason" says that a site has died, the pipe's end that the
             parent has.
         effects: what is left to do of a run that goes on.
+        identity: how callers prove who they are.
+        context: how connections are encrypted, if they are.
+        resumable: whether an interrupted run can go on later; sites then are not told of the interruption, and try
+            to reach the aggregator again.
+
+    Returns:
+        what interrupted the run, if anything did.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn's own handlers stand until it has shut down, then these
         signal.signal(number, lambda *_: None)
     with asyncio.Runner(loop_factory=_uvloop()) as runner:
-        runner.run(_serve(aggregator, listening, make_view(aggregator), lifeline, effects))
+        host = Host(aggregator, audit)
+        routes = Routes(host, identity, door := Door(audit))
+        return runner.run(
+            _serve(host, routes, door, context, listening, make_view(aggregator), lifeline, effects, resumable)
+        )
 
 
 def _uvloop() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -73,39 +96,65 @@ def _uvloop() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class _Uvicorn(uvicorn.Server):
-    """A uvicorn whose signals first tell the sites that the run is interrupted."""
+    """A uvicorn with our connections, whose signals interrupt the run instead of cutting everyone off."""
 
-    def __init__(self, config: uvicorn.Config, interrupt: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, door: Door, context: ssl.SSLContext | None, interrupt: Callable[[str], None]
+    ) -> None:
         super().__init__(config)
-        self._interrupt = interrupt
+        self._door, self._context, self._interrupt = door, context, interrupt
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        self.servers = [await loop.create_server(self._meet, sock=one, backlog=2048) for one in sockets or ()]
+        self.started = True
+
+    def _meet(self) -> asyncio.Protocol:
+        connection = Web(self.config, self.server_state, self._door)
+        return connection if self._context is None else Entrance(connection, self._context, self._door)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._interrupt(signal.Signals(sig).name)
 
 
 async def _serve(
-    aggregator: Aggregator,
+    host: Host,
+    routes: Routes,
+    door: Door,
+    context: ssl.SSLContext | None,
     listening: socket.socket,
     view: View,
     lifeline: Connection | None,
     effects: Sequence[Effect],
-) -> None:
-    server, loop = Server(aggregator), asyncio.get_running_loop()
-    server.carry_out(list(effects))
+    resumable: bool,
+) -> str:
+    aggregator, loop = host.aggregator, asyncio.get_running_loop()
+    host.carry_out(list(effects))
     if aggregator.ended:
-        server.ended.set()
+        host.ended.set()
+    interrupted = ""
 
     def interrupt(reason: str) -> None:
-        def tell() -> None:
-            server.carry_out(aggregator.fail("aggregator", f"stopped by {reason}", status="interrupted"))
-            server.discount(*aggregator.plan.sites)  # whoever computes now is not waited for
+        def stop() -> None:
+            nonlocal interrupted
+            if aggregator.ended:
+                host.discount(*aggregator.plan.sites)  # whoever computes now is not waited for
+                return
+            interrupted = f"stopped by {reason}"
+            if not resumable:
+                host.carry_out(aggregator.fail("aggregator", interrupted, status="interrupted"))
+                host.discount(*aggregator.plan.sites)
+            host.ended.set()
 
-        loop.call_soon_threadsafe(tell)
+        loop.call_soon_threadsafe(stop)
 
     config = uvicorn.Config(
-        server.app(),
+        routes.app(),
+        http=Web,
+        ws="none",
         loop="none",
         log_config=None,
+        log_level="critical",  # what is refused is in the audit log
         access_log=False,
         lifespan="off",
         timeout_keep_alive=3600,  # a step may take long; five seconds, the default, would close the connection in it
@@ -113,7 +162,7 @@ async def _serve(
         server_header=False,
         date_header=False,
     )
-    web = _Uvicorn(config, interrupt)
+    web = _Uvicorn(config, door, context, interrupt)
 
     def hear(lifeline: Connection) -> None:
         try:
@@ -122,8 +171,7 @@ async def _serve(
             loop.remove_reader(lifeline.fileno())
             interrupt("the end of its parent")
         else:
-            server.carry_out(aggregator.fail(site, reason))
-            server.discount(site)
+            host.depart(site, reason)
 
     if lifeline is not None:
         loop.add_reader(lifeline.fileno(), hear, lifeline)
@@ -131,18 +179,23 @@ async def _serve(
     show = _Show(view)
     show.start()
     try:
-        while not server.ended.is_set() and not serving.done():
+        while not host.ended.is_set() and not serving.done():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(server.ended.wait(), TICK)
+                await asyncio.wait_for(host.ended.wait(), TICK)
+            host.tick()
             show.tick()
-        await server.tell_all(LINGER)
+        if interrupted and resumable:
+            await host.leave()
+        else:
+            await host.tell_all(LINGER)
         web.should_exit = True
         await serving
     finally:
-        await server.close()
+        await host.close()
         show.stop()
-    if server.error is not None:
-        raise server.error
+    if host.error is not None:
+        raise host.error
+    return interrupted
 
 
 class _Show:
