@@ -46,7 +46,7 @@ class Refusal(JSONResponse):
     """An error in one line, after which the connection is closed."""
 
     def __init__(self, status: int, reason: str, *, unread: bool) -> None:
-        super().__init__({"error": " ".join(reason.split())}, status, {"connection": "close"})
+        super().__init__({"error": reason}, status, {"connection": "close"})
         self._unread = unread
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,6 +111,7 @@ class Routes:
         return endpoint
 
     def _refuse(self, request: Request, status: int, reason: str) -> Response:
+        reason = " ".join(reason.split())
         address = request.client.host if request.client else ""
         self._door.audit.refused(address, str(request.path_params.get("site", ""))[:63], status, reason)
         return Refusal(status, reason, unread="read" not in request.scope["state"])

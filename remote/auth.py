@@ -104,30 +104,36 @@ class Identity:
         raise ProtocolError(401, "the token is not known here")
 
 
+class Context(ssl.SSLContext):
+    """How one connection is encrypted, and why that failed."""
+
+    failure: ssl.SSLError | None = None
+
+
 class _Alerting(ssl.SSLObject):
     """Sends the alert that says why a handshake failed: event loops would close the connection before it has left."""
 
-    _failure: ssl.SSLError | None = None
-
     def do_handshake(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        context = self.context
+        assert isinstance(context, Context)
+        if context.failure is not None:
+            raise context.failure
         try:
             super().do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
         except ssl.SSLError as error:
-            self._failure = error
+            context.failure = error
             raise ssl.SSLWantReadError from None  # what is to be sent is sent now; called again, it fails
 
 
-def server_context(certificate: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
-    """Return how the aggregator speaks TLS; with `client_ca` callers must show a certificate made by it.
+def server_context(certificate: Path, key: Path, client_ca: Path | None) -> Context:
+    """Return how the aggregator speaks TLS on one connection; with `client_ca` callers must show its certificate.
 
     Raises:
         UserError: a file is unreadable, or key and certificate do not belong together.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = Context(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.sslobject_class = _Alerting
     try:

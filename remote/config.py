@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from common.errors import UserError
-from remote.auth import Identity, read_tokens, server_context
+from remote.auth import Context, Identity, read_tokens, server_context
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class Access:
             raise UserError("--tls-cert and --tls-key: give both or none")
         if self.client_ca is not None and self.tls_cert is None:
             raise UserError("--client-ca: sites can show a certificate only through TLS: give --tls-cert and --tls-key")
-        self.context()
+        if self.secure is not None:
+            self.secure()
         identity = self.identity(sites)
         missing = [site for site in sites if identity.tokens is not None and site not in identity.tokens]
         if missing:
@@ -72,11 +73,12 @@ class Access:
         tokens = None if self.tokens is None else read_tokens(self.tokens)
         return Identity(tuple(sites), tokens, certificates=self.client_ca is not None)
 
-    def context(self) -> ssl.SSLContext | None:
-        """Return how connections are encrypted; None if they are not."""
+    @property
+    def secure(self) -> Callable[[], Context] | None:
+        """Return what makes a connection's encryption; None if there is none. A renewed file is taken up at once."""
         if self.tls_cert is None or self.tls_key is None:
             return None
-        return server_context(self.tls_cert, self.tls_key, self.client_ca)
+        return partial(server_context, self.tls_cert, self.tls_key, self.client_ca)
 
 
 def is_loopback(host: str) -> bool:

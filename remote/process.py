@@ -76,7 +76,7 @@ def run_aggregator(
         console.print(line, highlight=False, markup=False)
 
     access, resumable = access or Access(), durability is not None
-    identity, context = access.identity(aggregator.plan.sites), access.context()
+    identity = access.identity(aggregator.plan.sites)
     with closing(Audit(output / AUDIT, say)) as audit:
         audit.note("run resumed" if resumes else "run started", run=aggregator.run_id)
         interrupted = serve(
@@ -87,7 +87,7 @@ def run_aggregator(
             lifeline,
             effects,
             identity=identity,
-            context=context,
+            secure=access.secure,
             resumable=resumable,
         )
         progress = aggregator.recorder.progress

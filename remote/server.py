@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import signal
 import socket
-import ssl
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from types import FrameType
 
@@ -17,13 +17,14 @@ from common.errors import UserError
 from remote.aggregator import Aggregator
 from remote.app import Routes
 from remote.audit import Audit
-from remote.auth import Identity
+from remote.auth import Context, Identity
 from remote.host import Host
 from remote.rounds import Effect
 from remote.view import View
 from remote.web import Connection as Web
-from remote.web import Door, Entrance
+from remote.web import Door, Handshake, accept
 
+BACKLOG = 2048  # connections that wait to be accepted
 TICK = 0.25  # seconds between two looks at the progress
 GRACE = 2  # seconds in which the last answers reach the sites
 LINGER = 30.0  # seconds in which sites that are still computing come and hear how the run ended
@@ -36,7 +37,7 @@ def listen(host: str, port: int) -> socket.socket:
         UserError: the address is in use or not this machine's.
     """
     try:
-        return socket.create_server((host, port), backlog=2048, family=_family(host))
+        return socket.create_server((host, port), backlog=BACKLOG, family=_family(host))
     except OSError as error:
         raise UserError(
             f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
@@ -56,7 +57,7 @@ def serve(
     effects: Sequence[Effect] = (),
     *,
     identity: Identity,
-    context: ssl.SSLContext | None = None,
+    secure: Callable[[], Context] | None = None,
     resumable: bool = False,
 ) -> str:
     """Run until all sites have said goodbye, one has failed, or SIGINT or SIGTERM comes.
@@ -70,7 +71,7 @@ def serve(
             parent has.
         effects: what is left to do of a run that goes on.
         identity: how callers prove who they are.
-        context: how connections are encrypted, if they are.
+        secure: makes a connection's encryption, if there is any.
         resumable: whether an interrupted run can go on later; sites then are not told of the interruption, and try
             to reach the aggregator again.
 
@@ -83,7 +84,7 @@ def serve(
         host = Host(aggregator, audit)
         routes = Routes(host, identity, door := Door(audit))
         return runner.run(
-            _serve(host, routes, door, context, listening, make_view(aggregator), lifeline, effects, resumable)
+            _serve(host, routes, door, secure, listening, make_view(aggregator), lifeline, effects, resumable)
         )
 
 
@@ -95,25 +96,46 @@ def _uvloop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return None
 
 
-class _Uvicorn(uvicorn.Server):
-    """A uvicorn with our connections, whose signals interrupt the run instead of cutting everyone off."""
+class Uvicorn(uvicorn.Server):
+    """A uvicorn with our connections, whose signals interrupt the run instead of cutting everyone off.
+
+    Args:
+        config: uvicorn's.
+        door: all connections.
+        secure: makes a connection's encryption, if there is any.
+        interrupt: told the name of a signal.
+    """
 
     def __init__(
-        self, config: uvicorn.Config, door: Door, context: ssl.SSLContext | None, interrupt: Callable[[str], None]
+        self, config: uvicorn.Config, door: Door, secure: Callable[[], Context] | None, interrupt: Callable[[str], None]
     ) -> None:
         super().__init__(config)
-        self._door, self._context, self._interrupt = door, context, interrupt
+        self._door, self._secure, self._interrupt = door, secure, interrupt
+        self._accepting: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
         loop = asyncio.get_running_loop()
-        self.servers = [await loop.create_server(self._meet, sock=one, backlog=2048) for one in sockets or ()]
+        self.servers = []
+        for one in sockets or ():
+            if self._secure is None:
+                self.servers.append(await loop.create_server(self._connection, sock=one, backlog=BACKLOG))
+            else:
+                meet = partial(Handshake, make=self._connection, secure=self._secure, door=self._door)
+                self._accepting = loop.create_task(accept(one, meet))
         self.started = True
 
-    def _meet(self) -> asyncio.Protocol:
-        connection = Web(self.config, self.server_state, self._door)
-        return connection if self._context is None else Entrance(connection, self._context, self._door)
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen no more, and let requests end."""
+        if self._accepting is not None:
+            self._accepting.cancel()
+        await super().shutdown(sockets)
+
+    def _connection(self) -> Web:
+        return Web(self.config, self.server_state, self._door)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Take a signal."""
         self._interrupt(signal.Signals(sig).name)
 
 
@@ -121,7 +143,7 @@ async def _serve(
     host: Host,
     routes: Routes,
     door: Door,
-    context: ssl.SSLContext | None,
+    secure: Callable[[], Context] | None,
     listening: socket.socket,
     view: View,
     lifeline: Connection | None,
@@ -162,7 +184,7 @@ async def _serve(
         server_header=False,
         date_header=False,
     )
-    web = _Uvicorn(config, door, context, interrupt)
+    web = Uvicorn(config, door, secure, interrupt)
 
     def hear(lifeline: Connection) -> None:
         try:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
-from typing import Any, Protocol, cast
+import socket
+from collections.abc import Callable
+from typing import Protocol, cast
 
 import uvicorn
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from common.errors import ProtocolError
+from common.errors import ProtocolError, UserError, one_line
 from remote.audit import Audit
-from remote.auth import names_of
+from remote.auth import Context, names_of
 
 HEADERS = 10.0  # seconds for a TLS handshake, and for a request's headers from the connection or their first byte on
 HEADER_BYTES = 1 << 16
@@ -172,50 +173,63 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
-class Entrance(asyncio.Protocol):
-    """The TLS handshake before a connection: counted, timed, and logged where it fails."""
+class Handshake:
+    """The TLS handshake before a connection: counted, timed, and logged where it fails.
 
-    def __init__(self, connection: Connection, context: ssl.SSLContext, door: Door) -> None:
+    Args:
+        accepted: socket of the new connection.
+        address: of its other end.
+        make: makes the connection's protocol.
+        secure: makes its encryption.
+        door: all connections.
+    """
+
+    def __init__(
+        self,
+        accepted: socket.socket,
+        address: str,
+        make: Callable[[], Connection],
+        secure: Callable[[], Context],
+        door: Door,
+    ) -> None:
         self.site = ""
-        self._connection, self._context, self._door = connection, context, door
-        self._early: list[bytes] = []
-        self._task: asyncio.Task[None] | None = None
-        self._transport: Any = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin the handshake."""
-        self._transport = transport
-        self._door.enter(self)
-        self._task = asyncio.get_running_loop().create_task(self._shake_hands())
-
-    def data_received(self, data: bytes) -> None:
-        """Keep what came together with the handshake's end: uvloop reads at most 256 KB at once."""
-        self._early.append(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
-        self._door.leave(self)
+        self._door = door
+        door.enter(self)
+        self._task = asyncio.get_running_loop().create_task(self._shake(accepted, address, make, secure))
 
     def dismiss(self) -> None:
         """Make room for another."""
-        self._transport.abort()
+        self._task.cancel()
 
-    async def _shake_hands(self) -> None:
-        address = (self._transport.get_extra_info("peername") or ("",))[0]
+    async def _shake(
+        self, accepted: socket.socket, address: str, make: Callable[[], Connection], secure: Callable[[], Context]
+    ) -> None:
+        context = None
         try:
-            secure = await asyncio.get_running_loop().start_tls(
-                self._transport, self, self._context, server_side=True, ssl_handshake_timeout=HEADERS
-            )
-        except (OSError, EOFError) as error:
-            reason = getattr(error, "verify_message", "") or getattr(error, "reason", "") or str(error)
+            context = secure()
+            loop = asyncio.get_running_loop()
+            await loop.connect_accepted_socket(make, accepted, ssl=context, ssl_handshake_timeout=HEADERS)
+        except (OSError, UserError) as error:
+            accepted.close()
+            cause = (context and context.failure) or error
+            reason = getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or one_line(cause)
             self._door.audit.refused(address, "", 0, f"TLS: {reason}")
-            self._transport.abort()
-            return
         finally:
             self._door.leave(self)
-        if secure is None or secure.is_closing():
-            return
-        secure.set_protocol(self._connection)
-        self._connection.connection_made(secure)
-        for data in self._early:
-            self._connection.data_received(data)
+
+
+async def accept(listening: socket.socket, meet: Callable[[socket.socket, str], object]) -> None:
+    """Take connections for ever.
+
+    Args:
+        listening: where they come from.
+        meet: given each with its address.
+    """
+    listening.setblocking(False)
+    while True:
+        try:
+            accepted, address = await asyncio.get_running_loop().sock_accept(listening)
+        except OSError:  # no descriptors are left, or the caller has gone already
+            await asyncio.sleep(0.1)
+        else:
+            meet(accepted, str(address[0]))
