@@ -132,7 +132,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Start a request, unless another is not answered yet."""
         self._end_wait()
-        if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > HEADER_BYTES:
+        if sum(len(name) + len(value) + 4 for name, value in self.headers) + len(self.url) > HEADER_BYTES:
             self._refuse(431, f"the headers have more than {HEADER_BYTES} bytes")
         elif self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()  # a request before the last one was answered: none of ours does that
