@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from time import perf_counter
 
 from common.errors import ProtocolError, RunFailedError, UserError, one_line
@@ -121,15 +122,24 @@ class Host:
 
     def tick(self) -> None:
         """Do what is due by now: to be called several times a second."""
-        self.carry_out(self.aggregator.tick())
+        self._act(self.aggregator.tick)
 
     def depart(self, site: str, reason: str) -> None:
         """Take note that a site's process has died; it may come back, but the run's end does not wait for it."""
         self.audit.note("departed", site=site, reason=reason)
         self._departed.add(site)
         self._present.discard(site)
-        self.carry_out(self.aggregator.depart(site, reason))
+        self._act(lambda: self.aggregator.depart(site, reason))
         self._look_whether_ended()
+
+    def _act(self, work: Callable[[], list[Effect]]) -> None:
+        """Let the aggregator do something of its own accord; if it cannot, the run ends, and all are told."""
+        try:
+            effects = work()
+        except Exception as error:
+            self.error = error
+            effects = self.aggregator.fail("aggregator", str(error))
+        self.carry_out(effects)
 
     async def _aggregate(self, ready: Ready) -> None:
         began = perf_counter()

@@ -75,23 +75,14 @@ def run_aggregator(
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False)
 
-    access, resumable = access or Access(), durability is not None
-    identity = access.identity(aggregator.plan.sites)
+    access, resumable, progress = access or Access(), durability is not None, aggregator.recorder.progress
+    interrupted = ""
     with closing(Audit(output / AUDIT, say)) as audit:
         audit.note("run resumed" if resumes else "run started", run=aggregator.run_id)
-        interrupted = serve(
-            aggregator,
-            listening,
-            make_view,
-            audit,
-            lifeline,
-            effects,
-            identity=identity,
-            secure=access.secure,
-            resumable=resumable,
-        )
-        progress = aggregator.recorder.progress
-        audit.note("run ended", status=progress.status, reason=progress.reason or interrupted)
+        try:
+            interrupted = serve(aggregator, listening, make_view, audit, access, lifeline, effects, resumable=resumable)
+        finally:
+            audit.note("run ended", status=progress.status, reason=progress.reason or interrupted)
     if len(set(progress.weights_sha256.values())) > 1:
         console.print(
             "warning: the sites' final weights differ; do they compute on different hardware?", highlight=False

@@ -17,7 +17,8 @@ from common.errors import UserError
 from remote.aggregator import Aggregator
 from remote.app import Routes
 from remote.audit import Audit
-from remote.auth import Context, Identity
+from remote.auth import Context
+from remote.config import Access
 from remote.host import Host
 from remote.rounds import Effect
 from remote.view import View
@@ -53,11 +54,10 @@ def serve(
     listening: socket.socket,
     make_view: Callable[[Aggregator], View],
     audit: Audit,
+    access: Access,
     lifeline: Connection | None = None,
     effects: Sequence[Effect] = (),
     *,
-    identity: Identity,
-    secure: Callable[[], Context] | None = None,
     resumable: bool = False,
 ) -> str:
     """Run until all sites have said goodbye, one has failed, or SIGINT or SIGTERM comes.
@@ -67,11 +67,10 @@ def serve(
         listening: socket that sites connect to.
         make_view: what a person sees.
         audit: log of who comes and goes.
+        access: who may connect, and how.
         lifeline: pipe from the parent process: "site<tab>reason" says that a site has died, the pipe's end that the
             parent has.
         effects: what is left to do of a run that goes on.
-        identity: how callers prove who they are.
-        secure: makes a connection's encryption, if there is any.
         resumable: whether an interrupted run can go on later; sites then are not told of the interruption, and try
             to reach the aggregator again.
 
@@ -82,9 +81,9 @@ def serve(
         signal.signal(number, lambda *_: None)
     with asyncio.Runner(loop_factory=_uvloop()) as runner:
         host = Host(aggregator, audit)
-        routes = Routes(host, identity, door := Door(audit))
+        routes = Routes(host, access.identity(aggregator.plan.sites), door := Door(audit))
         return runner.run(
-            _serve(host, routes, door, secure, listening, make_view(aggregator), lifeline, effects, resumable)
+            _serve(host, routes, door, access.secure, listening, make_view(aggregator), lifeline, effects, resumable)
         )
 
 

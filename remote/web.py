@@ -147,6 +147,8 @@ class Connection(HttpToolsProtocol):
         """Make room: answer a request that is held, close the connection otherwise."""
         if self.waiting is not None and not self.waiting.done():
             self.waiting.set_exception(ProtocolError(429, f"more than {PER_SITE} connections of one site at once"))
+        elif self.cycle is not None and not self.cycle.response_complete:
+            self.transport.abort()  # in a body, or in an answer that nobody takes
         else:
             self.transport.close()
 

@@ -13,6 +13,7 @@ import pytest
 from common.errors import ProtocolError, RankdadError, UserError
 from local.config import SiteConfig
 from local.drivers.http import AggregatorClient
+from remote import web
 from remote.auth import Context, Identity, hashed, names_of, server_context
 from remote.config import Access
 from tests.conftest import SITES
@@ -167,6 +168,19 @@ def test_mutual_tls_lets_in_whom_the_certificate_names(mutual: tuple[Served, Aut
     assert tls[0] == "TLS: certificate has expired"
     assert len(tls) == 3
     assert {line["address"] for line in served.audited()} == {"127.0.0.1"}
+
+
+def test_a_handshake_does_not_take_for_ever(mutual: tuple[Served, Authority], monkeypatch: pytest.MonkeyPatch) -> None:
+    served, _ = mutual
+    monkeypatch.setattr(web, "HEADERS", 0.2)
+    with served.connect() as silent, served.connect() as babbling:
+        babbling.sendall(b"GET /run HTTP/1.1\r\n\r\n")
+        babbling.recv(4096)
+        assert silent.recv(4096) == b""
+    served.until(lambda: len(served.audited()) == 2)
+    assert {(line["what"], line["address"], line["reason"][:5]) for line in served.audited()} == {
+        ("refused", "127.0.0.1", "TLS: ")
+    }
 
 
 @pytest.mark.parametrize(
