@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
 import re
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from common.documents import Part, load_json, validate
-from common.errors import UserError
+from common.errors import SpecError, UserError
 from common.spec import FactoryName, PositiveFloat, SiteName
 
+TOKEN = "RANKDAD_TOKEN"  # in the environment: the token, where no file is named
+PATHS = ("data", "output", "spec", "policy", "token_file", "ca", "certificate", "key")
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
 
 
@@ -37,12 +42,40 @@ class SiteConfig(Part):
     patience: PositiveFloat = 300.0
     """Seconds for which the site tries to reach an aggregator that does not answer."""
 
+    token_file: str | None = None
+    """File with the token that proves to the aggregator which site this is; else the environment's RANKDAD_TOKEN."""
+    ca: str | None = None
+    """File of the authority that must have made the aggregator's certificate; without it, those the system trusts."""
+    certificate: str | None = None
+    """File of the certificate that this site shows to the aggregator."""
+    key: str | None = None
+    """File of its key."""
+    proxy: str | None = None
+    """Address of the proxy through which the aggregator is reached, such as http://user:password@proxy:3128."""
+    allow_plain_http: bool = False
+    """Whether the aggregator may be reached over a network without encryption."""
+
     @field_validator("aggregator")
     @classmethod
     def _is_address(cls, value: str) -> str:
         if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", value):
             raise ValueError(f"got {value!r}, expected an address such as http://10.0.0.1:8765")
         return value
+
+    @field_validator("proxy")
+    @classmethod
+    def _is_proxy(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"http://[^\s/]+:\d{1,5}/?", value):
+            raise ValueError("expected an address such as http://proxy.example:3128")  # it may hold a password
+        return value
+
+    @model_validator(mode="after")
+    def _is_a_pair(self) -> SiteConfig:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("certificate and key: give both or none")
+        if (self.certificate or self.ca) and not self.aggregator.startswith("https:"):
+            raise ValueError("aggregator: ca and certificate need an address that begins with https://")
+        return self
 
     @classmethod
     def read(cls, path: Path) -> SiteConfig:
@@ -56,6 +89,42 @@ class SiteConfig(Part):
             raise UserError(f"{path}: is a run's file, expected a site's: name, aggregator, data, output")
         config = validate(cls, document, file=path)
         folder = path.resolve().parent
-        paths = ("data", "output", "spec", "policy")
-        places = {key: str(folder / value) for key in paths if (value := getattr(config, key))}
+        places = {key: str(folder / value) for key in PATHS if (value := getattr(config, key))}
+        if config.aggregator.startswith("http:") and not (config.allow_plain_http or _is_here(config.aggregator)):
+            raise SpecError(
+                "aggregator",
+                f"{config.aggregator} would be reached without encryption: use https://, or set allow_plain_http to "
+                "true in a network that you trust",
+                file=path,
+            )
         return config.model_copy(update=places)
+
+    def token(self) -> str | None:
+        """Return the site's token, if it has one.
+
+        Raises:
+            UserError: its file is unreadable or holds something else.
+        """
+        if self.token_file is None:
+            token, source = os.environ.get(TOKEN), f"the environment's {TOKEN}"
+        else:
+            token, source = _read_token(self.token_file), f"token_file {self.token_file}"
+        if token is not None and not re.fullmatch(r"[\x21-\x7e]{20,500}", token):
+            raise UserError(f"{source}: holds no token, expected one line of 20 or more letters and digits")
+        return token
+
+
+def _read_token(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii", errors="replace").strip()
+    except OSError as error:
+        raise UserError(f"token_file: {path} cannot be read: {error.strerror}") from None
+
+
+def _is_here(url: str) -> bool:
+    """Tell whether an address is on this machine."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -41,7 +41,7 @@ def run_site(config: SiteConfig) -> Result:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"output: {output} cannot be made: {error.strerror}") from None
-    with AggregatorClient(config.aggregator, config.name, config.patience, say) as client:
+    with AggregatorClient.of(config, say) as client:
         offered = client.run()
         spec = _spec(config, offered)
         torch.set_num_threads(spec.training.threads)
@@ -96,7 +96,7 @@ def check_site(config: SiteConfig) -> None:
         UserError: what would keep the site from taking part.
     """
     policy = Policy.read(config.policy)
-    with AggregatorClient(config.aggregator, config.name, config.patience, say) as client:
+    with AggregatorClient.of(config, say) as client:
         spec = _spec(config, client.run())
     plan = make_plan(spec, Replica(spec, config.allow_factories, config.device).model)
     policy.check(spec, plan)

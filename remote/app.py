@@ -1,71 +1,132 @@
-"""The aggregator's HTTP routes. Each holds a request until its round is complete: nobody polls.
+"""The aggregator's HTTP routes. A request is held until its round is complete, but not for long: nobody polls.
 
-POST /rounds/{site}   a contribution; answered with the round's update
-GET  /run             the spec, and what a site compares before it reads any data
-GET  /status          where the run stands and whom it waits for
+POST /rounds/{site}          a contribution; 200 and the round's update, or 202 when that takes long: ask again with
+GET  /rounds/{site}/{round}  200 and the update, 202 as above, or 204: nothing of this site is in, so send it
+POST /snapshots/{site}       200 and the run's newest state for a site that has lost its own, or 204: there is none
+GET  /run                    the spec, and what a site compares before it reads any data
+GET  /status                 where the run stands and whom it waits for
+
+Refused are, in this order: callers who do not prove who they are (401, 403), names that are no site's (422, 404),
+rounds of another run (409), bodies that are too slow (408) or too large (413), and contents (422, 409, 410).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
+from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from common import __version__
-from common.errors import ProtocolError, RunFailedError, UserError, one_line
+from common.errors import ProtocolError, one_line
 from common.protocol import body_limit
-from remote.aggregator import Aggregator
-from remote.rounds import Answer, Effect, Ready
+from remote.auth import Identity
+from remote.host import Host
+from remote.web import Connection, Door
 
 CONTENT_TYPE = "application/msgpack"
+RUN_HEADER = "x-rankdad-run"
+BODY = 10.0  # seconds in which any body may come
+SLOWEST = 10_000  # bytes per second at which a larger one must come
+LINGER = 2.0  # seconds in which the rest of a refused body is thrown away: a reset would cut off the answer
+
+Work = Callable[[Request], Awaitable[Response]]
 
 
-class Server:
-    """Carries out the aggregator's effects: answers to requests that wait, and the work of a round that is ready.
+class Refusal(JSONResponse):
+    """An error in one line, after which the connection is closed."""
 
-    The work runs in the event loop. A thread for it would take half a millisecond a step to hand over to and fro, and
-    there is nobody to keep responsive in the meantime: while a round is aggregated, every site waits for it.
+    def __init__(self, status: int, reason: str, *, unread: bool) -> None:
+        super().__init__({"error": reason}, status, {"connection": "close"})
+        self._unread = unread
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer at once, then throw away what still comes of the request."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": self._unread})
+        if self._unread:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LINGER):
+                    while (await receive()).get("more_body"):
+                        pass
+            await send({"type": "http.response.body", "body": b""})
+
+
+class Routes:
+    """What callers can ask.
 
     Args:
-        aggregator: the run.
+        host: of the run.
+        identity: how callers prove who they are.
+        door: all connections.
     """
 
-    def __init__(self, aggregator: Aggregator) -> None:
-        self.aggregator = aggregator
-        self.ended = asyncio.Event()
-        self.error: BaseException | None = None
-        self._limit = body_limit(aggregator.plan, up=True)
-        self._told = asyncio.Event()  # everyone knows how the run ended
-        self._heard = asyncio.Event()  # a site has sent something
-        self._untold = set(aggregator.plan.sites)
-        self._waiting: dict[str, list[asyncio.Future[bytes]]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+    def __init__(self, host: Host, identity: Identity, door: Door) -> None:
+        self._host, self._identity, self._door = host, identity, door
+        self._aggregator = host.aggregator
+        self._limit = body_limit(host.aggregator.plan, up=True)
+        self._met: dict[str, str] = {}  # address from which a site last came
 
     def app(self) -> FastAPI:
-        """Return the routes."""
+        """Return the application."""
         app = FastAPI(title="rankdad aggregator", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
-        app.add_api_route("/run", self.run, methods=["GET"])
-        app.add_api_route("/status", self.status, methods=["GET"])
-        # A plain route: parsing of parameters and bodies by declared types would cost a tenth of a millisecond a step.
-        app.add_route("/rounds/{site}", self.contribute, methods=["POST"])
+        app.router.redirect_slashes = False
+        # Plain routes: parsing of parameters and bodies by declared types would cost a tenth of a millisecond a step.
+        for verb, path, work in (
+            ("POST", "/rounds/{site}", self._contribute),
+            ("GET", "/rounds/{site}/{round}", self._ask),
+            ("POST", "/snapshots/{site}", self._snapshot),
+            ("GET", "/run", self._run),
+            ("GET", "/status", self._status),
+        ):
+            app.add_route(path, self._guarded(work), methods=[verb])
+
+        async def nowhere(request: Request, error: Exception) -> Response:
+            assert isinstance(error, HTTPException)
+            return self._refuse(request, error.status_code, f"{request.method} is not known at this path")
+
+        app.add_exception_handler(HTTPException, nowhere)
         return app
 
-    async def run(self) -> JSONResponse:
-        """Answer with the run's spec and digests."""
-        plan = self.aggregator.plan
-        spec = self.aggregator.spec.model_dump(mode="json")
+    def _guarded(self, work: Work) -> Work:
+        async def endpoint(request: Request) -> Response:
+            try:
+                return await work(request)
+            except ProtocolError as error:
+                return self._refuse(request, error.status, str(error))
+            except ClientDisconnect:
+                return Response(status_code=400)
+            except Exception as error:
+                return self._refuse(request, 422, f"the request cannot be used: {one_line(error)}")
+
+        return endpoint
+
+    def _refuse(self, request: Request, status: int, reason: str) -> Response:
+        reason = " ".join(reason.split())
+        address = request.client.host if request.client else ""
+        self._door.audit.refused(address, str(request.path_params.get("site", ""))[:63], status, reason)
+        return Refusal(status, reason, unread="read" not in request.scope["state"])
+
+    async def _run(self, request: Request) -> Response:
+        self._admit(request)
+        plan = self._aggregator.plan
+        spec = self._aggregator.spec.model_dump(mode="json")
         return JSONResponse(
-            {"version": plan.version, "run": spec, "plan_sha256": plan.sha256(), "id": self.aggregator.run_id}
+            {"version": plan.version, "run": spec, "plan_sha256": plan.sha256(), "id": self._aggregator.run_id}
         )
 
-    async def status(self) -> JSONResponse:
-        """Answer with the run's progress."""
-        barrier, progress = self.aggregator.barrier, self.aggregator.recorder.progress
+    async def _status(self, request: Request) -> Response:
+        self._admit(request)
+        barrier, progress = self._aggregator.barrier, self._aggregator.recorder.progress
         document: dict[str, Any] = {
             "name": progress.name,
             "status": progress.status,
@@ -78,108 +139,86 @@ class Server:
         }
         return JSONResponse(document)
 
-    async def contribute(self, request: Request) -> Response:
-        """Take a contribution, and answer when its round is complete."""
-        site = request.path_params["site"]
-        try:
-            if site not in self.aggregator.plan.sites:
-                raise ProtocolError(404, "no such site in this run")
-            self._heard.set()
-            body = await self._read(request)
-            answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(site, []).append(answer)
-            try:
-                self.carry_out(self._receive(site, body))
-                said = await answer
-                if self.aggregator.is_last_word(said):
-                    self.discount(site)
-                return Response(said, media_type=CONTENT_TYPE)
-            finally:
-                waiting = self._waiting[site]
-                waiting.remove(answer)
-                if not waiting:
-                    del self._waiting[site]
-        except ProtocolError as error:
-            return JSONResponse({"error": str(error)}, status_code=error.status)
-        except ClientDisconnect:
-            return Response(status_code=400)
+    async def _contribute(self, request: Request) -> Response:
+        site, connection = self._admit(request)
+        self._check_run(request)
+        body = await read_body(request, self._limit)
+        return _update(await self._host.contribute(site, body, connection))
 
-    def _receive(self, site: str, body: bytes) -> list[Effect]:
-        """Give a contribution to the aggregator; a ledger that cannot be written ends the run, for now."""
-        try:
-            return self.aggregator.receive(site, body)
-        except UserError as error:
-            self.error = error
-            return self.aggregator.fail("aggregator", str(error))
+    async def _ask(self, request: Request) -> Response:
+        site, connection = self._admit(request)
+        self._check_run(request)
+        number = request.path_params["round"]
+        if not re.fullmatch("[0-9]{1,18}", number):
+            raise ProtocolError(422, "the round is not a whole number")
+        update = self._aggregator.recorded(site, int(number))
+        if update is not None:
+            return _update(self._host.told(site, update))
+        if not self._aggregator.barrier.holds(site):
+            return Response(status_code=204)
+        return _update(await self._host.wait(site, connection))
 
-    async def _read(self, request: Request) -> bytes:
-        """Read a body, counting its bytes as they come.
+    async def _snapshot(self, request: Request) -> Response:
+        site, connection = self._admit(request)
+        self._check_run(request)
+        await read_body(request, 0)
+        snapshot = self._aggregator.snapshot(site)
+        if snapshot is None:
+            return Response(status_code=204)
+        self._door.audit.note("snapshot given", address=connection.address, site=site, bytes=len(snapshot))
+        return Response(snapshot, media_type=CONTENT_TYPE)
+
+    def _admit(self, request: Request) -> tuple[str, Connection]:
+        """Return who asks, and on which connection.
 
         Raises:
-            ProtocolError: 413 beyond the plan's limit.
+            ProtocolError: see `Identity.check`.
         """
-        declared = request.headers.get("content-length", "0")
-        if declared.isdecimal() and int(declared) > self._limit:
-            raise ProtocolError(413, f"the body has {declared} bytes, expected at most {self._limit}")
-        chunks, size = [], 0
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > self._limit:
-                raise ProtocolError(413, f"the body has more than {self._limit} bytes")
-            chunks.append(chunk)
-        return b"".join(chunks)
+        connection: Connection = request.scope["state"]["connection"]
+        authorization = request.headers.get("authorization", "")
+        site = self._identity.check(request.path_params.get("site"), authorization, connection.names)
+        if site is None:
+            return "", connection
+        self._door.identify(connection, site)
+        if self._met.get(site) != connection.address:
+            self._met[site] = connection.address
+            what = "identified" if self._identity.required else "connected"
+            self._door.audit.note(what, address=connection.address, site=site)
+        self._host.meet(site)
+        return site, connection
 
-    def carry_out(self, effects: list[Effect]) -> None:
-        """Answer those who wait, and start the work of a round that is ready."""
-        for effect in effects:
-            if isinstance(effect, Answer):
-                for site in effect.sites:
-                    for answer in self._waiting.get(site, ()):
-                        if not answer.done():
-                            answer.set_result(effect.body)
-                if self.aggregator.ended:
-                    self.ended.set()
-            else:
-                task = asyncio.create_task(self._aggregate(effect))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+    def _check_run(self, request: Request) -> None:
+        named = request.headers.get(RUN_HEADER)
+        if named != self._aggregator.run_id:
+            said = "names no run" if named is None else "is of another run than this one"
+            raise ProtocolError(409, f"{RUN_HEADER}: the request {said}; ask for /run first")
 
-    async def _aggregate(self, ready: Ready) -> None:
-        began = perf_counter()
-        try:
-            update = self.aggregator.aggregate(ready)
-            seconds = perf_counter() - began
-            self.carry_out(self.aggregator.complete(ready, update))
-            await asyncio.sleep(0)  # the answers leave before the aggregator applies the update itself
-            self.aggregator.follow(ready, update, seconds)
-        except RunFailedError as error:
-            self.carry_out(self.aggregator.fail(error.site, error.reason))
-        except Exception as error:
-            self.error = error
-            self.carry_out(self.aggregator.fail("aggregator", one_line(error)))
 
-    def discount(self, *sites: str) -> None:
-        """Take note that some sites know the end of the run, or never will."""
-        self._untold -= set(sites)
-        if not self._untold:
-            self._told.set()
+async def read_body(request: Request, limit: int) -> bytes:
+    """Read a body, counting its bytes and its time as they come.
 
-    async def tell_all(self, seconds: float) -> None:
-        """Wait until every site has been answered with the end of the run, or none has been heard of for so long.
+    Raises:
+        ProtocolError: 413 for a body beyond the limit, 408 for one that is too slow.
+    """
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared[:20]) > limit:
+        raise ProtocolError(413, f"the body has {declared[:20]} bytes, expected at most {limit}")
+    chunks, size, began = [], 0, asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout_at(began + BODY) as deadline:
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise ProtocolError(413, f"the body has more than {limit} bytes")
+                chunks.append(chunk)
+                deadline.reschedule(began + BODY + size / SLOWEST)
+    except TimeoutError:
+        raise ProtocolError(408, f"the body came slower than {SLOWEST} bytes per second") from None
+    request.scope["state"]["read"] = True
+    return b"".join(chunks)
 
-        Some may still be computing, or go through the whole run again after a crash.
-        """
-        while not self._told.is_set():
-            self._heard.clear()
-            waits = [asyncio.ensure_future(event.wait()) for event in (self._told, self._heard)]
-            done, rest = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            for wait in rest:
-                wait.cancel()
-            if not done:
-                return
 
-    async def close(self) -> None:
-        """Let the work in hand end, and write down how the run ended."""
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.aggregator.close()
+def _update(said: bytes | None) -> Response:
+    if said is None:
+        return JSONResponse({"status": "not yet"}, 202)
+    return Response(said, media_type=CONTENT_TYPE)

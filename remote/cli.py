@@ -1,4 +1,4 @@
-"""Commands of the aggregator: `rankdad aggregator`, `rankdad export`."""
+"""Commands of the aggregator: `rankdad aggregator`, `rankdad export`, `rankdad provision`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ def mount(app: typer.Typer) -> None:
     """Add this folder's commands."""
     app.command()(aggregator)
     app.command()(export)
+    app.command()(provision)
 
 
 def aggregator(
@@ -34,6 +35,19 @@ def aggregator(
     retention: Annotated[
         Retention, typer.Option(help="Of the ledger: 'all' updates, or only the 'tail' since the last checkpoints.")
     ] = Retention.ALL,
+    tokens: Annotated[Path | None, typer.Option(help="File of the sites' hashed tokens.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="The aggregator's certificate, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+    client_ca: Annotated[
+        Path | None, typer.Option("--client-ca", help="Ask sites for a certificate made by this authority.")
+    ] = None,
+    allow_plain_http: Annotated[
+        bool, typer.Option("--allow-plain-http", help="Let others than this machine connect without TLS.")
+    ] = False,
+    allow_anyone: Annotated[
+        bool,
+        typer.Option("--allow-anyone", help="Let others take part without proof of who they are."),
+    ] = False,
 ) -> None:
     """Collect, reduce and broadcast what the sites send, until the run has ended."""
     from common.documents import load_json, replace, validate
@@ -47,18 +61,22 @@ def aggregator(
     from rich.console import Console
 
     from remote.aggregator import LEDGER, Keeping
+    from remote.config import Access
     from remote.process import run_aggregator
     from remote.recorder import new_directory
     from remote.server import listen
     from remote.view import show_result
 
+    access = Access(host, tls_cert, tls_key, client_ca, tokens, allow_plain_http, allow_anyone)
+    access.check(spec.federation.sites)
     if not (ledger and (output / LEDGER).exists()):
         new_directory(output)
     listening = listen(host, port)
     address, bound = listening.getsockname()[:2]
-    typer.echo(f"listening on http://{address}:{bound}; the run's directory is {output}")
+    address = f"[{address}]" if ":" in address else address
+    typer.echo(f"listening on {access.scheme}://{address}:{bound}; the run's directory is {output}")
     keeping = Keeping(durability, retention) if ledger else None
-    run_aggregator(spec, output, listening, Console(), allow_factory or (), keeping=keeping)
+    run_aggregator(spec, output, listening, Console(), allow_factory or (), keeping=keeping, access=access)
     show_result(load_json(output / "summary.json"), output)
 
 
@@ -75,3 +93,22 @@ def export(
 
     replica = run(directory, step, output, allow_factory or ())
     typer.echo(f"the model after step {replica.step} is in {output / 'model'}, sha256 {replica.digest()[:16]}…")
+
+
+def provision(
+    file: Annotated[Path, typer.Argument(metavar="CONSORTIUM.json", help="Name, aggregator's address and sites.")],
+    output: Annotated[Path, typer.Option(help="Folder for the start kits.")],
+    add: Annotated[str | None, typer.Option(metavar="SITE", help="Only make the kit of a new site.")] = None,
+    renew: Annotated[
+        str | None,
+        typer.Option(metavar="SITE", help="Only replace a site's certificate and token."),
+    ] = None,
+) -> None:
+    """Make certificates, tokens and a start kit for each site."""
+    from common.documents import load_json, validate
+    from remote.provision import Consortium, Kits
+
+    kits = Kits(validate(Consortium, load_json(file), file=file), output)
+    for path in kits.make() if add is None and renew is None else kits.change(add, renew):
+        typer.echo(f"made {path}")
+    typer.echo(f"give every site its folder over a safe channel, and keep {output / 'ca'} to yourself")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Collection
+from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from common.errors import RankdadError, RunFailedError
 from common.replica import Replica
 from common.spec import RunSpec
 from remote.aggregator import LEDGER, Aggregator, Keeping
+from remote.audit import AUDIT, Audit
+from remote.config import Access
 from remote.server import serve
 from remote.view import View, view_of
 
@@ -34,6 +37,7 @@ def run_aggregator(
     lifeline: Connection | None = None,
     *,
     keeping: Keeping | None = Keeping(),  # noqa: B008
+    access: Access | None = None,
 ) -> None:
     """Serve a run until it ends.
 
@@ -45,6 +49,7 @@ def run_aggregator(
         allowed_factories: model factories that the caller permits.
         lifeline: see `remote.server.serve`.
         keeping: see `Aggregator`; a run that was cut short goes on from its ledger.
+        access: who may connect, and how; anyone on this machine without it.
 
     Raises:
         UserError: the model or the directory cannot be made.
@@ -66,14 +71,24 @@ def run_aggregator(
 
         return view_of(aggregator.recorder.progress, waiting, console)
 
-    serve(aggregator, listening, make_view, lifeline, effects)
-    progress = aggregator.recorder.progress
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False)
+
+    access, resumable, progress = access or Access(), keeping is not None, aggregator.recorder.progress
+    interrupted = ""
+    with closing(Audit(output / AUDIT, say)) as audit:
+        audit.note("run resumed" if resumes else "run started", run=aggregator.run_id)
+        try:
+            interrupted = serve(aggregator, listening, make_view, audit, access, lifeline, effects, resumable=resumable)
+        finally:
+            audit.note("run ended", status=progress.status, reason=progress.reason or interrupted)
     if len(set(progress.weights_sha256.values())) > 1:
         console.print(
             "warning: the sites' final weights differ; do they compute on different hardware?", highlight=False
         )
     if progress.status == "interrupted":
-        raise InterruptedRunError(f"{progress.reason}; what was recorded lies in {output}")
+        go_on = "; the same command goes on with it" if resumable and lifeline is None else ""
+        raise InterruptedRunError(f"{progress.reason or interrupted}; what was recorded lies in {output}{go_on}")
     if progress.status == "failed":
         site, _, reason = progress.reason.partition(": ")
         raise RunFailedError(site, reason)

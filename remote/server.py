@@ -7,6 +7,7 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from types import FrameType
 
@@ -14,10 +15,17 @@ import uvicorn
 
 from common.errors import UserError
 from remote.aggregator import Aggregator
-from remote.app import Server
+from remote.app import Routes
+from remote.audit import Audit
+from remote.auth import Context
+from remote.config import Access
+from remote.host import Host
 from remote.rounds import Effect
 from remote.view import View
+from remote.web import Connection as Web
+from remote.web import Door, Handshake, accept
 
+BACKLOG = 2048  # connections that wait to be accepted
 TICK = 0.25  # seconds between two looks at the progress
 GRACE = 2  # seconds in which the last answers reach the sites
 LINGER = 30.0  # seconds in which sites that are still computing come and hear how the run ended
@@ -30,7 +38,7 @@ def listen(host: str, port: int) -> socket.socket:
         UserError: the address is in use or not this machine's.
     """
     try:
-        return socket.create_server((host, port), backlog=2048, family=_family(host))
+        return socket.create_server((host, port), backlog=BACKLOG, family=_family(host))
     except OSError as error:
         raise UserError(
             f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
@@ -45,23 +53,38 @@ def serve(
     aggregator: Aggregator,
     listening: socket.socket,
     make_view: Callable[[Aggregator], View],
+    audit: Audit,
+    access: Access,
     lifeline: Connection | None = None,
     effects: Sequence[Effect] = (),
-) -> None:
+    *,
+    resumable: bool = False,
+) -> str:
     """Run until all sites have said goodbye, one has failed, or SIGINT or SIGTERM comes.
 
     Args:
         aggregator: the run.
         listening: socket that sites connect to.
         make_view: what a person sees.
+        audit: log of who comes and goes.
+        access: who may connect, and how.
         lifeline: pipe from the parent process: "site<tab>reason" says that a site has died, the pipe's end that the
             parent has.
         effects: what is left to do of a run that goes on.
+        resumable: whether an interrupted run can go on later; sites then are not told of the interruption, and try
+            to reach the aggregator again.
+
+    Returns:
+        what interrupted the run, if anything did.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn's own handlers stand until it has shut down, then these
         signal.signal(number, lambda *_: None)
     with asyncio.Runner(loop_factory=_uvloop()) as runner:
-        runner.run(_serve(aggregator, listening, make_view(aggregator), lifeline, effects))
+        host = Host(aggregator, audit)
+        routes = Routes(host, access.identity(aggregator.plan.sites), door := Door(audit))
+        return runner.run(
+            _serve(host, routes, door, access.secure, listening, make_view(aggregator), lifeline, effects, resumable)
+        )
 
 
 def _uvloop() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -72,40 +95,87 @@ def _uvloop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return None
 
 
-class _Uvicorn(uvicorn.Server):
-    """A uvicorn whose signals first tell the sites that the run is interrupted."""
+class Uvicorn(uvicorn.Server):
+    """A uvicorn with our connections, whose signals interrupt the run instead of cutting everyone off.
 
-    def __init__(self, config: uvicorn.Config, interrupt: Callable[[str], None]) -> None:
+    Args:
+        config: uvicorn's.
+        door: all connections.
+        secure: makes a connection's encryption, if there is any.
+        interrupt: told the name of a signal.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, door: Door, secure: Callable[[], Context] | None, interrupt: Callable[[str], None]
+    ) -> None:
         super().__init__(config)
-        self._interrupt = interrupt
+        self._door, self._secure, self._interrupt = door, secure, interrupt
+        self._accepting: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
+        loop = asyncio.get_running_loop()
+        self.servers = []
+        for one in sockets or ():
+            if self._secure is None:
+                self.servers.append(await loop.create_server(self._connection, sock=one, backlog=BACKLOG))
+            else:
+                meet = partial(Handshake, make=self._connection, secure=self._secure, door=self._door)
+                self._accepting = loop.create_task(accept(one, meet))
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen no more, and let requests end."""
+        if self._accepting is not None:
+            self._accepting.cancel()
+        await super().shutdown(sockets)
+
+    def _connection(self) -> Web:
+        return Web(self.config, self.server_state, self._door)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Take a signal."""
         self._interrupt(signal.Signals(sig).name)
 
 
 async def _serve(
-    aggregator: Aggregator,
+    host: Host,
+    routes: Routes,
+    door: Door,
+    secure: Callable[[], Context] | None,
     listening: socket.socket,
     view: View,
     lifeline: Connection | None,
     effects: Sequence[Effect],
-) -> None:
-    server, loop = Server(aggregator), asyncio.get_running_loop()
-    server.carry_out(list(effects))
+    resumable: bool,
+) -> str:
+    aggregator, loop = host.aggregator, asyncio.get_running_loop()
+    host.carry_out(list(effects))
     if aggregator.ended:
-        server.ended.set()
+        host.ended.set()
+    interrupted = ""
 
     def interrupt(reason: str) -> None:
-        def tell() -> None:
-            server.carry_out(aggregator.fail("aggregator", f"stopped by {reason}", status="interrupted"))
-            server.discount(*aggregator.plan.sites)  # whoever computes now is not waited for
+        def stop() -> None:
+            nonlocal interrupted
+            if aggregator.ended:
+                host.discount(*aggregator.plan.sites)  # whoever computes now is not waited for
+                return
+            interrupted = f"stopped by {reason}"
+            if not resumable:
+                host.carry_out(aggregator.fail("aggregator", interrupted, status="interrupted"))
+                host.discount(*aggregator.plan.sites)
+            host.ended.set()
 
-        loop.call_soon_threadsafe(tell)
+        loop.call_soon_threadsafe(stop)
 
     config = uvicorn.Config(
-        server.app(),
+        routes.app(),
+        http=Web,
+        ws="none",
         loop="none",
         log_config=None,
+        log_level="critical",  # what is refused is in the audit log
         access_log=False,
         lifespan="off",
         timeout_keep_alive=3600,  # a step may take long; five seconds, the default, would close the connection in it
@@ -113,7 +183,7 @@ async def _serve(
         server_header=False,
         date_header=False,
     )
-    web = _Uvicorn(config, interrupt)
+    web = Uvicorn(config, door, secure, interrupt)
 
     def hear(lifeline: Connection) -> None:
         try:
@@ -122,8 +192,7 @@ async def _serve(
             loop.remove_reader(lifeline.fileno())
             interrupt("the end of its parent")
         else:
-            server.carry_out(aggregator.fail(site, reason))
-            server.discount(site)
+            host.depart(site, reason)
 
     if lifeline is not None:
         loop.add_reader(lifeline.fileno(), hear, lifeline)
@@ -131,18 +200,23 @@ async def _serve(
     show = _Show(view)
     show.start()
     try:
-        while not server.ended.is_set() and not serving.done():
+        while not host.ended.is_set() and not serving.done():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(server.ended.wait(), TICK)
+                await asyncio.wait_for(host.ended.wait(), TICK)
+            host.tick()
             show.tick()
-        await server.tell_all(LINGER)
+        if interrupted and resumable:
+            await host.leave()
+        else:
+            await host.tell_all(LINGER)
         web.should_exit = True
         await serving
     finally:
-        await server.close()
+        await host.close()
         show.stop()
-    if server.error is not None:
-        raise server.error
+    if host.error is not None:
+        raise host.error
+    return interrupted
 
 
 class _Show:

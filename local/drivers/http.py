@@ -5,23 +5,27 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import ssl
 import time
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
-from common.errors import RankdadError, RunFailedError, SpecError, UnreachableError, UserError, one_line
+from common.errors import RankdadError, RunFailedError, UnreachableError, UserError, one_line
 from common.messages import Ask, Message, failure_message
 from common.plan import Plan
 from common.protocol import pack, unpack
+from local.config import SiteConfig
+from local.drivers.connecting import open_connection, said_by_tls
 
 R = TypeVar("R")
 FIRST_DELAY, LONGEST_DELAY = 0.1, 10.0  # seconds between two tries to reach the aggregator
-HELD = 60.0  # seconds after which a held request is sent again: a link may have died without a word
+HELD = 60.0  # seconds after which a held request is sent again: the aggregator answers earlier, so the link has died
+REPORT = 60.0  # seconds between two lines that say that others are waited for
 PROMPT = 10.0  # seconds in which a connection stands, and an answer comes that waits for nobody
 SLOWEST = 10_000  # bytes per second of the slowest link on which a body may take its time
-CONTENT_TYPE = {"content-type": "application/msgpack"}
+TOO_SLOW, TOO_MANY, PROXY_DENIES = 408, 429, 407
 
 
 class RefusedError(RankdadError):
@@ -32,6 +36,14 @@ class HeldError(Exception):
     """A request was sent and is not answered yet."""
 
 
+@dataclass(frozen=True)
+class _Request:
+    verb: str
+    path: str
+    body: bytes | None = None
+    held: bool = False  # until other sites have contributed
+
+
 class AggregatorClient:
     """One persistent connection to the aggregator.
 
@@ -40,18 +52,24 @@ class AggregatorClient:
         site: this site's name.
         patience: seconds for which an aggregator that does not answer is tried again.
         say: told what a person should know, one line at a time.
+        config: the site's, for its token, its certificates and its proxy; without it there are none.
     """
 
-    def __init__(self, url: str, site: str, patience: float, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, url: str, site: str, patience: float, say: Callable[[str], None], config: SiteConfig | None = None
+    ) -> None:
         self._url, self._patience, self._say = url.rstrip("/"), patience, say
-        try:
-            # Beside the barest step of 200 KB httpx takes 2.2 times as long by itself, urllib3 1.2 times.
-            parts = urlsplit(self._url)
-            kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-            self._connection = kind(parts.hostname or "", parts.port)
-        except (ValueError, http.client.InvalidURL):
-            raise SpecError("aggregator", f"{url} is not an address, expected such as http://10.0.0.1:8765") from None
-        self._run, self._rounds = f"{parts.path}/run", f"{parts.path}/rounds/{site}"
+        self._config = config
+        self._connection, base = open_connection(self._url, config)
+        self._run, self._rounds, self._snapshots = f"{base}/run", f"{base}/rounds/{site}", f"{base}/snapshots/{site}"
+        token = None if config is None else config.token()
+        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._knows_run = False
+
+    @classmethod
+    def of(cls, config: SiteConfig, say: Callable[[str], None]) -> AggregatorClient:
+        """Return the client of a site."""
+        return cls(config.aggregator, config.name, config.patience, say, config)
 
     def __enter__(self) -> AggregatorClient:
         return self
@@ -62,17 +80,21 @@ class AggregatorClient:
         self._connection.close()
 
     def run(self) -> dict[str, Any]:
-        """Ask for the run: its spec, and what to compare.
+        """Ask for the run: its spec, and what to compare. Every later request names this run.
 
         Raises:
             UnreachableError: nobody answered for as long as the site's patience lasts.
         """
         try:
-            document = json.loads(self._request("GET", self._run, None))
+            document = json.loads(self._request(_Request("GET", self._run))[1])
         except ValueError:
             document = None
         if not isinstance(document, dict):
             raise UserError(f"{self._url}: what answers there is not an aggregator of rankdad")
+        named = str(document.get("id", ""))
+        if named.isascii() and named.isalnum():  # whatever else it is, the site refuses it by itself
+            self._headers["x-rankdad-run"] = named
+        self._knows_run = True
         return document
 
     def give_up(self, body: bytes) -> None:
@@ -80,43 +102,77 @@ class AggregatorClient:
         self._connection.close()  # a request may be half done
         self._patience = min(self._patience, PROMPT)
         with contextlib.suppress(RankdadError):
-            self._request("POST", self._rounds, body)
+            self._request(_Request("POST", self._rounds, body))
 
-    def exchange(self, body: bytes) -> bytes:
+    def exchange(self, body: bytes, round_: int) -> bytes:
         """Send a contribution, and return its round's update.
 
         Raises:
             RefusedError: the aggregator refused it.
             UnreachableError: nobody answered for as long as the site's patience lasts.
         """
-        return self._request("POST", self._rounds, body)
+        if not self._knows_run:
+            self.run()
+        send, ask = _Request("POST", self._rounds, body, held=True), self._asking(round_)
+        request, since, said = send, time.monotonic(), 0.0
+        while True:
+            status, answer = self._request(request)
+            if status == 200:
+                return answer
+            request = ask if status == 202 else send  # the contribution is there, or it is not
+            waited = time.monotonic() - since
+            if waited - said >= REPORT:
+                said = waited
+                self._say(f"still waiting for the other sites after {waited:.0f} s")
 
     def recorded(self, round_: int) -> bytes | None:
-        return None
+        """Return the update of a round if it is complete.
+
+        Raises:
+            RefusedError: the round is one of the future, or is no longer kept.
+            UnreachableError: nobody answered for as long as the site's patience lasts.
+        """
+        if not self._knows_run:
+            self.run()
+        status, answer = self._request(self._asking(round_))
+        return answer if status == 200 else None
 
     def snapshot(self) -> bytes | None:
-        return None
+        """Return the run's newest state, for a site that has lost its own; None if there is none yet."""
+        if not self._knows_run:
+            self.run()
+        status, answer = self._request(_Request("POST", self._snapshots, b"", held=True))
+        return answer if status == 200 else None
 
-    def _request(self, verb: str, path: str, body: bytes | None) -> bytes:
-        """Send a request until it is answered; a body is a contribution, whose answer waits for the other sites."""
+    def _asking(self, round_: int) -> _Request:
+        return _Request("GET", f"{self._rounds}/{round_}", held=True)
+
+    def _request(self, request: _Request) -> tuple[int, bytes]:
+        """Send a request until it is answered with 200, 202 or 204."""
         delay, since = FIRST_DELAY, time.monotonic()
+        silent = False
         while True:
             try:
-                status, answer = self._once(verb, path, body)
-                if status == 200:
-                    return answer
-                if status < 500:
+                status, answer = self._once(request)
+                if status in (200, 202, 204):
+                    return status, answer
+                if status < 500 and status not in (TOO_SLOW, TOO_MANY):
                     raise RefusedError(f"{self._url} refused ({status}): {_reason(answer)}")
                 problem = f"answered {status}"
             except HeldError:
-                if body is not None:
-                    self._say(f"still waiting for the other sites after {time.monotonic() - since:.0f} s")
-                    since, delay = time.monotonic(), FIRST_DELAY
+                if request.held and not silent:  # one that works on a round for so long is not silent yet
+                    silent, since = True, time.monotonic()
+                    self._say(f"no answer for {HELD:.0f} s; sending again")
                     continue
-                problem = f"no answer within {PROMPT:.0f} s"
+                problem = f"no answer within {HELD if request.held else PROMPT:.0f} s"
             except (OSError, http.client.HTTPException) as error:
                 self._connection.close()
+                refusal = said_by_tls(error, self._config)
+                if refusal is not None:
+                    raise UserError(f"{self._url}: {refusal}") from None
                 problem = (getattr(error, "strerror", None) or one_line(error)).lower()
+                if f"tunnel connection failed: {PROXY_DENIES}" in problem:
+                    raise UserError("proxy: asks for another user and password than the site's file holds") from None
             left = self._patience - (time.monotonic() - since)
             if left <= 0:
                 raise UnreachableError(
@@ -127,7 +183,7 @@ class AggregatorClient:
             time.sleep(min(delay, left))  # nobody is there to be asked
             delay = min(delay * 2, LONGEST_DELAY)
 
-    def _once(self, verb: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+    def _once(self, request: _Request) -> tuple[int, bytes]:
         """Send a request on the open connection, or on a new one.
 
         Raises:
@@ -137,9 +193,10 @@ class AggregatorClient:
         if connection.sock is None:
             connection.timeout = PROMPT
             connection.connect()
-        connection.sock.settimeout(PROMPT + len(body or b"") / SLOWEST)
-        connection.request(verb, path, body, CONTENT_TYPE)
-        connection.sock.settimeout(PROMPT if body is None else HELD)
+        connection.sock.settimeout(PROMPT + len(request.body or b"") / SLOWEST)
+        with contextlib.suppress(ConnectionError, ssl.SSLError):  # refused before all was sent: the answer says why
+            connection.request(request.verb, request.path, request.body, self._headers)
+        connection.sock.settimeout(HELD if request.held else PROMPT)
         try:
             response = connection.getresponse()
         except TimeoutError:
@@ -162,7 +219,7 @@ def drive(
     """Run a trainer to its end.
 
     Args:
-        training: the trainer.
+        training: the trainer: sent an update for a message, and for an `Ask` an update or None.
         client: connected to the aggregator.
         plan: of the run.
         site: this site's name.
@@ -178,15 +235,15 @@ def drive(
         message = next(training)
         while True:
             round_ = message.round
+            answer: bytes | None
             if isinstance(message, Ask):
-                known = client.recorded(round_)
-                message = training.send(None if known is None else unpack(known, plan, up=False, device=device))
-                continue
-            body = pack(message, plan, up=True)
-            lap("pack")
-            answer = client.exchange(body)
+                answer = client.recorded(round_)
+            else:
+                body = pack(message, plan, up=True)
+                lap("pack")
+                answer = client.exchange(body, round_)
             lap("wait")
-            update = unpack(answer, plan, up=False, device=device)
+            update = None if answer is None else unpack(answer, plan, up=False, device=device)
             lap("pack")
             message = training.send(update)
     except StopIteration as stop:

@@ -1,11 +1,14 @@
-"""The HTTP driver against a server that holds, refuses or babbles."""
+"""The HTTP driver against a server that holds, refuses or babbles, and through a proxy."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import socket
 import threading
 from collections.abc import Generator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,18 +18,24 @@ from common.errors import SpecError, UnreachableError, UserError
 from common.messages import Ask, Failure, Goodbye, Kind, Message
 from common.models import build_model
 from common.plan import make_plan
-from common.protocol import unpack
+from common.protocol import pack, unpack
+from local.config import SiteConfig
 from local.drivers import http
 from local.drivers.http import AggregatorClient, RefusedError, drive
 from tests.conftest import run_spec
 
+RUN = (200, b'{"id": "0123456789abcdef"}')
+NOT_YET, NOTHING = (202, b'{"status": "not yet"}'), (204, b"")
+
 
 class Server(ThreadingHTTPServer):
-    """Answers POSTs with (status, body), one after the other; None holds the request for two seconds."""
+    """Answers with (status, body), one after the other; None holds the request for two seconds."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.script: list[tuple[int, bytes] | None] = []
+        self.asked: list[str] = []
+        self.headers: list[dict[str, str]] = []
         self.bodies: list[bytes] = []
         self.released = threading.Event()
 
@@ -43,6 +52,8 @@ class Handler(BaseHTTPRequestHandler):
         self.answer()
 
     def answer(self) -> None:
+        self.server.asked.append(f"{self.command} {self.path}")
+        self.server.headers.append({key.lower(): value for key, value in self.headers.items()})
         reply = self.server.script.pop(0)
         if reply is None:
             self.server.released.wait(2)
@@ -72,15 +83,62 @@ def client_of(server: Server, said: list[str], patience: float = 1.0) -> Aggrega
     return AggregatorClient(f"http://127.0.0.1:{server.server_port}", "alpha", patience, said.append)
 
 
-def test_a_held_request_is_waited_for_and_sent_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the others take, that is not the aggregator's silence: patience does not run out."""
-    monkeypatch.setattr(http, "HELD", 0.5)
-    server.script = [None, None, None, (200, b"update")]
+def test_a_body_is_sent_once_however_long_the_others_take(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "REPORT", 0.0)
+    server.script = [RUN, NOT_YET, NOT_YET, (200, b"update")]
     said: list[str] = []
     with client_of(server, said) as client:
-        assert client.exchange(b"contribution") == b"update"
-    assert server.bodies == [b"contribution"] * 4
-    assert [line.split(" after")[0] for line in said] == ["still waiting for the other sites"] * 3
+        assert client.exchange(b"contribution", 7) == b"update"
+    assert server.asked == ["GET /run", "POST /rounds/alpha", "GET /rounds/alpha/7", "GET /rounds/alpha/7"]
+    assert server.bodies == [b"contribution"]
+    assert [request.get("x-rankdad-run") for request in server.headers] == [None] + ["0123456789abcdef"] * 3
+    assert [line.split(" after")[0] for line in said] == ["still waiting for the other sites"] * 2
+
+
+def test_a_body_that_was_lost_with_the_aggregator_is_sent_again(server: Server) -> None:
+    server.script = [RUN, NOT_YET, NOTHING, (200, b"update")]
+    with client_of(server, []) as client:
+        assert client.exchange(b"contribution", 7) == b"update"
+    assert server.bodies == [b"contribution"] * 2
+
+
+def test_a_silent_link_is_tried_again_and_not_for_ever(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "HELD", 0.4)
+    server.script = [RUN, None, (200, b"update"), None, None, None, None]
+    with client_of(server, [], patience=0.3) as client:
+        assert client.exchange(b"first", 7) == b"update"
+        with pytest.raises(UnreachableError, match="no answer within"):
+            client.exchange(b"second", 8)
+    assert server.bodies == [b"first", b"first", b"second", b"second"]
+
+
+def test_a_trainer_may_ask_whether_a_round_is_complete(server: Server) -> None:
+    spec = run_spec()
+    plan = make_plan(spec, build_model(spec))
+    update = Message(Kind.GOODBYE, 3, Goodbye(weights_sha256="0" * 64, sketch=bytes(SKETCH_BYTES)))
+    told = pack(Message(Kind.FAILURE, 3, Failure(site="beta", reason="ill")), plan, up=False)
+    server.script = [RUN, (200, told), NOTHING, NOT_YET, (200, told)]
+
+    def training() -> Generator[Message | Ask, Message | None, list[Message | None]]:
+        answers = []
+        for question in (Ask(3), Ask(4), Ask(5), update):
+            answers.append((yield question))
+        return answers
+
+    with client_of(server, []) as client:
+        first, second, third, last = drive(training(), client, plan, "alpha")
+    assert first is not None
+    assert last is not None
+    assert (first.body, second, third) == (last.body, None, None)
+    assert server.asked[1:] == [*(f"GET /rounds/alpha/{round_}" for round_ in (3, 4, 5)), "POST /rounds/alpha"]
+
+
+def test_a_snapshot_is_asked_for(server: Server) -> None:
+    server.script = [RUN, NOTHING, (200, b"state")]
+    with client_of(server, []) as client:
+        assert client.snapshot() is None
+        assert client.snapshot() == b"state"
+    assert server.asked[1:] == ["POST /snapshots/alpha"] * 2
 
 
 def test_a_request_that_waits_for_nobody_runs_out_of_patience(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,19 +149,20 @@ def test_a_request_that_waits_for_nobody_runs_out_of_patience(server: Server, mo
 
 
 def test_server_errors_are_tried_again_and_refusals_are_not(server: Server) -> None:
-    server.script = [(503, b"busy"), (200, b"update"), (409, b'{"error": "the run is in round 7"}')]
+    server.script = [RUN, (503, b"busy"), (200, b"update"), (409, b'{"error": "the run is in round 7"}')]
     said: list[str] = []
     with client_of(server, said) as client:
-        assert client.exchange(b"first") == b"update"
+        assert client.exchange(b"first", 6) == b"update"
         with pytest.raises(RefusedError, match=r"refused \(409\): the run is in round 7"):
-            client.exchange(b"second")
+            client.exchange(b"second", 7)
     assert "answered 503; trying again" in said[0]
 
 
 @pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nconte", b"HTTP/1.1 409 No\r\n"])
 def test_an_answer_whose_head_breaks_off_is_asked_for_again(head: bytes) -> None:
     def serve() -> None:
-        for answer in (head, b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nupdate"):
+        run = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(RUN[1]), RUN[1])
+        for answer in (run, head, b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nupdate"):
             connection, _ = listening.accept()
             with connection:
                 connection.recv(65536)
@@ -113,14 +172,14 @@ def test_an_answer_whose_head_breaks_off_is_asked_for_again(head: bytes) -> None
         thread = threading.Thread(target=serve)
         thread.start()
         with AggregatorClient(f"http://127.0.0.1:{listening.getsockname()[1]}", "alpha", 5.0, print) as client:
-            assert client.exchange(b"contribution") == b"update"
+            assert client.exchange(b"contribution", 0) == b"update"
         thread.join()
 
 
 def test_a_refused_site_tells_the_aggregator_that_it_cannot_go_on(server: Server) -> None:
     spec = run_spec()
     plan = make_plan(spec, build_model(spec))
-    server.script = [(422, b'{"error": "g: got inf"}'), (200, b"")]
+    server.script = [RUN, (422, b'{"error": "g: got inf"}'), (200, b"")]
 
     def training() -> Generator[Message | Ask, Message | None, None]:
         yield Message(Kind.GOODBYE, 3, Goodbye(weights_sha256="0" * 64, sketch=bytes(SKETCH_BYTES)))
@@ -144,3 +203,112 @@ def test_something_else_at_the_address_is_said(server: Server, body: bytes) -> N
 def test_an_address_that_is_none_is_said() -> None:
     with pytest.raises(SpecError, match="is not an address"):
         AggregatorClient("http://127.0.0.1:999999", "alpha", 1.0, print)
+
+
+@contextlib.contextmanager
+def proxy(server: Server, heads: list[str], answer: bytes = b"200 OK") -> Iterator[int]:
+    """A proxy that takes one CONNECT after the other to whatever name, and leads it to the server."""
+
+    def pump(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+    def serve(listening: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            near, _ = listening.accept()
+            with near, socket.create_connection(("127.0.0.1", server.server_port)) as far:
+                head = b""
+                while not head.endswith(b"\r\n\r\n"):
+                    head += near.recv(65536)
+                heads.append(head.decode())
+                near.sendall(b"HTTP/1.0 " + answer + b"\r\n\r\n")
+                back = threading.Thread(target=pump, args=(far, near))
+                back.start()
+                pump(near, far)
+                back.join()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, args=(listening,))
+        thread.start()
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def config_of(port: int, **changes: Any) -> SiteConfig:
+    fields = {
+        "name": "alpha",
+        "aggregator": "http://far.example:8765",
+        "data": "data",
+        "output": "out",
+        "patience": 1.0,
+    }
+    return SiteConfig.model_validate(fields | {"proxy": f"http://me:s%C3%A9cret@127.0.0.1:{port}"} | changes)
+
+
+def test_the_aggregator_is_reached_through_a_proxy(server: Server) -> None:
+    server.script = [RUN, (200, b"update")]
+    heads: list[str] = []
+    with proxy(server, heads) as port, AggregatorClient.of(config_of(port), print) as client:
+        assert client.exchange(b"contribution", 0) == b"update"
+    assert heads[0].startswith("CONNECT far.example:8765 HTTP/1")
+    assert "proxy-authorization: Basic bWU6c8OpY3JldA==" in heads[0]
+    assert len(heads) == 1, "one connection for all"
+    assert not any("proxy-authorization" in request for request in server.headers)
+
+
+def test_a_proxy_that_wants_another_password_is_said_without_ours(server: Server) -> None:
+    said: list[str] = []
+    with proxy(server, [], b"407 Proxy Authentication Required") as port:
+        client = AggregatorClient.of(config_of(port), said.append)
+        with client, pytest.raises(UserError, match="another user and password") as error:
+            client.run()
+    assert not said
+    assert "cret" not in str(error.value)
+
+
+def test_a_token_travels_in_a_header_and_comes_from_a_file_or_the_environment(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text("f" * 64 + "\n")
+    server.script = [RUN, RUN]
+    config = config_of(0, aggregator=f"http://127.0.0.1:{server.server_port}", proxy=None)
+    with AggregatorClient.of(config.model_copy(update={"token_file": str(tmp_path / "token")}), print) as client:
+        client.run()
+    monkeypatch.setenv("RANKDAD_TOKEN", "e" * 64)
+    with AggregatorClient.of(config, print) as client:
+        client.run()
+    assert [request["authorization"] for request in server.headers] == [f"Bearer {'f' * 64}", f"Bearer {'e' * 64}"]
+    (tmp_path / "token").write_text("two lines\nof secrets")
+    with pytest.raises(UserError, match="holds no token") as error:
+        AggregatorClient.of(config.model_copy(update={"token_file": str(tmp_path / "token")}), print)
+    assert "secrets" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"aggregator": "http://far.example:8765"},
+            "without encryption: use https://, or set allow_plain_http",
+        ),
+        ({"aggregator": "https://far.example", "certificate": "a.pem"}, "certificate and key: give both or none"),
+        ({"aggregator": "http://127.0.0.1:1", "ca": "ca.pem"}, "need an address that begins with https://"),
+        ({"proxy": "http://me:secret@proxy.example"}, "expected an address such as http://proxy.example:3128"),
+    ],
+)
+def test_a_site_file_that_would_be_unsafe_or_cannot_work_is_refused(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    document = {"name": "alpha", "aggregator": "https://far.example", "data": "data", "output": "out"} | changes
+    (tmp_path / "site.json").write_text(json.dumps(document))
+    with pytest.raises(SpecError) as error:
+        SiteConfig.read(tmp_path / "site.json")
+    assert said in str(error.value)
+    assert "secret" not in str(error.value)
+    if "encryption" in said:
+        (tmp_path / "site.json").write_text(json.dumps(document | {"allow_plain_http": True}))
+        assert SiteConfig.read(tmp_path / "site.json").allow_plain_http

@@ -1,0 +1,75 @@
+"""Who came, and who was turned away: one JSON line each in a run's directory. Steps are the ledger's business."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+AUDIT = "audit.jsonl"  # of a run's directory
+PER_MINUTE = 100  # lines of one address
+ADDRESSES = 1000  # told apart within a minute
+
+
+class Audit:
+    """An append-only log that neither floods the disk nor ends the run when the disk is full.
+
+    Args:
+        path: of the file; made readable for its owner alone.
+        say: told once that lines cannot be written.
+        now: the time of day.
+    """
+
+    def __init__(
+        self, path: Path, say: Callable[[str], None], now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        self._path, self._say, self._now = path, say, now
+        self._file: int | None = None
+        self._torn = self._said = False
+        self._minute = ""
+        self._counts: dict[str, int] = {}  # lines of this minute by address
+
+    def note(self, what: str, *, address: str = "", site: str = "", **details: str | int) -> None:
+        """Write a line; the more than `PER_MINUTE` of an address are only counted."""
+        time = self._now().isoformat(timespec="milliseconds")
+        if time[:16] != self._minute:
+            self._begin_minute(time)
+        if address:
+            known = address in self._counts or len(self._counts) < ADDRESSES
+            key = address if known else "others"
+            self._counts[key] = self._counts.get(key, 0) + 1
+            if self._counts[key] > PER_MINUTE:
+                return
+        self._write({"time": time, "what": what, "address": address, "site": site, **details})
+
+    def refused(self, address: str, site: str, status: int, reason: str) -> None:
+        """Write that a request was refused."""
+        self.note("refused", address=address, site=site, status=status, reason=reason[:500])
+
+    def close(self) -> None:
+        """Write how many lines were left out, and close the file."""
+        self._begin_minute(self._now().isoformat(timespec="milliseconds"))
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _begin_minute(self, time: str) -> None:
+        for address, count in self._counts.items():
+            if count > PER_MINUTE:
+                self._write({"time": time, "what": "left out", "address": address, "lines": count - PER_MINUTE})
+        self._counts, self._minute = {}, time[:16]
+
+    def _write(self, line: dict[str, str | int]) -> None:
+        words = {key: value for key, value in line.items() if value != ""}
+        data = b"\n" * self._torn + json.dumps(words).encode() + b"\n"
+        try:
+            if self._file is None:
+                self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            self._torn = os.write(self._file, data) < len(data)
+        except OSError as error:
+            self._torn = self._file is not None
+            if not self._said:
+                self._said = True
+                self._say(f"warning: {self._path}: cannot be written: {error.strerror}; the run goes on without it")

@@ -1,0 +1,165 @@
+"""Who asks: a site is known by its token, by its certificate, or by both. What cannot be told is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import ssl
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, RootModel
+
+from common.documents import load_json, validate
+from common.errors import ProtocolError, UserError
+from common.spec import SiteName
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+
+class Tokens(RootModel[dict[SiteName, Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]]]):
+    """The aggregator's file of tokens: the hash of every site's."""
+
+
+def hashed(token: str) -> str:
+    """Return what the aggregator keeps of a token.
+
+    Tokens are 256 random bits: nobody can try them all, so a plain hash without salt or stretching is enough.
+    """
+    return f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"
+
+
+def read_tokens(path: Path) -> dict[str, str]:
+    """Read a file of hashed tokens.
+
+    Raises:
+        UserError: it is unreadable, or holds something else.
+    """
+    return validate(Tokens, load_json(path), file=path).root
+
+
+@dataclass(frozen=True)
+class Identity:
+    """How callers prove which site they are.
+
+    Args:
+        sites: of the run.
+        tokens: hashed token of each site; None asks for none.
+        certificates: whether callers have shown a certificate of the consortium.
+    """
+
+    sites: tuple[str, ...]
+    tokens: Mapping[str, str] | None = None
+    certificates: bool = False
+
+    @property
+    def required(self) -> bool:
+        """Whether callers have to prove who they are."""
+        return self.tokens is not None or self.certificates
+
+    def check(self, site: str | None, authorization: str, names: Iterable[str]) -> str | None:
+        """Return the name of the site that asks; None if nobody has to say.
+
+        Args:
+            site: as which it asks; None where that does not matter.
+            authorization: the request's header.
+            names: in the caller's certificate.
+
+        Raises:
+            ProtocolError: 401 without proof, 403 as another site, then 422 or 404 for names that are no site's.
+        """
+        proven: set[str] | None = None
+        if self.certificates:
+            proven = set(names) & set(self.sites)
+            if not proven:
+                raise ProtocolError(403, "the certificate names no site of this run")
+        if self.tokens is not None:
+            owner = self._owner(authorization)
+            if proven is not None and owner not in proven:
+                raise ProtocolError(403, "the token and the certificate are not the same site's")
+            proven = {owner}
+        if proven is not None:
+            if site is not None and site not in proven:
+                whose = "token" if self.tokens is not None else "certificate"
+                raise ProtocolError(403, f"the {whose} is another site's")
+            return site or min(proven)
+        if site is not None and not NAME.fullmatch(site):
+            raise ProtocolError(422, "a site's name has 1 to 63 of a-z, 0-9, '.', '_' and '-'")
+        if site is not None and site not in self.sites:
+            raise ProtocolError(404, "no such site in this run")
+        return site
+
+    def _owner(self, authorization: str) -> str:
+        assert self.tokens is not None
+        kind, _, token = authorization.partition(" ")
+        if kind.lower() != "bearer" or not token:
+            raise ProtocolError(401, "no token; expected the header 'authorization: Bearer ...'")
+        given = hashed(token)
+        for name in self.sites:
+            if secrets.compare_digest(self.tokens.get(name, ""), given):
+                return name
+        raise ProtocolError(401, "the token is not known here")
+
+
+class Context(ssl.SSLContext):
+    """How one connection is encrypted, and why that failed."""
+
+    failure: ssl.SSLError | None = None
+
+
+class _Alerting(ssl.SSLObject):
+    """Sends the alert that says why a handshake failed: event loops would close the connection before it has left."""
+
+    def do_handshake(self) -> None:
+        context = self.context
+        assert isinstance(context, Context)
+        if context.failure is not None:
+            raise context.failure
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            context.failure = error
+            raise ssl.SSLWantReadError from None  # what is to be sent is sent now; called again, it fails
+
+
+def server_context(certificate: Path, key: Path, client_ca: Path | None) -> Context:
+    """Return how the aggregator speaks TLS on one connection; with `client_ca` callers must show its certificate.
+
+    Raises:
+        UserError: a file is unreadable, or key and certificate do not belong together.
+    """
+    context = Context(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.sslobject_class = _Alerting
+    try:
+        context.load_cert_chain(certificate, key, password=lambda: "")  # never asks at a terminal
+    except OSError as error:
+        raise UserError(f"--tls-cert {certificate}, --tls-key {key}: {_words(error)}") from None
+    if client_ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_verify_locations(client_ca)
+        except OSError as error:
+            raise UserError(f"--client-ca {client_ca}: {_words(error)}") from None
+    return context
+
+
+def _words(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"not a certificate and its key in PEM, without a passphrase ({error.reason})"
+    return f"cannot be read: {error.strerror}"
+
+
+def names_of(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return the names in a verified certificate: its alternative names of DNS and URI, without any its common name."""
+    if not certificate:
+        return ()
+    alternative = tuple(name for kind, name in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI"))
+    if alternative:
+        return alternative
+    return tuple(value for part in certificate.get("subject", ()) for key, value in part if key == "commonName")

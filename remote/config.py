@@ -1,0 +1,89 @@
+"""Who may connect to the aggregator, and how: checked before anything listens."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from common.errors import UserError
+from remote.auth import Context, Identity, read_tokens, server_context
+
+
+@dataclass(frozen=True)
+class Access:
+    """The aggregator's options for the network.
+
+    Args:
+        host: address to listen on.
+        tls_cert: the aggregator's certificate.
+        tls_key: its key.
+        client_ca: certificate of the authority that made the sites' certificates.
+        tokens: file of the sites' hashed tokens.
+        allow_plain_http: permits to be reached from outside without TLS, as behind a proxy that ends it.
+        allow_anyone: permits to be reached from outside by callers who prove nothing.
+    """
+
+    host: str = "127.0.0.1"
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    client_ca: Path | None = None
+    tokens: Path | None = None
+    allow_plain_http: bool = False
+    allow_anyone: bool = False
+
+    def check(self, sites: Sequence[str]) -> None:
+        """Refuse what is unsafe or cannot work.
+
+        Raises:
+            UserError: with what to do.
+        """
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise UserError("--tls-cert and --tls-key: give both or none")
+        if self.client_ca is not None and self.tls_cert is None:
+            raise UserError("--client-ca: sites can show a certificate only through TLS: give --tls-cert and --tls-key")
+        if self.secure is not None:
+            self.secure()
+        identity = self.identity(sites)
+        missing = [site for site in sites if identity.tokens is not None and site not in identity.tokens]
+        if missing:
+            raise UserError(f"--tokens {self.tokens}: has no token of {', '.join(missing)}")
+        if is_loopback(self.host):
+            return
+        if self.tls_cert is None and not self.allow_plain_http:
+            raise UserError(
+                f"--host {self.host}: can be reached from outside without encryption; give --tls-cert and --tls-key, "
+                "or, behind a proxy that ends TLS or in a network that you trust, --allow-plain-http"
+            )
+        if not identity.required and not self.allow_anyone:
+            raise UserError(
+                f"--host {self.host}: anyone who reaches it could take part; give --tokens or --client-ca, which "
+                "`rankdad provision` makes, or --allow-anyone in a network that you trust"
+            )
+
+    @property
+    def scheme(self) -> str:
+        """Return the scheme of the aggregator's own address."""
+        return "http" if self.tls_cert is None else "https"
+
+    def identity(self, sites: Sequence[str]) -> Identity:
+        """Return how callers prove who they are."""
+        tokens = None if self.tokens is None else read_tokens(self.tokens)
+        return Identity(tuple(sites), tokens, certificates=self.client_ca is not None)
+
+    @property
+    def secure(self) -> Callable[[], Context] | None:
+        """Return what makes a connection's encryption; None if there is none. A renewed file is taken up at once."""
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        return partial(server_context, self.tls_cert, self.tls_key, self.client_ca)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

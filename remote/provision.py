@@ -1,0 +1,256 @@
+"""Makes a consortium's certificates and tokens, and for each site a folder with all that it needs.
+
+DIR/ca/           ca.pem and its key: keep it apart, it makes new sites
+DIR/aggregator/   server.pem, server.key, ca.pem, tokens.json (hashes alone), README.txt
+DIR/sites/NAME/   SITE.json, ca.pem, certificate.pem and its key, token, README.txt
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import re
+import secrets
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import SplitResult, urlsplit
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from pydantic import Field, field_validator, model_validator
+
+from common.documents import Part
+from common.errors import UserError
+from common.spec import SiteName
+from remote.auth import hashed, read_tokens
+
+AGGREGATOR = "aggregator"
+CA_DAYS = 3650
+EARLIER = timedelta(hours=1)  # that certificates are valid before now: clocks differ
+
+
+class Consortium(Part):
+    """Who takes part in runs, and where the aggregator is."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,40}$")]
+    """The consortium's name, in its authority's certificate."""
+    aggregator: str
+    """Address at which the sites reach the aggregator, such as https://aggregator.example:8765."""
+    sites: Annotated[tuple[SiteName, ...], Field(min_length=1, max_length=1000)]
+    """Names of the sites."""
+    addresses: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9.:-]{1,253}$")], ...] = ()
+    """More names and addresses of the aggregator for its certificate."""
+    days: Annotated[int, Field(ge=1, le=CA_DAYS)] = 365
+    """Days for which certificates are valid."""
+    mutual_tls: bool = True
+    """Whether sites show certificates too; behind a proxy that ends TLS only their tokens tell who they are."""
+
+    @field_validator("aggregator")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        if not re.fullmatch(r"https://([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?(/\S*)?", value):
+            raise ValueError(f"got {value!r}, expected an address such as https://aggregator.example:8765")
+        return value
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Consortium:
+        if len(set(self.sites)) < len(self.sites) or AGGREGATOR in self.sites:
+            raise ValueError(f"sites: names must differ, and none may be {AGGREGATOR}")
+        return self
+
+    @property
+    def address(self) -> SplitResult:
+        """Return the aggregator's address in parts."""
+        return urlsplit(self.aggregator)
+
+
+class Kits:
+    """The folders of one consortium.
+
+    Args:
+        consortium: who takes part.
+        output: folder of all.
+    """
+
+    def __init__(self, consortium: Consortium, output: Path) -> None:
+        self._consortium, self._output = consortium, output
+        self._tokens = output / AGGREGATOR / "tokens.json"
+
+    def make(self) -> list[Path]:
+        """Make everything, and return the folders.
+
+        Raises:
+            UserError: the folder is there already, or cannot be made.
+        """
+        if self._output.exists() and any(self._output.iterdir()):
+            raise UserError(
+                f"{self._output}: is not empty; --add or --renew changes one site, or choose another --output"
+            )
+        self._authority()
+        return [self._aggregator(), *(self._site(site) for site in self._consortium.sites)]
+
+    def change(self, add: str | None, renew: str | None) -> list[Path]:
+        """Make the folder of one new site, or make a site's or the aggregator's anew.
+
+        Raises:
+            UserError: the name is not in the file, or its folder is there though it is new, or not though it is not.
+        """
+        name = add or renew
+        if name is None or (add and renew):
+            raise UserError("--add and --renew: give one of them")
+        if name not in (*self._consortium.sites, AGGREGATOR) or name == add == AGGREGATOR:
+            raise UserError(f"{name}: is not among the file's sites; add it there first")
+        if not (self._output / "ca" / "ca.key").exists():
+            raise UserError(f"{self._output}: holds no authority; run without --add and --renew first")
+        folder = self._output / AGGREGATOR if name == AGGREGATOR else self._output / "sites" / name
+        if add and folder.exists():
+            raise UserError(f"{folder}: is there already; --renew {name} makes it anew")
+        if renew and not folder.exists():
+            raise UserError(f"{folder}: is not there; --add {name} makes it")
+        return [self._aggregator() if name == AGGREGATOR else self._site(name)]
+
+    def _authority(self) -> None:
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = _named(f"{self._consortium.name} authority")
+        usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+        builder = (
+            _builder(name, name, key, CA_DAYS)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(usage, critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        )
+        folder = _folder(self._output / "ca")
+        _write(folder / "ca.key", _pem(key))
+        _write(folder / "ca.pem", builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+
+    def _issue(self, folder: Path, stem: str, name: str, alternative: list[x509.GeneralName], *, server: bool) -> None:
+        """Write a certificate and its key."""
+        authority = x509.load_pem_x509_certificate((self._output / "ca" / "ca.pem").read_bytes())
+        signer = serialization.load_pem_private_key((self._output / "ca" / "ca.key").read_bytes(), None)
+        assert isinstance(signer, ec.EllipticCurvePrivateKey)
+        key = ec.generate_private_key(ec.SECP256R1())
+        purpose = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
+        builder = (
+            _builder(_named(name), authority.subject, key, self._consortium.days)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+            .add_extension(x509.SubjectAlternativeName(alternative), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        )
+        _write(folder / f"{stem}.key", _pem(key))
+        certificate = builder.sign(signer, hashes.SHA256())
+        _write(folder / f"{stem}.pem", certificate.public_bytes(serialization.Encoding.PEM))
+
+    def _aggregator(self) -> Path:
+        consortium, folder = self._consortium, _folder(self._output / AGGREGATOR)
+        host = consortium.address.hostname or ""
+        names = [_general_name(name) for name in dict.fromkeys((host, *consortium.addresses))]
+        self._issue(folder, "server", host[:64], names, server=True)
+        shutil.copy(self._output / "ca" / "ca.pem", folder / "ca.pem")
+        if not self._tokens.exists():
+            _write(self._tokens, b"{}\n")
+        _write(folder / "README.txt", self._aggregator_words().encode())
+        return folder
+
+    def _aggregator_words(self) -> str:
+        port = self._consortium.address.port or 443
+        mutual = " --client-ca ca.pem" if self._consortium.mutual_tls else ""
+        return (
+            f"The aggregator of {self._consortium.name}.\n\nIn this folder:\n\n"
+            f"    rankdad aggregator RUN.json --output DIR --host 0.0.0.0 --port {port} \\\n"
+            f"        --tls-cert server.pem --tls-key server.key{mutual} --tokens tokens.json\n\n"
+            "Behind a proxy that ends TLS, at an address that only the proxy reaches:\n\n"
+            "    rankdad aggregator RUN.json --output DIR --host ADDRESS --allow-plain-http --tokens tokens.json\n\n"
+            "A site that was added or renewed is known once the command was started again; the run goes on.\n"
+            "tokens.json holds hashes alone. Keep server.key secret.\n"
+        )
+
+    def _site(self, name: str) -> Path:
+        consortium, folder = self._consortium, _folder(self._output / "sites" / name)
+        config: dict[str, object] = {
+            "name": name,
+            "aggregator": consortium.aggregator,
+            "data": "data",
+            "output": "result",
+            "token_file": "token",
+            "ca": "ca.pem",
+        }
+        if consortium.mutual_tls:
+            self._issue(folder, "certificate", name, [x509.DNSName(name)], server=False)
+            config |= {"certificate": "certificate.pem", "key": "certificate.key"}
+        shutil.copy(self._output / "ca" / "ca.pem", folder / "ca.pem")
+        token = secrets.token_hex(32)
+        _write(folder / "token", f"{token}\n".encode())
+        if not (folder / "SITE.json").exists():  # a renewed site may have changed its own
+            _write(folder / "SITE.json", (json.dumps(config, indent=2) + "\n").encode())
+        _write(folder / "README.txt", _site_words(name, consortium).encode())
+        tokens = read_tokens(self._tokens) | {name: hashed(token)}
+        _write(self._tokens, (json.dumps(tokens, indent=2) + "\n").encode())
+        return folder
+
+
+def _site_words(name: str, consortium: Consortium) -> str:
+    return (
+        f"{name} in {consortium.name}\n\n"
+        f"1. Put this folder beside the data. In SITE.json, `data` is the folder with the data file and `output` the\n"
+        f"   one for the trained model; relative paths start here. Out of the hospital, only {consortium.aggregator}\n"
+        f'   has to be reached, by TCP; where that needs a proxy, add "proxy": "http://proxy.example:3128".\n'
+        f"2. Whether all is in order:          rankdad check SITE.json\n"
+        f"3. Take part in a run:               rankdad site SITE.json\n\n"
+        f"`token` and `certificate.key` prove that you are {name}: they belong to nobody else. The certificate is\n"
+        f"valid for {consortium.days} days.\n"
+    )
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - EARLIER)
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _folder(path: Path) -> Path:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be made: {error.strerror}") from None
+    return path
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file that only its owner can read, whole or not at all."""
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:  # noqa: PTH123
+        file.write(data)
+    temporary.replace(path)

@@ -1,0 +1,237 @@
+"""The aggregator's end of a connection: uvicorn's protocol with the limits that it lacks, and TLS that is logged.
+
+A connection is a stranger's until a request on it has proven, or where nobody proves anything has said, which site it
+is. Strangers are few and do not stay; the newest connections of a site take the place of its oldest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+from typing import Protocol, cast
+
+import uvicorn
+from starlette.requests import ClientDisconnect
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from common.errors import ProtocolError, UserError, one_line
+from remote.audit import Audit
+from remote.auth import Context, names_of
+
+HEADERS = 10.0  # seconds for a TLS handshake, and for a request's headers from the connection or their first byte on
+HEADER_BYTES = 1 << 16
+STRANGERS = 64  # connections
+PER_SITE = 4  # connections, and so requests at once: no pipelining
+
+
+class Guest(Protocol):
+    """One end of a connection."""
+
+    site: str
+
+    def dismiss(self) -> None:
+        """Make room for another."""
+
+
+class Door:
+    """Know all connections, and make room for new ones.
+
+    Args:
+        audit: log of refusals.
+    """
+
+    def __init__(self, audit: Audit) -> None:
+        self.audit = audit
+        self._strangers: dict[Guest, None] = {}
+        self._sites: dict[str, dict[Guest, None]] = {}
+
+    def enter(self, guest: Guest) -> None:
+        """Take note of a new connection."""
+        _add(self._strangers, guest, STRANGERS)
+
+    def identify(self, guest: Guest, site: str) -> None:
+        """Take note of a connection's site."""
+        if guest.site != site:
+            self.leave(guest)
+            guest.site = site
+            _add(self._sites.setdefault(site, {}), guest, PER_SITE)
+
+    def leave(self, guest: Guest) -> None:
+        """Forget a connection."""
+        self._strangers.pop(guest, None)
+        own = self._sites.get(guest.site, {})
+        own.pop(guest, None)
+        if not own:
+            self._sites.pop(guest.site, None)
+
+
+def _add(guests: dict[Guest, None], guest: Guest, limit: int) -> None:
+    guests[guest] = None
+    if len(guests) > limit:
+        oldest = next(iter(guests))
+        del guests[oldest]
+        oldest.dismiss()
+
+
+class Connection(HttpToolsProtocol):
+    """HTTP on one connection, one request at a time.
+
+    Args:
+        config: uvicorn's.
+        state: uvicorn's.
+        door: all connections.
+    """
+
+    def __init__(self, config: uvicorn.Config, state: ServerState, door: Door) -> None:
+        super().__init__(config, state, {})
+        self.site = ""
+        self.names: tuple[str, ...] = ()  # in its certificate
+        self.waiting: asyncio.Future[bytes | None] | None = None  # answer of the request that is held
+        self._door = door
+        self._head = 0  # bytes since the deadline was set
+        self._deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def address(self) -> str:
+        """The other end's address."""
+        return self.client[0] if self.client else ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for headers."""
+        super().connection_made(cast(asyncio.Transport, transport))
+        self.names = names_of(transport.get_extra_info("peercert"))
+        self._await_headers()
+        self._door.enter(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._end_wait()
+        self._door.leave(self)
+        if self.waiting is not None and not self.waiting.done():
+            self.waiting.set_exception(ClientDisconnect())
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes, and count those of headers."""
+        if self._deadline is not None:
+            self._head += len(data)
+        super().data_received(data)
+        if self._deadline is not None and self._head > HEADER_BYTES:
+            self._refuse(431, f"the headers have more than {HEADER_BYTES} bytes")
+
+    def on_message_begin(self) -> None:
+        """Take note of a request's first byte."""
+        super().on_message_begin()
+        self.scope["state"] = {"connection": self}
+        if self._deadline is None:
+            self._await_headers()
+
+    def on_headers_complete(self) -> None:
+        """Start a request, unless another is not answered yet."""
+        self._end_wait()
+        if sum(len(name) + len(value) + 4 for name, value in self.headers) + len(self.url) > HEADER_BYTES:
+            self._refuse(431, f"the headers have more than {HEADER_BYTES} bytes")
+        elif self.cycle is not None and not self.cycle.response_complete:
+            self.transport.abort()  # a request before the last one was answered: none of ours does that
+        else:
+            super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP."""
+        self._refuse(400, msg)
+
+    def dismiss(self) -> None:
+        """Make room: answer a request that is held, close the connection otherwise."""
+        if self.waiting is not None and not self.waiting.done():
+            self.waiting.set_exception(ProtocolError(429, f"more than {PER_SITE} connections of one site at once"))
+        elif self.cycle is not None and not self.cycle.response_complete:
+            self.transport.abort()  # in a body, or in an answer that nobody takes
+        else:
+            self.transport.close()
+
+    def _await_headers(self) -> None:
+        self._head = 0
+        self._deadline = self.loop.call_later(
+            HEADERS, lambda: self._refuse(408, f"the headers did not come within {HEADERS:g} s")
+        )
+
+    def _end_wait(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _refuse(self, status: int, reason: str) -> None:
+        """Refuse what never became a request."""
+        self._end_wait()
+        if self.transport.is_closing():
+            return
+        self._door.audit.refused(self.address, self.site, status, reason)
+        body = json.dumps({"error": reason}).encode()
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[status] + head + body)
+        self.transport.close()
+
+
+class Handshake:
+    """The TLS handshake before a connection: counted, timed, and logged where it fails.
+
+    Args:
+        accepted: socket of the new connection.
+        address: of its other end.
+        make: makes the connection's protocol.
+        secure: makes its encryption.
+        door: all connections.
+    """
+
+    def __init__(
+        self,
+        accepted: socket.socket,
+        address: str,
+        make: Callable[[], Connection],
+        secure: Callable[[], Context],
+        door: Door,
+    ) -> None:
+        self.site = ""
+        self._door = door
+        door.enter(self)
+        self._task = asyncio.get_running_loop().create_task(self._shake(accepted, address, make, secure))
+
+    def dismiss(self) -> None:
+        """Make room for another."""
+        self._task.cancel()
+
+    async def _shake(
+        self, accepted: socket.socket, address: str, make: Callable[[], Connection], secure: Callable[[], Context]
+    ) -> None:
+        context = None
+        try:
+            context = secure()
+            loop = asyncio.get_running_loop()
+            await loop.connect_accepted_socket(make, accepted, ssl=context, ssl_handshake_timeout=HEADERS)
+        except (OSError, UserError) as error:
+            accepted.close()
+            cause = (context and context.failure) or error
+            reason = getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or one_line(cause)
+            self._door.audit.refused(address, "", 0, f"TLS: {reason}")
+        finally:
+            self._door.leave(self)
+
+
+async def accept(listening: socket.socket, meet: Callable[[socket.socket, str], object]) -> None:
+    """Take connections for ever.
+
+    Args:
+        listening: where they come from.
+        meet: given each with its address.
+    """
+    listening.setblocking(False)
+    while True:
+        try:
+            accepted, address = await asyncio.get_running_loop().sock_accept(listening)
+        except OSError:  # no descriptors are left, or the caller has gone already
+            await asyncio.sleep(0.1)
+        else:
+            meet(accepted, str(address[0]))

@@ -1,0 +1,108 @@
+"""Real processes that prove who they are, and an aggregator that is stopped and goes on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SITES
+from tests.e2e.test_crashes import long_run, wait_for_steps
+from tests.e2e.test_processes import rankdad, simulation, start, wait_for_line
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+def test_a_whole_run_with_start_kits(tmp_path: Path) -> None:
+    file, port = simulation(tmp_path), free_port()
+    assert rankdad("split", file, "--output", tmp_path / "demo").returncode == 0
+    consortium = tmp_path / "consortium.json"
+    address = f"https://127.0.0.1:{port}"
+    consortium.write_text(json.dumps({"name": "study", "aggregator": address, "sites": list(SITES)}))
+    kits = tmp_path / "kits"
+    assert rankdad("provision", consortium, "--output", kits).returncode == 0
+    own = kits / "aggregator"
+    tls = ("--tls-cert", own / "server.pem", "--tls-key", own / "server.key", "--client-ca", own / "ca.pem")
+    aggregator = start(
+        *("aggregator", file, "--output", tmp_path / "run", "--host", "0.0.0.0", "--port", port),
+        *(*tls, "--tokens", own / "tokens.json"),
+    )
+    assert f"listening on https://0.0.0.0:{port};" in wait_for_line(aggregator, "listening on")
+    sites = {}
+    for name in SITES:
+        path = kits / "sites" / name / "SITE.json"
+        data = json.loads((tmp_path / "demo" / f"{name}.json").read_text())["data"]
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"data": str(tmp_path / "demo" / data)}))
+        sites[name] = start("site", path)
+    try:
+        for name, site in sites.items():
+            _, complained = site.communicate(timeout=60)
+            assert site.returncode == 0, (name, complained)
+        _, complained = aggregator.communicate(timeout=60)
+        assert aggregator.returncode == 0, complained
+    finally:
+        for process in (aggregator, *sites.values()):
+            process.kill()
+            process.communicate()
+    audit = [json.loads(line) for line in (tmp_path / "run" / "audit.jsonl").read_text().splitlines()]
+    assert (audit[0]["what"], audit[-1]["what"], audit[-1]["status"]) == ("run started", "run ended", "completed")
+    came = sorted((line["what"], line["site"]) for line in audit[1:-1])
+    assert came == sorted((what, site) for what in ("identified", "accepted hello") for site in SITES)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_stopped_aggregator_goes_on_and_its_sites_wait_for_it(tmp_path: Path, number: signal.Signals) -> None:
+    file, undisturbed = long_run(tmp_path, {"name": "rank-dad", "rank": 2})
+    port = free_port()
+    split = rankdad("split", file, "--output", tmp_path / "demo", "--aggregator", f"http://127.0.0.1:{port}")
+    assert split.returncode == 0, split.stderr
+    serve = ("aggregator", file, "--output", tmp_path / "run", "--port", port)
+    aggregator = start(*serve)
+    sites = {name: start("site", tmp_path / "demo" / f"{name}.json", "--patience", 30) for name in SITES}
+    try:
+        wait_for_steps(tmp_path / "run", 60)
+        began = time.monotonic()
+        aggregator.send_signal(number)
+        _, complained = aggregator.communicate(timeout=10)
+        assert time.monotonic() - began < 4
+        assert aggregator.returncode == 130
+        assert complained.startswith(f"error: stopped by {number.name}; what was recorded lies in")
+        assert "the same command goes on with it" in complained
+        assert "Traceback" not in complained
+        assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
+        assert all(site.poll() is None for site in sites.values())
+        aggregator = start(*serve)
+        for name, site in sites.items():
+            said, complained = site.communicate(timeout=60)
+            assert site.returncode == 0, (name, said, complained)
+        _, complained = aggregator.communicate(timeout=60)
+        assert aggregator.returncode == 0, complained
+    finally:
+        for process in (aggregator, *sites.values()):
+            process.kill()
+            process.communicate()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert set(summary["weights_sha256"].values()) == {undisturbed}
+    audit = [json.loads(line)["what"] for line in (tmp_path / "run" / "audit.jsonl").read_text().splitlines()]
+    assert [what for what in audit if what.startswith("run ")] == [
+        "run started",
+        "run ended",
+        "run resumed",
+        "run ended",
+    ]
+
+
+def test_an_aggregator_open_to_all_is_refused_before_it_listens(tmp_path: Path) -> None:
+    file = simulation(tmp_path)
+    done = rankdad("aggregator", file, "--output", tmp_path / "run", "--host", "0.0.0.0", "--port", 0)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --host 0.0.0.0: can be reached from outside without encryption; give")
+    assert not (tmp_path / "run").exists()

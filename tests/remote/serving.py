@@ -1,0 +1,116 @@
+"""A real aggregator on a socket, in a thread, for tests that speak to it by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from common.drift import SKETCH_BYTES
+from common.messages import Goodbye, Hello, Kind, Message
+from common.protocol import pack
+from common.replica import Replica
+from remote.aggregator import Aggregator
+from remote.app import Routes
+from remote.audit import Audit
+from remote.auth import Context, Identity
+from remote.host import Host
+from remote.server import Uvicorn
+from remote.web import Connection, Door
+from tests.conftest import SITES, run_spec
+
+
+@dataclass
+class Served:
+    """What a test sees of the aggregator."""
+
+    aggregator: Aggregator
+    host: Host
+    port: int
+    directory: Path
+
+    def hello(self, site: str = "alpha", **changes: Any) -> bytes:
+        """A site's first contribution."""
+        plan = self.aggregator.plan
+        fields = {
+            "version": plan.version,
+            "spec_sha256": plan.spec_sha256,
+            "plan_sha256": plan.sha256(),
+            "weights_sha256": plan.weights_sha256,
+            "train": 10 + SITES.index(site),
+            "validation": 2,
+            "test": 2,
+        }
+        return pack(Message(Kind.HELLO, 0, Hello.model_validate(fields | changes)), plan, up=True)
+
+    def goodbye(self, round_: int) -> bytes:
+        """A site's last contribution."""
+        goodbye = Goodbye(weights_sha256="0" * 64, sketch=bytes(SKETCH_BYTES))
+        return pack(Message(Kind.GOODBYE, round_, goodbye), self.aggregator.plan, up=True)
+
+    def connect(self, seconds: float = 5.0) -> socket.socket:
+        """A bare connection."""
+        return socket.create_connection(("127.0.0.1", self.port), seconds)
+
+    def audited(self) -> list[dict[str, Any]]:
+        """The audit log's lines."""
+        path = self.directory / "audit.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def until(self, condition: Any) -> None:
+        """Wait until the server has come so far."""
+        deadline = time.monotonic() + 5
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)  # the server is another thread
+
+
+@contextlib.contextmanager
+def serving(
+    directory: Path, identity: Identity | None = None, secure: Callable[[], Context] | None = None, **changes: Any
+) -> Iterator[Served]:
+    """Serve a run's routes until the test ends."""
+    spec = run_spec(**changes)
+    aggregator = Aggregator(spec, Replica(spec), directory, time.perf_counter)
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    with contextlib.closing(Audit(directory / "audit.jsonl", print)) as audit:
+        host, ready = Host(aggregator, audit), threading.Event()
+        door = Door(audit)
+        app = Routes(host, identity or Identity(SITES), door).app()
+        options: dict[str, Any] = {"ws": "none", "loop": "none", "log_config": None, "lifespan": "off"}
+        config = uvicorn.Config(app, http=Connection, timeout_graceful_shutdown=1, log_level="critical", **options)
+        web = Uvicorn(config, door, secure, print)
+
+        async def serve() -> None:
+            task = asyncio.create_task(web.serve(sockets=[listening]))
+            while not web.started:
+                await asyncio.sleep(0.005)
+            ready.set()
+            await task
+            await host.close()
+
+        def run() -> None:
+            import uvloop
+
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(serve())
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            assert ready.wait(5)
+            yield Served(aggregator, host, port, directory)
+        finally:
+            web.should_exit = True
+            thread.join(10)
+            assert not thread.is_alive()

@@ -1,0 +1,197 @@
+"""The routes on a socket: what each answers, in every state of a round, and to whatever comes."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.messages import Roster
+from common.protocol import unpack
+from remote import app, host
+from tests.conftest import SITES
+from tests.remote.serving import Served, serving
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serving(tmp_path / "run") as running:
+        yield running
+
+
+def ask(served: Served, verb: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
+    run = {"x-rankdad-run": served.aggregator.run_id}
+    try:
+        connection.request(verb, path, body, {key.replace("_", "-"): value for key, value in (run | headers).items()})
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def reason(answer: tuple[int, bytes]) -> tuple[int, str]:
+    return answer[0], json.loads(answer[1])["error"]
+
+
+class Later(threading.Thread):
+    """A request that is held."""
+
+    def __init__(self, served: Served, *question: Any) -> None:
+        super().__init__()
+        self.answer: tuple[int, bytes] = (0, b"")
+        self._ask: Callable[[], tuple[int, bytes]] = lambda: ask(served, *question)
+        self.start()
+
+    def run(self) -> None:
+        self.answer = self._ask()
+
+    def wait(self) -> tuple[int, bytes]:
+        self.join(10)
+        return self.answer
+
+
+def complete_hello(served: Served) -> bytes:
+    """Let all sites say hello, and return the answer."""
+    held = [Later(served, "POST", f"/rounds/{site}", served.hello(site)) for site in SITES]
+    answers = {request.wait() for request in held}
+    ((status, update),) = answers
+    assert status == 200
+    return update
+
+
+def test_a_round_is_answered_to_all_and_again_to_whoever_asks(served: Served) -> None:
+    assert ask(served, "GET", "/rounds/alpha/0") == (204, b"")
+    update = complete_hello(served)
+    assert unpack(update, served.aggregator.plan, up=False).round == 0
+    assert ask(served, "GET", "/rounds/beta/0") == (200, update)
+    assert ask(served, "POST", "/rounds/beta", served.hello("beta")) == (200, update)
+    assert ask(served, "GET", "/rounds/beta/1") == (204, b"")
+    assert reason(ask(served, "GET", "/rounds/beta/2")) == (409, "r: got round 2, but the run is in round 1")
+
+
+def test_a_long_wait_is_answered_not_yet_and_the_body_counts_once(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "HOLD", 0.05)
+    assert ask(served, "POST", "/rounds/alpha", served.hello("alpha")) == (202, b'{"status":"not yet"}')
+    assert ask(served, "GET", "/rounds/alpha/0") == (202, b'{"status":"not yet"}')
+    assert ask(served, "GET", "/rounds/beta/0") == (204, b"")
+    monkeypatch.setattr(host, "HOLD", 25.0)
+    asking = Later(served, "GET", "/rounds/alpha/0")
+    others = [Later(served, "POST", f"/rounds/{site}", served.hello(site)) for site in SITES[1:]]
+    assert asking.wait() == others[0].wait() == others[1].wait()
+    roster = unpack(asking.answer[1], served.aggregator.plan, up=False)
+    assert roster.body == Roster(train=[10, 11, 12])
+
+
+def test_an_answer_of_a_round_before_goes_to_nobody_who_waits_for_another(served: Served) -> None:
+    """Two processes of one site: one goes through the run again while the other waits."""
+    update = complete_hello(served)
+    waiting = Later(served, "POST", "/rounds/alpha", served.goodbye(1))
+    served.until(lambda: served.aggregator.barrier.holds("alpha"))
+    assert ask(served, "POST", "/rounds/alpha", served.hello("alpha")) == (200, update)
+    for site in SITES[1:]:
+        last = Later(served, "POST", f"/rounds/{site}", served.goodbye(1))
+    assert waiting.wait() == last.wait()
+    assert waiting.answer[1] != update
+
+
+REFUSED = [
+    ("POST", "/rounds/delta", b"", 404, "no such site in this run"),
+    ("POST", "/rounds/-x", b"", 422, "a site's name has 1 to 63"),
+    ("POST", "/rounds/" + "a" * 9999, b"", 422, "a site's name has 1 to 63"),
+    ("POST", "/rounds/a%00%0ab", b"", 422, "a site's name has 1 to 63"),
+    ("GET", "/rounds/%C3%A9/0", None, 422, "a site's name has 1 to 63"),
+    ("POST", "/snapshots/..", b"", 422, "a site's name has 1 to 63"),
+    ("GET", "/rounds/alpha/-1", None, 422, "the round is not a whole number"),
+    ("GET", "/rounds/alpha/" + "9" * 99, None, 422, "the round is not a whole number"),
+    ("GET", "/rounds/alpha/999999999999", None, 409, "r: got round 999999999999, but the run is in round 0"),
+    ("POST", "/rounds/alpha", b"\xc1", 422, "the body is not msgpack"),
+    ("POST", "/rounds/alpha", b"", 422, "the body is not msgpack"),
+    ("POST", "/rounds/alpha", b"\x81" * 9999, 422, "the body is not msgpack"),
+    ("POST", "/snapshots/alpha", b"x", 413, "the body has 1 bytes, expected at most 0"),
+    ("GET", "/rounds/alpha", None, 405, "GET is not known at this path"),
+    ("DELETE", "/run", None, 405, "DELETE is not known at this path"),
+    ("GET", "/docs", None, 404, "GET is not known at this path"),
+    ("GET", "/run/", None, 404, "GET is not known at this path"),
+    ("POST", "/rounds/", b"", 404, "POST is not known at this path"),
+]
+
+
+def test_what_cannot_be_is_refused_in_one_line_and_logged(served: Served) -> None:
+    expected = []
+    for verb, path, body, status, said in REFUSED:
+        answer = reason(ask(served, verb, path, body))
+        assert (answer[0], answer[1][: len(said)]) == (status, said), (verb, path)
+        assert "\n" not in answer[1]
+        expected.append(("127.0.0.1", *answer))
+    refused = [line for line in served.audited() if line["what"] == "refused"]
+    assert [(line["address"], line["status"], line["reason"]) for line in refused] == expected
+    assert served.aggregator.barrier.round == 0
+    assert served.aggregator.barrier.missing() == SITES
+
+
+def test_a_contribution_to_another_run_is_refused(served: Served) -> None:
+    for question in (("POST", "/rounds/alpha", served.hello()), ("GET", "/rounds/alpha/0", None)):
+        status, said = reason(ask(served, *question, x_rankdad_run="f" * 16))
+        assert (status, "is of another run than this one" in said) == (409, True)
+        status, said = reason(ask(served, *question, x_rankdad_run=""))
+        assert status == 409
+    assert served.aggregator.barrier.missing() == SITES
+
+
+def test_an_error_in_the_reading_of_a_body_changes_nothing(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def receive(site: str, body: bytes) -> list[Any]:
+        raise KeyError("an unexpected\nthing")
+
+    monkeypatch.setattr(served.aggregator, "receive", receive)
+    answer = reason(ask(served, "POST", "/rounds/alpha", b"anything"))
+    assert answer == (422, "the body cannot be used: KeyError: 'an unexpected\\nthing'")
+    monkeypatch.undo()
+    complete_hello(served)
+
+
+def test_a_snapshot_is_given_and_logged(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ask(served, "POST", "/snapshots/alpha", b"") == (204, b"")
+    monkeypatch.setattr(served.aggregator, "snapshot", lambda site: f"state of {site}".encode())
+    assert ask(served, "POST", "/snapshots/alpha", b"") == (200, b"state of alpha")
+    (line,) = [line for line in served.audited() if line["what"] == "snapshot given"]
+    assert (line["site"], line["address"], line["bytes"]) == ("alpha", "127.0.0.1", 14)
+
+
+def test_who_comes_is_logged_once_and_not_at_every_step(served: Served) -> None:
+    complete_hello(served)
+    ask(served, "GET", "/rounds/alpha/0")
+    ask(served, "GET", "/rounds/alpha/0")
+    lines = [(line["what"], line["site"]) for line in served.audited()]
+    assert sorted(lines) == sorted((what, site) for what in ("connected", "accepted hello") for site in SITES)
+
+
+def test_a_site_that_has_died_may_return_and_the_end_does_not_wait_for_it(served: Served) -> None:
+    departed, told = served.host._departed, served.host._told
+    departed.add("gamma")
+    complete_hello(served)
+    assert not departed, "it has spoken again"
+    departed.add("gamma")
+    served.host._untold = {"gamma"}
+    served.aggregator.fail("gamma", "killed")
+    served.host.discount()
+    assert told.is_set()
+
+
+def test_a_body_must_not_be_slow(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "LINGER", 0.1)
+    monkeypatch.setattr(app, "BODY", 0.2)
+    monkeypatch.setattr(app, "SLOWEST", 100_000)
+    head = f"POST /rounds/alpha HTTP/1.1\r\nhost: x\r\nx-rankdad-run: {served.aggregator.run_id}\r\n"
+    with served.connect() as slow:
+        slow.sendall(f"{head}content-length: 60000\r\n\r\n".encode() + bytes(10_000))  # 0.1 s more
+        answer = slow.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"the body came slower than 100000 bytes per second" in answer
