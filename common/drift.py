@@ -28,7 +28,7 @@ def sketch(weights: Mapping[str, Tensor]) -> bytes:
         if not values.is_floating_point():
             continue
         signs = torch.randint(0, 2, values.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
-        signed = values.double().mul_(signs)
+        signed = values.double() * signs  # never in place: double() may be the weights themselves
         sums += torch.nn.functional.pad(signed, (0, -len(signed) % PARTS)).reshape(PARTS, -1).sum(dim=1)
     return sums.numpy().tobytes()
 

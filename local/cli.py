@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -32,10 +31,11 @@ def site(
     config = SiteConfig.read(file)
     if patience is not None:
         config = config.model_copy(update={"patience": patience})
+    from local.leaving import Leaving
     from local.site import run_site
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # told to stop, it tells the aggregator, as at Ctrl-C
-    run_site(config)
+    with Leaving() as leaving:
+        run_site(config, leaving)
 
 
 def predict(

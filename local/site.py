@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,15 +25,21 @@ from common.spec import RunSpec
 from local.config import SiteConfig
 from local.data import SiteData, read_site
 from local.drivers.http import AggregatorClient, drive
+from local.leaving import Leaving, LeavingError
 from local.policy import Policy
 from local.timings import Timings
 from local.training import Result, TrainingState, train
 
 
-def run_site(config: SiteConfig) -> Result:
+def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
     """Take part in a run from hello to goodbye.
 
+    Args:
+        config: the site's own file.
+        leaving: whether somebody asks the site to stop.
+
     Raises:
+        LeavingError: somebody does; the site can go on from where it stood.
         UserError: before training: the aggregator is not there, the run is not this site's, the data cannot be used.
         RankdadError: in training: this site or another could not go on.
     """
@@ -60,15 +67,21 @@ def run_site(config: SiteConfig) -> Result:
             f"{config.name}: {len(data.train)} samples to train on, {len(data.validation)} to validate, "
             f"{len(data.test)} to test"
         )
-        began = state.course.round
+        began, resumes = state.course.round, offered.get("resumes") is True
 
         def between_steps() -> None:
-            if replica.step % EVERY == 0 and state.course.round > began:
+            asked = leaving is not None and leaving.asked and resumes
+            if (replica.step % EVERY == 0 or asked) and state.course.round > began:
                 checkpoints.save(state.course, state.residuals)
+                if asked:
+                    say(f"{config.name}: stops after step {replica.step}; start it again to go on from there")
+            if leaving is not None:
+                leaving.between_steps()
 
         with closing(Timings(output / "timings.csv")) as timings:
             training = train(spec, plan, data, state, timings.lap, between_steps, policy.rank)
-            result = drive(training, client, plan, config.name, device=config.device, lap=timings.lap)
+            options: dict[str, Any] = {"device": config.device, "lap": timings.lap}
+            result = drive(training, client, plan, config.name, quietly=(LeavingError,) * resumes, **options)
     save_model(output / "model", spec, result.best, result.final)
     shutil.rmtree(checkpoints.folder, ignore_errors=True)
     say(f"{config.name}: done after {result.epochs} epochs; the model is in {output / 'model'}")

@@ -120,9 +120,8 @@ class Routes:
         self._admit(request)
         plan = self._aggregator.plan
         spec = self._aggregator.spec.model_dump(mode="json")
-        return JSONResponse(
-            {"version": plan.version, "run": spec, "plan_sha256": plan.sha256(), "id": self._aggregator.run_id}
-        )
+        own = {"id": self._aggregator.run_id, "resumes": self._aggregator.keeps_ledger}
+        return JSONResponse({"version": plan.version, "run": spec, "plan_sha256": plan.sha256(), **own})
 
     async def _status(self, request: Request) -> Response:
         self._admit(request)

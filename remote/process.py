@@ -19,7 +19,7 @@ from remote.aggregator import LEDGER, Aggregator, Keeping
 from remote.audit import AUDIT, Audit
 from remote.config import Access
 from remote.server import serve
-from remote.view import View, view_of
+from remote.view import View, Waiting, view_of
 
 
 class InterruptedRunError(RankdadError):
@@ -66,8 +66,9 @@ def run_aggregator(
         console.print(f"warning: {warning}", highlight=False)
 
     def make_view(aggregator: Aggregator) -> View:
-        def waiting() -> tuple[tuple[str, ...], float]:
-            return aggregator.barrier.missing(), aggregator.barrier.waiting(time.perf_counter())
+        def waiting() -> Waiting:
+            barrier = aggregator.barrier
+            return Waiting(barrier.missing(), barrier.waiting(time.perf_counter()), barrier.left_out)
 
         return view_of(aggregator.recorder.progress, waiting, console)
 

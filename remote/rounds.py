@@ -225,6 +225,12 @@ class Barrier:
         waited_for = tuple(name for name in absent if name not in self.away)
         return waited_for if len(self._bodies) + len(waited_for) >= self.quorum else absent
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The sites that are away and that this round can do without."""
+        waited_for = self.missing()
+        return tuple(name for name in self._sites if name in self.away and name not in waited_for)
+
     def waiting(self, now: float) -> float:
         """Return for how many seconds this round has been open."""
         return now - self._began

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +19,20 @@ from remote.progress import Progress
 WAITING_WORTH_SAYING = 10.0  # seconds between two lines about the same wait
 WAITING_WORTH_SHOWING = 1.0
 
-Waiting = tuple[tuple[str, ...], float]
+
+@dataclass(frozen=True)
+class Waiting:
+    """How the present round stands.
+
+    Args:
+        sites: that it waits for.
+        seconds: for which it has been open.
+        left_out: sites that are away, and that it does not wait for.
+    """
+
+    sites: tuple[str, ...] = ()
+    seconds: float = 0.0
+    left_out: tuple[str, ...] = ()
 
 
 class View(Protocol):
@@ -39,19 +53,20 @@ def view_of(progress: Progress, waiting: Callable[[], Waiting], console: Console
 
     Args:
         progress: read at every tick.
-        waiting: returns whom the current round waits for, and for how many seconds it has been open.
+        waiting: returns how the present round stands.
         console: where to show it.
     """
     return LiveView(progress, waiting, console) if console.is_terminal else PlainView(progress, waiting, console)
 
 
 class PlainView:
-    """A line for the first step, for every epoch, and for every ten seconds of waiting."""
+    """A line for the first step, for every epoch, for every ten seconds of waiting, and for who goes and comes back."""
 
     def __init__(self, progress: Progress, waiting: Callable[[], Waiting], console: Console) -> None:
         self._progress, self._waiting, self._console = progress, waiting, console
         self._epoch = self._said = 0
         self._begun = False
+        self._left_out: tuple[str, ...] = ()
 
     def start(self) -> None:
         """Say what begins."""
@@ -67,11 +82,14 @@ class PlainView:
         if p.validation is not None and p.epoch > self._epoch:
             self._epoch = p.epoch
             self._say(f"epoch {p.epoch} of {p.epochs} · {_figures(p)} · {_bytes(p)} · {_left(p)}")
-        sites, seconds = self._waiting()
-        periods = int(seconds / WAITING_WORTH_SAYING) if sites else 0
+        now = self._waiting()
+        periods = int(now.seconds / WAITING_WORTH_SAYING) if now.sites else 0
         if periods > self._said:
-            self._say(f"waiting for {', '.join(sites)} ({seconds:.0f} s)")
+            self._say(f"waiting for {', '.join(now.sites)} ({now.seconds:.0f} s)")
         self._said = periods
+        if now.left_out != self._left_out:
+            self._say(f"goes on without {', '.join(now.left_out)}" if now.left_out else "all sites are back")
+            self._left_out = now.left_out
 
     def stop(self) -> None:
         """Say what was not said yet."""
@@ -114,15 +132,17 @@ class LiveView:
         return table
 
     def _round(self) -> str:
-        sites, seconds = self._waiting()
-        total = len(self._progress.sites)
+        now, total = self._waiting(), len(self._progress.sites)
         if self._progress.status != "running":
             return self._progress.status
-        if not sites:
-            return f"{total} of {total} sites in · aggregating"
-        if seconds < WAITING_WORTH_SHOWING:
-            return f"{total - len(sites)} of {total} sites in"
-        return f"{total - len(sites)} of {total} sites in · waiting for {', '.join(sites)} ({seconds:.0f} s)"
+        words = [f"{total - len(now.sites) - len(now.left_out)} of {total} sites in"]
+        if not now.sites:
+            words.append("aggregating")
+        elif now.seconds >= WAITING_WORTH_SHOWING:
+            words.append(f"waiting for {', '.join(now.sites)} ({now.seconds:.0f} s)")
+        if now.left_out:
+            words.append(f"without {', '.join(now.left_out)}")
+        return " · ".join(words)
 
 
 def _where(p: Progress) -> str:
@@ -190,5 +210,7 @@ def show_result(summary: dict[str, Any], directory: Path) -> None:
     ratio = summary["times_fewer_bytes_than_dense"] or 0.0
     print(f"traffic: {size(up)} up, {size(down)} down per site and step, {ratio:.1f} times fewer than full gradients")
     digest = next(iter(summary["weights_sha256"].values()), "")
+    for site, steps in summary["left_out"].items():
+        print(f"quorum:  {site} was left out of {steps} of {summary['steps']} steps")
     print(f"weights: {'equal at all sites' if equal else 'DIFFERENT between sites'}, sha256 {digest[:16]}…")
     print(f"output:  {directory} (rankdad predict {directory} DATA.npz)")

@@ -259,7 +259,7 @@ def _lockstep(
     from local.data import read_site
     from remote.aggregator import Aggregator
     from remote.recorder import new_directory
-    from remote.view import PlainView
+    from remote.view import PlainView, Waiting
     from simulations.lockstep import run
     from simulations.spec import write_sites
 
@@ -274,7 +274,7 @@ def _lockstep(
         if view is None:
             for warning in aggregator.plan.warnings:
                 typer.echo(f"warning: {warning}", err=True)
-            view = PlainView(aggregator.recorder.progress, lambda: ((), 0.0), Console(stderr=json_output))
+            view = PlainView(aggregator.recorder.progress, Waiting, Console(stderr=json_output))
             view.start()
         view.tick()
 

@@ -115,7 +115,8 @@ class _Processes:
     ) -> None:
         self._directory = directory
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-        self._first = ""  # the first process that did not end well
+        self._first = ""  # a process that did not end well
+        self._lost, self._least = 0, file.run.federation.least  # sites that have died; how many a round needs
         self._relays: tuple[BaseProcess, ...] = ()  # one or none
         if relaying is not None:
             # First: who is forked later holds its parent's end of the sentinel too, so that it outlives them all.
@@ -156,11 +157,17 @@ class _Processes:
                 if process.exitcode == 0 and process not in self._relays:  # which ends when it is told to
                     continue
                 self._first = process.name
+                self._lost += process in self._sites.values()
                 if process is not self._aggregator:
                     line = f"{process.name}\t{_how(process)}: {_error(log_path(self._directory, process.name))}"
                     with contextlib.suppress(OSError):  # the aggregator may be gone too
                         self._lifeline.send_bytes(line.encode())
-                return
+                if process in (self._aggregator, *self._relays) or not self._has_quorum():
+                    return
+
+    def _has_quorum(self) -> bool:
+        """Tell whether the run can go on without the sites that have died."""
+        return len(self._sites) - self._lost >= self._least
 
     def _end(self, *, at_once: bool) -> None:
         """See that no process is left: by waiting, then by asking, then by force."""
@@ -174,7 +181,9 @@ class _Processes:
         path = self._directory / "summary.json"
         summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         everyone = {process.name: process for process in (self._aggregator, *self._sites.values(), *self._relays)}
-        if all(process.exitcode == 0 for process in everyone.values()):
+        if all(process.exitcode == 0 for name, process in everyone.items() if name not in self._sites) and (
+            self._has_quorum() and summary.get("status") == "completed"
+        ):
             return summary
         culprit, _, reason = summary.get("reason", "").partition(": ")
         if culprit not in everyone:

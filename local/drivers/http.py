@@ -149,7 +149,7 @@ class AggregatorClient:
 
     def _request(self, request: _Request) -> tuple[int, bytes]:
         """Send a request until it is answered with 200, 202 or 204."""
-        delay, since = FIRST_DELAY, time.monotonic()
+        delay, since = FIRST_DELAY, 0.0  # since when nothing goes: patience is not for what the others take
         silent = False
         while True:
             try:
@@ -161,7 +161,7 @@ class AggregatorClient:
                 problem = f"answered {status}"
             except HeldError:
                 if request.held and not silent:  # one that works on a round for so long is not silent yet
-                    silent, since = True, time.monotonic()
+                    silent = True
                     self._say(f"no answer for {HELD:.0f} s; sending again")
                     continue
                 problem = f"no answer within {HELD if request.held else PROMPT:.0f} s"
@@ -173,6 +173,7 @@ class AggregatorClient:
                 problem = (getattr(error, "strerror", None) or one_line(error)).lower()
                 if f"tunnel connection failed: {PROXY_DENIES}" in problem:
                     raise UserError("proxy: asks for another user and password than the site's file holds") from None
+            since = since or time.monotonic()
             left = self._patience - (time.monotonic() - since)
             if left <= 0:
                 raise UnreachableError(
@@ -215,6 +216,7 @@ def drive(
     *,
     device: str = "cpu",
     lap: Callable[[str], None] = lambda name: None,
+    quietly: tuple[type[RankdadError], ...] = (),
 ) -> R:
     """Run a trainer to its end.
 
@@ -225,6 +227,7 @@ def drive(
         site: this site's name.
         device: of the replica.
         lap: told the name of each stretch of work when it ends, for timings.
+        quietly: errors of this site that the aggregator is not told of: it comes back.
 
     Raises:
         RunFailedError: another site, or the aggregator, could not go on.
@@ -250,6 +253,8 @@ def drive(
         result: R = stop.value
         return result
     except (RunFailedError, UnreachableError):
+        raise
+    except quietly:
         raise
     except (Exception, KeyboardInterrupt) as error:
         client.give_up(pack(failure_message(site, round_, error), plan, up=True))

@@ -115,9 +115,32 @@ def test_started_by_hand_and_predicted_from(tmp_path: Path) -> None:
     assert all(sum(map(float, row[3:])) == pytest.approx(1, abs=1e-4) for row in table)
 
 
-def test_a_site_that_a_person_stops_tells_the_others(tmp_path: Path) -> None:
-    file = simulation(tmp_path, training={"epochs": 9999})
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_site_that_is_told_to_stop_leaves_between_steps_and_can_come_back(tmp_path: Path, number: int) -> None:
+    file = simulation(tmp_path, training={"epochs": 30})
     aggregator = start("aggregator", file, "--output", tmp_path / "run", "--port", 0)
+    address = wait_for_line(aggregator, "listening on").split(";")[0].removeprefix("listening on ").strip()
+    assert rankdad("split", file, "--output", tmp_path / "hand", "--aggregator", address).returncode == 0
+    sites = {name: start("site", tmp_path / "hand" / f"{name}.json") for name in SITES}
+    wait_for_line(aggregator, "step 1 ")
+    sites["beta"].send_signal(number)
+    out, err = sites["beta"].communicate(timeout=15)
+    assert sites["beta"].returncode == 128 + number
+    assert err == f"error: stopped by {signal.Signals(number).name}\n"
+    assert re.search(r"stops after step \d+; start it again", out), out
+    sites["beta"] = start("site", tmp_path / "hand" / "beta.json")
+    for name, process in (*sites.items(), ("aggregator", aggregator)):
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, (name, err)
+        assert name != "beta" or re.search(r"goes on from its checkpoint of step \d+", out), out
+    undisturbed = rankdad("simulate", file, "--output", tmp_path / "undisturbed", "--json", "--lockstep")
+    digests = json.loads((tmp_path / "run" / "summary.json").read_text())["weights_sha256"]
+    assert set(digests.values()) == {json.loads(undisturbed.stdout)["aggregator_sha256"]}
+
+
+def test_a_site_that_cannot_come_back_tells_the_others_that_it_is_stopped(tmp_path: Path) -> None:
+    file = simulation(tmp_path, training={"epochs": 9999})
+    aggregator = start("aggregator", file, "--output", tmp_path / "run", "--port", 0, "--no-ledger")
     address = wait_for_line(aggregator, "listening on").split(";")[0].removeprefix("listening on ").strip()
     assert rankdad("split", file, "--output", tmp_path / "hand", "--aggregator", address).returncode == 0
     sites = {name: start("site", tmp_path / "hand" / f"{name}.json") for name in SITES}
@@ -127,8 +150,8 @@ def test_a_site_that_a_person_stops_tells_the_others(tmp_path: Path) -> None:
         _, err = process.communicate(timeout=15)
         assert process.returncode not in (0, None), name
         assert "Traceback" not in err, name
-        assert name == "beta" or "beta could not go on: a person stopped it" in err, name
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["reason"] == "beta: a person stopped it"
+        assert name == "beta" or "beta could not go on: stopped by SIGTERM" in err, name
+    assert "beta: stopped by SIGTERM" in json.loads((tmp_path / "run" / "summary.json").read_text())["reason"]
 
 
 @pytest.mark.parametrize("whom", ["simulator", "terminal"])

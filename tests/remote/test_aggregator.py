@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.errors import ProtocolError, RunFailedError
+from common.errors import ProtocolError, RunFailedError, SpecError
 from common.factors import Factor
 from common.messages import Failure, Hello, Kind, Message, Step
 from common.protocol import pack, unpack
@@ -115,3 +115,67 @@ def test_numbers_at_the_edge_of_float32_neither_crash_nor_poison(
             unpack(update.packed, made.plan, up=False)
             made.follow(ready, update, 0.0)
             assert all(bool(torch.isfinite(weight).all()) for weight in replica.weights().values())
+
+
+def said_hello(tmp_path: Path, now: list[float], **federation: Any) -> Aggregator:
+    spec = run_spec(federation={"sites": list(SITES), **federation})
+    made = Aggregator(spec, Replica(spec), tmp_path / "run", lambda: now[0])
+    effects: list[Any] = []
+    for site in SITES:
+        effects = made.receive(site, hello_of(made))
+    update = made.aggregate(effects[0])
+    made.complete(effects[0], update)
+    made.follow(effects[0], update, 0.0)
+    return made
+
+
+def failure(aggregator: Aggregator, site: str) -> bytes:
+    message = Message(Kind.FAILURE, 1, Failure(site=site, reason="its loss holds NaN"))
+    return pack(message, aggregator.plan, up=True)
+
+
+def test_a_round_without_its_quorum_ends_the_run_after_the_timeout_by_name(tmp_path: Path) -> None:
+    now = [0.0]
+    with contextlib.closing(said_hello(tmp_path, now, quorum=2, timeout=30.0)) as made:
+        now[0] = 29.0
+        assert made.tick() == []
+        now[0] = 31.0
+        (answer,) = made.tick()
+        assert isinstance(answer, Answer)
+        told = unpack(answer.body, made.plan, up=False).body
+    assert isinstance(told, Failure)
+    assert told.site == "aggregator"
+    assert "quorum of 2 sites within 30 s (federation.timeout): no word from alpha, beta, gamma" in told.reason
+
+
+def test_a_site_that_fails_is_done_without_as_long_as_the_quorum_allows(tmp_path: Path) -> None:
+    with contextlib.closing(said_hello(tmp_path, [0.0], quorum=0.6)) as made:
+        (answer,) = made.receive("gamma", failure(made, "gamma"))
+        assert isinstance(answer, Answer)
+        assert answer.sites == ("gamma",), "it is answered, and the others are not disturbed"
+        assert not made.ended
+        assert made.barrier.away == {"gamma"}
+        assert made.recorded("gamma", 1) is None, "started again, it is back"
+        assert not made.barrier.away
+        made.receive("gamma", failure(made, "gamma"))
+        made.receive("beta", failure(made, "beta"))
+        assert made.ended, "one of three is less than the quorum"
+
+
+@pytest.mark.parametrize("quorum", [0, 4, 1.0, "most", 0.0])
+def test_a_quorum_that_cannot_be_met_is_refused(quorum: Any) -> None:
+    with pytest.raises(SpecError, match=r"federation"):
+        run_spec(federation={"sites": list(SITES), "quorum": quorum})
+
+
+def test_rounds_that_a_late_site_asks_for(tmp_path: Path) -> None:
+    with contextlib.closing(said_hello(tmp_path, [0.0])) as made:
+        assert made.recorded("alpha", 1) is None
+        assert made.recorded("alpha", 0) is not None
+        with pytest.raises(ProtocolError, match="the run is in round 1") as error:
+            made.recorded("alpha", 2)
+        assert error.value.status == 409
+        made.barrier.round = 7
+        with pytest.raises(ProtocolError, match="round 3 is no longer kept") as error:
+            made.recorded("alpha", 3)
+        assert error.value.status == 410

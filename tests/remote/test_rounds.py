@@ -21,14 +21,24 @@ def contribution(round_: int, epoch: int = 0, kind: Kind = Kind.DECISION, phase:
 Event = tuple[Any, ...]
 
 
-def play(events: list[Event]) -> tuple[Barrier, list[str]]:
-    """Feed events to a barrier; return what came of each, in a word."""
-    barrier, said = Barrier(SITES, 0.0), []
+def play(
+    events: list[Event], sites: tuple[str, ...] = SITES, quorum: int | None = None, grace: float = 0.0, round_: int = 0
+) -> tuple[Barrier, list[str]]:
+    """Feed events to a barrier, one a second; return what came of each, in a word."""
+    barrier, said = Barrier(sites, 0.0, quorum, grace), []
+    barrier.round = round_
     for now, (verb, *arguments) in enumerate(events, start=1):
         try:
             if verb == "send":
                 site, *what = arguments
                 effects = barrier.receive(site, *contribution(*what), float(now))
+            elif verb == "tick":
+                effects = barrier.tick(float(now))
+            elif verb == "depart":
+                effects = barrier.depart(arguments[0], float(now))
+            elif verb == "back":
+                barrier.back(arguments[0])
+                effects = []
             elif verb == "complete":
                 effects = barrier.complete(b"update", float(now), last=bool(arguments))
             else:
@@ -42,7 +52,8 @@ def play(events: list[Event]) -> tuple[Barrier, list[str]]:
 def word(effect: Effect) -> str:
     if isinstance(effect, Answer):
         return f"{effect.body.decode()}>{'+'.join(effect.sites)}"
-    return f"ready {effect.round}"
+    missing = "".join(str(place) for place in sorted(effect.missing))
+    return f"ready {effect.round}" + (f" without {missing}" if missing else "")
 
 
 A, B, DONE = ("send", "alpha", 0), ("send", "beta", 0), ("complete",)
@@ -93,3 +104,62 @@ def test_it_knows_whom_it_waits_for_and_since_when() -> None:
     barrier.receive("alpha", *contribution(1), 11.0)
     assert barrier.missing() == ()
     assert barrier.phase is Phase.AGGREGATING
+
+
+TICK, THREE = ("tick",), ("alpha", "beta", "gamma")
+
+
+def of(site: str, round_: int = 1) -> Event:
+    return ("send", site, round_)
+
+
+TO_ALL = "update>alpha+beta+gamma"
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        # Two of three are the quorum, three seconds the grace; an event a second.
+        ([of("alpha"), of("beta"), TICK, TICK, TICK], ["wait", "wait", "wait", "wait", "ready 1 without 2"]),
+        ([of("alpha"), of("beta"), TICK, of("gamma")], ["wait", "wait", "wait", "ready 1"]),  # within the grace
+        ([of("alpha"), *[TICK] * 9], ["wait"] * 10),  # no quorum, however long
+        # Who departs is not waited for; who came before it departed is in.
+        ([("depart", "gamma"), of("alpha"), of("beta")], ["wait", "wait", "ready 1 without 2"]),
+        ([of("alpha"), of("beta"), ("depart", "gamma")], ["wait", "wait", "ready 1 without 2"]),
+        ([of("gamma"), of("beta"), ("depart", "gamma"), of("alpha")], ["wait", "wait", "wait", "ready 1"]),
+        ([("depart", "gamma"), ("depart", "beta"), of("alpha"), TICK], ["wait"] * 4),  # fewer than the quorum
+        # The next round does not wait for who was away, until it is heard of at the present.
+        (
+            [of("alpha"), of("beta"), ("depart", "gamma"), DONE, of("alpha", 2), of("beta", 2)],
+            ["wait", "wait", "ready 1 without 2", TO_ALL, "wait", "ready 2 without 2"],
+        ),
+        (
+            [of("alpha"), of("beta"), ("depart", "gamma"), DONE, of("gamma"), of("alpha", 2), of("beta", 2), TICK],
+            ["wait", "wait", "ready 1 without 2", TO_ALL, "update>gamma", "wait", "wait", "wait"],
+        ),
+        (
+            [("depart", "gamma"), ("back", "gamma"), of("alpha"), of("beta"), of("gamma")],
+            ["wait", "wait", "wait", "wait", "ready 1"],
+        ),
+        # Too late by a moment: neither refused nor in; it waits for the update as all do.
+        (
+            [of("alpha"), of("beta"), ("depart", "gamma"), of("gamma"), DONE],
+            ["wait", "wait", "ready 1 without 2", "wait", TO_ALL],
+        ),
+    ],
+)
+def test_a_quorum_event_by_event(events: list[Event], expected: list[str]) -> None:
+    assert play(events, THREE, 2, 3.0, round_=1)[1] == expected
+
+
+def test_hello_needs_everybody_whatever_the_quorum() -> None:
+    barrier, said = play([("send", "alpha", 0), ("send", "beta", 0), *[TICK] * 9], THREE, 2, 1.0)
+    assert said == ["wait"] * 11
+    assert barrier.missing() == ("gamma",)
+
+
+def test_who_is_away_is_named_apart_from_who_is_waited_for() -> None:
+    barrier, _ = play([("depart", "gamma"), of("alpha")], THREE, 2, 3.0, round_=1)
+    assert (barrier.missing(), barrier.left_out) == (("beta",), ("gamma",))
+    barrier, _ = play([("depart", "gamma"), ("depart", "beta"), of("alpha")], THREE, 2, 3.0, round_=1)
+    assert (barrier.missing(), barrier.left_out) == (("beta", "gamma"), ()), "its quorum needs one of them"

@@ -33,7 +33,7 @@ def shown(progress: Progress, waiting: Waiting, *, terminal: bool, ticks: int = 
 
 
 def test_the_live_view_shows_progress_quality_traffic_time_and_whom_it_waits_for() -> None:
-    text = shown(running(), (("beta",), 12.0), terminal=True)
+    text = shown(running(), Waiting(("beta",), 12.0), terminal=True)
     for part in (
         "10/40 steps",
         "training loss 0.6000",
@@ -46,7 +46,7 @@ def test_the_live_view_shows_progress_quality_traffic_time_and_whom_it_waits_for
 
 
 def test_plain_lines_say_each_thing_once() -> None:
-    text = shown(running(), (("beta",), 25.0), terminal=False, ticks=5)
+    text = shown(running(), Waiting(("beta",), 25.0), terminal=False, ticks=5)
     assert text.count("epoch 1 of 4 · training loss 0.6000") == 1
     assert text.count("step 1 of 40") == 1
     assert text.count("waiting for beta (25 s)") == 1
@@ -55,4 +55,18 @@ def test_plain_lines_say_each_thing_once() -> None:
 
 def test_before_the_first_hello_nothing_divides_by_zero() -> None:
     progress = Progress("study", "dsgd", ("alpha",), epochs=4, dense_bytes=67_000)
-    assert "waiting for all sites to say hello" in shown(progress, (("alpha",), 3.0), terminal=True)
+    assert "waiting for all sites to say hello" in shown(progress, Waiting(("alpha",), 3.0), terminal=True)
+
+
+def test_who_is_left_out_and_who_is_back_is_said_once() -> None:
+    alone = Waiting(("alpha",), 1.0, ("beta",))
+    standing = [Waiting(("beta",), 3.0), alone, alone, Waiting()]
+    out = io.StringIO()
+    view = PlainView(running(), lambda: standing[0], Console(file=out))
+    while len(standing) > 1:
+        view.tick()
+        standing.pop(0)
+    view.tick()
+    assert out.getvalue().splitlines()[2:] == ["goes on without beta", "all sites are back"]
+    said = "0 of 2 sites in · waiting for alpha (1 s) · without beta"
+    assert said in shown(running(), alone, terminal=True)
