@@ -121,9 +121,6 @@ class RankDadMethod:
         if limit is None:
             return matrix
         basis = state.bases.get(route.name)
-        if basis is not None and isinstance(matrix, Factor):
-            # What was kept the last time stands first, what the batch has brought last.
-            basis = torch.cat([basis, matrix.activation[:kept], matrix.activation[-OVERSAMPLING:]])
         try:
             return self._reduced(matrix, limit + kept, basis, seed, tolerance=0.0 if kept else self._spec.tolerance)
         except ValueError:
@@ -186,8 +183,7 @@ class RankDadMethod:
         rest = minus_rows(meant, decoded, share)
         if not kept:
             return rest
-        start = torch.cat([rest.activation[:kept], meant.activation[-OVERSAMPLING:]])
-        return block(rest, kept, basis=start, iterations=WARM_ITERATIONS, oversampling=OVERSAMPLING)
+        return block(rest, kept, iterations=WARM_ITERATIONS, oversampling=OVERSAMPLING)
 
     def _lossless(self, value: Factor | Tensor) -> bool:
         return is_lossless(self._spec.wire, (value.delta if isinstance(value, Factor) else value).dtype)

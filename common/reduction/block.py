@@ -77,10 +77,13 @@ def _iterate(matrix: Matrix, x: Tensor, iterations: int) -> tuple[Tensor, Tensor
 
 
 def _start(matrix: Matrix, width: int, basis: Tensor | None, seed: int) -> Tensor:
-    """Return rows [width, in]: the known directions, and random ones, of the activations' span where there are any."""
-    like, columns = values(matrix), matrix.shape[1]
+    """Return rows [width, in]: the known directions, and random ones out of the matrix's own span.
+
+    They come through the product ΔᵀA alone, as all that is sent must: a start from rows of A would show in the result
+    of few iterations, and tell more of single samples than their gradient does.
+    """
+    like, (out, columns) = values(matrix), matrix.shape
     known = like.new_zeros(0, columns) if basis is None else basis[:width].to(like)
     generator = torch.Generator().manual_seed(seed)
-    count = matrix.rows if isinstance(matrix, Factor) else columns
-    drawn = torch.randn(width - len(known), count, generator=generator, dtype=torch.float64).to(like)
-    return torch.cat([known, drawn @ matrix.activation if isinstance(matrix, Factor) else drawn])
+    drawn = torch.randn(width - len(known), out, generator=generator).to(like)
+    return torch.cat([known, left(matrix, drawn)])

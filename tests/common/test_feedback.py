@@ -210,3 +210,50 @@ def test_a_site_out_of_data_keeps_its_residual() -> None:
     with pytest.raises(StopIteration) as end:
         step.send(sent)
     assert end.value.value.residuals is residual.residuals
+
+
+@pytest.mark.parametrize(
+    ("method_spec", "steps"),  # few, where rows are kept: many would be reduced
+    [({"name": "rank-dad"}, 4), ({"name": "rank-dad", "residual": "dense"}, 12), ({"name": "powersgd"}, 12)],
+)
+def test_feedback_telescopes_whoever_takes_part(method_spec: dict[str, Any], steps: int) -> None:
+    """Σ applied + what is kept = Σ gradients that took part: a site left out keeps its residual, the others weigh more.
+
+    A site reckons with the share that it has if all take part, and learns from the update which it really had.
+    """
+    plan, replica, method = prepare(method_spec | {"rank": 1}, "float64")
+    states, aggregator = [State(), State(), State()], State()
+    pooled = applied = torch.zeros(())
+    for step in range(steps):
+        present = ((0, 1, 2), (0, 1), (0, 1), (2,))[step % 4]
+        batches = [batch_of(size, 10 * step + i, "float64") for i, size in enumerate(BATCHES)]
+        gradients = [(float(len(batch[1])), site_gradients(plan, replica, batch)) for batch in batches]
+        before = states
+        update, states, aggregator = exchange(method, gradients, states, aggregator, present=present)
+        assert all(states[i].residuals is before[i].residuals for i in range(3) if i not in present)
+        pooled = pooled + pooled_gradients(replica, [batches[i] for i in present])["3.weight"]
+        applied = applied + scatter(plan.routes, update)["3.weight"]
+    residuals = [state.residuals["3.weight"] for state in [*states, aggregator] if "3.weight" in state.residuals]
+    kept = torch.stack([matrix_of(value)[:, :64] for value in residuals]).sum(dim=0)
+    assert kept.norm() > 0.01 * pooled.norm()
+    assert (applied + kept - pooled).norm() <= 1e-9 * pooled.norm()
+
+
+@pytest.mark.parametrize("reducer", ["auto", "spi", "block", "exact"])
+def test_a_site_that_may_send_fewer_rows_sends_fewer_and_keeps_the_rest(reducer: str) -> None:
+    """Its policy's limit: what it leaves out comes later."""
+    plan, replica, method = prepare({"name": "rank-dad", "rank": 3, "reducer": reducer}, "float64")
+    at = next(i for i, route in enumerate(plan.routes) if route.captured)
+    gradients = site_gradients(plan, replica, batch_of(8, 0, "float64"))
+    rows = {}
+    for most in (None, 2, 1):
+        step = method.step(gradients, 1.0, State(), 0, most)
+        sent = next(step)[at]
+        assert isinstance(sent, Factor)
+        rows[most] = sent.rows
+        with pytest.raises(StopIteration) as end:
+            step.send(gradients)
+        kept = end.value.value.residuals[plan.routes[at].name]
+        whole, found = matrix_of(gradients[at]), matrix_of(sent) + matrix_of(kept)
+        assert (found - whole).norm() <= 1e-9 * whole.norm()
+    assert rows == {None: 3, 2: 2, 1: 1}
