@@ -70,8 +70,8 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
         began, resumes = state.course.round, offered.get("resumes") is True
 
         def between_steps() -> None:
-            asked = leaving is not None and leaving.asked and resumes
-            if (replica.step % EVERY == 0 or asked) and state.course.round > began:
+            asked = leaving is not None and leaving.asked
+            if resumes and (replica.step % EVERY == 0 or asked) and state.course.round > began:
                 checkpoints.save(state.course, state.residuals)
                 if asked:
                     say(f"{config.name}: stops after step {replica.step}; start it again to go on from there")

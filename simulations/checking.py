@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from common.capture import FactorCapture
+from common.checkpoints import EVERY, KEPT
 from common.documents import validate
 from common.errors import SpecError
 from common.factors import Factor
@@ -29,6 +30,7 @@ from common.routes import Payload, Route, gather, scatter
 from common.seeds import derive
 from common.spec import PowerSgd, RankDad, RunSpec
 from local.data import Samples
+from remote.view import size
 
 EXACT = frozenset({"dsgd", "dad", "edad"})
 TOLERANCE = {"float32": 2e-5, "float64": 1e-10}  # of an exact method, relative to the gradient; products of many rows
@@ -53,8 +55,14 @@ def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
         f"{2 * plan.dense_bytes / (up + down):.1f} times fewer than full gradients ({plan.dense_bytes:,})",
         highlight=False,
     )
-    ledger = len(plan.sites) * up + down
-    console.print(f"the aggregator's ledger grows by at most {ledger:,} bytes a step", highlight=False)
+    between = len(plan.sites) * up + down  # bytes a step
+    kept = KEPT + 1  # files of contributions: of two checkpoints, and of the one before until the next
+    tail = kept * EVERY * between + KEPT * (plan.replica_bytes + 4 * plan.dense_bytes)
+    console.print(
+        f"the aggregator's ledger: at most {between:,} bytes a step, of which {down:,} stay; the rest are contributions, "
+        f"gone after {kept * EVERY} steps. With --retention tail it has at most {size(tail)}, checkpoints included",
+        highlight=False,
+    )
 
 
 def _slot_bytes(plan: Plan, *, up: bool) -> dict[str, int]:

@@ -81,6 +81,7 @@ def simulate(
     if lockstep:
         summary = _lockstep(read, directory, tuple(allow_factory or ()), json_)
     else:
+        from remote.aggregator import Keeping
         from simulations.simulator import simulate as run
 
         factories = tuple(allow_factory or ())
@@ -89,7 +90,7 @@ def simulate(
             directory,
             allow_factories=factories,
             json_output=json_,
-            keep_ledger=ledger or resume is not None,
+            keeping=Keeping() if ledger or resume is not None else None,
             resume=resume is not None,
         )
     if json_:

@@ -13,6 +13,7 @@ import io
 import json
 import multiprocessing
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -29,6 +30,9 @@ from rich.console import Console
 
 from common.errors import RankdadError, UserError
 from local.config import SiteConfig
+from remote.aggregator import Keeping
+from remote.auth import hashed
+from remote.config import Access
 from remote.recorder import new_directory, write_json
 from remote.server import listen
 from simulations.faults import RelaySpec
@@ -39,6 +43,9 @@ LAST_LINES = 5
 PATIENCE = 10.0  # seconds for which a site tries the aggregator, which is on this machine
 RELAY = "the relay"  # its process; no site can have this name
 SIMULATION = "simulation.json"  # in a run's directory: what `--resume` goes on with
+
+
+Options = tuple[tuple[str, ...], bool, Keeping | None, Access]  # of the aggregator, as `simulate` takes them
 
 
 class SimulationError(RankdadError):
@@ -62,7 +69,8 @@ def simulate(
     *,
     allow_factories: tuple[str, ...] = (),
     json_output: bool = False,
-    keep_ledger: bool = False,
+    keeping: Keeping | None = None,
+    tokens: bool = False,
     resume: bool = False,
 ) -> dict[str, Any]:
     """Run a simulation, and return its summary.
@@ -72,7 +80,8 @@ def simulate(
         directory: of the run.
         allow_factories: model factories that the caller permits.
         json_output: whether standard output is kept free for the summary.
-        keep_ledger: whether the run could go on after a crash.
+        keeping: what is written down for the run to go on after a crash.
+        tokens: whether sites prove who they are.
         resume: go on with the run that the directory holds.
 
     Raises:
@@ -90,8 +99,24 @@ def simulate(
         configs = write_sites(
             file, directory / "sites", url, allow_factories=allow_factories, patience=patience, dealt=resume
         )
-        processes = _Processes(file, directory, listening, relaying, configs, allow_factories, json_output, keep_ledger)
+        access = _identify(configs, directory) if tokens else Access()
+        options = (allow_factories, json_output, keeping, access)
+        processes = _Processes(file, directory, listening, relaying, configs, options)
     return processes.run()
+
+
+def _identify(configs: dict[str, SiteConfig], directory: Path) -> Access:
+    """Give every site a token."""
+    hashes = {}
+    for name, config in configs.items():
+        token = secrets.token_urlsafe(32)
+        path = Path(config.output) / "token"
+        path.touch(mode=0o600)
+        path.write_text(token, encoding="ascii")
+        configs[name] = config.model_copy(update={"token_file": str(path)})
+        hashes[name] = hashed(token)
+    write_json(directory / "tokens.json", hashes)
+    return Access(tokens=directory / "tokens.json")
 
 
 def import_before_forking() -> None:
@@ -109,9 +134,7 @@ class _Processes:
         listening: socket.socket,
         relaying: socket.socket | None,
         configs: dict[str, SiteConfig],
-        allow_factories: tuple[str, ...],
-        json_output: bool,
-        keep_ledger: bool,
+        options: Options,
     ) -> None:
         self._directory = directory
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
@@ -123,7 +146,7 @@ class _Processes:
             self._relays = (_start(context, RELAY, _relay, (file.simulation.relay, directory, relaying, listening)),)
             relaying.close()
         reading, self._lifeline = context.Pipe(duplex=False)
-        arguments = (file, directory, listening, reading, allow_factories, json_output, keep_ledger)
+        arguments = (file, directory, listening, reading, *options)
         self._aggregator = _start(context, "aggregator", _aggregator, (self._lifeline, *arguments))
         self._sites: dict[str, BaseProcess] = {
             name: _start(context, name, _site, (self._lifeline, listening, config)) for name, config in configs.items()
@@ -217,9 +240,9 @@ def _aggregator(
     lifeline: Connection,
     allow_factories: tuple[str, ...],
     json_output: bool,
-    keep_ledger: bool,
+    keeping: Keeping | None,
+    access: Access,
 ) -> None:
-    from remote.aggregator import Keeping
     from remote.process import run_aggregator
 
     other_end.close()  # so that the lifeline ends with the simulator
@@ -227,7 +250,7 @@ def _aggregator(
     console = Console(stderr=json_output)
     with log_path(directory, "aggregator").open("w", encoding="utf-8", buffering=1) as log:
         options = (file.run, directory, listening, console, allow_factories, lifeline)
-        _run(lambda: run_aggregator(*options, keeping=Keeping() if keep_ledger else None), log)
+        _run(lambda: run_aggregator(*options, keeping=keeping, access=access), log)
 
 
 def _site(other_end: Connection, listening: socket.socket, config: SiteConfig) -> None:

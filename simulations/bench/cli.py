@@ -40,6 +40,22 @@ def step(
 
 
 @bench.command()
+def recovery(
+    file: FileArgument = SPECS / "digits.json",
+    epochs: Annotated[int, typer.Option(help="Epochs of each run.", min=1)] = 20,
+    set_: SetOption = None,
+    data: DataOption = None,
+) -> None:
+    """Measure what ledger, checkpoints and tokens add to a step."""
+    from rich.console import Console
+
+    from simulations.bench.recovery import bench_recovery
+    from simulations.spec import read_simulation
+
+    bench_recovery(read_simulation(file, set_ or [], data=data), epochs, Console(width=100))
+
+
+@bench.command()
 def start(
     file: FileArgument = SPECS / "digits.json",
     runs: Annotated[int, typer.Option(help="How often.", min=1)] = 5,
