@@ -59,7 +59,7 @@ def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
     kept = KEPT + 1  # files of contributions: of two checkpoints, and of the one before until the next
     tail = kept * EVERY * between + KEPT * (plan.replica_bytes + 4 * plan.dense_bytes)
     console.print(
-        f"the aggregator's ledger: at most {between:,} bytes a step, of which {down:,} stay; the rest are contributions, "
+        f"the aggregator's ledger: at most {between:,} bytes a step, of which {down:,} stay; contributions are "
         f"gone after {kept * EVERY} steps. With --retention tail it has at most {size(tail)}, checkpoints included",
         highlight=False,
     )
