@@ -112,7 +112,8 @@ class Run:
         """Wait until the aggregator has recorded a step."""
         path, deadline = self.directory / "steps.csv", time.monotonic() + LONGEST
         while not path.exists() or path.read_bytes().count(b"\n") <= step:
-            assert time.monotonic() < deadline, f"no step {step}\n{self._said()}"
+            in_time = time.monotonic() < deadline and all(process.is_alive() for process in self._processes.values())
+            assert in_time, f"no step {step}\n{self._said()}"
             time.sleep(0.005)  # another process writes the file
 
     def finish(self, *names: str) -> None:
@@ -141,11 +142,12 @@ class Run:
 def outcome(directory: Path) -> dict[str, Any]:
     """Return what a run's directory says of the run, but for seconds: equal for a disturbed run and an undisturbed."""
     summary = json.loads((directory / "summary.json").read_text())
-    kept = ("status", "steps", "epochs", "best_epoch", "train_loss", "metrics", "weights_sha256", "aggregator_sha256")
+    left_out = ("seconds", "seconds_per_step", "versions", "machine")
     with (directory / "steps.csv").open() as file:
         steps = [{key: value for key, value in row.items() if "seconds" not in key} for row in csv.DictReader(file)]
     metrics = (directory / "metrics.csv").read_text()
-    return {key: summary[key] for key in (*kept, "resets", "left_out")} | {"rows": steps, "metrics.csv": metrics}
+    kept = {key: value for key, value in summary.items() if key not in left_out}
+    return kept | {"steps.csv": steps, "metrics.csv": metrics}
 
 
 def recorded_rounds(spec: RunSpec, directory: Path) -> list[int]:

@@ -27,6 +27,7 @@ from common.ledger import Ledger
 from common.messages import Kind
 from common.replica import Replica
 from local import site
+from remote import aggregator
 from remote.aggregator import Aggregator
 
 KIND = 8  # place of a record's kind in its head
@@ -249,4 +250,5 @@ POINTS: dict[str, Callable[[Due], None]] = {
     # At the end
     "farewell": _after(Aggregator, "complete", _is_farewell),
     "end": _before(Aggregator, "close"),
+    "model": _before(aggregator, "save_model"),
 }

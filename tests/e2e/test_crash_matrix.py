@@ -24,7 +24,8 @@ METHODS: dict[str, dict[str, Any]] = {
 STEPS = 80  # 8 epochs of the largest site's 10 batches
 SITE = ("compute", "upload", "wait", "download", "half a checkpoint", "checkpoint in place")
 AGGREGATOR = tuple(point for point in POINTS if point not in {"compute", "upload", "wait", "download", "result"})
-ONCE = ("checkpoint", "ledger", "summary", "farewell", "end")  # in points that are passed less than once a step
+AT_THE_END = ("farewell", "end", "model")
+RARE = ("checkpoint", "ledger", "summary")  # words of points that are passed less than once a step
 
 Case = tuple[str, str]  # victim, point
 CASES: list[Case] = [("site", point) for point in SITE] + [("aggregator", point) for point in AGGREGATOR]
@@ -86,9 +87,9 @@ def play(tmp_path: Path, undisturbed: Undisturbed) -> Callable[..., None]:
 
 
 def crash(point: str, seed: random.Random) -> Crash:
-    if any(word in point for word in ONCE):
-        return Crash(point, 0 if point in ("farewell", "end") else seed.randrange(5, STEPS - 15))
-    return Crash(point, seed.randrange(5, STEPS - 15), seed.randrange(6))
+    if point in AT_THE_END:
+        return Crash(point)
+    return Crash(point, seed.randrange(5, STEPS - 15), 0 if any(word in point for word in RARE) else seed.randrange(6))
 
 
 def one_crash(number: int, case: Case) -> tuple[dict[str, list[Crash]], dict[str, Any]]:
@@ -128,6 +129,18 @@ def test_all_die_at_once(play: Callable[..., None], method: str) -> None:
 
 
 @pytest.mark.slow
+def test_they_die_again_and_again_before_the_first_step(play: Callable[..., None]) -> None:
+    start = ("half a new ledger", "half of the new ledgers", "half a summary")
+    hello = ("half a contribution", "contribution", "aggregate", "half an update", "update", "all answers")
+    crashes = {
+        "aggregator": [Crash(point) for point in start + hello],
+        "alpha": [Crash("wait", skip=skip) for skip in range(3)],
+        "beta": [Crash("half a checkpoint"), Crash("compute")],
+    }
+    play("rank-dad", crashes)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_who_takes_its_place_dies_too_while_catching_up(play: Callable[..., None], method: str) -> None:
     crashes = {
@@ -147,7 +160,7 @@ def test_everyone_dies_twice(play: Callable[..., None], method: str, number: int
         steps = sorted((seed.randrange(0, STEPS // 2), seed.randrange(STEPS // 2, STEPS - 15)))
         return [Crash(seed.choice(points), step) for step in steps]
 
-    lasting = tuple(point for point in AGGREGATOR if point not in ("farewell", "end"))
+    lasting = tuple(point for point in AGGREGATOR if point not in AT_THE_END)
     crashes = {site: twice(SITE) for site in SITES} | {"aggregator": twice(lasting)}
     play(method, crashes, queueing=bool(number), retention=list(Retention)[number])
 
