@@ -62,7 +62,8 @@ class Crash:
             original(replica, *arguments)
             self._done = replica.step
 
-        _patch(Replica, "apply", count)
+        for name in ("apply", "load_state"):
+            _patch(Replica, name, count)
         POINTS[self.point](self._is_due)
 
     def _is_due(self) -> bool:

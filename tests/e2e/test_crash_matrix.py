@@ -166,13 +166,32 @@ def test_everyone_dies_twice(play: Callable[..., None], method: str, number: int
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_they_die_again_and_again_after_the_last_step(play: Callable[..., None], method: str) -> None:
+    crashes = {
+        "aggregator": [
+            Crash("contribution", STEPS),
+            Crash("update", STEPS, 1),
+            Crash("half an answer", STEPS, 2),
+            Crash("farewell"),
+        ],
+        "alpha": [Crash("wait", STEPS), Crash("download", STEPS, 1), Crash("upload", STEPS)],
+        "gamma": [Crash("wait", STEPS, 1), Crash("wait", STEPS, 2)],
+    }
+    play(method, crashes, queueing=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["wait", "download", "result"])
 def test_a_site_that_dies_when_all_is_over_has_its_model_from_an_aggregator_that_is_started_again(
-    play: Callable[..., None],
+    play: Callable[..., None], point: str
 ) -> None:
+    last = Crash(point, STEPS, 0 if point == "result" else 3)  # evaluation, decision and test come before the goodbye
+
     def act(run: Run) -> None:
         run.finish("aggregator", "alpha", "gamma")
         run.start("aggregator")
         run.finish()
         assert (run.folder / "beta" / "model" / "best.safetensors").exists()
 
-    play("rank-dad", {"beta": [Crash("result")]}, act, queueing=False)
+    play("rank-dad", {"beta": [last]}, act, queueing=False)
