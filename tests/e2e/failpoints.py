@@ -1,0 +1,255 @@
+"""Points at which a process kills itself by SIGKILL, in the midst of a piece of work.
+
+A forked process patches itself before it runs. The one that takes its place does not, and so meets what was left
+behind. This module is preloaded by the server that processes are forked from, and imports all that they need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import importlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any, NoReturn
+
+import safetensors.torch
+from starlette.responses import Response
+
+from common.capture import FactorCapture
+from common.journal import Entry, Journal
+from common.ledger import Ledger
+from common.messages import Kind
+from common.replica import Replica
+from local import site
+from remote import aggregator
+from remote.aggregator import Aggregator
+
+KIND = 8  # place of a record's kind in its head
+ON_ITS_WAY = 0.03  # seconds in which what was handed to the network leaves, and is read
+
+for _name in ("torch._dynamo", "remote.process", "tests.conftest"):
+    importlib.import_module(_name)
+
+Original = Callable[..., Any]
+Concerns = Callable[..., bool]
+
+
+@dataclass
+class Crash:
+    """Where a process dies.
+
+    Args:
+        point: name of one of `POINTS`.
+        step: before this step is taken, the point is passed.
+        skip: then it is passed so many times more.
+    """
+
+    point: str
+    step: int = 0
+    skip: int = 0
+
+    def arm(self) -> None:
+        """Patch this process so that it dies there."""
+        self._done = 0
+
+        def count(original: Original, replica: Replica, *arguments: Any) -> None:
+            original(replica, *arguments)
+            self._done = replica.step
+
+        for name in ("apply", "load_state"):
+            _patch(Replica, name, count)
+        POINTS[self.point](self._is_due)
+
+    def _is_due(self) -> bool:
+        if self._done < self.step:
+            return False
+        self.skip -= 1
+        return self.skip < 0
+
+
+Due = Callable[[], bool]
+
+
+def die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("still alive")
+
+
+def _patch(owner: Any, name: str, work: Callable[..., Any]) -> None:
+    original = getattr(owner, name)
+    setattr(owner, name, lambda *arguments, **named: work(original, *arguments, **named))
+
+
+def _always(*_: object, **__: object) -> bool:
+    return True
+
+
+def _before(owner: Any, name: str, concerns: Concerns = _always) -> Callable[[Due], None]:
+    """Die where a function is called with arguments that concern us."""
+
+    def arm(due: Due) -> None:
+        def work(original: Original, *arguments: Any, **named: Any) -> Any:
+            if concerns(*arguments) and due():
+                die()
+            return original(*arguments, **named)
+
+        _patch(owner, name, work)
+
+    return arm
+
+
+def _after(owner: Any, name: str, concerns: Concerns = _always) -> Callable[[Due], None]:
+    """Die where a function has done its work, and its caller does not know yet."""
+
+    def arm(due: Due) -> None:
+        def work(original: Original, *arguments: Any, **named: Any) -> Any:
+            result = original(*arguments, **named)
+            if concerns(*arguments) and due():
+                die()
+            return result
+
+        _patch(owner, name, work)
+
+    return arm
+
+
+def _upload(due: Due) -> None:
+    def send(original: Original, connection: HTTPConnection, data: bytes) -> None:
+        if not data.startswith((b"POST ", b"GET ")) and due():
+            original(connection, data[: len(data) // 2])
+            time.sleep(ON_ITS_WAY)
+            die()
+        original(connection, data)
+
+    _patch(HTTPConnection, "send", send)
+
+
+def _wait(due: Due) -> None:
+    def getresponse(original: Original, connection: HTTPConnection) -> HTTPResponse:
+        if due():
+            time.sleep(ON_ITS_WAY)
+            die()
+        response: HTTPResponse = original(connection)
+        return response
+
+    _patch(HTTPConnection, "getresponse", getresponse)
+
+
+def _download(due: Due) -> None:
+    def read(original: Original, response: HTTPResponse, *arguments: Any) -> Any:
+        if due():
+            original(response, (response.length or 0) // 2)
+            die()
+        return original(response, *arguments)
+
+    _patch(http.client.HTTPResponse, "read", read)
+
+
+def _half_a_checkpoint(due: Due) -> None:
+    def save_file(original: Original, tensors: Any, path: Path, *arguments: Any) -> None:
+        original(tensors, path, *arguments)
+        if Path(path).suffix == ".tmp" and due():
+            os.truncate(path, os.path.getsize(path) // 2)  # noqa: PTH202
+            die()
+
+    _patch(safetensors.torch, "save_file", save_file)
+
+
+def _half_a_record(concerns: Callable[[bytes, int], bool]) -> Callable[[Due], None]:
+    def arm(due: Due) -> None:
+        def write(original: Original, journal: Journal, data: bytes, place: int) -> None:
+            if concerns(data, place) and due():
+                original(journal, data[: len(data) // 2], place)
+                die()
+            original(journal, data, place)
+
+        _patch(Journal, "_write", write)
+
+    return arm
+
+
+def _half_a_summary(due: Due) -> None:
+    def write_text(original: Original, path: Path, text: str, **named: Any) -> None:
+        if path.name == "summary.tmp" and due():
+            original(path, text[: len(text) // 2], **named)
+            die()
+        original(path, text, **named)
+
+    _patch(Path, "write_text", write_text)
+
+
+def _some_answers(due: Due) -> None:
+    """Let one answer through whole, and die before the next."""
+    dying: list[bool] = []
+
+    async def call(original: Original, response: Response, *arguments: Any) -> None:
+        if dying:
+            await asyncio.sleep(ON_ITS_WAY)
+            die()
+        if due():
+            dying.append(True)
+        await original(response, *arguments)
+
+    _patch(Response, "__call__", call)
+
+
+def _half_an_answer(due: Due) -> None:
+    async def call(original: Original, response: Response, scope: Any, receive: Any, send: Any) -> None:
+        async def send_half(message: dict[str, Any]) -> None:
+            if message["type"] != "http.response.body":
+                await send(message)
+                return
+            body = message["body"]
+            await send(message | {"body": body[: len(body) // 2], "more_body": True})
+            await asyncio.sleep(ON_ITS_WAY)
+            die()
+
+        await original(response, scope, receive, send_half if due() else send)
+
+    _patch(Response, "__call__", call)
+
+
+def _is_checkpoint(_: object, path: Path) -> bool:
+    return Path(path).suffix == ".safetensors"
+
+
+def _is_farewell(_: object, ready: Any, *__: object) -> bool:
+    return bool(ready.kind is Kind.GOODBYE)
+
+
+POINTS: dict[str, Callable[[Due], None]] = {
+    # A site's
+    "compute": _after(FactorCapture, "backward"),
+    "upload": _upload,
+    "wait": _wait,
+    "download": _download,
+    "result": _before(site, "save_model"),
+    # Anybody's
+    "half a checkpoint": _half_a_checkpoint,
+    "checkpoint in place": _after(os, "replace", _is_checkpoint),
+    # The aggregator's, in the order of a round
+    "half a contribution": _half_a_record(lambda data, place: place > 0 and data[KIND] == Entry.CONTRIBUTION),
+    "contribution": _after(Aggregator, "receive"),
+    "aggregate": _after(Aggregator, "aggregate"),
+    "half an update": _half_a_record(lambda data, place: place > 0 and data[KIND] == Entry.UPDATE),
+    "update": _after(Aggregator, "complete"),
+    "half an answer": _half_an_answer,
+    "some answers": _some_answers,
+    "all answers": _before(Aggregator, "follow"),
+    "half a summary": _half_a_summary,
+    # Then, where a checkpoint is due
+    "half a new ledger": _half_a_record(lambda _, place: place == 0),
+    "half of the new ledgers": _after(Journal, "__init__"),
+    "new ledgers": _after(Ledger, "begin"),
+    "half of the old ledgers": _after(Path, "unlink", lambda path, *_: path.parent.name == "ledger"),
+    # At the end
+    "farewell": _after(Aggregator, "complete", _is_farewell),
+    "end": _before(Aggregator, "close"),
+    "model": _before(aggregator, "save_model"),
+}
