@@ -82,7 +82,8 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
             training = train(spec, plan, data, state, timings.lap, between_steps, policy.rank)
             options: dict[str, Any] = {"device": config.device, "lap": timings.lap}
             result = drive(training, client, plan, config.name, quietly=(LeavingError,) * resumes, **options)
-    save_model(output / "model", spec, result.best, result.final)
+        save_model(output / "model", spec, result.best, result.final)
+        client.done()
     shutil.rmtree(checkpoints.folder, ignore_errors=True)
     say(f"{config.name}: done after {result.epochs} epochs; the model is in {output / 'model'}")
     return result

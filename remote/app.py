@@ -2,6 +2,7 @@
 
 POST /rounds/{site}          a contribution; 200 and the round's update, or 202 when that takes long: ask again with
 GET  /rounds/{site}/{round}  200 and the update, 202 as above, or 204: nothing of this site is in, so send it
+POST /rounds/{site}/done     204: the site has all that it needs of a run that has ended
 POST /snapshots/{site}       200 and the run's newest state for a site that has lost its own, or 204: there is none
 GET  /run                    the spec, and what a site compares before it reads any data
 GET  /status                 where the run stands and whom it waits for
@@ -84,6 +85,7 @@ class Routes:
         for verb, path, work in (
             ("POST", "/rounds/{site}", self._contribute),
             ("GET", "/rounds/{site}/{round}", self._ask),
+            ("POST", "/rounds/{site}/done", self._done),
             ("POST", "/snapshots/{site}", self._snapshot),
             ("GET", "/run", self._run),
             ("GET", "/status", self._status),
@@ -156,6 +158,13 @@ class Routes:
         if not self._aggregator.barrier.holds(site):
             return Response(status_code=204)
         return _update(await self._host.wait(site, connection))
+
+    async def _done(self, request: Request) -> Response:
+        site, _ = self._admit(request)
+        self._check_run(request)
+        await read_body(request, 0)
+        self._host.discount(site)
+        return Response(status_code=204)
 
     async def _snapshot(self, request: Request) -> Response:
         site, connection = self._admit(request)

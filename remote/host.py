@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from time import perf_counter
 
@@ -13,7 +12,6 @@ from remote.audit import Audit
 from remote.rounds import Answer, Effect, Ready
 from remote.web import Connection
 
-SETTLE = 0.3  # seconds in which a site asks again whose last answer was lost
 HOLD = 25.0  # seconds for which a request is held: proxies cut what stands idle for 30 or 60
 
 
@@ -89,8 +87,11 @@ class Host:
                 del self._waiting[site]
 
     def told(self, site: str, said: bytes) -> bytes:
-        """Take note of an answer that a site is given, and return it."""
-        if self.aggregator.is_last_word(said):
+        """Take note of an answer that a site is given, and return it.
+
+        A site that hears of a failure needs no more; one that hears of the end says so when it has saved its model.
+        """
+        if self.aggregator.barrier.failed and self.aggregator.is_last_word(said):
             self.discount(site)
         return said
 
@@ -173,21 +174,14 @@ class Host:
 
         Some may still be computing, or go through the whole run again after a crash.
         """
-        while True:
+        while not self._told.is_set():
             self._heard.clear()
             waits = [asyncio.ensure_future(event.wait()) for event in (self._told, self._heard)]
             done, rest = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             for wait in rest:
                 wait.cancel()
-            if not done or (self._told.is_set() and not await self._heard_within(SETTLE)):
+            if not done:
                 return
-
-    async def _heard_within(self, seconds: float) -> bool:
-        """Tell whether a site comes again: its answer was lost on the way."""
-        self._heard.clear()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._heard.wait(), seconds)
-        return self._heard.is_set()
 
     async def leave(self) -> None:
         """Finish the round in hand; then nobody is held any more, and all come again when the run goes on."""

@@ -24,6 +24,7 @@ FIRST_DELAY, LONGEST_DELAY = 0.1, 10.0  # seconds between two tries to reach the
 HELD = 60.0  # seconds after which a held request is sent again: the aggregator answers earlier, so the link has died
 REPORT = 60.0  # seconds between two lines that say that others are waited for
 PROMPT = 10.0  # seconds in which a connection stands, and an answer comes that waits for nobody
+PATIENCE_AT_THE_END = 2.0  # seconds: the work is done
 SLOWEST = 10_000  # bytes per second of the slowest link on which a body may take its time
 TOO_SLOW, TOO_MANY, PROXY_DENIES = 408, 429, 407
 
@@ -143,6 +144,12 @@ class AggregatorClient:
             self.run()
         status, answer = self._request(_Request("POST", self._snapshots, b"", held=True))
         return answer if status == 200 else None
+
+    def done(self) -> None:
+        """Say that this site has all that it needs of the run: the aggregator need not stay for it."""
+        self._patience = min(self._patience, PATIENCE_AT_THE_END)
+        with contextlib.suppress(RankdadError):
+            self._request(_Request("POST", f"{self._rounds}/done", b""))
 
     def _asking(self, round_: int) -> _Request:
         return _Request("GET", f"{self._rounds}/{round_}", held=True)

@@ -230,4 +230,6 @@ def _our_client(port: int, size: int, steps: int, index: int, sites: int) -> lis
         """Drop what a person would read."""
 
     with AggregatorClient(f"http://127.0.0.1:{port}", site, 10.0, nothing) as client:
-        return drive(steps_alone(), client, plan, site)
+        seconds = drive(steps_alone(), client, plan, site)
+        client.done()
+        return seconds
