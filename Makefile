@@ -8,7 +8,7 @@ simulate: .venv/ready
 	$(BIN)/rankdad simulate simulations/specs/digits.json
 
 test: .venv/ready
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
 
 # What the project promises in figures: several minutes.
 slow: .venv/ready

@@ -39,6 +39,7 @@ def wait_for_steps(directory: Path, steps: int) -> None:
     raise AssertionError(f"no {steps} steps within 40 s")
 
 
+@pytest.mark.slow
 def test_all_processes_killed_at_once_go_on_to_the_same_bits(tmp_path: Path) -> None:
     file, undisturbed = long_run(tmp_path, {"name": "rank-dad", "rank": 2})
     command = [*COMMAND, "simulate", str(file), "--output", str(tmp_path / "run"), "--ledger"]

@@ -116,7 +116,7 @@ def test_every_reducer_is_within_a_hundredth_of_optimal(captured: list[tuple[Fac
 
 
 @pytest.mark.parametrize("rank", [1, 4, 10])
-@pytest.mark.parametrize("reducer", ["auto", "spi", "exact"])
+@pytest.mark.parametrize("reducer", ["auto", pytest.param("spi", marks=pytest.mark.slow), "exact"])
 def test_both_reductions_together_are_within_a_fiftieth_of_optimal(reducer: str, rank: int) -> None:
     """Sites send four rows more than the rank; no residual makes up for what is lost."""
     method = {"name": "rank-dad", "rank": rank, "reducer": reducer, "oversampling": 4, "feedback": "none"}

@@ -183,7 +183,7 @@ def _once(victim: str, when: int) -> Callable[[int], str | None]:
 
 @pytest.mark.parametrize("method", METHODS, ids=["rank-dad", "powersgd", "int8"])
 def test_whoever_dies_the_weights_are_the_same(tmp_path: Path, site_data: Data, method: dict[str, Any]) -> None:
-    crash_everywhere(tmp_path, site_data, method, every=11)
+    crash_everywhere(tmp_path, site_data, method, every=23)
 
 
 @pytest.mark.slow
