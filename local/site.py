@@ -78,7 +78,7 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
             if leaving is not None:
                 leaving.between_steps()
 
-        with closing(Timings(output / "timings.csv")) as timings:
+        with closing(Timings(output / "timings.csv", again=began > 0)) as timings:
             training = train(spec, plan, data, state, timings.lap, between_steps, policy.rank)
             options: dict[str, Any] = {"device": config.device, "lap": timings.lap}
             result = drive(training, client, plan, config.name, quietly=(LeavingError,) * resumes, **options)

@@ -14,12 +14,15 @@ class Timings:
 
     Args:
         path: CSV file with a row per step: seconds of each stretch.
+        again: whether a site goes on, and its rows so far stay; steps that it repeats stand there twice.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("w", newline="", encoding="utf-8", buffering=1)
+    def __init__(self, path: Path, *, again: bool = False) -> None:
+        goes_on = again and path.exists()
+        self._file = path.open("a" if goes_on else "w", newline="", encoding="utf-8", buffering=1)
         self._rows = csv.writer(self._file, lineterminator="\n")
-        self._rows.writerow(STRETCHES)
+        if not goes_on:
+            self._rows.writerow(STRETCHES)
         self._sums = dict.fromkeys(STRETCHES, 0.0)
         self._last, self._previous = perf_counter(), ""
 

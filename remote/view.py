@@ -212,5 +212,6 @@ def show_result(summary: dict[str, Any], directory: Path) -> None:
     digest = next(iter(summary["weights_sha256"].values()), "")
     for site, steps in summary["left_out"].items():
         print(f"quorum:  {site} was left out of {steps} of {summary['steps']} steps")
-    print(f"weights: {'equal at all sites' if equal else 'DIFFERENT between sites'}, sha256 {digest[:16]}…")
+    apart = "" if equal else f" by {summary['drift'] or 0:.0e} of their size"
+    print(f"weights: {'equal at all sites' if equal else f'DIFFERENT between sites{apart}'}, sha256 {digest[:16]}…")
     print(f"output:  {directory} (rankdad predict {directory} DATA.npz)")
