@@ -18,8 +18,8 @@ from __future__ import annotations
 import math
 import struct
 import sys
-from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, cast
 
 import msgpack
 import torch
@@ -39,6 +39,8 @@ if sys.byteorder != "little":
     raise ImportError("rankdad's wire is little-endian, and so must be the machine")
 
 CONTROL_BYTES = 1 << 16  # a hello, decision, goodbye or failure
+CONTAINERS = 3  # maps and lists in any message: its own, its body's, and one in that
+T = TypeVar("T")
 _ROUND, _MEASURES = struct.Struct("<Q"), struct.Struct("<3d")
 HEADER_BYTES = 19 + _ROUND.size + _MEASURES.size  # of a step: keys and all else but the two counted buffers
 
@@ -79,6 +81,7 @@ def unpack(data: bytes, plan: Plan, *, up: bool, device: str = "cpu") -> Message
     limit = body_limit(plan, up=up)
     if len(data) > limit:
         raise ProtocolError(413, f"the body has {len(data)} bytes, expected at most {limit}")
+    counted = _counting(CONTAINERS)
     try:
         document = msgpack.unpackb(
             data,
@@ -87,6 +90,8 @@ def unpack(data: bytes, plan: Plan, *, up: bool, device: str = "cpu") -> Message
             max_array_len=1000,
             max_map_len=1000,
             max_ext_len=0,
+            object_hook=counted,
+            list_hook=counted,
         )
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise ProtocolError(422, f"the body is not msgpack within the limits: {error}") from None
@@ -125,6 +130,20 @@ def body_limit(plan: Plan, *, up: bool) -> int:
     steps = (body_bytes(plan, phase, up=up) for phase in range(len(plan.exchanges)))
     largest = max(*steps, CONTROL_BYTES + plan.classes * 2 * BINS * 4 + plan.buffer_bytes)
     return largest if up else max(largest + _missing_bytes(plan), CONTROL_BYTES + plan.replica_bytes)
+
+
+def _counting(most: int) -> Callable[[T], T]:
+    """Return a hook for every finished map and list: a byte of theirs on the wire takes 64 of memory."""
+    left = most
+
+    def count(made: T) -> T:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ValueError(f"more than {most} maps and lists")
+        return made
+
+    return count
 
 
 def _missing_bytes(plan: Plan) -> int:
