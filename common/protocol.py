@@ -39,6 +39,8 @@ if sys.byteorder != "little":
     raise ImportError("rankdad's wire is little-endian, and so must be the machine")
 
 CONTROL_BYTES = 1 << 16  # a hello, decision, goodbye or failure
+MOST_SAMPLES = 1 << 40  # of one site: a thousand sites' add up to an exact number
+MOST_LOSS = 1e300  # of one site, in sums or a step: a thousand sites' add up to a finite number
 CONTAINERS = 3  # maps and lists in any message: its own, its body's, and one in that
 T = TypeVar("T")
 _ROUND, _MEASURES = struct.Struct("<Q"), struct.Struct("<3d")
@@ -118,6 +120,7 @@ def unpack(data: bytes, plan: Plan, *, up: bool, device: str = "cpu") -> Message
             field = ".".join(str(part) for part in first["loc"])
             raise ProtocolError(422, f"d.{field}: {first['msg']}") from None
         if isinstance(body, Evaluation):  # decoded again where they are used: once an epoch
+            _check_sums(body)
             unpack_scores(body.scores, plan.classes)
         elif isinstance(body, Buffers):
             unpack_buffers(body.values, plan)
@@ -199,9 +202,18 @@ def _arrays(payload: Payload, layout: Layout) -> list[tuple[Tensor, ...]]:
     return arrays
 
 
+def _check_sums(body: Evaluation) -> None:
+    if body.samples > MOST_SAMPLES:
+        raise ProtocolError(422, f"d: {body.samples} samples, expected at most {MOST_SAMPLES}")
+    if body.correct > body.samples:
+        raise ProtocolError(422, f"d: {body.correct} of {body.samples} samples are correct")
+    if body.loss > MOST_LOSS:
+        raise ProtocolError(422, f"d: a loss of {body.loss:g}, expected at most {MOST_LOSS:g}")
+
+
 def _unpack_step(document: dict[str, Any], plan: Plan, layout: Layout, device: str) -> Step:
     weight, loss, norm = _MEASURES.unpack(_binary(document, "m", _MEASURES.size))
-    for name, value, most in (("weight", weight, 2.0**53), ("loss", loss, 1e300), ("norm", norm, 1e300)):
+    for name, value, most in (("weight", weight, 2.0**53), ("loss", loss, MOST_LOSS), ("norm", norm, 1e300)):
         if not abs(value) <= most or (name == "weight" and value < 0):
             raise ProtocolError(422, f"m: got {name} {value}, expected at most {most:g}, a weight at least 0")
     filled = _filled(layout, _binary(document, "n", 4 * layout.variable))

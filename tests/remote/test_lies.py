@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from common.course import Course
 from common.drift import SKETCH_BYTES
-from common.errors import ProtocolError
+from common.errors import ProtocolError, RunFailedError
 from common.factors import Factor
 from common.messages import (
     Ask,
@@ -152,6 +153,9 @@ REFUSED: dict[str, tuple[Lie, str]] = {
     "stops": (always(Kind.DECISION, Decision(epoch=0, best=True, stop=True)), "409 d: got epoch=0 best=True stop=True"),
     "decides another epoch": (always(Kind.DECISION, Decision(epoch=9, best=True, stop=False)), "409 d: got epoch=9"),
     "denies the best": (always(Kind.DECISION, Decision(epoch=0, best=False, stop=False)), "409 d: got epoch=0 best=F"),
+    "counts too many": (evaluating(samples=2**52), "422 d: 4503599627370496 samples, expected at most 1099511627776"),
+    "counts more right than there are": (evaluating(correct=2), "422 d: 2 of 1 samples are correct"),
+    "loses too much": (evaluating(loss=1e308), "422 d: a loss of 1e+308, expected at most"),
 }
 TAKEN: dict[str, Lie] = {
     "is silent": lambda run: None,
@@ -188,3 +192,16 @@ def test_a_lie_is_refused_and_the_others_end_as_if_the_liar_were_silent(
 @pytest.mark.parametrize("lie", TAKEN)
 def test_a_liar_ends_its_own_part_alone(tmp_path: Path, data: dict[str, SiteData], lie: str) -> None:
     honest_digest(Run(tmp_path / "run", data), TAKEN[lie])
+
+
+@pytest.mark.parametrize("train", [2**52, 8_000_001])
+def test_a_hello_with_more_samples_than_can_be_ends_the_run_by_name_not_by_memory(
+    tmp_path: Path, data: dict[str, SiteData], train: int
+) -> None:
+    run = Run(tmp_path, data)
+    said = r"^alpha could not go on: train: \d+ samples are \d+ steps"
+    with (
+        contextlib.closing(run.aggregator),
+        pytest.raises(RunFailedError, match=said),
+    ):
+        run.go(lambda run: None, train=train)
