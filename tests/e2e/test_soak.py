@@ -348,7 +348,7 @@ def test_two_thousand_steps_take_no_more_memory_and_no_more_files(tmp_path: Path
         print(f"process {place}: {slope:.2f} KB a step, from {warm[0]} to {warm[-1]} (steps, KB, files)")
         assert len(warm) > 20
         assert slope < MOST_GROWTH, place
-        assert place == 0 or np.ptp(warm[:, 2]) <= 1, "a site's files: one is open for a moment at a checkpoint"
+        assert place == 0 or warm[:, 2].max() - warm[0, 2] <= 2, "some are open for a moment at a checkpoint"
 
 
 @pytest.mark.xfail(strict=True, reason="with Retention.ALL every checkpoint begins a file of updates that stays open")
