@@ -229,7 +229,8 @@ class Aggregator:
         if site not in self.plan.sites:
             raise ProtocolError(404, "no such site in this run")
         found = self._checkpoints.snapshot() if self._checkpoints else None
-        if found is not None and self._ledger:
+        known = {"site": site, "round": self.barrier.round} in self.recorder.progress.resets[-len(self.plan.sites) :]
+        if found is not None and self._ledger and (self.barrier.holds(site) or not known):
             place = self.plan.sites.index(site)
             self._ledger.append(Record(Entry.RESET, self.barrier.round, place, b""))
             self._reset(place, self.barrier.round)

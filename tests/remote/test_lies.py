@@ -34,7 +34,8 @@ from common.protocol import pack, unpack
 from common.replica import Replica
 from local.data import SiteData
 from local.training import Result, TrainingState, train
-from remote.aggregator import Aggregator
+from remote import aggregator as aggregator_module
+from remote.aggregator import Aggregator, Keeping
 from remote.rounds import Answer, Effect
 from tests.conftest import SITES, run_spec
 
@@ -52,10 +53,10 @@ def evaluation(**changes: Any) -> Evaluation:
 class Run:
     """Two honest sites, and one that has said a true hello and then is first in every round with its lies."""
 
-    def __init__(self, directory: Path, data: dict[str, SiteData]) -> None:
+    def __init__(self, directory: Path, data: dict[str, SiteData], keeping: Keeping | None = None) -> None:
         self.now = 0.0
         self.spec = run_spec(federation=FEDERATION, method={"name": "rank-dad", "rank": 2})
-        self.aggregator = Aggregator(self.spec, Replica(self.spec), directory, lambda: self.now)
+        self.aggregator = Aggregator(self.spec, Replica(self.spec), directory, lambda: self.now, keeping=keeping)
         self.plan = self.aggregator.plan
         self.answers: dict[str, bytes] = {}
         self.trainings = {site: self._training(site, data[site]) for site in SITES}
@@ -205,3 +206,19 @@ def test_a_hello_with_more_samples_than_can_be_ends_the_run_by_name_not_by_memor
         pytest.raises(RunFailedError, match=said),
     ):
         run.go(lambda run: None, train=train)
+
+
+def test_asking_for_the_state_again_and_again_fills_neither_ledger_nor_summary(
+    tmp_path: Path, data: dict[str, SiteData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aggregator_module, "EVERY", 3)
+    run = Run(tmp_path, data, Keeping())
+
+    def lie(run: Run) -> None:
+        for _ in range(10):
+            given = run.aggregator.snapshot(LIAR)
+            assert (given is not None) == (run.aggregator.course.replica.step >= 3)
+
+    honest_digest(run, lie)
+    rounds = [reset["round"] for reset in run.aggregator.recorder.progress.resets]
+    assert len(rounds) == len(set(rounds)) > 3
