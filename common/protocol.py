@@ -18,8 +18,8 @@ from __future__ import annotations
 import math
 import struct
 import sys
-from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, cast
 
 import msgpack
 import torch
@@ -39,6 +39,10 @@ if sys.byteorder != "little":
     raise ImportError("rankdad's wire is little-endian, and so must be the machine")
 
 CONTROL_BYTES = 1 << 16  # a hello, decision, goodbye or failure
+MOST_SAMPLES = 1 << 40  # of one site: a thousand sites' add up to an exact number
+MOST_LOSS = 1e300  # of one site, in sums or a step: a thousand sites' add up to a finite number
+CONTAINERS = 3  # maps and lists in any message: its own, its body's, and one in that
+T = TypeVar("T")
 _ROUND, _MEASURES = struct.Struct("<Q"), struct.Struct("<3d")
 HEADER_BYTES = 19 + _ROUND.size + _MEASURES.size  # of a step: keys and all else but the two counted buffers
 
@@ -79,6 +83,7 @@ def unpack(data: bytes, plan: Plan, *, up: bool, device: str = "cpu") -> Message
     limit = body_limit(plan, up=up)
     if len(data) > limit:
         raise ProtocolError(413, f"the body has {len(data)} bytes, expected at most {limit}")
+    counted = _counting(CONTAINERS)
     try:
         document = msgpack.unpackb(
             data,
@@ -87,6 +92,8 @@ def unpack(data: bytes, plan: Plan, *, up: bool, device: str = "cpu") -> Message
             max_array_len=1000,
             max_map_len=1000,
             max_ext_len=0,
+            object_hook=counted,
+            list_hook=counted,
         )
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise ProtocolError(422, f"the body is not msgpack within the limits: {error}") from None
@@ -113,6 +120,7 @@ def unpack(data: bytes, plan: Plan, *, up: bool, device: str = "cpu") -> Message
             field = ".".join(str(part) for part in first["loc"])
             raise ProtocolError(422, f"d.{field}: {first['msg']}") from None
         if isinstance(body, Evaluation):  # decoded again where they are used: once an epoch
+            _check_sums(body)
             unpack_scores(body.scores, plan.classes)
         elif isinstance(body, Buffers):
             unpack_buffers(body.values, plan)
@@ -125,6 +133,20 @@ def body_limit(plan: Plan, *, up: bool) -> int:
     steps = (body_bytes(plan, phase, up=up) for phase in range(len(plan.exchanges)))
     largest = max(*steps, CONTROL_BYTES + plan.classes * 2 * BINS * 4 + plan.buffer_bytes)
     return largest if up else max(largest + _missing_bytes(plan), CONTROL_BYTES + plan.replica_bytes)
+
+
+def _counting(most: int) -> Callable[[T], T]:
+    """Return a hook for every finished map and list: a byte of theirs on the wire takes 64 of memory."""
+    left = most
+
+    def count(made: T) -> T:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ValueError(f"more than {most} maps and lists")
+        return made
+
+    return count
 
 
 def _missing_bytes(plan: Plan) -> int:
@@ -180,9 +202,18 @@ def _arrays(payload: Payload, layout: Layout) -> list[tuple[Tensor, ...]]:
     return arrays
 
 
+def _check_sums(body: Evaluation) -> None:
+    if body.samples > MOST_SAMPLES:
+        raise ProtocolError(422, f"d: {body.samples} samples, expected at most {MOST_SAMPLES}")
+    if body.correct > body.samples:
+        raise ProtocolError(422, f"d: {body.correct} of {body.samples} samples are correct")
+    if body.loss > MOST_LOSS:
+        raise ProtocolError(422, f"d: a loss of {body.loss:g}, expected at most {MOST_LOSS:g}")
+
+
 def _unpack_step(document: dict[str, Any], plan: Plan, layout: Layout, device: str) -> Step:
     weight, loss, norm = _MEASURES.unpack(_binary(document, "m", _MEASURES.size))
-    for name, value, most in (("weight", weight, 2.0**53), ("loss", loss, 1e300), ("norm", norm, 1e300)):
+    for name, value, most in (("weight", weight, 2.0**53), ("loss", loss, MOST_LOSS), ("norm", norm, 1e300)):
         if not abs(value) <= most or (name == "weight" and value < 0):
             raise ProtocolError(422, f"m: got {name} {value}, expected at most {most:g}, a weight at least 0")
     filled = _filled(layout, _binary(document, "n", 4 * layout.variable))

@@ -41,6 +41,7 @@ from common.seeds import derive
 from common.spec import RunSpec
 from remote.rounds import Ready
 
+MOST_STEPS = 1_000_000  # of an epoch: everybody lists every site's
 B = TypeVar("B", bound=Body)
 
 
@@ -61,7 +62,7 @@ def aggregate(spec: RunSpec, plan: Plan, course: Course, ready: Ready, state: St
     if ready.kind is Kind.STEP:
         return _step(plan, course.method, messages[0], _bodies(messages, Step), state)
     if ready.kind is Kind.HELLO:
-        return _hello(plan, _bodies(messages, Hello)), state
+        return _hello(spec, plan, _bodies(messages, Hello)), state
     if ready.kind is Kind.BUFFERS:
         return _buffers(plan, sites, _bodies(messages, Buffers)), state
     if ready.kind is Kind.EVALUATION:
@@ -95,7 +96,7 @@ def _step(plan: Plan, method: Method, first: Message, steps: Sequence[Step], sta
     return Step(total, loss, math.hypot(*sizes), payload), state
 
 
-def _hello(plan: Plan, hellos: Sequence[Hello]) -> Roster:
+def _hello(spec: RunSpec, plan: Plan, hellos: Sequence[Hello]) -> Roster:
     expected = {
         "version": plan.version,
         "spec_sha256": plan.spec_sha256,
@@ -115,6 +116,11 @@ def _hello(plan: Plan, hellos: Sequence[Hello]) -> Roster:
                 raise RunFailedError(site, f"{meaning[field]}: {field} is {got}, the aggregator has {value}")
         if hello.train == 0:
             raise RunFailedError(site, "train: it has no samples to train on")
+        steps = math.ceil(hello.train / spec.training.step_size)
+        if steps > MOST_STEPS:
+            raise RunFailedError(
+                site, f"train: {hello.train} samples are {steps} steps an epoch, expected at most {MOST_STEPS}"
+            )
     return Roster(train=[hello.train for hello in hellos])
 
 

@@ -27,6 +27,7 @@ from common.wire import is_lossless
 from remote.aggregation import aggregate
 from remote.recorder import Recorder, new_directory
 from remote.rounds import Answer, Barrier, Effect, Phase, Ready
+from remote.turns import check_turn
 
 LEDGER, CHECKPOINTS = "ledger", "checkpoints"  # of a run's directory
 
@@ -109,6 +110,7 @@ class Aggregator:
         self.barrier = Barrier.of(spec.federation, clock(), self.course.round)
         self._lossless = is_lossless(self.plan.wire, next(replica.model.parameters()).dtype)
         self._phase = 0  # of the next step message
+        self._last: Kind | None = None  # kind of the last update
         self._departed: set[str] = set()
         self._outcome = ("interrupted", "")
 
@@ -151,6 +153,8 @@ class Aggregator:
         current = message.round == self.barrier.round and not self.ended
         if current and message.phase != (self._phase if isinstance(message.body, Step) else 0):
             raise ProtocolError(409, f"p: got phase {message.phase}, but the run is in phase {self._phase} of a step")
+        if current:
+            check_turn(self.plan, self.course, self._last, message)
         known = self.barrier.holds(site)
         effects = self.barrier.receive(site, body, message, self._clock())
         self._departed.discard(site)
@@ -225,7 +229,8 @@ class Aggregator:
         if site not in self.plan.sites:
             raise ProtocolError(404, "no such site in this run")
         found = self._checkpoints.snapshot() if self._checkpoints else None
-        if found is not None and self._ledger:
+        known = {"site": site, "round": self.barrier.round} in self.recorder.progress.resets[-len(self.plan.sites) :]
+        if found is not None and self._ledger and (self.barrier.holds(site) or not known):
             place = self.plan.sites.index(site)
             self._ledger.append(Record(Entry.RESET, self.barrier.round, place, b""))
             self._reset(place, self.barrier.round)
@@ -314,6 +319,7 @@ class Aggregator:
         """
         body, course = update.message.body, self.course
         course.follow(update.message)
+        self._last = ready.kind
         self.recorder.record(ready, body, len(update.packed), seconds)
         if isinstance(body, Farewell):
             self.recorder.progress.aggregator_sha256 = course.replica.digest()

@@ -156,8 +156,8 @@ class AggregatorClient:
 
     def _request(self, request: _Request) -> tuple[int, bytes]:
         """Send a request until it is answered with 200, 202 or 204."""
-        delay, since = FIRST_DELAY, 0.0  # since when nothing goes: patience is not for what the others take
-        silent = False
+        delay, silent = FIRST_DELAY, False
+        since: float | None = None  # when nobody answered first: an answer that waits for other sites is no silence
         while True:
             try:
                 status, answer = self._once(request)
@@ -180,8 +180,9 @@ class AggregatorClient:
                 problem = (getattr(error, "strerror", None) or one_line(error)).lower()
                 if f"tunnel connection failed: {PROXY_DENIES}" in problem:
                     raise UserError("proxy: asks for another user and password than the site's file holds") from None
-            since = since or time.monotonic()
-            left = self._patience - (time.monotonic() - since)
+            now = time.monotonic()
+            since = now if since is None else since
+            left = self._patience - (now - since)
             if left <= 0:
                 raise UnreachableError(
                     f"{self._url}: no aggregator for {self._patience:.0f} s ({problem}): is it running, and is the "

@@ -158,6 +158,8 @@ EVALUATION = Evaluation(split="test", epoch=0, samples=3, loss=1.0, correct=2, s
         (GOOD + b"\x00", "not msgpack"),
         (b"\x91" * 5000, "not msgpack"),
         (msgpack.packb({"k": 2, "x": msgpack.ExtType(1, b"os.system")}), "not msgpack"),
+        (msgpack.packb({"k": 2, "x": [{}] * 900}), "more than 3 maps and lists"),
+        (msgpack.packb([[[]] * 900] * 40), "more than 3 maps and lists"),
         (msgpack.packb({"k": 99}), "k: got 99"),
         (msgpack.packb({"k": True}), "keys"),
         (msgpack.packb({"k": 2}), "keys"),

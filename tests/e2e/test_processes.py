@@ -23,9 +23,9 @@ COMMAND = [sys.executable, "-m", "rankdad"]
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"} | {"PYTHONPATH": str(ROOT)}
 
 
-def simulation(tmp_path: Path, **changes: Any) -> Path:
+def simulation(tmp_path: Path, samples: int = 150, **changes: Any) -> Path:
     """A quick simulation file over an npz of its own."""
-    pool = write_site(tmp_path / "pool", 150, 0)
+    pool = write_site(tmp_path / "pool", samples, 0)
     document = {
         "run": run_document(**({"method": {"name": "rank-dad", "rank": 2}} | changes)),
         "simulation": {"source": {"name": "npz", "path": str(pool / "data.npz")}},

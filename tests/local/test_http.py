@@ -112,6 +112,14 @@ def test_a_silent_link_is_tried_again_and_not_for_ever(server: Server, monkeypat
     assert server.bodies == [b"first", b"first", b"second", b"second", b"second"]
 
 
+def test_a_wait_for_other_sites_does_not_use_up_the_patience_with_an_aggregator_that_goes_away(server: Server) -> None:
+    server.script = [RUN, None, (200, b"update")]  # held for two seconds, then cut off
+    said: list[str] = []
+    with client_of(server, said, patience=1.0) as client:
+        assert client.exchange(b"contribution", 7) == b"update"
+    assert ["for 1 s more" in line for line in said] == [True]
+
+
 def test_a_trainer_may_ask_whether_a_round_is_complete(server: Server) -> None:
     spec = run_spec()
     plan = make_plan(spec, build_model(spec))

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import uvicorn
 
-from common.drift import SKETCH_BYTES
-from common.messages import Goodbye, Hello, Kind, Message
+from common.messages import Hello, Kind, Message, Step
 from common.protocol import pack
 from common.replica import Replica
 from remote.aggregator import Aggregator
@@ -52,10 +52,11 @@ class Served:
         }
         return pack(Message(Kind.HELLO, 0, Hello.model_validate(fields | changes)), plan, up=True)
 
-    def goodbye(self, round_: int) -> bytes:
-        """A site's last contribution."""
-        goodbye = Goodbye(weights_sha256="0" * 64, sketch=bytes(SKETCH_BYTES))
-        return pack(Message(Kind.GOODBYE, round_, goodbye), self.aggregator.plan, up=True)
+    def step(self, round_: int) -> bytes:
+        """A site's contribution to a step: it has no samples left."""
+        plan = self.aggregator.plan
+        payload = tuple(torch.zeros(slot.rows, *slot.widths) for slot in plan.layout(0, up=True).slots)
+        return pack(Message(Kind.STEP, round_, Step(0.0, 0.0, 0.0, payload)), plan, up=True)
 
     def connect(self, seconds: float = 5.0) -> socket.socket:
         """A bare connection."""

@@ -1,0 +1,224 @@
+"""A site that lies can do no more than end its own part: the others go on, and end as they would without it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common.course import Course
+from common.drift import SKETCH_BYTES
+from common.errors import ProtocolError, RunFailedError
+from common.factors import Factor
+from common.messages import (
+    Ask,
+    Body,
+    Buffers,
+    Decision,
+    Evaluation,
+    Failure,
+    Goodbye,
+    Hello,
+    Kind,
+    Message,
+    Sketch,
+    Step,
+)
+from common.metrics import BINS
+from common.protocol import pack, unpack
+from common.replica import Replica
+from local.data import SiteData
+from local.training import Result, TrainingState, train
+from remote import aggregator as aggregator_module
+from remote.aggregator import Aggregator, Keeping
+from remote.rounds import Answer, Effect
+from tests.conftest import SITES, run_spec
+
+LIAR, HONEST = SITES[0], SITES[1:]  # what the first in the plan says has often decided for all
+FEDERATION = {"sites": list(SITES), "quorum": 2, "grace": 5, "compare_every": 4}
+SKETCH = Sketch(weights=bytes(SKETCH_BYTES))
+GOODBYE = Goodbye(weights_sha256="0" * 64, sketch=bytes(SKETCH_BYTES))
+
+
+def evaluation(**changes: Any) -> Evaluation:
+    fields = {"split": "test", "epoch": 0, "samples": 1, "loss": 1.0, "correct": 1, "scores": bytes(3 * 2 * BINS * 4)}
+    return Evaluation.model_validate(fields | changes)
+
+
+class Run:
+    """Two honest sites, and one that has said a true hello and then is first in every round with its lies."""
+
+    def __init__(self, directory: Path, data: dict[str, SiteData], keeping: Keeping | None = None) -> None:
+        self.now = 0.0
+        self.spec = run_spec(federation=FEDERATION, method={"name": "rank-dad", "rank": 2})
+        self.aggregator = Aggregator(self.spec, Replica(self.spec), directory, lambda: self.now, keeping=keeping)
+        self.plan = self.aggregator.plan
+        self.answers: dict[str, bytes] = {}
+        self.trainings = {site: self._training(site, data[site]) for site in SITES}
+        self.refused: list[str] = []
+
+    def _training(self, site: str, data: SiteData) -> Any:
+        return train(self.spec, self.plan, data, TrainingState(site, Course(self.spec, self.plan, Replica(self.spec))))
+
+    @property
+    def round(self) -> int:
+        return self.aggregator.barrier.round
+
+    def go(self, lie: Lie, **hello: Any) -> dict[str, Result]:
+        results: dict[str, Result] = {}
+        messages = {site: next(training) for site, training in self.trainings.items()}
+        messages = {site: self._told(site, message) for site, message in messages.items()}
+        true = messages[LIAR].body
+        assert isinstance(true, Hello)
+        self.hello = messages[LIAR] = replace(messages[LIAR], body=true.model_copy(update=hello))
+        for site in SITES:
+            self._receive(site, messages[site])
+        while len(results) < len(HONEST):
+            told = lie(self)
+            try:
+                if told is not None:
+                    self._receive(LIAR, told)
+            except ProtocolError as error:
+                self.refused.append(f"{error.status} {error}")
+            answers = dict(self.answers)
+            for site in HONEST:
+                try:
+                    update = unpack(answers[site], self.plan, up=False)
+                    messages[site] = self._told(site, self.trainings[site].send(update))
+                except StopIteration as stop:
+                    results[site] = stop.value
+                    continue
+                self._receive(site, messages[site])
+            self.now += 10.0
+            self._carry_out(self.aggregator.tick())
+        self.aggregator.close()
+        return results
+
+    def _told(self, site: str, message: Message | Ask) -> Message:
+        while isinstance(message, Ask):
+            known = self.aggregator.recorded(site, message.round)
+            message = self.trainings[site].send(None if known is None else unpack(known, self.plan, up=False))
+        return message
+
+    def _receive(self, site: str, message: Message) -> None:
+        self._carry_out(self.aggregator.receive(site, pack(message, self.plan, up=True)))
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Answer):
+                self.answers |= dict.fromkeys(effect.sites, effect.body)
+                continue
+            update = self.aggregator.aggregate(effect)
+            answers = self.aggregator.complete(effect, update)
+            self.aggregator.follow(effect, update, 0.0)
+            self._carry_out(answers)
+
+
+Lie = Callable[[Run], Message | None]
+
+
+def always(kind: Kind, body: Body) -> Lie:
+    return lambda run: Message(kind, run.round, body)
+
+
+def evaluating(**changes: Any) -> Lie:
+    """Where an evaluation is due, with sums that cannot be."""
+
+    def lie(run: Run) -> Message:
+        course = run.aggregator.course
+        now = ("validation", course.epoch) if course.trains else ("test", course.best_epoch)
+        fields = dict(zip(("split", "epoch"), now, strict=True))
+        return Message(Kind.EVALUATION, run.round, evaluation(**fields | changes))
+
+    return lie
+
+
+def empty_step(run: Run) -> Message:
+    arrays = [[torch.zeros(s.rows, width) for width in s.widths] for s in run.plan.layout(0, up=True).slots]
+    payload = tuple(Factor(*own) if len(own) == 2 else own[0] for own in arrays)
+    return Message(Kind.STEP, run.round, Step(0.0, 0.0, 0.0, payload))
+
+
+REFUSED: dict[str, tuple[Lie, str]] = {
+    "says goodbye": (always(Kind.GOODBYE, GOODBYE), "409 k: got GOODBYE in round 1, expected STEP"),
+    "compares": (always(Kind.COMPARISON, SKETCH), "409 k: got COMPARISON in round 1, expected STEP"),
+    "sends buffers": (always(Kind.BUFFERS, Buffers(samples=9, values=b"")), "409 k: got BUFFERS in round 1, expected"),
+    "says hello": (lambda run: replace(run.hello, round=run.round), "409 k: got HELLO in round 1, expected STEP"),
+    "tests": (always(Kind.EVALUATION, evaluation(epoch=9)), "409 d.split: got test of epoch 9, expected validation of"),
+    "validates another epoch": (evaluating(epoch=99), "409 d.split: got validation of epoch 99, expected validation"),
+    "stops": (always(Kind.DECISION, Decision(epoch=0, best=True, stop=True)), "409 d: got epoch=0 best=True stop=True"),
+    "decides another epoch": (always(Kind.DECISION, Decision(epoch=9, best=True, stop=False)), "409 d: got epoch=9"),
+    "denies the best": (always(Kind.DECISION, Decision(epoch=0, best=False, stop=False)), "409 d: got epoch=0 best=F"),
+    "counts too many": (evaluating(samples=2**52), "422 d: 4503599627370496 samples, expected at most 1099511627776"),
+    "counts more right than there are": (evaluating(correct=2), "422 d: 2 of 1 samples are correct"),
+    "loses too much": (evaluating(loss=1e308), "422 d: a loss of 1e+308, expected at most"),
+}
+TAKEN: dict[str, Lie] = {
+    "is silent": lambda run: None,
+    "steps with nothing": empty_step,
+    "fails for another": always(Kind.FAILURE, Failure(site="beta", reason="x" * 500)),
+}
+
+
+@pytest.fixture
+def data(site_data: Callable[..., dict[str, SiteData]]) -> dict[str, SiteData]:
+    return site_data(run_spec())
+
+
+def honest_digest(run: Run, lie: Lie) -> str:
+    """Let the run end; return the digest of the honest sites' weights."""
+    results, progress = run.go(lie), run.aggregator.recorder.progress
+    assert (progress.status, progress.epoch, progress.step) == ("completed", 2, progress.steps)
+    assert {result.epochs for result in results.values()} == {2}
+    (digest,) = {result.weights_sha256[site] for result in results.values() for site in HONEST}
+    assert progress.aggregator_sha256 == digest
+    return digest
+
+
+def test_a_lie_is_refused_and_the_others_end_as_if_the_liar_were_silent(
+    tmp_path: Path, data: dict[str, SiteData]
+) -> None:
+    silent = honest_digest(Run(tmp_path / "silent", data), TAKEN["is silent"])
+    for name, (lie, said) in REFUSED.items():
+        run = Run(tmp_path / name, data)
+        assert honest_digest(run, lie) == silent, name
+        assert any(reason.startswith(said) for reason in run.refused), (name, run.refused)
+
+
+@pytest.mark.parametrize("lie", TAKEN)
+def test_a_liar_ends_its_own_part_alone(tmp_path: Path, data: dict[str, SiteData], lie: str) -> None:
+    honest_digest(Run(tmp_path / "run", data), TAKEN[lie])
+
+
+@pytest.mark.parametrize("train", [2**52, 8_000_001])
+def test_a_hello_with_more_samples_than_can_be_ends_the_run_by_name_not_by_memory(
+    tmp_path: Path, data: dict[str, SiteData], train: int
+) -> None:
+    run = Run(tmp_path, data)
+    said = r"^alpha could not go on: train: \d+ samples are \d+ steps"
+    with (
+        contextlib.closing(run.aggregator),
+        pytest.raises(RunFailedError, match=said),
+    ):
+        run.go(lambda run: None, train=train)
+
+
+def test_asking_for_the_state_again_and_again_fills_neither_ledger_nor_summary(
+    tmp_path: Path, data: dict[str, SiteData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aggregator_module, "EVERY", 3)
+    run = Run(tmp_path, data, Keeping())
+
+    def lie(run: Run) -> None:
+        for _ in range(10):
+            given = run.aggregator.snapshot(LIAR)
+            assert (given is not None) == (run.aggregator.course.replica.step >= 3)
+
+    honest_digest(run, lie)
+    rounds = [reset["round"] for reset in run.aggregator.recorder.progress.resets]
+    assert len(rounds) == len(set(rounds)) > 3
