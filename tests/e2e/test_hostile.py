@@ -90,9 +90,11 @@ def held(directory: Path, data: dict[str, SiteData]) -> Iterator[Held]:
     release = threading.Event()
     with serving(directory, identity, method=METHOD) as served, ThreadPoolExecutor() as threads:
         spec, plan = served.aggregator.spec, served.aggregator.plan
+        # Before there are threads: they share torch's generator, from which initial weights are drawn.
+        courses = {site: Course(spec, plan, Replica(spec)) for site in SITES}
 
         def take_part(site: str) -> Result:
-            course = Course(spec, plan, Replica(spec))
+            course = courses[site]
 
             def lap(name: str) -> None:
                 if (site, name, course.replica.step) == ("gamma", "begin", HELD_STEP):
