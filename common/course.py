@@ -135,7 +135,7 @@ class Course:
         elif isinstance(body, Comparison):
             self.compared = self.replica.step
             if body.replica:
-                self.replica.load_state(_state_of(body.replica), self.replica.step)
+                _take_over(self.replica, body.replica)
         elif isinstance(body, Buffers):
             self.replica.load(unpack_buffers(body.values, self._plan))
         elif isinstance(body, Pooled):
@@ -231,8 +231,8 @@ def packed_state(replica: Replica) -> bytes:
     return safetensors.torch.save(replica.state())
 
 
-def _state_of(data: bytes) -> dict[str, Tensor]:
+def _take_over(replica: Replica, data: bytes) -> None:
     try:
-        return safetensors.torch.load(data)
-    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        replica.load_state(safetensors.torch.load(data), replica.step)
+    except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise ProtocolError(502, f"d.replica: is no replica's state: {error}") from None

@@ -66,7 +66,12 @@ class Replica:
         return {name: value.detach().cpu().clone(memory_format=contiguous) for name, value in tensors.items()}
 
     def load_state(self, tensors: Mapping[str, Tensor], step: int) -> None:
-        """Go back to a state that `state` has returned, after so many steps."""
+        """Go back to a state that `state` has returned, after so many steps.
+
+        Raises:
+            RuntimeError, KeyError, ValueError: it is not that of this model; a fused optimizer would read and write
+                beyond a moment that is too small.
+        """
         self.step = step
         parts: dict[str, dict[str, Tensor]] = {}
         for name, value in tensors.items():
@@ -77,6 +82,8 @@ class Replica:
             for name, value in moments.items():
                 owner = self._trained[name]
                 fits = value.shape == owner.shape and value.dtype == owner.dtype
+                if not fits and (key != "step" or value.numel() != 1):
+                    raise ValueError(f"{key} of {name}: got {list(value.shape)}, expected {list(owner.shape)}")
                 self._optimizer.state[owner][key] = _laid_out_as(owner, value) if fits else value.to(owner.device)
 
     def digest(self) -> str:

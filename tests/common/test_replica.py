@@ -46,3 +46,14 @@ def test_clipping_bounds_the_norm_of_what_is_applied() -> None:
     replica.apply({name: torch.full_like(p, 3.0) for name, p in replica.model.named_parameters()})
     moved = sum(float((replica.weights()[name] - value).square().sum()) for name, value in before.items())
     assert moved**0.5 == pytest.approx(0.5, rel=1e-4)
+
+
+def test_a_state_whose_moments_do_not_fit_is_refused() -> None:
+    """A fused optimizer would read and write beyond the end of one that is too small."""
+    spec = run_spec()
+    replica = Replica(spec)
+    replica.apply({name: torch.ones_like(value) for name, value in replica.model.named_parameters()})
+    state = replica.state()
+    name = next(name for name in state if name.startswith("exp_avg/"))
+    with pytest.raises(ValueError, match="got \\[1\\], expected"):
+        replica.load_state(state | {name: torch.zeros(1)}, 1)
