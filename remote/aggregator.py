@@ -232,8 +232,10 @@ class Aggregator:
         known = {"site": site, "round": self.barrier.round} in self.recorder.progress.resets[-len(self.plan.sites) :]
         if found is not None and self._ledger and (self.barrier.holds(site) or not known):
             place = self.plan.sites.index(site)
-            self._ledger.append(Record(Entry.RESET, self.barrier.round, place, b""))
-            self._reset(place, self.barrier.round)
+            # What is being aggregated stands, for the ledger too.
+            round_ = self.barrier.round + (self.barrier.phase is Phase.AGGREGATING)
+            self._ledger.append(Record(Entry.RESET, round_, place, b""))
+            self._reset(place, round_)
         return found
 
     def _reset(self, place: int, round_: int) -> None:

@@ -352,3 +352,21 @@ def test_the_last_checkpoint_lost_too_is_said(tmp_path: Path, site_data: Data) -
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     with pytest.raises(UserError, match="no checkpoint is readable"):
         Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter, keeping=KEEPING)
+
+
+def test_a_site_that_loses_its_state_while_a_round_is_aggregated_is_reset_for_the_next(
+    tmp_path: Path, site_data: Data
+) -> None:
+    spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 2, "batch_size": 12})
+    run = Run(spec, site_data(spec), tmp_path)
+    aggregate = run.aggregator.aggregate
+    lost: list[int] = []
+
+    def lose(ready: Ready) -> Any:
+        if not lost and run.aggregator.snapshot("beta") is not None:
+            lost.append(ready.round)
+        return aggregate(ready)
+
+    run.aggregator.aggregate = lose  # type: ignore[method-assign]
+    run.go(lambda message: "aggregator" if message % 5 == 0 and lost else None)
+    assert [reset["round"] for reset in run.aggregator.recorder.progress.resets] == [lost[0] + 1]
