@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from common import __version__
 from common.documents import load_json, validate
-from common.errors import DataError
+from common.errors import DataError, UserError
 from common.models import build_model
 from common.spec import RunSpec
 
@@ -22,7 +22,18 @@ Which = Literal["best", "final"]
 
 
 def save_model(directory: Path, spec: RunSpec, best: Mapping[str, Tensor], final: Mapping[str, Tensor]) -> None:
-    """Write both weights, and `model.json`: the spec, which holds schema, scaling and classes, and the versions."""
+    """Write both weights, and `model.json`: the spec, which holds schema, scaling and classes, and the versions.
+
+    Raises:
+        UserError: the disk is full or broken.
+    """
+    try:
+        _write_model(directory, spec, best, final)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{directory}: the model cannot be written: {error}") from None
+
+
+def _write_model(directory: Path, spec: RunSpec, best: Mapping[str, Tensor], final: Mapping[str, Tensor]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for name, weights in (("best", best), ("final", final)):
         if weights:

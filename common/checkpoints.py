@@ -21,6 +21,7 @@ from torch import Tensor
 from common.course import Course, Standing, under
 from common.errors import ProtocolError, UserError, one_line
 from common.factors import Factor
+from common.journal import sync_path
 from common.plan import Plan
 from common.reduction.feedback import Residuals
 
@@ -63,13 +64,14 @@ class Checkpoints:
         path = self.folder / f"{course.round:012d}.safetensors"
         temporary = path.with_suffix(".tmp")
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             safetensors.torch.save_file(tensors, temporary, {"": json.dumps(whole)})
+            temporary.chmod(0o600)
             if self._sync:
-                _sync(temporary)
+                sync_path(temporary)
             os.replace(temporary, path)  # noqa: PTH105
             if self._sync:
-                _sync(self.folder)
+                sync_path(self.folder)
         except (OSError, SafetensorError) as error:
             temporary.unlink(missing_ok=True)
             raise UserError(f"{path}: the checkpoint cannot be written: {error}") from None
@@ -91,7 +93,10 @@ class Checkpoints:
             if found is None or (most_steps is not None and found[0]["course"]["steps"] > most_steps):
                 continue
             document, tensors = found
-            course.load(Standing.model_validate_json(json.dumps(document["course"])), tensors)
+            try:
+                course.load(Standing.model_validate_json(json.dumps(document["course"])), tensors)
+            except (ValueError, KeyError, RuntimeError) as error:
+                raise UserError(f"checkpoint of round {document['course'].get('round')}: {one_line(error)}") from None
             device = next(course.replica.model.parameters()).device
             return document, _residuals({name: value.to(device) for name, value in tensors.items()})
         return None
@@ -146,14 +151,6 @@ def take_over(course: Course, snapshot: bytes) -> None:
         course.load(standing, safetensors.torch.load(snapshot[_SIZE.size + size :]))
     except (struct.error, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ProtocolError(502, f"the aggregator's snapshot cannot be used: {one_line(error)}") from None
-
-
-def _sync(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def _tensors(residuals: Residuals) -> dict[str, Tensor]:

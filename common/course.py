@@ -20,10 +20,11 @@ from common.messages import Buffers, Comparison, Control, Count, Decision, Farew
 from common.methods import method_for
 from common.plan import Plan
 from common.protocol import unpack_buffers
-from common.replica import Replica
+from common.replica import Replica, saved_buffers
 from common.routes import Payload, scatter
 from common.spec import RunSpec
 
+MOST_STEPS = 1_000_000  # of an epoch: everybody lists every site's
 SCALARS = ("round", "epoch", "step", "compared", "best_value", "best_epoch", "stale", "stopped")
 
 
@@ -111,7 +112,8 @@ class Course:
     def own_share(self, site: int, samples: float, update: Message) -> float:
         """Return the part that a site's samples have in a step's update: 0 if it was left out."""
         assert isinstance(update.body, Step)
-        return 0.0 if site in update.missing or not samples else samples / update.body.weight
+        present = samples > 0 and site not in update.missing and update.body.weight > 0
+        return samples / update.body.weight if present else 0.0
 
     def view(self) -> Decision:
         """Return what every site says at the end of an epoch: whether it was the best, and whether to stop."""
@@ -154,6 +156,8 @@ class Course:
     def _begin(self, roster: tuple[int, ...]) -> None:
         if len(roster) != len(self._plan.sites) or not all(roster):
             raise ProtocolError(502, f"train: got {len(roster)} sites' samples, expected {len(self._plan.sites)}")
+        if max(roster) > MOST_STEPS * self._spec.training.step_size:
+            raise ProtocolError(502, f"train: got {max(roster)} samples, more than {MOST_STEPS} steps an epoch")
         self.roster = roster
         self._sizes = [batch_sizes(samples, self._spec.training.step_size) for samples in roster]
         self.replica.steps_per_epoch = max(map(len, self._sizes))
@@ -232,7 +236,8 @@ def packed_state(replica: Replica) -> bytes:
 
 
 def _take_over(replica: Replica, data: bytes) -> None:
+    own = {f"weights/{name}": value.clone() for name, value in saved_buffers(replica.model).items()}  # of this epoch
     try:
-        replica.load_state(safetensors.torch.load(data), replica.step)
+        replica.load_state(safetensors.torch.load(data) | own, replica.step)
     except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise ProtocolError(502, f"d.replica: is no replica's state: {error}") from None

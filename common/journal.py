@@ -10,6 +10,7 @@ answered then, and it is dropped when the file is opened again.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import struct
 import zlib
@@ -71,9 +72,13 @@ class Journal:
         mark = _mark(plan_sha256)
         start = _beginning(mark, run_id)
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)  # gradients, or with dad the data themselves
         except OSError as error:
             raise UserError(f"{path}: cannot be opened: {error.strerror}") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise self._refusal("is written by another process: does this run's aggregator run already?") from None
         found = os.pread(self._file, len(start), 0)
         if not mark.startswith(found[: len(mark)]):
             raise self._refusal("is the ledger of another run, plan or version")
@@ -82,13 +87,26 @@ class Journal:
             os.truncate(self._file, 0)
             self._write(start, 0)
             found = start
+            if sync:
+                os.fsync(self._file)
+                sync_path(path.parent)
         self.run_id = found[len(mark) :][:16].decode(errors="replace")
         if found != _beginning(mark, self.run_id):
             raise self._refusal("has a damaged beginning")
         self.start = len(start)
         for place, record in scan(self._file, self.start):
             self.end = place + HEAD_BYTES + len(record.body)
+        if self._goes_on_after(self.end):
+            raise self._refusal(f"is damaged at byte {self.end}, with whole records behind it (is the disk failing?)")
         os.truncate(self._file, self.end)
+
+    def _goes_on_after(self, place: int) -> bool:
+        """Tell whether whole records follow one that is not whole: then it is damaged, not cut short."""
+        head = os.pread(self._file, HEAD_BYTES, place)
+        if len(head) < HEAD_BYTES:
+            return False
+        size = _HEAD.unpack(head)[0]
+        return next(scan(self._file, place + HEAD_BYTES + size), None) is not None
 
     def append(self, record: Record) -> int:
         """Write a record at the end, and return its place.
@@ -134,6 +152,15 @@ class Journal:
         while view:
             written = os.pwrite(self._file, view, place)
             view, place = view[written:], place + written
+
+
+def sync_path(path: Path) -> None:
+    """Put a file, or a folder's list of files, on the disk."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def read_journal(path: Path, plan_sha256: str) -> Iterator[Record]:

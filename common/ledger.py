@@ -56,7 +56,7 @@ class Ledger:
         self.folder = folder
         self._plan_sha256, self.run_id, self._sync = plan_sha256, run_id, sync
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise UserError(f"{folder}: cannot be made: {error.strerror}") from None
         self._contributions: dict[int, Journal] = {}  # by their first round, in order

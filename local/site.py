@@ -16,7 +16,7 @@ from common.artifacts import save_model
 from common.checkpoints import EVERY, Checkpoints, take_over
 from common.course import Course
 from common.documents import load_json, validate
-from common.errors import PolicyError, RankdadError, SpecError, UserError
+from common.errors import DataError, PolicyError, RankdadError, SpecError, UserError
 from common.messages import failure_message
 from common.plan import Plan, make_plan
 from common.protocol import pack, step_bytes
@@ -56,11 +56,13 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
         plan = make_plan(spec, replica.model)
         with _refusing(client, plan, config.name):
             policy.check(spec, plan)
-        data = _data(config, spec, policy)
+        with _refusing(client, plan, config.name, "its data cannot be used"):
+            data = _data(config, spec, policy)
         with _refusing(client, plan, config.name, "it has fewer samples for a step than its policy asks for"):
             policy.check_samples(spec, len(data.train))
+        client.expect(plan)
         checkpoints = Checkpoints(output / "checkpoints" / run_id(offered), plan, config.name)
-        state = _state(config, client, Course(spec, plan, replica), checkpoints)
+        state = _state(config, client, offered, Course(spec, plan, replica), checkpoints)
         for warning in plan.warnings:
             say(f"warning: {warning}")
         say(
@@ -72,7 +74,7 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
         def between_steps() -> None:
             asked = leaving is not None and leaving.asked
             if resumes and (replica.step % EVERY == 0 or asked) and state.course.round > began:
-                checkpoints.save(state.course, state.residuals)
+                checkpoints.save(state.course, state.residuals, {"follows": state.follows})
                 if asked:
                     say(f"{config.name}: stops after step {replica.step}; start it again to go on from there")
             if leaving is not None:
@@ -89,18 +91,26 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
     return result
 
 
-def _state(config: SiteConfig, client: AggregatorClient, course: Course, checkpoints: Checkpoints) -> TrainingState:
+def _state(
+    config: SiteConfig,
+    client: AggregatorClient,
+    offered: Mapping[str, object],
+    course: Course,
+    checkpoints: Checkpoints,
+) -> TrainingState:
     """Return where the site stands: at its last checkpoint, else where the run does, else at the beginning."""
-    found = checkpoints.load(course)
-    if found is not None:
+    found, oldest = checkpoints.load(course), offered.get("oldest", 0)
+    if found is not None and isinstance(oldest, int) and course.round >= oldest:
         say(f"{config.name}: goes on from its checkpoint of step {course.replica.step}, round {course.round}")
-        return TrainingState(config.name, course, found[1])
+        return TrainingState(config.name, course, found[1], follows=found[0].get("follows") is True)
     snapshot = client.snapshot()
-    if snapshot is not None:
-        take_over(course, snapshot)
-        step = course.replica.step
-        say(f"{config.name}: has lost its checkpoints; goes on from the aggregator's of step {step}, without residuals")
-    return TrainingState(config.name, course)
+    if snapshot is None:
+        return TrainingState(config.name, course)
+    take_over(course, snapshot)
+    why = "has lost its checkpoints" if found is None else "was away for longer than the ledger reaches back"
+    say(f"{config.name}: {why}; goes on from the aggregator's of step {course.replica.step}, without residuals")
+    checkpoints.save(course, {}, {"follows": True})
+    return TrainingState(config.name, course, follows=True)
 
 
 def check_site(config: SiteConfig) -> None:
@@ -163,7 +173,7 @@ def _refusing(client: AggregatorClient, plan: Plan, site: str, reason: str | Non
     """
     try:
         yield
-    except PolicyError as error:
+    except (PolicyError, DataError) as error:
         told = error if reason is None else RankdadError(reason)
         client.give_up(pack(failure_message(site, 0, told), plan, up=True))
         raise

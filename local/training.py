@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from common import __version__
 from common.capture import FactorCapture
 from common.course import Course, batch_sizes
-from common.errors import ModelError, NonFiniteError, ProtocolError, RunFailedError
+from common.errors import ModelError, NonFiniteError, ProtocolError, RunFailedError, UserError
 from common.factors import norm
 from common.messages import (
     Ask,
@@ -64,11 +64,14 @@ class TrainingState:
         site: its name in the plan.
         course: of the run, with the site's replica.
         residuals: what error feedback keeps for the next step, by parameter.
+        follows: whether the site has lost its residuals, and only follows until it is where the run is: what it has
+            sent before is in the updates, and cannot be made again.
     """
 
     site: str
     course: Course
     residuals: Residuals = field(default_factory=dict)
+    follows: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,6 +161,11 @@ class _Trainer:
         course, replica = self.course, self.replica
         if not course.roster:
             yield from self._exchange(Kind.HELLO, self._hello, Roster)
+        if course.roster[self.index] != len(self.data.train):
+            raise UserError(
+                f"data: {len(self.data.train)} samples to train on, but this run began with "
+                f"{course.roster[self.index]}: a site goes on with the same data"
+            )
         while course.trains:
             yield from self._epoch()
             yield from self._end_of_epoch()
@@ -197,7 +205,7 @@ class _Trainer:
     def _step(self, batch: Samples) -> Exchange[None]:
         """Take one optimizer step; a site that is out of data contributes no rows, and is present."""
         known = yield from self._ask()
-        if known is not None and self.index in known.missing:
+        if known is not None and (self.state.follows or self.index in known.missing):
             batch = batch.take(torch.arange(0))  # nobody waits for its gradients: it only follows
         self.lap("begin")
         gradients, loss = self._gradients(batch)
@@ -308,6 +316,7 @@ class _Trainer:
             return None
         known = yield Ask(self.course.round)
         self.behind = known is not None
+        self.state.follows = self.state.follows and self.behind
         return known
 
     def _contribution(self, kind: Kind, body: Body, phase: int = 0) -> Message:

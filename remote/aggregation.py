@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from common.course import Course, packed_state
+from common.course import MOST_STEPS, Course, packed_state
 from common.drift import distance
 from common.errors import NonFiniteError, RunFailedError
 from common.factors import LARGEST_NORM, norm
@@ -41,7 +41,6 @@ from common.seeds import derive
 from common.spec import RunSpec
 from remote.rounds import Ready
 
-MOST_STEPS = 1_000_000  # of an epoch: everybody lists every site's
 B = TypeVar("B", bound=Body)
 
 

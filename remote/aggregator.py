@@ -262,6 +262,8 @@ class Aggregator:
     def _repeat(self, record: Record) -> None:
         """Make an update again from what the ledger says that was in."""
         assert self._ledger is not None
+        if record.round != self.barrier.round:
+            raise UserError(f"{self._ledger.folder}: round {self.barrier.round} is missing, expected all since then")
         (ready,) = self.barrier.close(self._clock())
         assert isinstance(ready, Ready)
         update = self.aggregate(ready)

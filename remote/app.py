@@ -122,7 +122,11 @@ class Routes:
         self._admit(request)
         plan = self._aggregator.plan
         spec = self._aggregator.spec.model_dump(mode="json")
-        own = {"id": self._aggregator.run_id, "resumes": self._aggregator.keeps_ledger}
+        own = {
+            "id": self._aggregator.run_id,
+            "resumes": self._aggregator.keeps_ledger,
+            "oldest": self._aggregator.oldest,
+        }
         return JSONResponse({"version": plan.version, "run": spec, "plan_sha256": plan.sha256(), **own})
 
     async def _status(self, request: Request) -> Response:

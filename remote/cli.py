@@ -76,6 +76,8 @@ def aggregator(
     address = f"[{address}]" if ":" in address else address
     typer.echo(f"listening on {access.scheme}://{address}:{bound}; the run's directory is {output}")
     keeping = Keeping(durability, retention) if ledger else None
+    if keeping is None and spec.federation.least < len(spec.federation.sites):
+        raise UserError("--no-ledger: federation.quorum lets sites be late, and these catch up from the ledger")
     run_aggregator(spec, output, listening, Console(), allow_factory or (), keeping=keeping, access=access)
     show_result(load_json(output / "summary.json"), output)
 

@@ -16,6 +16,7 @@ from common.course import Course
 from common.documents import load_json, validate
 from common.errors import UserError
 from common.ledger import oldest_update, read_updates
+from common.messages import Kind
 from common.plan import make_plan
 from common.protocol import unpack
 from common.replica import Replica
@@ -46,9 +47,12 @@ def export(directory: Path, step: int | None, output: Path, allowed_factories: C
     if oldest_update(ledger) > 0 and not Checkpoints(directory / CHECKPOINTS, plan, "aggregator").load(course, step):
         raise UserError(f"--step: got {step}, but {ledger} keeps only the last checkpoints and what came after them")
     for record in read_updates(ledger, plan.sha256(), course.round):
-        if replica.step == step:
+        update = unpack(record.body, plan, up=False)
+        if replica.step == step and update.kind is not Kind.BUFFERS:  # which belong to the last step of an epoch
             break
-        course.follow(unpack(record.body, plan, up=False))
+        if update.round != course.round:
+            raise UserError(f"{ledger}: round {course.round} is missing, expected all since then")
+        course.follow(update)
     if replica.step == 0 or (step is not None and replica.step != step):
         raise UserError(f"--step: got {step}, expected 1 to {replica.step}: so far does {ledger} reach")
     save_model(output / "model", spec, {}, replica.weights())

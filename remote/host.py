@@ -41,7 +41,6 @@ class Host:
 
     def meet(self, site: str) -> None:
         """Take note that a site has come."""
-        self._heard.set()
         self._departed.discard(site)
 
     async def contribute(self, site: str, body: bytes, connection: Connection) -> bytes | None:
@@ -50,6 +49,7 @@ class Host:
         Raises:
             ProtocolError: it has to be refused; nothing has changed then.
         """
+        self._heard.set()
         effects = self._receive(site, body)
         if site not in self._present:
             self._present.add(site)
@@ -194,7 +194,10 @@ class Host:
     async def close(self) -> None:
         """Let the work in hand end, and write down how the run ended."""
         await self._finish()
-        self.aggregator.close()
+        try:
+            self.aggregator.close()
+        except UserError as error:
+            self.error = self.error or error
 
     async def _finish(self) -> None:
         while self._tasks:

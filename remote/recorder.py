@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -123,6 +124,7 @@ class Recorder:
         progress.up, progress.down = progress.up + up, progress.down + down
         progress.step_seconds += seconds
         sums.add(seconds, aggregation_seconds, up, down)
+        sums.missing |= ready.missing
         ranks = [value.rows for value in update.payload if isinstance(value, Factor)]
         if ready.phase < len(self._plan.exchanges) - 1:
             return
@@ -135,7 +137,7 @@ class Recorder:
             step = message.body
             self._losses[site] = (total + step.weight * step.loss, weight + step.weight)
             norms[site] = f"{step.norm:.6g}"
-        left_out = [self._plan.sites[place] for place in sorted(ready.missing)]
+        left_out = [self._plan.sites[place] for place in sorted(sums.missing)]
         for site in left_out:
             progress.left_out[site] = progress.left_out.get(site, 0) + 1
         self._steps.row(
@@ -172,9 +174,9 @@ class Recorder:
     def finish(self, status: str, reason: str = "") -> None:
         """Write the last summary and close the tables."""
         self.progress.status, self.progress.reason = status, reason
-        self.summarise()
         self._steps.close()
         self._metrics.close()
+        self.summarise()
 
     def summarise(self) -> None:
         """Write `summary.json` as things stand."""
@@ -233,8 +235,11 @@ def new_directory(directory: Path) -> None:
 def write_json(path: Path, document: object) -> None:
     """Write a JSON file so that a reader finds either the old one or the new one, whole."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)  # noqa: PTH105
+    try:
+        temporary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        os.replace(temporary, path)  # noqa: PTH105
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 @dataclass
@@ -245,6 +250,7 @@ class _Sums:
     aggregation: float = 0.0
     up: int = 0
     down: int = 0
+    missing: frozenset[int] = frozenset()  # from any of them
 
     def add(self, seconds: float, aggregation: float, up: int, down: int) -> None:
         self.seconds, self.aggregation = self.seconds + seconds, self.aggregation + aggregation
@@ -265,16 +271,20 @@ class _Table:
         if stands:
             os.truncate(path, size or 0)
         self._file = path.open("a" if stands else "w", newline="", encoding="utf-8", buffering=1)
-        self._writer = csv.writer(self._file, lineterminator="\n")
+        self._path, self._writer = path, csv.writer(self._file, lineterminator="\n")
         if not stands:
             self._writer.writerow(columns)
 
     def row(self, values: Sequence[object]) -> None:
-        self._writer.writerow(values)
+        try:
+            self._writer.writerow(values)
+        except OSError as error:
+            raise UserError(f"{self._path}: cannot be written: {error.strerror}") from None
 
     def size(self) -> int:
         self._file.flush()
         return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # what did not fit has been said
+            self._file.close()

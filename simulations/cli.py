@@ -90,13 +90,18 @@ def simulate(
             directory,
             allow_factories=factories,
             json_output=json_,
-            keeping=Keeping() if ledger or resume is not None else None,
+            keeping=Keeping() if ledger or resume is not None or _needs_ledger(read.run) else None,
             resume=resume is not None,
         )
     if json_:
         typer.echo(json.dumps(summary, indent=2))
     else:
         show_result(summary, directory)
+
+
+def _needs_ledger(spec: RunSpec) -> bool:
+    """Tell whether sites may be late: they catch up from the ledger."""
+    return spec.federation.least < len(spec.federation.sites)
 
 
 def _cut_short(directory: Path) -> SimulationFile:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from common.errors import RankdadError, RunFailedError, UnreachableError, UserError, one_line
 from common.messages import Ask, Message, failure_message
 from common.plan import Plan
-from common.protocol import pack, unpack
+from common.protocol import body_limit, pack, unpack
 from local.config import SiteConfig
 from local.drivers.connecting import open_connection, said_by_tls
 
@@ -66,6 +66,7 @@ class AggregatorClient:
         token = None if config is None else config.token()
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
         self._knows_run = False
+        self._limit = 1 << 20  # bytes of an answer
 
     @classmethod
     def of(cls, config: SiteConfig, say: Callable[[str], None]) -> AggregatorClient:
@@ -97,6 +98,10 @@ class AggregatorClient:
             self._headers["x-rankdad-run"] = named
         self._knows_run = True
         return document
+
+    def expect(self, plan: Plan) -> None:
+        """Take answers as large as this plan's, a snapshot with best weights included, and none larger."""
+        self._limit = max(self._limit, 2 * body_limit(plan, up=False) + 2 * plan.replica_bytes)
 
     def give_up(self, body: bytes) -> None:
         """Say that this site cannot go on, unless nobody answers within seconds."""
@@ -213,7 +218,13 @@ class AggregatorClient:
             raise HeldError from None
         if response.length is None and not response.chunked:
             raise http.client.IncompleteRead(b"")  # http.client takes a head that broke off for a whole one
-        return response.status, response.read()
+        answer = response.read(self._limit + 1)
+        if len(answer) > self._limit:
+            connection.close()
+            raise UserError(f"{self._url}: answered with more than {self._limit:,} bytes, which nothing in a run has")
+        if response.length:
+            raise http.client.IncompleteRead(answer, response.length)
+        return response.status, answer
 
 
 def drive(
@@ -242,6 +253,7 @@ def drive(
         RankdadError: this site could not; the aggregator has been told.
     """
     round_ = 0
+    client.expect(plan)
     try:
         message = next(training)
         while True:

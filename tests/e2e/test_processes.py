@@ -117,7 +117,7 @@ def test_started_by_hand_and_predicted_from(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_site_that_is_told_to_stop_leaves_between_steps_and_can_come_back(tmp_path: Path, number: int) -> None:
-    file = simulation(tmp_path, training={"epochs": 30})
+    file = simulation(tmp_path, training={"epochs": 14})
     aggregator = start("aggregator", file, "--output", tmp_path / "run", "--port", 0)
     address = wait_for_line(aggregator, "listening on").split(";")[0].removeprefix("listening on ").strip()
     assert rankdad("split", file, "--output", tmp_path / "hand", "--aggregator", address).returncode == 0
@@ -138,6 +138,7 @@ def test_a_site_that_is_told_to_stop_leaves_between_steps_and_can_come_back(tmp_
     assert set(digests.values()) == {json.loads(undisturbed.stdout)["aggregator_sha256"]}
 
 
+@pytest.mark.slow
 def test_a_site_that_cannot_come_back_tells_the_others_that_it_is_stopped(tmp_path: Path) -> None:
     file = simulation(tmp_path, training={"epochs": 9999})
     aggregator = start("aggregator", file, "--output", tmp_path / "run", "--port", 0, "--no-ledger")

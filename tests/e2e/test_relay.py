@@ -95,7 +95,7 @@ def test_no_process_of_a_simulation_with_a_relay_is_left(tmp_path: Path, how: st
         time.sleep(0.1)  # after a kill they notice it themselves
     assert not any(alive(child) for child in children)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
-    assert json.loads((tmp_path / "run" / "relay.json").read_text())["connections"] == 3
+    assert json.loads((tmp_path / "run" / "relay.json").read_text())["connections"] >= 3
 
 
 def test_a_relay_that_dies_ends_the_simulation_with_its_name(tmp_path: Path) -> None:

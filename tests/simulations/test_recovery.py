@@ -57,8 +57,9 @@ class Site:
         plan = make_plan(self.spec, replica.model)
         course, checkpoints = Course(self.spec, plan, replica), Checkpoints(self.folder, plan, self.name)
         loaded = checkpoints.load(course)
-        self.state = TrainingState(self.name, course, loaded[1] if loaded else {})
-        if loaded is None and (offered := snapshot(self.name)) is not None:
+        offered = snapshot(self.name) if loaded is None else None
+        self.state = TrainingState(self.name, course, loaded[1] if loaded else {}, follows=offered is not None)
+        if offered is not None:
             take_over(course, offered)
         began = course.round
 
