@@ -103,12 +103,13 @@ class Ledger:
         )
         return _in_rounds(contributions, updates, since)
 
-    def begin(self, round_: int) -> None:
-        """Begin new files: there is a checkpoint between the round before and this one."""
-        for files, kind in ((self._contributions, CONTRIBUTIONS), (self._updates, UPDATES)):
-            if round_ not in files:
-                files[round_] = self._open(kind, round_)
-        self._places.setdefault(round_, array("Q"))
+    def begin(self, round_: int, retention: Retention) -> None:
+        """Begin new files, of what is not kept for ever: there is a checkpoint between the round before and this."""
+        if round_ not in self._contributions:
+            self._contributions[round_] = self._open(CONTRIBUTIONS, round_)
+        if retention is Retention.TAIL and round_ not in self._updates:
+            self._updates[round_] = self._open(UPDATES, round_)
+            self._places[round_] = array("Q")
 
     def retire(self, before: int, retention: Retention) -> None:
         """Remove what no process will need again: nobody goes back to a round before this."""

@@ -335,7 +335,7 @@ class Aggregator:
         if self._checkpoints is None or self._ledger is None or self._keeping is None:
             return
         self._checkpoints.save(self.course, self._residuals, {"recorder": self.recorder.state()})
-        self._ledger.begin(self.course.round)
+        self._ledger.begin(self.course.round, self._keeping.retention)
         oldest = self._checkpoints.oldest()
         if oldest is not None:
             self._ledger.retire(oldest, self._keeping.retention)

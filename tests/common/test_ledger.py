@@ -37,7 +37,7 @@ def write(folder: Path, retention: Retention) -> list[Record]:
     with opened(folder) as ledger:
         for number in range(11):
             if number in (3, 6, 9):
-                ledger.begin(number)
+                ledger.begin(number, retention)
                 if number > 3:
                     ledger.retire(number - 3, retention)
             records = round_of(number)
@@ -81,7 +81,7 @@ def test_what_no_checkpoint_needs_goes(tmp_path: Path, retention: Retention, old
 
 
 def test_a_damaged_update_is_said_not_sent(tmp_path: Path) -> None:
-    write(tmp_path, Retention.ALL)
+    write(tmp_path, Retention.TAIL)
     with opened(tmp_path) as ledger:
         path = tmp_path / "updates-000000000003"
         data = bytearray(path.read_bytes())
