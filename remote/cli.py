@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from common.errors import UserError
 from common.ledger import Durability, Retention
 
 
