@@ -16,7 +16,7 @@ from common.artifacts import save_model
 from common.checkpoints import EVERY, Checkpoints, take_over
 from common.course import Course
 from common.documents import load_json, validate
-from common.errors import DataError, PolicyError, RankdadError, SpecError, UserError
+from common.errors import PolicyError, RankdadError, SpecError, UserError
 from common.messages import failure_message
 from common.plan import Plan, make_plan
 from common.protocol import pack, step_bytes
@@ -56,8 +56,7 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
         plan = make_plan(spec, replica.model)
         with _refusing(client, plan, config.name):
             policy.check(spec, plan)
-        with _refusing(client, plan, config.name, "its data cannot be used"):
-            data = _data(config, spec, policy)
+        data = _data(config, spec, policy)
         with _refusing(client, plan, config.name, "it has fewer samples for a step than its policy asks for"):
             policy.check_samples(spec, len(data.train))
         client.expect(plan)
@@ -173,7 +172,7 @@ def _refusing(client: AggregatorClient, plan: Plan, site: str, reason: str | Non
     """
     try:
         yield
-    except (PolicyError, DataError) as error:
+    except PolicyError as error:
         told = error if reason is None else RankdadError(reason)
         client.give_up(pack(failure_message(site, 0, told), plan, up=True))
         raise

@@ -237,8 +237,9 @@ def test_a_site_that_cannot_save_is_named_though_the_run_was_complete(tmp_path: 
     (tmp_path / "run" / "sites" / "beta").mkdir(parents=True)
     (tmp_path / "run" / "sites" / "beta" / "model").write_text("in the way")
     done = rankdad("simulate", simulation(tmp_path), "--output", tmp_path / "run")
-    assert done.returncode == 1
-    assert "beta could not go on: ended with status 1" in done.stderr
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: beta: ")
+    assert "the model cannot be written" in done.stderr
 
 
 def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
@@ -290,6 +291,7 @@ def test_a_mistake_in_the_file_ends_in_a_sentence_and_status_2(tmp_path: Path, a
     assert "Traceback" not in done.stderr + done.stdout
 
 
+@pytest.mark.slow
 def test_check_finds_the_same_mistakes_without_running(tmp_path: Path) -> None:
     file = simulation(tmp_path)
     assert "rank-dad, 3 sites: at most" in rankdad("check", file).stdout

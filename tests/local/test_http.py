@@ -320,3 +320,11 @@ def test_a_site_file_that_would_be_unsafe_or_cannot_work_is_refused(
     if "encryption" in said:
         (tmp_path / "site.json").write_text(json.dumps(document | {"allow_plain_http": True}))
         assert SiteConfig.read(tmp_path / "site.json").allow_plain_http
+
+
+def test_an_answer_larger_than_anything_in_a_run_is_not_read(server: Server) -> None:
+    server.script = [RUN, (200, bytes(1 << 20)), (200, bytes((1 << 20) + 1))]
+    with client_of(server, []) as client:
+        assert len(client.exchange(b"first", 0)) == 1 << 20
+        with pytest.raises(UserError, match="answered with more than 1,048,576 bytes"):
+            client.exchange(b"second", 1)
