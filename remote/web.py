@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol, cast
 
@@ -31,6 +32,10 @@ class Guest(Protocol):
     """One end of a connection."""
 
     site: str
+
+    @property
+    def address(self) -> str:
+        """The other end's address."""
 
     def dismiss(self) -> None:
         """Make room for another."""
@@ -71,7 +76,9 @@ class Door:
 def _add(guests: dict[Guest, None], guest: Guest, limit: int) -> None:
     guests[guest] = None
     if len(guests) > limit:
-        oldest = next(iter(guests))
+        # From where most come, so that one machine alone cannot keep others out.
+        crowded = Counter(other.address for other in guests).most_common(1)[0][0]
+        oldest = next(other for other in guests if other.address == crowded)
         del guests[oldest]
         oldest.dismiss()
 
@@ -194,7 +201,7 @@ class Handshake:
         secure: Callable[[], Context],
         door: Door,
     ) -> None:
-        self.site = ""
+        self.site, self.address = "", address
         self._door = door
         door.enter(self)
         self._task = asyncio.get_running_loop().create_task(self._shake(accepted, address, make, secure))

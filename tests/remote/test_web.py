@@ -195,3 +195,20 @@ def test_a_log_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
         "/dev/full: cannot be written: No space left on device; the run goes on without it",
         f"{tmp_path}/nowhere/audit.jsonl: cannot be written: No such file or directory; the run goes on without it",
     ]
+
+
+class Caller:
+    def __init__(self, address: str) -> None:
+        self.site, self.address, self.dismissed = "", address, False
+
+    def dismiss(self) -> None:
+        self.dismissed = True
+
+
+def test_one_machine_with_many_connections_does_not_keep_others_out(tmp_path: Path) -> None:
+    door = web.Door(Audit(tmp_path / "audit.jsonl", print))
+    first, crowd = Caller("10.0.0.1"), [Caller("10.0.0.2") for _ in range(3 * web.STRANGERS)]
+    for caller in (first, *crowd):
+        door.enter(caller)
+    assert not first.dismissed
+    assert [caller.dismissed for caller in crowd].count(False) == web.STRANGERS - 1
