@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from common.capture import FactorCapture
-from common.checkpoints import EVERY, KEPT
 from common.documents import validate
 from common.errors import SpecError
 from common.factors import Factor
+from common.footprint import WINDOW, footprint
 from common.messages import Kind, Message, Step
 from common.methods import Method, State, Weighted, method_for
 from common.methods.rank_dad import is_small
@@ -55,12 +55,12 @@ def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
         f"{2 * plan.dense_bytes / (up + down):.1f} times fewer than full gradients ({plan.dense_bytes:,})",
         highlight=False,
     )
-    between = len(plan.sites) * up + down  # bytes a step
-    kept = KEPT + 1  # files of contributions: of two checkpoints, and of the one before until the next
-    tail = kept * EVERY * between + KEPT * (plan.replica_bytes + 4 * plan.dense_bytes)
+    kept = footprint(plan)
     console.print(
-        f"the aggregator's ledger: at most {between:,} bytes a step, of which {down:,} stay; contributions are "
-        f"gone after {kept * EVERY} steps. With --retention tail it has at most {size(tail)}, checkpoints included",
+        f"the aggregator's ledger: at most {kept.step:,} bytes a step and {kept.epoch:,} an epoch, of which "
+        f"{kept.step_update:,} and {kept.epoch_update:,} stay; contributions are gone after {WINDOW} steps. With "
+        f"--retention tail at most {size(kept.tail())}, checkpoints included, and {size(kept.epoch)} for each epoch "
+        f"that ends within {WINDOW} steps",
         highlight=False,
     )
 

@@ -12,11 +12,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 from safetensors.torch import load_file
 
+from common import footprint as footprint_module
 from common.checkpoints import Checkpoints, take_over
 from common.course import Course
 from common.errors import UserError
+from common.footprint import footprint
 from common.ledger import Retention
 from common.messages import Ask, Message
 from common.plan import make_plan
@@ -198,12 +201,24 @@ def test_whoever_dies_whenever_the_weights_are_the_same(
 
 
 def test_everybody_dies_again_and_again(tmp_path: Path, site_data: Data) -> None:
-    spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 2, "batch_size": 12})
+    """With early stopping: the epochs without improvement are counted across deaths, and the best weights kept."""
+    stopping = {
+        "epochs": 9,
+        "batch_size": 12,
+        "early_stopping": {"patience": 2},
+        "optimizer": {"name": "adam", "lr": 0.1},
+    }
+    spec = run_spec(method={"name": "rank-dad", "rank": 2}, training=stopping)
     data = site_data(spec)
-    undisturbed = Run(spec, data, tmp_path / "undisturbed").go(lambda message: None)
+    calm = Run(spec, data, tmp_path / "undisturbed")
+    undisturbed = calm.go(lambda message: None)
+    assert 3 <= calm.aggregator.course.epoch < 9, "it stops early"
     victims = ["aggregator", *SITES]
     often = Run(spec, data, tmp_path / "often")
     assert often.go(lambda message: victims[message // 7 % 4] if message % 7 == 0 else None) == undisturbed
+    assert often.aggregator.course.epoch == calm.aggregator.course.epoch
+    best = [load_file(tmp_path / name / "run" / "model" / "best.safetensors") for name in ("undisturbed", "often")]
+    assert all(torch.equal(best[0][name], best[1][name]) for name in best[0])
 
 
 def test_a_checkpoint_of_another_run_is_refused_and_a_torn_one_passed_over(tmp_path: Path, site_data: Data) -> None:
@@ -331,6 +346,29 @@ def test_the_tail_alone_is_enough_to_recover_and_has_a_bound(tmp_path: Path, sit
 
 def dying(every: int) -> Callable[[int], str | None]:
     return lambda message: "aggregator" if message % every == 0 else None
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("method", [*METHODS, {"name": "dsgd"}], ids=["rank-dad", "powersgd", "int8", "dsgd"])
+@pytest.mark.parametrize("retention", list(Retention))
+def test_a_run_takes_no_more_disk_than_was_predicted(
+    tmp_path: Path, site_data: Data, method: dict[str, Any], retention: Retention, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not much less: contributions of three times EVERY steps, the updates of all or of as many."""
+    monkeypatch.setattr(footprint_module, "WINDOW", 3 * EVERY)
+    spec = run_spec(method=method, training={"epochs": 3}, federation={"sites": list(SITES), "compare_every": 0})
+    run = Run(spec, site_data(spec), tmp_path, Keeping(retention=retention))
+    run.go(lambda message: None)
+    most, steps = footprint(run.aggregator.plan), run.aggregator.recorder.progress.step
+    ledger, checkpoints = (size_of(tmp_path / "run" / name) for name in ("ledger", "checkpoints"))
+    assert checkpoints <= 2 * most.checkpoint
+    if retention is Retention.ALL:
+        assert 0.3 * most.whole(steps, 3) < ledger <= most.whole(steps, 3)
+    else:
+        assert ledger + checkpoints <= most.tail(epochs=2)
 
 
 def test_the_tables_of_a_run_are_whole_after_crashes(tmp_path: Path, site_data: Data) -> None:

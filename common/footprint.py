@@ -1,0 +1,69 @@
+"""How much disk a run takes at the aggregator: its ledger and checkpoints, predicted from the plan, never exceeded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.checkpoints import EVERY, KEPT
+from common.journal import HEAD_BYTES
+from common.methods.rank_dad import MOST_BATCHES, MOST_ROWS
+from common.metrics import BINS
+from common.plan import Plan
+from common.protocol import step_bytes
+
+CONTROL = 1024  # bytes of any message that is no step, beside what follows from the plan
+DIGEST = 160  # bytes of a site's name and digest
+WINDOW = EVERY * (KEPT + 1)  # steps of which contributions are kept: of two checkpoints, and until the next
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Largest sizes in bytes.
+
+    Args:
+        step: that one optimizer step adds to the ledger.
+        step_update: what of it is updates, and stays with `--retention all`.
+        epoch: that the end of an epoch adds (buffers, evaluation, decision); hello and goodbye are smaller.
+        epoch_update: what of it is updates.
+        checkpoint: of the aggregator.
+    """
+
+    step: int
+    step_update: int
+    epoch: int
+    epoch_update: int
+    checkpoint: int
+
+    def whole(self, steps: int, epochs: int) -> int:
+        """Return the size of all updates and the last contributions of a run, checkpoints beside."""
+        kept = min(steps, WINDOW)
+        ends = epochs + 2  # the run's beginning and its end
+        return steps * self.step_update + kept * (self.step - self.step_update) + ends * self.epoch
+
+    def tail(self, epochs: int = 0) -> int:
+        """Return the size of ledger and checkpoints with `--retention tail`, with so many ends of epochs in it."""
+        return WINDOW * self.step + (epochs + 2) * self.epoch + KEPT * self.checkpoint
+
+
+def footprint(plan: Plan) -> Footprint:
+    """Return the largest sizes of what a run of this plan leaves at the aggregator."""
+    sites, exchanges = len(plan.sites), len(plan.exchanges)
+    control = CONTROL + HEAD_BYTES
+    update = step_bytes(plan, up=False) + exchanges * HEAD_BYTES + sites  # and who is missing
+    contributions = sites * (step_bytes(plan, up=True) + exchanges * HEAD_BYTES)
+    epoch_update = 3 * control + plan.buffer_bytes + sites * DIGEST
+    evaluation = plan.classes * 2 * BINS * 4
+    epoch = epoch_update + sites * (3 * control + plan.buffer_bytes + evaluation)
+    checkpoint = 2 * plan.replica_bytes + _residual_bytes(plan)
+    return Footprint(update + contributions, update, epoch, epoch_update, checkpoint)
+
+
+def _residual_bytes(plan: Plan) -> int:
+    """Return the largest size of the aggregator's residuals and bases: of each route rows, or a matrix."""
+    itemsize, sites, total = 8, len(plan.sites), 0
+    for route in plan.routes:
+        out, columns = route.matrix
+        sent = route.up or 0
+        rows = max(MOST_ROWS, (route.residual or 0) + int(MOST_BATCHES * sites * sent)) + (sites + 2) * sent
+        total += itemsize * max(out * columns, rows * (out + columns))
+    return total
