@@ -40,10 +40,23 @@ def validate(model: type[P], document: object, *, file: str | Path | None = None
     try:
         return model.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(part for part in (under, _field(first["loc"], document)) if part) or "the whole file"
-        more = f" ({error.error_count() - 1} more fields are wrong)" if error.error_count() > 1 else ""
-        raise SpecError(field, _problem(dict(first)) + more, file=file) from None
+        (path, problem), *others = _problems(error, document)
+        field = ".".join(part for part in (under, path) if part) or "the whole file"
+        more = f" ({len(others)} more fields are wrong)" if others else ""
+        raise SpecError(field, problem + more, file=file) from None
+
+
+def problems(model: type[BaseModel], document: object) -> list[tuple[str, str]]:
+    """Return every wrong field of a JSON document, by its path, with its value and what was expected."""
+    try:
+        model.model_validate_json(json.dumps(document))
+    except ValidationError as error:
+        return _problems(error, document)
+    return []
+
+
+def _problems(error: ValidationError, document: object) -> list[tuple[str, str]]:
+    return [(_field(one["loc"], document), _problem(dict(one))) for one in error.errors()]
 
 
 def load_json(path: str | Path) -> Any:

@@ -128,11 +128,17 @@ def unpack(data: bytes, plan: Plan, *, up: bool, device: str = "cpu") -> Message
     return Message(Kind(kind), round_, body, phase, missing)
 
 
-def body_limit(plan: Plan, *, up: bool) -> int:
-    """Return the largest size of a message's body, in bytes, for this plan."""
+def body_limit(plan: Plan, *, up: bool, replica: bool = True) -> int:
+    """Return the largest size of a message's body, in bytes, for this plan.
+
+    Args:
+        plan: of the run.
+        up: whether it is a contribution.
+        replica: whether an update may hold a whole replica, as after a comparison.
+    """
     steps = (body_bytes(plan, phase, up=up) for phase in range(len(plan.exchanges)))
     largest = max(*steps, CONTROL_BYTES + plan.classes * 2 * BINS * 4 + plan.buffer_bytes)
-    return largest if up else max(largest + _missing_bytes(plan), CONTROL_BYTES + plan.replica_bytes)
+    return largest if up else max(largest + _missing_bytes(plan), CONTROL_BYTES + replica * plan.replica_bytes)
 
 
 def _counting(most: int) -> Callable[[T], T]:

@@ -16,7 +16,7 @@ from common.course import Course
 from common.errors import REASON_CHARACTERS, ProtocolError, RankdadError, RunFailedError, UserError
 from common.journal import NOBODY, Entry, Record
 from common.ledger import Durability, Ledger, Retention
-from common.messages import Failure, Farewell, Kind, Message, Step
+from common.messages import Body, Failure, Farewell, Kind, Message, Step
 from common.methods import State
 from common.plan import make_plan
 from common.protocol import pack, unpack
@@ -113,6 +113,7 @@ class Aggregator:
         self._last: Kind | None = None  # kind of the last update
         self._departed: set[str] = set()
         self._outcome = ("interrupted", "")
+        self._came_back = False  # and has written no checkpoint since: where one crash was, more may follow
 
     @property
     def ended(self) -> bool:
@@ -257,6 +258,7 @@ class Aggregator:
                 self._reset(record.site, record.round)
             else:
                 self._repeat(record)
+        self._came_back = True
         return self.barrier.tick(self._clock())
 
     def _repeat(self, record: Record) -> None:
@@ -328,12 +330,16 @@ class Aggregator:
         if isinstance(body, Farewell):
             self.recorder.progress.aggregator_sha256 = course.replica.digest()
             self._outcome = ("completed", "")
-        elif isinstance(body, Step) and course.between_steps and course.replica.step % EVERY == 0:
+        elif course.between_steps and (self._came_back or self._is_due(body)):
             self._write_checkpoint()
+
+    def _is_due(self, body: Body) -> bool:
+        return isinstance(body, Step) and self.course.replica.step % EVERY == 0
 
     def _write_checkpoint(self) -> None:
         if self._checkpoints is None or self._ledger is None or self._keeping is None:
             return
+        self._came_back = False
         self._checkpoints.save(self.course, self._residuals, {"recorder": self.recorder.state()})
         self._ledger.begin(self.course.round, self._keeping.retention)
         oldest = self._checkpoints.oldest()
@@ -350,6 +356,12 @@ class Aggregator:
     def _pack_failure(self, site: str, reason: str) -> bytes:
         body = Failure(site=site, reason=reason[:REASON_CHARACTERS])
         return pack(Message(Kind.FAILURE, self.barrier.round, body), self.plan, up=False)
+
+    def abandon(self) -> None:
+        """Let go of the files as they stand: another process goes on with them."""
+        self.recorder.close()
+        if self._ledger:
+            self._ledger.close()
 
     def close(self) -> None:
         """Write the last summary and the model, however the run has ended."""

@@ -174,9 +174,13 @@ class Recorder:
     def finish(self, status: str, reason: str = "") -> None:
         """Write the last summary and close the tables."""
         self.progress.status, self.progress.reason = status, reason
+        self.close()
+        self.summarise()
+
+    def close(self) -> None:
+        """Close the tables as they stand."""
         self._steps.close()
         self._metrics.close()
-        self.summarise()
 
     def summarise(self) -> None:
         """Write `summary.json` as things stand."""

@@ -18,7 +18,8 @@ from common.spec import RunSpec
 from local.data import SiteData
 from local.training import Result, TrainingState, train
 from remote.aggregator import Aggregator
-from remote.rounds import Answer, Effect, Ready
+from remote.carrying import carry_out
+from remote.rounds import Effect
 
 
 def run(
@@ -79,32 +80,10 @@ def run(
                     body = pack(failure_message(site, aggregator.barrier.round, error), plan, up=True)
                     del trainings[site]
                 effects += aggregator.receive(site, body)
-            answers = _carry_out(aggregator, effects)
+            answers = carry_out(aggregator, effects)
             on_round(aggregator)
     finally:
         aggregator.close()
     if aggregator.barrier.failed:
         raise failures[0]
     return results
-
-
-def _carry_out(aggregator: Aggregator, effects: list[Effect]) -> dict[str, bytes]:
-    answers: dict[str, bytes] = {}
-    while effects:
-        effect = effects.pop(0)
-        if isinstance(effect, Answer):
-            answers |= dict.fromkeys(effect.sites, effect.body)
-        else:
-            effects += _aggregate(aggregator, effect)
-    return answers
-
-
-def _aggregate(aggregator: Aggregator, ready: Ready) -> list[Effect]:
-    began = time.perf_counter()
-    try:
-        update = aggregator.aggregate(ready)
-    except RunFailedError as error:
-        return aggregator.fail(error.site, error.reason)
-    effects = aggregator.complete(ready, update)
-    aggregator.follow(ready, update, time.perf_counter() - began)
-    return effects

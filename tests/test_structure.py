@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = {"common", "local", "remote", "simulations"}
+FOLDERS = {"common", "local", "remote", "simulations", "platforms"}
 ALLOWED = {
     "common": {"common"},
     "local": {"common", "local"},
     "remote": {"common", "remote"},
-    "simulations": FOLDERS,
+    "simulations": {"common", "local", "remote", "simulations"},
+    "platforms": {"common", "local", "remote", "platforms"},
 }
 FORBIDDEN_IN_COMMON = {"socket", "time", "asyncio", "threading", "subprocess", "multiprocessing", "pickle"}
 

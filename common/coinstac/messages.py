@@ -1,0 +1,179 @@
+"""What sites and aggregator say to each other through the platform: JSON under one key of a node's output.
+
+A site says joined, then sent for every round, then done, or failed. The aggregator answers opened, then updated. A
+round's body is the same bytes as over HTTP, in base64. An output has passed through other hands: it is checked here.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+
+from common.documents import Part
+from common.errors import REASON_CHARACTERS, ProtocolError
+from common.messages import Count, Digest
+from common.spec import SiteName
+
+KEY = "rankdad"  # in a node's output
+Line = Annotated[str, Field(max_length=REASON_CHARACTERS)]
+
+
+class Complaint(Part):
+    """A wrong field of the form."""
+
+    source: Literal["owner", "member"]
+    text: Line
+
+
+class Joined(Part):
+    """A site has read its inputs and its data."""
+
+    stage: Literal["joined"] = "joined"
+    version: Annotated[str, Field(max_length=63)]
+    site: Annotated[str, Field(max_length=100)]
+    run: dict[str, JsonValue]
+    sites: Annotated[tuple[SiteName, ...], Field(max_length=1000)]
+    samples: Count
+    problems: Annotated[tuple[Complaint, ...], Field(max_length=200)]
+
+
+class Sent(Part):
+    """A site's contribution to a round."""
+
+    stage: Literal["sent"] = "sent"
+    round: Count
+    body: str
+
+
+class Failed(Part):
+    """A site cannot go on."""
+
+    stage: Literal["failed"] = "failed"
+    reason: Line
+
+
+class Done(Part):
+    """A site has written its results."""
+
+    stage: Literal["done"] = "done"
+    weights_sha256: Digest
+
+
+class Opened(Part):
+    """The run begins."""
+
+    stage: Literal["opened"] = "opened"
+    version: Annotated[str, Field(max_length=63)]
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+    run: dict[str, JsonValue]
+
+
+class Results(Part):
+    """What every site writes beside its model."""
+
+    summary: dict[str, JsonValue]
+    metrics: str
+    """The table of metrics, as CSV."""
+    report: str
+    """The report, as HTML."""
+
+
+class Updated(Part):
+    """A round is complete."""
+
+    stage: Literal["updated"] = "updated"
+    round: Count
+    body: str
+    results: Results | None = None
+    """With the run's last update."""
+
+
+FromSite = Annotated[Joined | Sent | Failed | Done, Field(discriminator="stage")]
+FromAggregator = Annotated[Opened | Updated, Field(discriminator="stage")]
+FROM_SITE: TypeAdapter[Joined | Sent | Failed | Done] = TypeAdapter(FromSite)
+FROM_AGGREGATOR: TypeAdapter[Opened | Updated] = TypeAdapter(FromAggregator)
+
+
+def output(message: Part, **shown: Any) -> dict[str, Any]:
+    """Return a node's output: the message, and what people are shown."""
+    return {KEY: message.model_dump(mode="json"), **shown}
+
+
+def is_form(given: Mapping[str, Any]) -> bool:
+    """Tell whether a node is given what people have filled in, rather than what another node has said."""
+    return KEY not in given
+
+
+def from_site(given: object) -> Joined | Sent | Failed | Done:
+    """Return what a site says.
+
+    Raises:
+        ProtocolError: it is nothing that a site says.
+    """
+    found: Joined | Sent | Failed | Done = _checked(FROM_SITE, given)
+    return found
+
+
+def from_aggregator(given: object) -> Opened | Updated:
+    """Return what the aggregator says.
+
+    Raises:
+        ProtocolError: it is nothing that the aggregator says.
+    """
+    found: Opened | Updated = _checked(FROM_AGGREGATOR, given)
+    return found
+
+
+def _checked(adapter: TypeAdapter[Any], given: object) -> Any:
+    message = given.get(KEY) if isinstance(given, Mapping) else None
+    try:
+        return adapter.validate_python(message, strict=False)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(str(part) for part in (KEY, *first["loc"]))
+        raise ProtocolError(422, f"{field}: {first['msg']}: do all nodes run the same image?") from None
+
+
+def encoded(body: bytes) -> str:
+    """Return bytes as text."""
+    return base64.b64encode(body).decode("ascii")
+
+
+def decoded(body: str) -> bytes:
+    """Return the bytes that text stands for.
+
+    Raises:
+        ProtocolError: it is no base64.
+    """
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError):
+        raise ProtocolError(422, f"{KEY}.body: is no base64") from None
+
+
+class NodeState(BaseModel):
+    """What the platform tells a node of itself; more keys may come."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    baseDirectory: str = ""  # noqa: N815
+    outputDirectory: str  # noqa: N815
+    clientId: str = ""  # noqa: N815
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a node gives back at the end of an iteration.
+
+    Args:
+        output: for the nodes at the other end, and for people.
+        success: whether the run is over: only the aggregator ends it.
+    """
+
+    output: dict[str, Any]
+    success: bool = False

@@ -1,0 +1,1 @@
+"""Ways to run on other people's platforms."""

@@ -1,0 +1,236 @@
+"""The aggregator's node of the COINSTAC platform: one round in each iteration, all contributions handed over at once.
+
+Whatever process an iteration runs in, it goes on from the ledger in the node's output folder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from common import __version__
+from common.coinstac.limits import check_size
+from common.coinstac.messages import (
+    Done,
+    Failed,
+    Joined,
+    NodeState,
+    Opened,
+    Reply,
+    Sent,
+    Updated,
+    decoded,
+    encoded,
+    from_site,
+    output,
+)
+from common.documents import load_json, validate
+from common.errors import ProtocolError, RankdadError, UserError
+from common.ledger import Retention
+from common.plan import make_plan
+from common.replica import Replica
+from common.spec import RunSpec
+from remote.aggregator import LEDGER, Aggregator, Keeping
+from remote.carrying import carry_out
+from remote.recorder import write_json
+from remote.results import results, shown
+
+MEMBERS = "members.json"  # in the node's output folder: which client is which site
+DIRECTORY = "run"
+Said = Joined | Sent | Failed | Done
+T = TypeVar("T", Joined, Sent, Failed, Done)
+Say = Callable[[str], None]
+
+
+class InputError(UserError):
+    """What people have filled in cannot be run: a line for every wrong field, for all to read."""
+
+
+class AggregatorNode:
+    """The aggregator.
+
+    Args:
+        allow_factories: model factories that the image's maker permits.
+        say: told what the container's log should have, one line at a time.
+    """
+
+    def __init__(self, allow_factories: Collection[str] = (), say: Say = print) -> None:
+        self._allow_factories, self._say = allow_factories, say
+        self._aggregator: Aggregator | None = None
+        self._members: dict[str, str] = {}  # client → site
+
+    def advance(self, given: Mapping[str, Any], state: NodeState) -> Reply:
+        """Return the answer to what all sites have said in one iteration.
+
+        Args:
+            given: every site's output, by its client's id.
+            state: of the node.
+
+        Raises:
+            RankdadError: the run ends, for all.
+        """
+        folder = Path(state.outputDirectory)
+        said = {client: self._heard(client, given[client]) for client in sorted(given)}
+        if not said:
+            raise RankdadError("no site takes part")
+        joined = _all(Joined, said)
+        if joined is not None:
+            return Reply(output(self._open(joined, folder)))
+        if _all(Done, said) is not None:
+            self._say("done")
+            return Reply(shown(folder / DIRECTORY), success=True)
+        self._come_back(folder)
+        failed = [f"{self._members[client]}: {one.reason}" for client, one in said.items() if isinstance(one, Failed)]
+        if failed:
+            raise self._end(*failed)
+        sent = _all(Sent, said)
+        if sent is None:
+            raise self._end("the sites are not in the same round")
+        return self._round(sent, folder)
+
+    def close(self) -> None:
+        """Let go of the node's files."""
+        if self._aggregator is not None:
+            self._aggregator.abandon()
+
+    def _heard(self, client: str, given: object) -> Said:
+        try:
+            return from_site(given)
+        except ProtocolError as error:
+            raise RankdadError(f"{self._members.get(client, f'member {client}')}: {error}") from None
+
+    def _open(self, joined: Mapping[str, Joined], folder: Path) -> Opened:
+        """Begin the run that the form asks for.
+
+        Raises:
+            InputError: it asks for something that cannot be run.
+        """
+        _check_inputs(joined)
+        members = {client: one.site for client, one in joined.items()}
+        first = next(iter(joined.values()))
+        order = list(first.sites) or sorted(members.values())
+        run = first.run | {"federation": {**_object(first.run.get("federation")), "sites": order}}
+        spec = validate(RunSpec, run)
+        write_json(folder / MEMBERS, members)
+        aggregator = self._start(spec, members, folder)
+        self._say(f"{spec.name}: {len(order)} sites, {spec.method.name}, {spec.training.epochs} epochs")
+        return Opened(version=__version__, id=aggregator.run_id, run=spec.model_dump(mode="json"))
+
+    def _come_back(self, folder: Path) -> None:
+        """Take up a run that another process has led so far."""
+        if self._aggregator is None:
+            path = folder / DIRECTORY / "run.json"
+            self._start(validate(RunSpec, load_json(path), file=path), load_json(folder / MEMBERS), folder)
+
+    def _start(self, spec: RunSpec, members: Mapping[str, str], folder: Path) -> Aggregator:
+        torch.set_num_threads(spec.training.threads)
+        replica = Replica(spec, self._allow_factories)
+        check_size(spec, make_plan(spec, replica.model), replica.model)
+        directory = folder / DIRECTORY
+        resumes = (directory / LEDGER).exists()
+        keeping = Keeping(retention=Retention.TAIL)
+        aggregator = self._aggregator = Aggregator(spec, replica, directory, time.perf_counter, keeping=keeping)
+        self._members = dict(members)
+        if resumes:
+            carry_out(aggregator, aggregator.resume())
+            self._say(f"goes on from its ledger in round {aggregator.barrier.round}")
+        return aggregator
+
+    def _round(self, sent: Mapping[str, Sent], folder: Path) -> Reply:
+        """Aggregate one round."""
+        aggregator = self._aggregator
+        assert aggregator is not None
+        answers: dict[str, bytes] = {}
+        for client, one in sent.items():
+            site = self._members.get(client, "")
+            try:
+                answers |= carry_out(aggregator, aggregator.receive(site, decoded(one.body)))
+            except ProtocolError as error:
+                raise self._end(f"{site}: {error}") from None
+        if aggregator.barrier.failed:
+            self._close()
+            raise RankdadError(aggregator.recorder.progress.reason)
+        number = next(iter(sent.values())).round
+        if set(answers) != set(self._members.values()):
+            raise self._end("the sites are not in the same round")
+        body = encoded(answers[self._members[next(iter(sent))]])
+        if not aggregator.ended:
+            return Reply(output(Updated(round=number, body=body), progress=_progress(aggregator)))
+        self._close()
+        found = results(folder / DIRECTORY)
+        return Reply(output(Updated(round=number, body=body, results=found), progress="writing the results"))
+
+    def _close(self) -> None:
+        """Write down how the run has ended."""
+        assert self._aggregator is not None
+        self._aggregator.close()
+        self._aggregator = None
+
+    def _end(self, *reasons: str) -> RankdadError:
+        """Write down that the run ends, and return what ends it."""
+        aggregator = self._aggregator
+        if aggregator is not None and not aggregator.ended:
+            site, _, reason = reasons[0].partition(": ")
+            aggregator.fail(site, reason or site)
+            self._close()
+        self._say(f"error: {'; '.join(reasons)}")
+        return RankdadError("\n".join(reasons))
+
+
+def _all(kind: type[T], said: Mapping[str, Said]) -> dict[str, T] | None:
+    """Return what all have said, if it is all of one kind."""
+    found = {client: one for client, one in said.items() if isinstance(one, kind)}
+    return found if len(found) == len(said) else None
+
+
+def _object(value: object) -> dict[str, Any]:
+    return dict(value) if isinstance(value, dict) else {}
+
+
+def _check_inputs(joined: Mapping[str, Joined]) -> None:
+    """Check that the members' forms make one run.
+
+    Raises:
+        InputError: with a line for every problem.
+    """
+    lines: list[str] = []
+    for client, one in joined.items():
+        who = one.site or f"member {client}"
+        if one.version != __version__:
+            lines.append(f"{who}: runs rankdad {one.version}, the aggregator {__version__}: use one image")
+        for problem in one.problems:
+            lines.append(f"{'owner' if problem.source == 'owner' else who}: {problem.text}")
+    if not lines:
+        lines = [*_check_names([one.site for one in joined.values()], next(iter(joined.values())).sites)]
+        runs = [{key: value for key, value in one.run.items() if key != "federation"} for one in joined.values()]
+        for one, run in zip(joined.values(), runs, strict=True):
+            if run != runs[0]:
+                lines.append(f"{one.site}: has other inputs of the owner than the other members: start the run again")
+    if lines:
+        raise InputError("\n".join(dict.fromkeys(lines)))
+
+
+def _check_names(names: Sequence[str], expected: Sequence[str]) -> list[str]:
+    lines = [
+        f"{name}: {names.count(name)} members have given this name (site): every site needs its own"
+        for name in sorted(set(names))
+        if names.count(name) > 1
+    ]
+    for name in expected:
+        if name not in names:
+            lines.append(f"owner: Sites, in their order (sites): {name} does not take part; {', '.join(names)} do")
+    if expected:
+        others = [name for name in names if name not in expected]
+        lines += [f"{name}: is not among the owner's sites ({', '.join(expected)})" for name in others]
+    return lines
+
+
+def _progress(aggregator: Aggregator) -> str:
+    progress = aggregator.recorder.progress
+    loss = "" if progress.loss is None else f", loss {progress.loss:.4f}"
+    left = f", about {progress.seconds_left:.0f} s left" if progress.step else ""
+    return f"epoch {progress.epoch + 1} of {progress.epochs}, step {progress.step} of {progress.steps}{loss}{left}"

@@ -1,0 +1,96 @@
+"""The platform's iterations over nodes in this process: no sockets, but the same JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.coinstac.messages import NodeState, Reply
+from local.drivers.coinstac import SiteNode
+from platforms.service import Node
+from remote.coinstac import AggregatorNode
+from tests.conftest import write_site
+
+REMOTE = "remote"
+
+
+@dataclass
+class Iterations:
+    """A run.
+
+    Args:
+        folder: of all nodes' folders.
+        inputs: of every member, by the client's id.
+        replaced: told an iteration and a node; returns whether a fresh process takes over before it works.
+        forgotten: the same; returns whether it dies when it has worked, and a fresh process does it again.
+    """
+
+    folder: Path
+    inputs: Mapping[str, Mapping[str, Any]]
+    replaced: Callable[[int, str], bool] = lambda iteration, node: False
+    forgotten: Callable[[int, str], bool] = lambda iteration, node: False
+    nodes: dict[str, Node] = field(default_factory=dict)
+    outputs: list[dict[str, dict[str, Any]]] = field(default_factory=list)
+
+    def state(self, client: str) -> NodeState:
+        folders = {kind: self.folder / client / kind for kind in ("base", "output")}
+        for path in folders.values():
+            path.mkdir(parents=True, exist_ok=True)
+        return NodeState(baseDirectory=str(folders["base"]), outputDirectory=str(folders["output"]), clientId=client)
+
+    def ask(self, client: str, given: Mapping[str, Any], iteration: int) -> Reply:
+        if client not in self.nodes or self.replaced(iteration, client):
+            self.start(client)
+        reply = self.work(client, given)
+        if self.forgotten(iteration, client):
+            self.start(client)
+            again = self.work(client, given)
+            assert (again.success, sent(again)) == (reply.success, sent(reply)), "the same bytes, whoever works"
+        return reply
+
+    def start(self, client: str) -> None:
+        if client in self.nodes:
+            self.nodes[client].close()
+        kind = AggregatorNode if client == REMOTE else SiteNode
+        self.nodes[client] = kind(say=lambda line: None)
+
+    def work(self, client: str, given: Mapping[str, Any]) -> Reply:
+        reply = self.nodes[client].advance(json.loads(json.dumps(given)), self.state(client))
+        return Reply(json.loads(json.dumps(reply.output, allow_nan=False)), reply.success)
+
+    def go(self, most: int = 500) -> dict[str, Any]:
+        """Run to the end, and return the aggregator's last output."""
+        try:
+            return self._iterate(most)
+        finally:
+            for node in self.nodes.values():
+                node.close()
+
+    def _iterate(self, most: int) -> dict[str, Any]:
+        answer: Mapping[str, Any] = {}
+        for iteration in range(1, most):
+            outputs = {
+                client: self.ask(client, answer if iteration > 1 else given, iteration).output
+                for client, given in self.inputs.items()
+            }
+            self.outputs.append(outputs)
+            reply = self.ask(REMOTE, outputs, iteration)
+            if reply.success:
+                return reply.output
+            answer = reply.output
+        raise AssertionError(f"no end after {most} iterations")
+
+
+def sent(reply: Reply) -> Any:
+    """Return what a reply says to other nodes, but for times, which differ."""
+    message = dict(reply.output.get("rankdad", {}))
+    return {key: value for key, value in message.items() if key != "results"}
+
+
+def member(folder: Path, name: str, samples: int, seed: int, **inputs: Any) -> dict[str, Any]:
+    """Write a member's data where the platform shows them, and return its inputs."""
+    write_site(folder, samples, seed)
+    return {"site": name, "data_file": ["data.npz"], **inputs}
