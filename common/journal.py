@@ -75,10 +75,7 @@ class Journal:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)  # gradients, or with dad the data themselves
         except OSError as error:
             raise UserError(f"{path}: cannot be opened: {error.strerror}") from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise self._refusal("is written by another process: does this run's aggregator run already?") from None
+        self._lock()
         found = os.pread(self._file, len(start), 0)
         if not mark.startswith(found[: len(mark)]):
             raise self._refusal("is the ledger of another run, plan or version")
@@ -99,6 +96,25 @@ class Journal:
         if self._goes_on_after(self.end):
             raise self._refusal(f"is damaged at byte {self.end}, with whole records behind it (is the disk failing?)")
         os.truncate(self._file, self.end)
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise self._refusal("is written by another process: does this run's aggregator run already?") from None
+
+    def leave(self) -> None:
+        """Let other processes write until `back`."""
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def back(self) -> bool:
+        """Write again; return whether the file is as it was left.
+
+        Raises:
+            UserError: another process writes.
+        """
+        self._lock()
+        return os.fstat(self._file).st_size == self.end
 
     def _goes_on_after(self, place: int) -> bool:
         """Tell whether whole records follow one that is not whole: then it is damaged, not cut short."""
@@ -140,11 +156,13 @@ class Journal:
         return scan(self._file, self.start)
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
+        """Close the file, if it is open."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
     def _refusal(self, what: str) -> UserError:
-        os.close(self._file)
+        self.close()
         return UserError(f"{self.path}: {what}; it is left as it is")
 
     def _write(self, data: bytes, place: int) -> None:

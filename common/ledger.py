@@ -118,10 +118,26 @@ class Ledger:
             self._remove(self._updates, before)
             self._places = {first: self._places[first] for first in self._updates}
 
+    def leave(self) -> None:
+        """Let other processes write until `back`."""
+        for journal in self._journals():
+            journal.leave()
+
+    def back(self) -> bool:
+        """Write again; return whether the ledger is as it was left.
+
+        Raises:
+            UserError: another process writes.
+        """
+        return False not in [journal.back() for journal in self._journals()]
+
     def close(self) -> None:
         """Close all files."""
-        for journal in (*self._contributions.values(), *self._updates.values()):
+        for journal in self._journals():
             journal.close()
+
+    def _journals(self) -> list[Journal]:
+        return [*self._contributions.values(), *self._updates.values()]
 
     def _open(self, kind: str, first: int) -> Journal:
         journal = Journal(_path(self.folder, kind, first), self._plan_sha256, self.run_id, sync=self._sync)

@@ -16,7 +16,7 @@ def mount(app: typer.Typer) -> None:
 
 def coinstac(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8881,
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535, envvar="COINSTAC_PORT")] = 8881,
     allow_factory: Annotated[
         list[str] | None,
         typer.Option("--allow-factory", help="Permit a model factory 'package.module:function' that the image holds."),

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from pydantic import ValidationError
 from common.coinstac.messages import NodeState, Reply
 from common.errors import ProtocolError, RankdadError, one_line
 
+BREATH = 0.02  # seconds in which a connection stands before imports hold the interpreter
 MOST_BYTES = 2**30  # of a message to us: the platform's own limit is far below
 NODES = {"local": "local.drivers.coinstac:SiteNode", "remote": "remote.coinstac:AggregatorNode"}
 
@@ -49,6 +50,7 @@ class Service:
     def __init__(self, allow_factories: tuple[str, ...] = ()) -> None:
         self._allow_factories = allow_factories
         self._node: tuple[tuple[str, str], Node] | None = None  # with its mode and its output folder
+        self._warm = False
         self._worker = ThreadPoolExecutor(1, "node")  # one: thread counts of tensor operations are a thread's own
 
     def app(self) -> FastAPI:
@@ -57,12 +59,15 @@ class Service:
         app.add_api_websocket_route("/", self._iterate)
         return app
 
-    def warm_up(self) -> None:
-        """Begin to import what takes long."""
-        self._worker.submit(importlib.import_module, "torch._dynamo")  # which optimizers import late
+    def _warm_up(self) -> None:
+        """Begin to import what takes long, once: the platform's first message comes soon after its probe."""
+        if not self._warm:
+            self._warm = True
+            self._worker.submit(importlib.import_module, "torch._dynamo")  # which optimizers import late
 
     async def _iterate(self, socket: WebSocket) -> None:
         await socket.accept()
+        asyncio.get_running_loop().call_later(BREATH, self._warm_up)
         try:
             text = await socket.receive_text()
             answer = await asyncio.get_running_loop().run_in_executor(self._worker, self.answer, text)
@@ -144,7 +149,7 @@ def serve(host: str, port: int, allow_factories: tuple[str, ...] = ()) -> None:
         log_level="warning",
         access_log=False,
     )
-    _Server(config, service.warm_up).run()
+    _Server(config).run()
 
 
 def leave(_number: int, _frame: FrameType | None) -> None:
@@ -154,23 +159,13 @@ def leave(_number: int, _frame: FrameType | None) -> None:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn that says when it listens, and waits for nobody when it is told to stop.
-
-    Args:
-        config: uvicorn's.
-        listens: called then.
-    """
-
-    def __init__(self, config: uvicorn.Config, listens: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._listens = listens
+    """A uvicorn that says when it listens, and waits for nobody when it is told to stop."""
 
     async def startup(self, sockets: Any = None) -> None:
         """Listen."""
         await super().startup(sockets)
         if self.started:
             _say(f"listening on port {self.config.port}")
-            self._listens()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Leave."""

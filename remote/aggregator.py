@@ -357,6 +357,19 @@ class Aggregator:
         body = Failure(site=site, reason=reason[:REASON_CHARACTERS])
         return pack(Message(Kind.FAILURE, self.barrier.round, body), self.plan, up=False)
 
+    def leave(self) -> None:
+        """Let another process go on with the run until `back`."""
+        if self._ledger:
+            self._ledger.leave()
+
+    def back(self) -> bool:
+        """Go on with the run; return whether nobody else has.
+
+        Raises:
+            UserError: another process does.
+        """
+        return self._ledger is None or self._ledger.back()
+
     def abandon(self) -> None:
         """Let go of the files as they stand: another process goes on with them."""
         self.recorder.close()

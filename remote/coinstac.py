@@ -37,7 +37,7 @@ from common.spec import RunSpec
 from remote.aggregator import LEDGER, Aggregator, Keeping
 from remote.carrying import carry_out
 from remote.recorder import write_json
-from remote.results import results, shown
+from remote.shown import for_people, for_sites
 
 MEMBERS = "members.json"  # in the node's output folder: which client is which site
 DIRECTORY = "run"
@@ -73,7 +73,15 @@ class AggregatorNode:
         Raises:
             RankdadError: the run ends, for all.
         """
-        folder = Path(state.outputDirectory)
+        if self._aggregator is not None and not self._aggregator.back():
+            self.close()
+        try:
+            return self._answer(given, Path(state.outputDirectory))
+        finally:
+            if self._aggregator is not None:
+                self._aggregator.leave()
+
+    def _answer(self, given: Mapping[str, Any], folder: Path) -> Reply:
         said = {client: self._heard(client, given[client]) for client in sorted(given)}
         if not said:
             raise RankdadError("no site takes part")
@@ -82,7 +90,7 @@ class AggregatorNode:
             return Reply(output(self._open(joined, folder)))
         if _all(Done, said) is not None:
             self._say("done")
-            return Reply(shown(folder / DIRECTORY), success=True)
+            return Reply(for_people(folder / DIRECTORY), success=True)
         self._come_back(folder)
         failed = [f"{self._members[client]}: {one.reason}" for client, one in said.items() if isinstance(one, Failed)]
         if failed:
@@ -96,6 +104,7 @@ class AggregatorNode:
         """Let go of the node's files."""
         if self._aggregator is not None:
             self._aggregator.abandon()
+            self._aggregator = None
 
     def _heard(self, client: str, given: object) -> Said:
         try:
@@ -161,7 +170,7 @@ class AggregatorNode:
         if not aggregator.ended:
             return Reply(output(Updated(round=number, body=body), progress=_progress(aggregator)))
         self._close()
-        found = results(folder / DIRECTORY)
+        found = for_sites(folder / DIRECTORY)
         return Reply(output(Updated(round=number, body=body, results=found), progress="writing the results"))
 
     def _close(self) -> None:

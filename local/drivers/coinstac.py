@@ -77,6 +77,8 @@ class SiteNode:
             state: of the node.
         """
         try:
+            if self._run is not None and not self._run.back():
+                self.close()
             if is_form(given):
                 return Reply(output(self._join(given, state)))
             message = from_aggregator(given)
@@ -91,11 +93,15 @@ class SiteNode:
         except RankdadError as error:
             self._say(f"error: {error}")
             return Reply(output(Failed(reason=str(error)[:REASON_CHARACTERS])))
+        finally:
+            if self._run is not None:
+                self._run.leave()
 
     def close(self) -> None:
         """Let go of the node's files."""
         if self._run is not None:
             self._run.close()
+            self._run = None
 
     def _join(self, inputs: Mapping[str, Any], state: NodeState) -> Joined:
         """Check all that can be checked before the run is known: the form, the policy, the data."""
@@ -230,6 +236,14 @@ class _Run:
         body = pack(self._pending, self._plan, up=True)
         self._timings.lap("pack")
         return Reply(output(Sent(round=self._pending.round, body=encoded(body)), progress=self._progress()))
+
+    def leave(self) -> None:
+        """Let another process work until `back`: the platform may start the next one before this one ends."""
+        self._log.leave()
+
+    def back(self) -> bool:
+        """Go on; return whether nobody else has."""
+        return self._log.back()
 
     def close(self) -> None:
         """Let go of the files."""

@@ -123,7 +123,7 @@ def test_every_site_has_its_results_before_the_end(tmp_path: Path) -> None:
     assert set(shown["site_metrics"]) == set(spec.federation.sites)
     assert set(shown) == set(compspec()["computation"]["output"]), "the description says what is shown"
     assert all(base64.b64decode(png).startswith(b"\x89PNG") for png in shown["global_stats"].values())
-    assert run.outputs[5]["9f0c"]["progress"] == "site-0: step 3 of 12, epoch 1"
+    assert run.outputs[5]["9f0c"]["progress"] == "site-0: step 3 of 8, epoch 1"
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_what_is_wrong_with_the_owners_inputs_is_said_in_the_first_iteration(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"site": "Site One"}, "(site): got \"Site One\", expected small letters"),
+        ({"site": "Site One"}, '(site): got "Site One", expected small letters'),
         ({"site": "site-0"}, "site-0: 2 members have given this name (site)"),
         ({"site": ""}, "member 8f0c: Name of your site (site): got nothing"),
         ({"data_file": []}, "site-1: data_file: got no file, expected one"),

@@ -1,0 +1,140 @@
+"""The service in processes of its own, driven as the platform does it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from common.documents import validate
+from common.spec import RunSpec
+from local.data import read_site
+from platforms.service import Service
+from simulations.lockstep import run
+from tests.coinstac.client import ComputationError
+from tests.coinstac.nodes import ProcessNode
+from tests.coinstac.platform import Faults, Platform
+from tests.conftest import run_document, write_site
+
+SMALL = {"epochs": 2, "batch_size": 12}
+WIDE = {
+    "model": {"name": "mlp", "hidden": [1024, 1024]},
+    "data": {"shape": [784]},
+    "task": {"name": "classification", "classes": 10},
+    "method": {"name": "rank-dad", "rank": 10},
+}
+
+
+def inputs(sites: int, **document: Any) -> tuple[RunSpec, list[dict[str, Any]]]:
+    """Return a run and every member's form."""
+    names = [f"site-{number}" for number in range(sites)]
+    whole = run_document(**document, federation={"sites": names})
+    form = [{"site": {"value": name}, "data_file": {"value": ["data.npz"]}, "spec": {"value": whole}} for name in names]
+    return validate(RunSpec, whole), form
+
+
+def small(sites: int) -> tuple[RunSpec, list[dict[str, Any]]]:
+    return inputs(sites, method={"name": "rank-dad", "rank": 2}, training=SMALL)
+
+
+def without_the_platform(spec: RunSpec, folders: list[Path], directory: Path) -> dict[str, str]:
+    data = {
+        site: read_site(spec, folder, place)
+        for place, (site, folder) in enumerate(zip(spec.federation.sites, folders, strict=True))
+    }
+    return next(iter(run(spec, data, directory).values())).weights_sha256
+
+
+def digests(platform: Platform) -> dict[str, str]:
+    return dict(json.loads((platform.remote.output / "run" / "summary.json").read_text())["weights_sha256"])
+
+
+def test_a_message_that_is_none_of_the_platforms_is_answered_with_a_sentence() -> None:
+    service = Service()
+    for text, said in (
+        ("{", "the message is none of the platform's"),
+        ("[]", "the message is none of the platform's"),
+        ('{"mode": "other", "data": {"input": {}, "state": {"outputDirectory": "x"}}}', "mode: got 'other'"),
+        ('{"mode": "local", "data": {"input": 1, "state": {"outputDirectory": "x"}}}', "input: is missing"),
+        ('{"mode": "local", "data": {"input": {}}}', "state"),
+    ):
+        answer = json.loads(service.answer(text))
+        assert (answer["type"], answer["code"], answer["end"]) == ("stderr", 1, True)
+        assert said in answer["data"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "faults",
+    [
+        Faults(),
+        Faults(
+            kills=[(4, "local0", "before"), (7, "remote", "before"), (9, "local1", "before"), (9, "remote", "before")]
+        ),
+        Faults(
+            kills=[
+                (5, "local1", "during"),
+                (6, "remote", "during"),
+                (8, "local0", "answered"),
+                (8, "remote", "answered"),
+            ]
+        ),
+        Faults(fresh_every_iteration=True, leave_old_running=True),
+    ],
+    ids=["undisturbed", "killed between iterations", "killed within", "a fresh process each time"],
+)
+def test_processes_end_with_the_weights_of_the_run_over_http(tmp_path: Path, faults: Faults) -> None:
+    spec, form = small(2)
+    platform = Platform(form, tmp_path / "platform", ProcessNode, faults=faults)
+    for place, node in enumerate(platform.sites):
+        write_site(node.input, 70 - 9 * place, place)
+    shown = platform.run()
+    folders = [node.input for node in platform.sites]
+    assert digests(platform) == without_the_platform(spec, folders, tmp_path / "http")
+    assert set(shown["site_metrics"]) == set(spec.federation.sites)
+    for node in platform.sites:
+        assert (node.output / "model" / "best.safetensors").exists()
+        assert (node.output / "report.html").exists()
+    assert platform.cache_bytes() <= 300
+    assert all(stop.seconds < 3 and stop.status == 0 for stop in platform.stops.values()), platform.stops
+
+
+@pytest.mark.slow
+def test_a_round_is_fast(tmp_path: Path) -> None:
+    """784-1024-1024-10, rank 10, two sites: what the platform's way costs beyond compute, and how soon it begins."""
+    _, form = inputs(2, training={"epochs": 1, "batch_size": 32, "optimizer": {"name": "adam", "lr": 1e-4}}, **WIDE)
+    platform = Platform(form, tmp_path, ProcessNode)
+    for place, node in enumerate(platform.sites):
+        generator = np.random.default_rng(place)
+        x, y = generator.normal(size=(1500, 784)).astype("float32"), generator.integers(0, 10, 1500)
+        np.savez(node.input / "data.npz", x=x, y=y)
+    platform.run()
+    steps = pd.read_csv(platform.remote.output / "run" / "steps.csv")
+    timings = [pd.read_csv(node.output / "timings.csv") for node in platform.sites]
+    compute = np.max([table["compute"] + table["reduce"] for table in timings], axis=0) + steps["aggregation_seconds"]
+    rounds = [one.seconds for one in platform.iterations[3 : 3 + len(steps)]]  # joined, opened and hello come before
+    beyond = statistics.median(np.array(rounds) - compute)
+    opened = max(accepted for node in platform.nodes.values() for accepted in node.accepted)
+    first = opened + sum(one.seconds for one in platform.iterations[:2])
+    print(
+        f"\n784-1024-1024-10, rank 10, 2 sites, {len(steps)} rounds: median {statistics.median(rounds):.3f} s, "
+        f"{beyond:.3f} s beyond compute; socket open after {opened:.2f} s, first round complete after {first:.1f} s"
+    )
+    assert beyond <= 0.25
+    assert opened <= 3
+    assert first <= 15
+
+
+@pytest.mark.slow
+def test_every_node_is_told_what_is_wrong(tmp_path: Path) -> None:
+    _, form = small(2)
+    platform = Platform(form, tmp_path, ProcessNode)
+    write_site(platform.sites[0].input, 50, 0)
+    with pytest.raises(ComputationError, match=r"^site-1: data.npz: is not among the files"):
+        platform.run()
+    assert len(platform.iterations) == 1
