@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
@@ -45,13 +46,14 @@ def figures(metrics: pd.DataFrame, steps: pd.DataFrame, summary: Mapping[str, An
     validation, test = finite[finite["split"] == "validation"], finite[finite["split"] == "test"]
     best = int(summary.get("best_epoch") or 0) + 1
     measures = [name for name in MEASURES if name in finite.columns]
-    drawn = {
-        "loss_over_epochs": _losses(validation, best),
-        "loss_over_steps": _steps(steps.replace([np.inf, -np.inf], np.nan)),
-        **{f"{name}_over_epochs": _over_epochs(validation, name, best) for name in measures},
-        **{f"test_{name}_by_site": _by_site(test, name) for name in measures},
-    }
-    return {name: _png(figure) for name, figure in drawn.items() if figure is not None}
+    with style.context("default"):  # not as a person's own matplotlibrc has it
+        drawn = {
+            "loss_over_epochs": _losses(validation, best),
+            "loss_over_steps": _steps(steps.replace([np.inf, -np.inf], np.nan)),
+            **{f"{name}_over_epochs": _over_epochs(validation, name, best) for name in measures},
+            **{f"test_{name}_by_site": _by_site(test, name) for name in measures},
+        }
+        return {name: _png(figure) for name, figure in drawn.items() if figure is not None}
 
 
 def _losses(validation: pd.DataFrame, best: int) -> Figure | None:
