@@ -1,4 +1,4 @@
-"""Commands of the aggregator: `rankdad aggregator`, `rankdad export`, `rankdad provision`."""
+"""Commands of the aggregator: `rankdad aggregator`, `rankdad export`, `rankdad report`, `rankdad provision`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def mount(app: typer.Typer) -> None:
     """Add this folder's commands."""
     app.command()(aggregator)
     app.command()(export)
+    app.command()(report)
     app.command()(provision)
 
 
@@ -96,6 +97,26 @@ def export(
 
     replica = run(directory, step, output, allow_factory or ())
     typer.echo(f"the model after step {replica.step} is in {output / 'model'}, sha256 {replica.digest()[:16]}…")
+
+
+def report(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run's directory.")],
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="The page; DIR/report.html without it.")
+    ] = None,
+) -> None:
+    """Make a page about a run, to keep and to print."""
+    from remote.report import NO_FIGURES, drawer
+    from remote.report import report as run
+
+    page, path = run(directory), output or directory / "report.html"
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+    if drawer() is None:
+        typer.echo(f"the report has no figures: {NO_FIGURES}", err=True)
+    typer.echo(f"made {path}")
 
 
 def provision(
