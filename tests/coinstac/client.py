@@ -53,7 +53,7 @@ def open_connection(node: Node, limits: Limits) -> connect:
     return connect(
         f"ws://127.0.0.1:{node.port}/",
         sock=socket.create_connection(("127.0.0.1", node.port), timeout=5),  # past all proxies of the environment
-        compression=None,
+        compression="deflate",  # the platform offers it, and is slow with it
         max_size=limits.message,
         ping_interval=None,
         open_timeout=limits.answer,
@@ -93,6 +93,8 @@ async def exchange(node: Node, message: str, limits: Limits) -> tuple[dict[str, 
     trace = ""
     try:
         async with asyncio.timeout(limits.answer), open_connection(node, limits) as connection:
+            if connection.response is None or "Sec-WebSocket-Extensions" in connection.response.headers:
+                raise PlatformError(f"{node.name} took up per-message deflate, which makes large messages slow")
             await connection.send(message)
             async for text in connection:
                 answer = loads(node, text)

@@ -21,7 +21,10 @@ INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV", "OMP_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Stop:
-    """How a node took the end: 143 is SIGTERM unhandled, 137 SIGKILL, 0 as it should be."""
+    """How a node took the end: status 0 is as it should be, 137 SIGKILL.
+
+    SIGTERM unhandled is 143 of a process, but 137 after all of the grace of a container, whose first process it is.
+    """
 
     seconds: float
     status: int

@@ -1,0 +1,218 @@
+"""What the platform and its form ask of a compspec, as sentences about what is wrong with a document."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+META = ("id", "name", "description", "repository", "version")
+IMAGE = {"type", "dockerImage", "command"}
+COMPUTATION = IMAGE | {"input", "output", "display"}
+DISPLAYS = {"string", "table", "iframe", "images", "box_plot", "scatter_plot"}
+CHOICES = {"array", "select", "radio"}
+FILES = {"csv", "freesurfer", "files", "directory"}
+NUMBERS = {"number", "range"}
+TYPES = CHOICES | FILES | NUMBERS | {"string", "set", "matrix", "boolean", "object", "users"}
+TEXTS = ("label", "tooltip", "group")
+KEYS = {"type", "source", "default", "order", "conditional", "description", "items", "extensions", "multi"}
+RANGE = ("min", "max", "step")
+
+
+def problems(document: Any) -> list[str]:
+    """Return what is wrong with a compspec; nothing if the platform would take it and its form could show it."""
+    if not isinstance(document, dict):
+        return ["the document must be an object"]
+    return [
+        *unknown("the document", document, {"meta", "computation"}),
+        *of_meta(document.get("meta")),
+        *of_computation(document.get("computation")),
+    ]
+
+
+def unknown(where: str, found: Mapping[str, Any], known: set[str]) -> Iterator[str]:
+    """Name the keys that are not known."""
+    for key in sorted(found.keys() - known):
+        yield f"{where}: `{key}` is not allowed"
+
+
+def is_text(value: Any) -> bool:
+    """Tell whether it is a string with something in it."""
+    return isinstance(value, str) and bool(value.strip())
+
+
+def is_number(value: Any) -> bool:
+    """Tell whether it is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def has_type(found: Mapping[str, Any], types: set[str]) -> bool:
+    """Tell whether its type is one of these."""
+    return isinstance(found.get("type"), str) and found["type"] in types
+
+
+def of_meta(meta: Any) -> Iterator[str]:
+    """Check `meta`; further keys are allowed there."""
+    if not isinstance(meta, dict):
+        yield "meta must be an object"
+        return
+    for key in META:
+        if not is_text(meta.get(key)):
+            yield f"meta.{key} must be a string"
+    if meta.get("compspecVersion") != 2 or isinstance(meta["compspecVersion"], float):
+        yield "meta.compspecVersion must be 2, or the platform looks for another kind of service"
+
+
+def of_computation(computation: Any) -> Iterator[str]:
+    """Check `computation`."""
+    if not isinstance(computation, dict):
+        yield "computation must be an object"
+        return
+    yield from unknown("computation", computation, COMPUTATION | {"remote"})
+    yield from of_image("computation", computation)
+    if "remote" in computation:
+        remote = computation["remote"]
+        if isinstance(remote, dict):
+            yield from unknown("computation.remote", remote, IMAGE)
+            yield from of_image("computation.remote", remote)
+        else:
+            yield "computation.remote must be an object"
+    for key in ("input", "output"):
+        if not isinstance(computation.get(key), dict):
+            yield f"computation.{key} must be an object"
+    yield from of_display(computation.get("display"))
+    if isinstance(computation.get("input"), dict):
+        yield from of_inputs(computation["input"])
+
+
+def of_image(where: str, found: Mapping[str, Any]) -> Iterator[str]:
+    """Check what names an image and its command."""
+    if found.get("type") != "docker":
+        yield f'{where}.type must be "docker"'
+    if not is_text(found.get("dockerImage")):
+        yield f"{where}.dockerImage must be a string"
+    command = found.get("command")
+    if not isinstance(command, list) or not command or not all(is_text(word) for word in command):
+        yield f"{where}.command must be a list of at least one string"
+
+
+def of_display(display: Any) -> Iterator[str]:
+    """Check `display`: an object or several."""
+    displays = display if isinstance(display, list) else [display]
+    for one in displays:
+        if not isinstance(one, dict) or not has_type(one, DISPLAYS):
+            yield f"computation.display must be objects whose type is one of {', '.join(sorted(DISPLAYS))}"
+
+
+def of_inputs(inputs: Mapping[str, Any]) -> Iterator[str]:
+    """Check every input and what they say of each other."""
+    orders: dict[Any, str] = {}
+    for name, one in inputs.items():
+        where = f"input {name}"
+        if not isinstance(one, dict):
+            yield f"{where} must be an object"
+            continue
+        yield from of_input(where, one)
+        if "conditional" in one:
+            yield from of_conditional(where, name, one["conditional"], inputs)
+        order = one.get("order")
+        if not is_number(order):
+            yield f"{where}: `order` must be a number"
+        elif order in orders:
+            yield f"{where}: `order` {order} is that of {orders[order]}"
+        else:
+            orders[order] = name
+
+
+def of_input(where: str, one: Mapping[str, Any]) -> Iterator[str]:
+    """Check one input by itself."""
+    if "defaultValue" in one:
+        yield f"{where}: `defaultValue` is ignored, it must be `default`"
+    yield from unknown(where, one, KEYS | {*TEXTS, *RANGE, "values", "defaultValue"})
+    for key in TEXTS:
+        if not is_text(one.get(key)):
+            yield f"{where}: `{key}` must be a string"
+    if one.get("source") not in ("owner", "member"):
+        yield f'{where}: `source` must be "owner" or "member"'
+    if not has_type(one, TYPES):
+        yield f"{where}: the form has no type {one.get('type')!r}"
+        return
+    yield from of_values(where, one)
+    yield from of_range(where, one)
+    if "default" in one and sound(one) and not possible(one, one["default"]):
+        yield f"{where}: the default {one['default']!r} is not possible for its type, range or values"
+
+
+def of_values(where: str, one: Mapping[str, Any]) -> Iterator[str]:
+    """Check the values to choose from."""
+    values = one.get("values")
+    if one["type"] in CHOICES:
+        if not isinstance(values, list) or not values or not all(is_text(v) or is_number(v) for v in values):
+            yield f"{where}: `values` must be a list of strings or numbers to choose from"
+        elif len(set(values)) < len(values):
+            yield f"{where}: `values` has something twice"
+    elif "values" in one:
+        yield f"{where}: `values` means nothing for the type {one['type']}"
+
+
+def of_range(where: str, one: Mapping[str, Any]) -> Iterator[str]:
+    """Check the range of a number."""
+    given = {key: one[key] for key in RANGE if key in one}
+    if given and one["type"] not in NUMBERS:
+        yield f"{where}: `{next(iter(given))}` means nothing for the type {one['type']}"
+    elif not all(is_number(value) for value in given.values()):
+        yield f"{where}: `min`, `max` and `step` must be numbers"
+    elif given.get("min", -math.inf) > given.get("max", math.inf):
+        yield f"{where}: `min` is larger than `max`"
+    elif given.get("step", 1) <= 0:
+        yield f"{where}: `step` must be larger than 0"
+
+
+def of_conditional(where: str, name: str, conditional: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
+    """Check that a conditional can be met: it is an equality with a value of another input."""
+    if not isinstance(conditional, dict) or conditional.keys() != {"variable", "value"}:
+        yield f"{where}: `conditional` must have `variable` and `value` alone"
+        return
+    variable, value = conditional["variable"], conditional["value"]
+    other = inputs.get(variable) if isinstance(variable, str) else None
+    if variable == name or not isinstance(other, dict):
+        yield f"{where}: `conditional` names no other input: {variable!r}"
+    elif sound(other) and (isinstance(value, list | dict) or not possible(other, value)):
+        yield f"{where}: `conditional` waits for {value!r}, which {variable} cannot be"
+
+
+def sound(one: Mapping[str, Any]) -> bool:
+    """Tell whether an input's type, values and range have nothing wrong."""
+    return has_type(one, TYPES) and not [*of_values("", one), *of_range("", one)]
+
+
+def possible(one: Mapping[str, Any], value: Any) -> bool:
+    """Tell whether an input of a known type, with sound values and range, can have this value."""
+    match one["type"]:
+        case "boolean":
+            return isinstance(value, bool)
+        case "string":
+            return isinstance(value, str)
+        case "number":
+            return in_range(one, value)
+        case "range":
+            ends = isinstance(value, list) and len(value) == 2 and all(in_range(one, end) for end in value)
+            return bool(ends and value[0] <= value[1])
+        case "select" | "radio":
+            return value in one["values"] and not isinstance(value, bool)
+        case "array":
+            chosen = value if isinstance(value, list) else [value]
+            return all(item in one["values"] and not isinstance(item, bool) for item in chosen)
+        case "object":
+            return isinstance(value, dict)
+        case "set" | "matrix":
+            return isinstance(value, list) and (one["type"] == "set" or all(isinstance(row, list) for row in value))
+    return False  # files and users are chosen, never given beforehand
+
+
+def in_range(one: Mapping[str, Any], value: Any) -> bool:
+    """Tell whether a number is within the range and on a step from its start."""
+    if not is_number(value) or not one.get("min", -math.inf) <= value <= one.get("max", math.inf):
+        return False
+    steps = (value - one.get("min", 0)) / one["step"] if "step" in one else 0
+    return math.isclose(steps, round(steps), rel_tol=1e-9, abs_tol=1e-9)
