@@ -44,7 +44,11 @@ def freesurfer_samples(
     keys_of(covariates, data.key, lambda text: str(Path(text)))
     names = covariates.texts(data.key)
     for row, name in enumerate(names):
-        if not (folder / name).resolve().is_relative_to(folder.resolve()):
+        try:
+            inside = (folder / name).resolve().is_relative_to(folder.resolve())
+        except (OSError, ValueError, RuntimeError):  # a name too long, one with a NUL, a loop of links
+            raise covariates.error(row, data.key, f"{shown(name)} is not a file's name") from None
+        if not inside:
             raise covariates.error(row, data.key, f"{shown(name)} leads out of the folder")
     wanted = [data.key, *data.covariate_features]
     if training or data.label in covariates.frame:
@@ -61,7 +65,7 @@ def _regions(file: Path, names: Iterable[str]) -> list[str]:
     """Return the values of some regions and measures in one subject's file, as text."""
     check_file(file)
     try:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
+        lines = [line.strip(" ") for line in file.read_text(encoding="utf-8-sig").splitlines()]
     except UnicodeDecodeError:
         raise DataError(file, "is not text in UTF-8") from None
     except OSError as error:
@@ -97,7 +101,7 @@ def _classical(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 def _pairs(file: Path, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield names and values of lines with a tab between them; the first line may be the file's name."""
-    held = [(row, line) for row, line in enumerate(lines, 1) if line]
+    held = [(row, line) for row, line in enumerate(lines, 1) if line.strip()]
     for row, line in held:
         name, tab, value = line.partition("\t")
         is_number = bool(tab) and (value.strip().lower() in MISSING or not math.isnan(number(value)))

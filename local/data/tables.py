@@ -75,7 +75,9 @@ def read_table(path: Path) -> Table:
             dtype=str,
             na_filter=False,
             skip_blank_lines=False,
+            skipinitialspace=True,
             encoding="utf-8-sig",
+            compression=None,
         )
     except pd.errors.EmptyDataError:
         raise DataError(path, "is empty, expected a row of column names and a row for each sample") from None
@@ -97,10 +99,14 @@ def check_file(path: Path) -> None:
     """Check that there is a file to read.
 
     Raises:
-        DataError: there is none, or it is something else, such as a folder or a pipe.
+        DataError: there is none, or it is something else, such as a folder or a pipe, which would be waited for.
     """
-    if not path.is_file():
-        raise DataError(path, "is not a file" if path.exists() else "does not exist")
+    try:
+        found, is_file = path.exists(), path.is_file()
+    except OSError as error:
+        raise DataError(path, f"cannot be read: {error.strerror or error}") from None
+    if not is_file:
+        raise DataError(path, "is not a file" if found else "does not exist")
 
 
 def join(first: Table, second: Table, key: str, missing: str) -> tuple[tuple[Table, Table], tuple[str, ...]]:
