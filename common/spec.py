@@ -1,7 +1,7 @@
 """The run's specification: one JSON object, the same and hashed at every site.
 
 Every part is a frozen pydantic model that forbids unknown keys: a typing mistake is an error, never a default.
-Unions are told apart by their field `name`.
+Unions are told apart by their field `name`, data by their `reader`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import json
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
+from common.data import DataSpec, NpzData
 from common.documents import Part
 
 SiteName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
@@ -54,21 +55,6 @@ class Factory(Part):
     """Where the function is: "package.module:function"."""
     arguments: dict[str, JsonValue] = Field(default={})
     """Keyword arguments of the function."""
-
-
-class DataSpec(Part):
-    """The schema of the data; where the files are is each site's business."""
-
-    reader: Literal["npz"] = "npz"
-    """File format: npz holds `x` [samples, …], `y` [samples] and optionally `split` (0 train, 1 validation, 2 test)."""
-    file: Annotated[str, Field(pattern=r"^[\w][\w.-]*$")] = "data.npz"
-    """Name of the file in the site's data folder."""
-    shape: tuple[PositiveInt, ...]
-    """Shape of one sample's input."""
-    scale: PositiveFloat = 1.0
-    """Factor by which inputs are multiplied (1/255 for bytes)."""
-    tokens: PositiveInt | None = None
-    """Number of distinct tokens where inputs are whole numbers for an embedding; null where they are real."""
 
 
 class Adam(Part):
@@ -323,6 +309,14 @@ class RunSpec(Part):
     """How gradients travel."""
     federation: Federation
     """Who takes part."""
+
+    @field_validator("data")
+    @classmethod
+    def _values_are_the_classes(cls, data: DataSpec, info: ValidationInfo) -> DataSpec:
+        task = info.data.get("task")
+        if not isinstance(data, NpzData) and task is not None and len(data.values) != task.classes:
+            raise ValueError(f"values: got {len(data.values)}, expected one for each of {task.classes} task.classes")
+        return data
 
     def sha256(self) -> str:
         """Return the digest of the canonical JSON form (keys sorted, defaults written out)."""

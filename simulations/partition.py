@@ -54,7 +54,13 @@ class Dirichlet(Part):
         return [generator.permutation(np.concatenate(part)) for part in parts]
 
 
-Partition = Annotated[Iid | Dirichlet, Field(discriminator="name")]
+class Folder(Part):
+    """Leave every site what is in its own folder: with the source folders, and no other."""
+
+    name: Literal["folder"]
+
+
+Partition = Annotated[Iid | Dirichlet | Folder, Field(discriminator="name")]
 
 
 def partition(pool: Pool, how: Iid | Dirichlet, sites: tuple[str, ...], classes: int, seed: int) -> dict[str, Pool]:

@@ -12,7 +12,8 @@ from pydantic import Field
 
 from common.documents import Part
 from common.errors import DataError, UserError
-from local.data.npz import Array, read_arrays
+from local.data.npz import read_arrays
+from local.data.reading import Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +78,35 @@ class Npz(Part):
         return Pool(arrays["x"], arrays["y"].reshape(-1), split, self.path)
 
 
-Source = Annotated[Digits | Mnist | Npz, Field(discriminator="name")]
+class Folders(Part):
+    """A folder with a sub-folder for each site, which is read where it is."""
+
+    name: Literal["folders"]
+    path: str
+    """The folder."""
+
+    def find(self, sites: tuple[str, ...]) -> dict[str, Path]:
+        """Return each site's sub-folder, whose name is the site's in letters of either case.
+
+        Raises:
+            DataError: the folder cannot be read, or a site has no sub-folder, or two.
+        """
+        path = Path(self.path).absolute()
+        try:
+            folders = sorted(entry for entry in path.iterdir() if entry.is_dir())
+        except OSError as error:
+            raise DataError(path, f"cannot be read: {error.strerror or error}; pass its place with --data") from None
+        found: dict[str, Path] = {}
+        for site in sites:
+            own = [folder for folder in folders if folder.name.lower() == site]
+            if len(own) != 1:
+                names = ", ".join(folder.name for folder in own or folders) or "nothing"
+                raise DataError(path, f"expected one folder for the site {site}, found {names}")
+            found[site] = own[0]
+        return found
+
+
+Source = Annotated[Digits | Mnist | Npz | Folders, Field(discriminator="name")]
 
 
 def _arrays(path: Path, names: tuple[str, ...]) -> dict[str, Array]:

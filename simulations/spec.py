@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+from pydantic import Field, ValidationInfo, field_validator
 
 from common.documents import Part, load_json, replace, validate
 from common.errors import SpecError
@@ -13,8 +15,8 @@ from common.spec import RunSpec
 from local.config import Device, SiteConfig
 from local.policy import MethodName, Policy
 from simulations.faults import RelaySpec
-from simulations.partition import Iid, Partition, partition
-from simulations.sources import Source
+from simulations.partition import Folder, Iid, Partition, partition
+from simulations.sources import Folders, Source
 
 POLICY = "policy.json"
 
@@ -24,12 +26,21 @@ class SimulationSpec(Part):
 
     source: Source
     """Where the samples come from."""
-    partition: Partition = Iid()
-    """How they are dealt out."""
+    partition: Partition = Field(default=Iid(), validate_default=True)
+    """How they are dealt out: folder with the source folders."""
     device: Device = "cpu"
     """Where all sites train."""
     relay: RelaySpec | None = None
     """What stands between sites and aggregator, slow and faulty; null connects them directly."""
+
+    @field_validator("partition")
+    @classmethod
+    def _fits_the_source(cls, partition: Partition, info: ValidationInfo) -> Partition:
+        source = info.data.get("source")
+        if source is not None and isinstance(source, Folders) != isinstance(partition, Folder):
+            expected = '{"name": "folder"}' if isinstance(source, Folders) else "iid or dirichlet"
+            raise ValueError(f"got {partition.name}, expected {expected} for the source {source.name}")
+        return partition
 
 
 class SimulationFile(Part):
@@ -39,6 +50,14 @@ class SimulationFile(Part):
     """The run, as it would be between real sites."""
     simulation: SimulationSpec
     """What takes the place of the sites' own data."""
+
+    @field_validator("simulation")
+    @classmethod
+    def _source_has_what_is_read(cls, simulation: SimulationSpec, info: ValidationInfo) -> SimulationSpec:
+        reader = info.data["run"].data.reader if "run" in info.data else "npz"
+        if reader != "npz" and not isinstance(simulation.source, Folders):
+            raise ValueError(f"source: {simulation.source.name} has nothing for data.reader {reader}: take folders")
+        return simulation
 
 
 def read_simulation(
@@ -58,15 +77,24 @@ def read_simulation(
     """
     document = replace(load_json(path), assignments)
     if sites is not None:
+        if _source(document) == "folders":
+            raise SpecError("--sites", "the source 'folders' has its own sites; run.federation.sites chooses")
         document = _assign(document, ("run", "federation", "sites"), [f"site-{i + 1:02d}" for i in range(sites)])
     if data is not None:
-        if isinstance(document, dict) and (document.get("simulation") or {}).get("source") == {"name": "digits"}:
+        if _source(document) == "digits":
             raise SpecError("--data", "the source 'digits' comes with its data and takes no file")
         document = _assign(document, ("simulation", "source", "path"), str(data))
     if relay is not None:
         validate(RelaySpec, load_json(relay), file=relay)  # so that errors name its own file
         document = _assign(document, ("simulation", "relay"), load_json(relay))
     return validate(SimulationFile, document, file=path)
+
+
+def _source(document: Any) -> object:
+    """Return the name of a document's source, before anything else is known of it."""
+    for key in ("simulation", "source"):
+        document = document.get(key) if isinstance(document, dict) else None
+    return document.get("name") if isinstance(document, dict) else None
 
 
 def _assign(document: Any, path: tuple[str, ...], value: object) -> Any:
@@ -90,6 +118,8 @@ def write_sites(
 ) -> dict[str, SiteConfig]:
     """Write each site's part of the data under `folder/<site>/data`, and return the sites' configurations.
 
+    Data that lie in folders already are left there.
+
     A policy beside the data permits every method: data that lie together here need no protection from one another.
 
     Args:
@@ -104,17 +134,19 @@ def write_sites(
         DataError: the source cannot be read or dealt out.
     """
     run, simulation = file.run, file.simulation
-    if not dealt:
-        _deal(run, simulation, folder)
+    if run.data.reader != "npz":
+        importlib.import_module("pandas")  # which the sites need: before they are forked it takes its time only once
+    places = _places(run, simulation, folder, dealt)
     configs: dict[str, SiteConfig] = {}
     for site in run.federation.sites:
         own = folder / site
+        own.mkdir(parents=True, exist_ok=True)
         policy = Policy(methods=get_args(MethodName), unreduced_factors=True)
         (own / POLICY).write_text(policy.model_dump_json(indent=2, exclude_defaults=True) + "\n", encoding="utf-8")
         configs[site] = SiteConfig(
             name=site,
             aggregator=aggregator,
-            data=str(own / "data"),
+            data=str(places[site]),
             output=str(own),
             allow_factories=allow_factories,
             policy=str(own / POLICY),
@@ -124,10 +156,16 @@ def write_sites(
     return configs
 
 
-def _deal(run: RunSpec, simulation: SimulationSpec, folder: Path) -> None:
-    pools = partition(simulation.source.load(), simulation.partition, run.federation.sites, run.task.classes, run.seed)
-    for site, pool in pools.items():
-        own = folder / site / "data"
-        own.mkdir(parents=True, exist_ok=True)
-        arrays = {"x": pool.x, "y": pool.y} | ({} if pool.split is None else {"split": pool.split})
-        np.savez(own / run.data.file, allow_pickle=False, **arrays)
+def _places(run: RunSpec, simulation: SimulationSpec, folder: Path, dealt: bool) -> dict[str, Path]:
+    """Return the folder of every site's data, after they are dealt out where they have to be."""
+    source, how, sites = simulation.source, simulation.partition, run.federation.sites
+    if isinstance(source, Folders) or isinstance(how, Folder):  # the spec has both or none
+        assert isinstance(source, Folders)
+        return source.find(sites)
+    places = {site: folder / site / "data" for site in sites}
+    if not dealt:
+        for site, pool in partition(source.load(), how, sites, run.task.classes, run.seed).items():
+            places[site].mkdir(parents=True, exist_ok=True)
+            arrays = {"x": pool.x, "y": pool.y} | ({} if pool.split is None else {"split": pool.split})
+            np.savez(places[site] / run.data.file, allow_pickle=False, **arrays)
+    return places

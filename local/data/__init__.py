@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from common.data import CsvData, NpzData
 from common.errors import DataError, UserError
 from common.seeds import derive
 from common.spec import RunSpec
-from local.data.npz import Array, read_arrays, whole_numbers
+from local.data.npz import read_npz
+from local.data.reading import Reading
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 
@@ -43,11 +43,12 @@ class Samples:
 
 @dataclass(frozen=True, eq=False)
 class SiteData:
-    """A site's samples in three parts."""
+    """A site's samples in three parts, and what the person at the site should be told of them, one sentence each."""
 
     train: Samples
     validation: Samples
     test: Samples
+    notes: tuple[str, ...] = ()
 
     def to(self, device: str) -> SiteData:
         """Return the samples on a device.
@@ -57,73 +58,66 @@ class SiteData:
         """
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise UserError(f"device: {device} is not available on this machine, expected cpu")
-        return SiteData(self.train.to(device), self.validation.to(device), self.test.to(device))
+        return SiteData(self.train.to(device), self.validation.to(device), self.test.to(device), self.notes)
 
 
 def read_site(spec: RunSpec, folder: Path, site_index: int) -> SiteData:
-    """Read a site's file and split it.
+    """Read a site's data and split them.
 
-    The file's own `split` decides what is test and what validation, where it has one; else the spec's fractions of a
-    permutation that follows from the run's seed and the site's place in the plan. A test set from the file leaves
+    Raises:
+        DataError: what cannot be used, by file, row and column; or nothing is left to train on.
+    """
+    return split_samples(spec, read_samples(spec, folder / spec.data.file), site_index)
+
+
+def read_samples(spec: RunSpec, path: Path, *, training: bool = True) -> Reading:
+    """Read what the run's schema says.
+
+    Args:
+        spec: the run.
+        path: of the file with which the schema begins; its other files lie beside it.
+        training: whether the samples are to be trained on; predictions need no labels.
+
+    Raises:
+        DataError: what cannot be used, by file, row and column.
+    """
+    data, classes, dtype = spec.data, spec.task.classes, spec.training.dtype
+    if isinstance(data, NpzData):
+        return read_npz(path, data, classes, dtype)
+    from local.data.csv import read_csv  # pandas takes half a second, for which npz files need not wait
+    from local.data.freesurfer import read_freesurfer
+
+    if isinstance(data, CsvData):
+        return read_csv(path, data, dtype, training=training)
+    return read_freesurfer(path, data, dtype, training=training)
+
+
+def split_samples(spec: RunSpec, reading: Reading, site_index: int) -> SiteData:
+    """Split a site's samples.
+
+    The data's own `split` decides what is test and what validation, where they have one; else the spec's fractions of
+    a permutation that follows from the run's seed and the site's place in the plan. A test set of the data's own leaves
     validation to be drawn from the rest.
 
     Raises:
-        DataError: unreadable file, missing array, wrong shape, label out of range, nothing to train on.
+        DataError: there are no labels, or nothing is left to train on.
     """
-    path = folder / spec.data.file
-    inputs, labels, split = read_npz(path, spec)
-    if labels is None:
-        raise DataError(path, "has no array y, expected one label per sample")
-    samples = Samples(inputs, labels)
+    if reading.labels is None:
+        raise DataError(reading.source, "has no array y, expected one label per sample")
+    samples = Samples(torch.from_numpy(reading.inputs), torch.from_numpy(reading.labels))
     count = len(samples)
     generator = torch.Generator().manual_seed(derive(spec.seed, "split", site_index))
     order = torch.randperm(count, generator=generator)
-    if split is None:
+    if reading.split is None:
         parts = torch.full((count,), TRAIN)
         parts[order[: round(count * spec.training.test)]] = TEST
     else:
-        parts = split.long()
+        parts = torch.from_numpy(reading.split)
     if not bool((parts == VALIDATION).any()):
         rest = order[parts[order] == TRAIN]
-        share = spec.training.validation / (1 - spec.training.test if split is None else 1)
+        share = spec.training.validation / (1 - spec.training.test if reading.split is None else 1)
         parts[rest[: round(len(rest) * share)]] = VALIDATION
     train, validation, test = (samples.take((parts == part).nonzero().squeeze(1)) for part in (TRAIN, VALIDATION, TEST))
     if not len(train):
-        raise DataError(path, f"of {count} samples none is left to train on, expected at least one")
-    return SiteData(train, validation, test)
-
-
-def read_npz(path: Path, spec: RunSpec) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Read inputs, labels and split from a npz file; labels and split are None where it has none.
-
-    Raises:
-        DataError: see `read_site`.
-    """
-    arrays = read_arrays(path, ("x", "y", "split"))
-    if "x" not in arrays:
-        raise DataError(path, "has no array x, expected the inputs")
-    inputs = _inputs(path, arrays["x"], spec)
-    limits = {"y": spec.task.classes, "split": 3}
-    labels, split = (
-        torch.from_numpy(whole_numbers(path, name, arrays[name], len(inputs), limit)) if name in arrays else None
-        for name, limit in limits.items()
-    )
-    return inputs, labels, split
-
-
-def _inputs(path: Path, array: Array, spec: RunSpec) -> Tensor:
-    expected = spec.data.shape
-    if array.ndim == 0 or math.prod(array.shape[1:]) != math.prod(expected):
-        raise DataError(path, f"x has shape {list(array.shape)}, expected [samples, {', '.join(map(str, expected))}]")
-    if array.dtype.kind not in "biuf":
-        raise DataError(path, f"x holds {array.dtype}, expected numbers")
-    array = array.reshape(len(array), *expected)
-    if spec.data.tokens is not None:
-        if array.size and not (array.min() >= 0 and array.max() < spec.data.tokens):
-            raise DataError(path, f"x holds {array.min()} to {array.max()}, expected 0 to {spec.data.tokens - 1}")
-        return torch.from_numpy(array.astype(np.int64))
-    numbers = array.astype(spec.training.dtype)
-    bad = ~np.isfinite(numbers).all(axis=tuple(range(1, numbers.ndim)))
-    if bad.any():
-        raise DataError(path, f"x holds NaN or infinity in {int(bad.sum())} samples, first in row {int(bad.argmax())}")
-    return torch.from_numpy(numbers * np.asarray(spec.data.scale, numbers.dtype))
+        raise DataError(reading.source, f"of {count} samples none is left to train on, expected at least one")
+    return SiteData(train, validation, test, reading.notes)

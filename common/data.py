@@ -1,0 +1,157 @@
+"""The schema of a run's data, told apart by `reader`; where the files are is each site's business."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+
+from common.documents import Part
+
+PositiveInt = Annotated[int, Field(ge=1)]
+FileName = Annotated[str, Field(pattern=r"^[\w][\w.-]*$")]
+Column = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]{0,198}[^\s\x00-\x1f\x7f])?$")]
+
+
+def canonical(value: object) -> str:
+    """Return a cell's value as the text by which it is compared: 1, "1", " 1.0" and "01" are the same."""
+    text = str(value).strip()
+    if len(text) > 18:  # digits that a float would lose
+        return text
+    if re.fullmatch(r"[+-]?[0-9]+(\.0*)?", text):
+        return str(int(text.partition(".")[0]))
+    if re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text):
+        number = float(text)
+        return str(int(number)) if number.is_integer() else repr(number)
+    return text
+
+
+def _level(given: object) -> object:
+    return canonical(given) if isinstance(given, str | int | float) else given
+
+
+Level = Annotated[str, BeforeValidator(_level), Field(min_length=1, max_length=200)]
+
+
+class NpzData(Part):
+    """Arrays in a npz file."""
+
+    reader: Literal["npz"] = "npz"
+    """File format: npz holds `x` [samples, …], `y` [samples] and optionally `split` (0 train, 1 validation, 2 test)."""
+    file: FileName = "data.npz"
+    """Name of the file in the site's data folder."""
+    shape: tuple[PositiveInt, ...]
+    """Shape of one sample's input."""
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Factor by which inputs are multiplied (1/255 for bytes)."""
+    tokens: PositiveInt | None = None
+    """Number of distinct tokens where inputs are whole numbers for an embedding; null where they are real."""
+
+
+class TableData(Part):
+    """What all tables have in common: columns that are inputs, and one that is the label."""
+
+    features: Annotated[tuple[Column, ...], Field(max_length=100_000)]
+    """Inputs, in this order."""
+    label: Column
+    """Column of the label."""
+    values: Annotated[tuple[Level, ...], Field(min_length=2)]
+    """Values of the label, in the order of the classes; numbers are compared as numbers, everything else as text."""
+    categorical: dict[Column, Annotated[tuple[Level, ...], Field(min_length=1)]] = Field(default={})
+    """Inputs that hold no numbers, each with its levels: such an input becomes one of 0 or 1 for every level."""
+    missing: Literal["refuse", "drop"] = "refuse"
+    """What is done about a row that lacks an input or the label: say so and stop, or leave it out and say so."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Columns of the inputs, in order."""
+        return self.features
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample's input."""
+        return (sum(len(self.categorical[c]) if c in self.categorical else 1 for c in self.inputs),)
+
+    @property
+    def tokens(self) -> None:
+        """None: inputs are real numbers."""
+        return None
+
+
+class CsvData(TableData):
+    """A table with a row per sample, and optionally a second one: CSV in UTF-8, with tabs if its name ends in .tsv."""
+
+    reader: Literal["csv"]
+    """File format."""
+    file: FileName
+    """Name of the table in the site's data folder."""
+    covariates: FileName | None = None
+    """Name of a second table with more columns of the same subjects."""
+    key: Column | None = None
+    """Column that names the subject in both tables; null where one table has none."""
+
+
+class FreesurferData(TableData):
+    """FreeSurfer's statistics, one text file per subject, and a table that lists them.
+
+    `features` are regions, by StructName, or measures. The files are as FreeSurfer writes aseg.stats, or have a name, a
+    tab and a number on every line.
+    """
+
+    reader: Literal["freesurfer"]
+    """File format."""
+    covariates: FileName
+    """Name of the table with a row per subject, in the site's data folder."""
+    key: Column
+    """Column with the name of the subject's file, from the same folder."""
+    covariate_features: tuple[Column, ...] = ()
+    """Columns of the table that are inputs too; they follow the regions."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Regions, then columns of the table."""
+        return (*self.features, *self.covariate_features)
+
+    @property
+    def file(self) -> str:
+        """Name of the table with which reading begins."""
+        return self.covariates
+
+
+def _consistent(data: NpzData | CsvData | FreesurferData) -> NpzData | CsvData | FreesurferData:
+    if isinstance(data, NpzData):
+        return data
+    inputs = data.inputs
+    encodable = inputs if isinstance(data, CsvData) else data.covariate_features
+    where = "features" if isinstance(data, CsvData) else "covariate_features"
+    if not inputs:
+        raise ValueError("features: got none, expected at least one column")
+    for field, names in (("features", inputs), ("values", data.values), *data.categorical.items()):
+        seen: set[str] = set()
+        for name in names:
+            if name in seen:
+                raise ValueError(f"{field}: {name} stands there more than once")
+            seen.add(name)
+    if data.label in inputs or data.key in inputs:
+        raise ValueError(f"{'label' if data.label in inputs else 'key'}: is among the features too")
+    if data.label == data.key:
+        raise ValueError(f"label: {data.label} is the key too")
+    for column in data.categorical:
+        if column not in encodable:
+            raise ValueError(f"categorical: {column} is not among the {where}")
+    if isinstance(data, CsvData) and data.covariates is not None and data.key is None:
+        raise ValueError("key: is missing, expected the column that joins the two tables")
+    return data
+
+
+def _reader(given: Any) -> str:
+    """Return the tag of a schema; without one it is npz's."""
+    return str(given.get("reader", "npz") if isinstance(given, dict) else getattr(given, "reader", "npz"))
+
+
+DataSpec = Annotated[
+    Annotated[NpzData, Tag("npz")] | Annotated[CsvData, Tag("csv")] | Annotated[FreesurferData, Tag("freesurfer")],
+    Discriminator(_reader),
+    AfterValidator(_consistent),
+]

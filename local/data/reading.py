@@ -1,0 +1,32 @@
+"""What every reader returns, as plain arrays: nothing here knows of torch, or of where data come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """Samples as they were found, checked against the run's schema.
+
+    Args:
+        source: the file, named in errors.
+        inputs: [samples, …] in the replica's dtype, int64 for tokens.
+        labels: int64 [samples], 0 to classes − 1; None where there are none.
+        split: int64 [samples], 0 train, 1 validation, 2 test; None where the data do not say.
+        keys: name of each sample, or its row in the file; None where they are counted from 0.
+        notes: what the person at the site should be told, one sentence each.
+    """
+
+    source: str | Path
+    inputs: Array
+    labels: Array | None = None
+    split: Array | None = None
+    keys: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()

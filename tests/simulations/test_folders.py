@@ -1,0 +1,140 @@
+"""Sites simulated from folders that are there already: read where they are, joined, trained on and predicted from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from common.documents import load_json, validate
+from common.errors import DataError, SpecError, UserError
+from local.prediction import predict_file
+from simulations.cli import mount
+from simulations.spec import SimulationFile, read_simulation, write_sites
+from tests.conftest import run_document, write_site
+
+DATA: dict[str, Any] = {
+    "reader": "csv",
+    "file": "brains.csv",
+    "covariates": "people.csv",
+    "key": "subject",
+    "features": ["volume", "age", "sex"],
+    "categorical": {"sex": ["M", "F"]},
+    "label": "group",
+    "values": ["control", "patient"],
+}
+
+
+@pytest.fixture
+def consortium(tmp_path: Path) -> Path:
+    generator = np.random.default_rng(0)
+    for site, count in (("LEUVEN_1", 40), ("Yale", 30), ("unused", 5)):
+        folder = tmp_path / "data" / site
+        folder.mkdir(parents=True)
+        ill = np.arange(count) % 2
+        subjects = [f"{site}_{number:03}" for number in range(count)]
+        volumes = generator.normal(size=count) + 4 * ill
+        pd.DataFrame({"subject": subjects, "volume": volumes}).to_csv(folder / "brains.csv", index=False)
+        sexes, groups = np.where(generator.random(count) < 0.5, "M", "F"), np.where(ill, "patient", "control")
+        people = pd.DataFrame({"subject": subjects, "age": generator.random(count), "sex": sexes, "group": groups})
+        people.iloc[::-1].to_csv(folder / "people.csv", index=False)
+    return tmp_path / "data"
+
+
+def document(consortium: Path, **run: Any) -> dict[str, Any]:
+    federation = {"sites": ["leuven_1", "yale"]}
+    task = {"name": "classification", "classes": 2}
+    return {
+        "run": run_document(**{"task": task, "data": DATA, "federation": federation, "training": {"epochs": 8}} | run),
+        "simulation": {"source": {"name": "folders", "path": str(consortium)}, "partition": {"name": "folder"}},
+    }
+
+
+def test_tables_are_trained_on_where_they_are_and_predicted_from(consortium: Path, tmp_path: Path) -> None:
+    path, run = tmp_path / "file.json", tmp_path / "run"
+    path.write_text(json.dumps(document(consortium)))
+    app = typer.Typer()
+    mount(app)
+    done = CliRunner().invoke(app, ["simulate", str(path), "--lockstep", "--output", str(run)])
+    assert done.exit_code == 0, done.output
+    assert load_json(run / "summary.json")["metrics"]["test"]["auc"] > 0.9
+    assert not list(run.rglob("*.npz"))
+    assert not list((run / "sites").rglob("brains.csv"))
+
+    (consortium / "Yale" / "people.csv").write_text("subject,age,sex\nnew,0.5,F\n")
+    (consortium / "Yale" / "new.csv").write_text("subject,volume\nnew,4.5\n")
+    for data, rows in ((consortium / "LEUVEN_1", 40), (consortium / "Yale" / "new.csv", 1)):
+        predict_file(run, data, tmp_path / "out.csv", "final")
+        table = pd.read_csv(tmp_path / "out.csv")
+        assert len(table) == rows
+        label = ["label"] if rows == 40 else []
+        assert list(table) == ["subject", *label, "predicted", "probability_control", "probability_patient"]
+    assert table.iloc[0][["subject", "predicted"]].tolist() == ["new", "patient"]
+
+
+def test_npz_files_may_lie_in_folders_too(tmp_path: Path) -> None:
+    for site in ("Alpha", "beta"):
+        write_site(tmp_path / "data" / site, 10, 0)
+    file = validate(
+        SimulationFile,
+        document(
+            tmp_path / "data",
+            task={"name": "classification", "classes": 3},
+            data={"shape": [6]},
+            federation={"sites": ["alpha", "beta"]},
+        ),
+    )
+    again = [write_sites(file, tmp_path / "sites", "http://127.0.0.1:0", dealt=dealt) for dealt in (False, True)]
+    assert [config.data for config in again[0].values()] == [str(tmp_path / "data" / s) for s in ("Alpha", "beta")]
+    assert again[0] == again[1]
+
+
+def test_a_site_has_one_folder(consortium: Path, tmp_path: Path) -> None:
+    def sites(*names: str) -> None:
+        file = validate(SimulationFile, document(consortium, federation={"sites": list(names)}))
+        write_sites(file, tmp_path / "sites", "http://127.0.0.1:0")
+
+    with pytest.raises(DataError, match="one folder for the site leuven_2, found LEUVEN_1, Yale, unused"):
+        sites("yale", "leuven_2")
+    (consortium / "YALE").mkdir(exist_ok=True)
+    with pytest.raises(DataError, match="one folder for the site yale, found YALE, Yale"):
+        sites("yale")
+    consortium.rename(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="cannot be read: No such file or directory; pass its place with --data"):
+        sites("yale")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "said"),
+    [
+        ({"partition": {"name": "iid"}}, "simulation.partition", 'got iid, expected {"name": "folder"}'),
+        ({"source": {"name": "digits"}}, "simulation.partition", "got folder, expected iid or dirichlet"),
+        (
+            {"source": {"name": "digits"}, "partition": {"name": "iid"}},
+            "simulation",
+            "source: digits has nothing for data.reader csv: take folders",
+        ),
+    ],
+)
+def test_folders_go_with_folders(consortium: Path, changes: dict[str, Any], field: str, said: str) -> None:
+    found = document(consortium)
+    with pytest.raises(SpecError) as error:
+        validate(SimulationFile, found | {"simulation": found["simulation"] | changes})
+    assert error.value.field == field
+    assert said in str(error.value)
+
+
+def test_the_partition_of_folders_has_to_be_said(consortium: Path, tmp_path: Path) -> None:
+    found = document(consortium)
+    del found["simulation"]["partition"]
+    with pytest.raises(SpecError, match=r"simulation\.partition: got iid, expected"):
+        validate(SimulationFile, found)
+    (tmp_path / "file.json").write_text(json.dumps(document(consortium)))
+    with pytest.raises(UserError, match="--sites: the source 'folders' has its own"):
+        read_simulation(tmp_path / "file.json", [], sites=3)
