@@ -27,6 +27,7 @@ def compspec(image: str = IMAGE, repository: str = "") -> dict[str, Any]:
         image: of site and aggregator.
         repository: address of the source code.
     """
+    shown = [field for field in FIELDS if not field.fixed]
     return {
         "meta": {
             "id": "rankdad",
@@ -43,7 +44,7 @@ def compspec(image: str = IMAGE, repository: str = "") -> dict[str, Any]:
             "dockerImage": image,
             "command": COMMAND,
             "remote": {"type": "docker", "dockerImage": image, "command": COMMAND},
-            "input": {field.variable: described(field, order) for order, field in enumerate(FIELDS)},
+            "input": {field.variable: described(field, order) for order, field in enumerate(shown)},
             "output": {
                 "global_metrics": _table("Global test metrics"),
                 "site_metrics": _table("Test metrics by site"),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from common.coinstac.form import Field, document, names, site_name, whole_numbers
-from common.spec import Adam, Classification, Cosine, DataSpec, EarlyStopping, Mlp, RankDad, RunSpec, Sgd, Training
+from common.coinstac.form import Field, document, names, regions, site_name, whole_numbers
+from common.data import NpzData, TableData
+from common.spec import Adam, Classification, Cosine, EarlyStopping, Mlp, RankDad, RunSpec, Sgd, Training
 
 STUDY, DATA, MODEL, TRAINING = "Study", "Data of all sites", "Model", "Training"
 EXCHANGE, EXPERT, SITE = "What sites send", "For experts", "Your site"
 SGD = ("optimizer", ("sgd",))
 RANK_DAD, POWER_SGD = ("method", ("rank-dad",)), ("method", ("powersgd",))
-NPZ = ("reader", ("npz",))
+NPZ, CSV, FREESURFER = ("reader", ("npz",)), ("reader", ("csv",)), ("reader", ("freesurfer",))
+TABLES = ("reader", ("csv", "freesurfer"))
+TABLE, FILE = "covariates.csv", "file"  # the name under which a member's table is laid out; its column of files
 
 FIELDS = (
     Field("name", "Name of the study", STUDY, "name", RunSpec, "study"),
@@ -24,7 +27,16 @@ FIELDS = (
         "others. Empty: whoever takes part, in alphabetical order.",
     ),
     Field("classes", "Number of classes", STUDY, "task.classes", Classification, 2),
-    Field("reader", "Kind of data", DATA, "data.reader", DataSpec, "npz", type="select", values=("npz",)),
+    Field(
+        "reader",
+        "Kind of data",
+        DATA,
+        "data.reader",
+        default="npz",
+        values=("npz", "csv", "freesurfer"),
+        tooltip="npz: one file of arrays at every site. csv: one table at every site. freesurfer: FreeSurfer's "
+        "statistics, one file for each subject, and a table that lists them.",
+    ),
     Field(
         "shape",
         "Shape of a sample",
@@ -35,7 +47,44 @@ FIELDS = (
         parse=whole_numbers,
         tooltip="Shape of one sample's x in the members' npz files, such as 64, or 28, 28.",
     ),
-    Field("scale", "Factor of inputs", DATA, "data.scale", DataSpec, when=NPZ),
+    Field("scale", "Factor of inputs", DATA, "data.scale", NpzData, when=NPZ),
+    Field("file", "", DATA, "data.file", default=TABLE, when=CSV, fixed=True),
+    Field("covariates_file", "", DATA, "data.covariates", default=TABLE, when=FREESURFER, fixed=True),
+    Field("key", "", DATA, "data.key", default=FILE, when=FREESURFER, fixed=True),
+    Field(
+        "features",
+        "Inputs",
+        DATA,
+        "data.features",
+        default="",
+        when=CSV,
+        parse=names,
+        tooltip="Columns of the table that are inputs, with commas between them.",
+    ),
+    Field(
+        "regions",
+        "Regions",
+        DATA,
+        "data.features",
+        type="freesurfer",
+        default=[],
+        when=FREESURFER,
+        parse=regions,
+        tooltip="Regions and measures of FreeSurfer's statistics that are inputs, such as Left-Hippocampus.",
+        more={"items": ["FreeSurfer"], "extensions": ["csv", "txt"]},
+    ),
+    Field("label", "Column of the label", DATA, "data.label", TableData, "diagnosis", when=TABLES),
+    Field(
+        "values",
+        "Values of the label",
+        DATA,
+        "data.values",
+        default="0, 1",
+        when=TABLES,
+        parse=names,
+        tooltip="Of tables: values of the label with commas between them, in the order of the classes.",
+    ),
+    Field("missing", "Rows with gaps", DATA, "data.missing", TableData, when=TABLES),
     Field(
         "model",
         "Network",
@@ -147,6 +196,18 @@ FIELDS = (
         tooltip="One npz file with x [samples, …], y [samples] of class numbers from 0, and if you like split "
         "[samples] (0 train, 1 validation, 2 test).",
         more={"items": ["npz"], "extensions": [["npz"]]},
+    ),
+    Field(
+        "covariates",
+        "Table",
+        SITE,
+        source="member",
+        type="csv",
+        default={},
+        when=TABLES,
+        tooltip="Of csv and freesurfer: a row for each subject, with the file's name first, the label and, of csv, the "
+        "inputs.",
+        more={"items": ["boolean", "number", "string"], "extensions": ["csv"]},
     ),
     Field(
         "min_rows",

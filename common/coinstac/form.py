@@ -49,10 +49,11 @@ class Field:
         when: another variable, and with which of its values this field counts.
         type: the platform's name of its type, where that does not follow from the model.
         tooltip: help, where the model has none.
-        parse: from text to the value, where that is a list.
+        parse: from what was filled in to the value, where that is no single number, choice or text.
         values: choices, where they are fewer than the model's.
         more: further keys of the form's description.
         own: the value's JSON schema, where no model holds it.
+        fixed: whether nobody fills it in: it always has its default.
     """
 
     variable: str
@@ -65,10 +66,11 @@ class Field:
     when: tuple[str, tuple[Any, ...]] | None = None
     type: str = ""
     tooltip: str = ""
-    parse: Callable[[str], Any] | None = None
+    parse: Callable[[Any], Any] | None = None
     values: tuple[str, ...] = ()
     more: Mapping[str, Any] | None = None
     own: Mapping[str, Any] | None = None
+    fixed: bool = False
 
     @cached_property
     def schema(self) -> dict[str, Any]:
@@ -123,7 +125,7 @@ class Field:
         if isinstance(given, str):
             given = given.strip()
         if self.parse is not None:
-            return self.parse(given if isinstance(given, str) else json.dumps(given).strip("[]"))
+            return self.parse(given)
         readers = {"number": self._number, "boolean": _boolean, "select": self._choice, "string": _text}
         return readers.get(self.kind, lambda value: value)(given)
 
@@ -166,32 +168,59 @@ def _boolean(given: Any) -> bool:
     return given
 
 
-def whole_numbers(text: str) -> list[int]:
-    """Return numbers that stand in text with commas, blanks or × between them.
+def whole_numbers(given: Any) -> list[int]:
+    """Return numbers that stand in text with commas, blanks or × between them, or in a list.
 
     Raises:
         ValueError: something else stands there.
     """
+    text = ",".join(map(str, given)) if isinstance(given, list) else str(given)
     parts = [part for part in re.split(r"[\s,;x×]+", text) if part]
     if not all(part.isdecimal() for part in parts):
         raise ValueError("expected whole numbers with commas between them")
     return [int(part) for part in parts]
 
 
-def site_name(text: str) -> str:
+def site_name(given: Any) -> str:
     """Return a site's name.
 
     Raises:
         ValueError: results and folders could not use it.
     """
-    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", text):
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", str(given)):
         raise ValueError("expected small letters, digits, dots and hyphens, such as hospital-a")
-    return text
+    return str(given)
 
 
-def names(text: str) -> list[str]:
-    """Return names that stand in text with commas between them."""
+def names(given: Any) -> list[str]:
+    """Return names that stand in text with commas between them, or in a list.
+
+    Raises:
+        ValueError: something else stands there.
+    """
+    if isinstance(given, list) and all(isinstance(name, str) for name in given):
+        return given
+    if not isinstance(given, str | int | float) or isinstance(given, bool):
+        raise ValueError("expected names with commas between them")
+    text = str(given)
     return [part.strip().strip('"') for part in text.split(",") if part.strip()]
+
+
+def regions(given: Any) -> list[str]:
+    """Return the regions that the platform's field for FreeSurfer holds: [{"value": [name, …]}], or the names alone.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    if isinstance(given, str):
+        return names(given)
+    found: list[Any] = []
+    for one in given if isinstance(given, list) else [given]:
+        held = one.get("value") if isinstance(one, Mapping) else one
+        found += held if isinstance(held, list) else [held]
+    if not all(isinstance(name, str) for name in found):
+        raise ValueError("expected names of regions")
+    return found
 
 
 def document(text: Any) -> dict[str, Any]:
@@ -234,14 +263,13 @@ def read(fields: Sequence[Field], inputs: Mapping[str, Any]) -> Filled:
         inputs: by variable; one that is missing has its default.
     """
     values: dict[str, Any] = {}
-    wrong: dict[str, Problem] = {  # by variable
-        variable: _unknown(fields, variable) for variable in inputs if variable not in {f.variable for f in fields}
-    }
+    known = [field.variable for field in fields if not field.fixed]
+    wrong = {variable: _unknown(known, variable) for variable in inputs if variable not in known}
     counting: list[Field] = []
     for field in fields:
         if field.applies(values):
             counting.append(field)
-            given = inputs.get(field.variable)
+            given = None if field.fixed else inputs.get(field.variable)
             try:
                 values[field.variable] = field.read(given)
             except ValueError as error:
@@ -289,8 +317,8 @@ def _problem(field: Field, said: str) -> Problem:
     return Problem(field.source, f"{field.label} ({field.variable}): {said}")
 
 
-def _unknown(fields: Sequence[Field], variable: str) -> Problem:
-    near = difflib.get_close_matches(variable, [field.variable for field in fields], n=1)
+def _unknown(known: Sequence[str], variable: str) -> Problem:
+    near = difflib.get_close_matches(variable, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "remove it"
     return Problem("owner", f"{variable[:60]}: is not known here: {hint}")
 

@@ -1,33 +1,50 @@
-"""Files that a platform mounts under names of its own, laid out as the spec names them."""
+"""What a platform mounts and hands over for a member, laid out as the spec names it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from common.coinstac.fields import FILE
+from common.data import FreesurferData, NpzData
 from common.errors import UserError
 from common.spec import RunSpec
 
+Rows = Sequence[Mapping[str, Any]]
+
 
 def lay_out(spec: RunSpec, values: Mapping[str, Any], mounted: Path, folder: Path) -> None:
-    """Make a folder with a member's data files, under the names that the spec has for them.
+    """Make a folder with a member's data, under the names that the spec has for them.
 
     Args:
         spec: the run.
         values: of the member's form, by variable.
         mounted: folder in which the platform shows the member's files.
-        folder: to be made; the files themselves are linked.
+        folder: to be made; files are linked, and a table that stands in the form is written.
 
     Raises:
-        UserError: a file is not there, or there are more than the run uses.
+        UserError: a file is not there, or the form holds something else than it asks for.
     """
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    name = one_file(values.get("data_file"), "data_file")
-    _link(mounted, name, folder / spec.data.file)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if isinstance(spec.data, NpzData):
+            _link(mounted, _one_file(values.get("data_file"), "Data file (data_file)"), folder / spec.data.file)
+            return
+        rows = _table(values.get("covariates"))
+        if rows is None:
+            _link(mounted, _one_file(values["covariates"], "Table (covariates)"), folder / spec.data.file)
+            return
+        _write_table(rows, folder / spec.data.file)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
+    if isinstance(spec.data, FreesurferData):
+        for row in rows:
+            _link(mounted, str(row[FILE]), folder / str(row[FILE]))
 
 
-def one_file(given: Any, variable: str) -> str:
+def _one_file(given: Any, field: str) -> str:
     """Return the one file name that an input of files holds.
 
     Raises:
@@ -37,15 +54,57 @@ def one_file(given: Any, variable: str) -> str:
         given = given[0]
     if not isinstance(given, str) or not given:
         count = f"{len(given)} files" if isinstance(given, list | tuple) and given else "no file"
-        raise UserError(f"{variable}: got {count}, expected one")
+        raise UserError(f"{field}: got {count}, expected one")
     return given
+
+
+def _table(given: Any) -> Rows | None:
+    """Return the rows of a table that the platform has read, with the subject's file in a column of its own.
+
+    It hands over a map from each file to its columns; older versions a list of rows under several brackets. None if
+    it only names a file.
+
+    Raises:
+        UserError: it is neither.
+    """
+    if isinstance(given, Mapping) and given and all(isinstance(row, Mapping) for row in given.values()):
+        return [{FILE: name, **row} for name, row in given.items()]
+    inner = given
+    while isinstance(inner, list) and inner and isinstance(inner[0], list) and not _is_head(inner):
+        inner = inner[0]
+    if isinstance(inner, list) and _is_head(inner):
+        head = [FILE, *map(str, inner[0][1:])]
+        if all(isinstance(row, list) and len(row) == len(head) for row in inner):
+            return [dict(zip(head, row, strict=True)) for row in inner[1:]]
+    if isinstance(inner, str) or (isinstance(inner, list) and all(isinstance(one, str) for one in inner)):
+        return None
+    raise UserError("Table (covariates): is no table that this version knows, expected columns by file")
+
+
+def _is_head(rows: list[Any]) -> bool:
+    """Tell whether a list begins with a row of names, and has rows below it."""
+    return len(rows) > 1 and isinstance(rows[0], list) and all(isinstance(name, str) for name in rows[0])
+
+
+def _write_table(rows: Rows, path: Path) -> None:
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    path.unlink(missing_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows([{name: _cell(value) for name, value in row.items()} for row in rows])
+
+
+def _cell(value: Any) -> Any:
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def _link(mounted: Path, name: str, link: Path) -> None:
     source = (mounted / name).resolve()
-    if not source.is_relative_to(mounted.resolve()):
+    if not source.is_relative_to(mounted.resolve()) or ".." in Path(name).parts:
         raise UserError(f"{name}: leads out of the folder that the platform shows")
     if not source.is_file():
         raise UserError(f"{name}: is not among the files that the platform shows in {mounted}")
+    link.parent.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)
     link.symlink_to(source)

@@ -161,8 +161,8 @@ def test_what_is_wrong_with_the_owners_inputs_is_said_in_the_first_iteration(
         ({"site": "Site One"}, '(site): got "Site One", expected small letters'),
         ({"site": "site-0"}, "site-0: 2 members have given this name (site)"),
         ({"site": ""}, "member 8f0c: Name of your site (site): got nothing"),
-        ({"data_file": []}, "site-1: data_file: got no file, expected one"),
-        ({"data_file": ["a.npz", "b.npz"]}, "site-1: data_file: got 2 files, expected one"),
+        ({"data_file": []}, "site-1: Data file (data_file): got no file, expected one"),
+        ({"data_file": ["a.npz", "b.npz"]}, "site-1: Data file (data_file): got 2 files, expected one"),
         ({"data_file": ["../../7f0c/base/data.npz"]}, "site-1: ../../7f0c/base/data.npz: leads out of the folder"),
         ({"data_file": ["other.npz"]}, "site-1: other.npz: is not among the files"),
         (
