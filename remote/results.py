@@ -119,7 +119,7 @@ def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     try:
         text = path.read_text(encoding="utf-8")
         lines = text[: text.rfind("\n") + 1]  # a last line without its end was cut short
-        table = pd.read_csv(io.StringIO(lines), dtype=str, keep_default_na=False)  # a site may be called "nan"
+        table = pd.read_csv(io.StringIO(lines), dtype=str, keep_default_na=False)  # a site may be called "null"
     except (FileNotFoundError, pd.errors.EmptyDataError):
         table = pd.DataFrame()
     except (OSError, UnicodeDecodeError, pd.errors.ParserError) as error:

@@ -181,23 +181,23 @@ def test_what_is_no_run_is_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_figures")
 def test_test_metrics_are_numbers_only(tmp_path: Path) -> None:
-    sites = ["nan", "1e5", "quiet"]  # names that look like numbers are names
+    sites = ["null", "1e5", "quiet"]  # names that look like numbers are names
     document = run_document(federation={"sites": sites})
     directory = begun(tmp_path / "run")
     (directory / "run.json").write_text(json.dumps(document))
     lines = ["epoch,split,site,train_loss,samples,loss,accuracy,auc,auc_error"]
-    lines += ["0,validation,nan,1,9,9,0.1,0.1,0", "0,test,pooled,,30,0.5,0.8,0.9,0.001", "0,test,nan,,20,inf,0.75,,"]
+    lines += ["0,validation,null,1,9,9,0.1,0.1,0", "0,test,pooled,,30,0.5,0.8,0.9,0.001", "0,test,null,,20,inf,0.75,,"]
     lines += ["0,test,1e5,,10,0.25,1.0,1.0,0.0", "0,test,quiet,,0,,,,"]
     (directory / "metrics.csv").write_text("\n".join(lines) + "\n")
     pooled, by_site = metric_rows(read_results(directory).metrics)
     assert pooled == {"samples": 30, "loss": 0.5, "accuracy": 0.8, "auc": 0.9, "auc_error": 0.001}
     assert by_site == {
-        "nan": {"samples": 20, "accuracy": 0.75},
+        "null": {"samples": 20, "accuracy": 0.75},
         "1e5": {"samples": 10, "loss": 0.25, "accuracy": 1.0, "auc": 1.0, "auc_error": 0.0},
         "quiet": {"samples": 0},
     }
     page = Page(report(directory))
-    assert ["nan", "20", "–", "0.7500", "–", "–"] in page.rows
+    assert ["null", "20", "–", "0.7500", "–", "–"] in page.rows
     assert ["quiet", "0", "–", "–", "–", "–"] in page.rows
 
 
