@@ -112,7 +112,7 @@ def split_samples(spec: RunSpec, reading: Reading, site_index: int) -> SiteData:
         parts = torch.full((count,), TRAIN)
         parts[order[: round(count * spec.training.test)]] = TEST
     else:
-        parts = torch.from_numpy(reading.split)
+        parts = torch.from_numpy(reading.split).clone()
     if not bool((parts == VALIDATION).any()):
         rest = order[parts[order] == TRAIN]
         share = spec.training.validation / (1 - spec.training.test if reading.split is None else 1)

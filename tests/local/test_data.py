@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from common.errors import DataError
-from local.data import read_site
+from local.data import read_samples, read_site, split_samples
 from tests.conftest import run_spec, write_site
 
 
@@ -83,3 +83,14 @@ def test_tokens_stay_whole_numbers_within_their_range(tmp_path: Path) -> None:
     write_site(tmp_path, 20, 0, x=np.full((20, 6), 5))
     with pytest.raises(DataError, match="x holds 5 to 5, expected 0 to 4"):
         read_site(spec, folder, 0)
+
+
+def test_a_reading_can_be_split_again(tmp_path: Path) -> None:
+    spec = run_spec(training={"validation": 0.25})
+    path = write_site(tmp_path, 100, 0, split=np.array([0] * 60 + [2] * 40)) / "data.npz"
+    reading = read_samples(spec, path)
+    first, again = split_samples(spec, reading, 0), split_samples(spec, reading, 0)
+    assert [len(part) for part in (again.train, again.validation, again.test)] == [45, 15, 40]
+    assert torch.equal(first.train.inputs, again.train.inputs)
+    assert torch.equal(split_samples(spec, reading, 1).test.inputs, again.test.inputs)
+    assert not torch.equal(split_samples(spec, reading, 1).train.inputs, again.train.inputs)
