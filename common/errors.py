@@ -14,8 +14,10 @@ RankdadError                  exit 1
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+QUOTED = r"'(\\.|[^'\\])*'|\"(\\.|[^\"\\])*\""  # as repr writes it
 REASON_CHARACTERS = 500  # longest reason that travels: enough for a sentence, too little for data
 
 
@@ -49,7 +51,13 @@ class DataError(UserError):
     """A data file cannot be used."""
 
     def __init__(self, path: str | Path, problem: str) -> None:
+        self.path, self.problem = Path(path), problem
         super().__init__(f"{path}: {problem}")
+
+    @property
+    def told(self) -> str:
+        """What other sites may hear: no folder, and nothing that is quoted from the file."""
+        return f"{self.path.name}: {re.sub(QUOTED, 'a value', self.problem)}"
 
 
 class PolicyError(UserError):

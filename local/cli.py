@@ -40,7 +40,10 @@ def site(
 
 def predict(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run's or a site's directory.")],
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="A npz file with x, and y if it is known.")],
+    data: Annotated[
+        Path,
+        typer.Argument(metavar="DATA", help="Data as the run reads them, a file or its folder; labels may be missing."),
+    ],
     output: Annotated[Path | None, typer.Option(help="CSV file to write; standard output without it.")] = None,
     final: Annotated[bool, typer.Option("--final", help="Use the last weights instead of the best.")] = False,
     allow_factory: AllowFactory = None,

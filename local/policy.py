@@ -76,7 +76,7 @@ class Policy(Part):
 
     def contributed(self, data: SiteData) -> SiteData:
         """Return the data without a validation or test set that is too small to be evaluated."""
-        return SiteData(data.train, self._evaluated(data.validation), self._evaluated(data.test))
+        return SiteData(data.train, self._evaluated(data.validation), self._evaluated(data.test), data.notes)
 
     def rank(self, samples: int) -> int | None:
         """Return how many rows of a layer a step of so many samples may send, whatever the spec; None is no limit."""

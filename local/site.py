@@ -153,6 +153,8 @@ def _data(config: SiteConfig, spec: RunSpec, policy: Policy) -> SiteData:
     """Read the site's samples, and leave out a split that its policy does not evaluate."""
     read = read_site(spec, Path(config.data), spec.federation.sites.index(config.name))
     data = policy.contributed(read)
+    for note in read.notes:
+        say(f"warning: {note}")
     for split in ("validation", "test"):
         found = len(getattr(read, split))
         if found > len(getattr(data, split)):

@@ -214,4 +214,4 @@ def show_result(summary: dict[str, Any], directory: Path) -> None:
         print(f"quorum:  {site} was left out of {steps} of {summary['steps']} steps")
     apart = "" if equal else f" by {summary['drift'] or 0:.0e} of their size"
     print(f"weights: {'equal at all sites' if equal else f'DIFFERENT between sites{apart}'}, sha256 {digest[:16]}…")
-    print(f"output:  {directory} (rankdad predict {directory} DATA.npz)")
+    print(f"output:  {directory} (rankdad predict {directory} DATA)")

@@ -135,7 +135,7 @@ def split(
     if taken:
         raise UserError(f"{taken[0]}: already there; choose another --output or remove it")
     for name, config in write_sites(read, output, aggregator).items():
-        places = {"data": f"{name}/data", "output": name, "policy": f"{name}/{POLICY}"}
+        places = {"data": os.path.relpath(config.data, output), "output": name, "policy": f"{name}/{POLICY}"}
         document = config.model_dump(mode="json", exclude_defaults=True) | places
         path = output / f"{name}.json"
         path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

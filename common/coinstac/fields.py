@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from common.coinstac.form import Field, document, names, regions, site_name, whole_numbers
+from common.coinstac.form import Field
+from common.coinstac.parsing import document, names, regions, site_name, whole_numbers
 from common.data import NpzData, TableData
 from common.spec import Adam, Classification, Cosine, EarlyStopping, Mlp, RankDad, RunSpec, Sgd, Training
 
@@ -67,7 +68,6 @@ FIELDS = (
         DATA,
         "data.features",
         type="freesurfer",
-        default=[],
         when=FREESURFER,
         parse=regions,
         tooltip="Regions and measures of FreeSurfer's statistics that are inputs, such as Left-Hippocampus.",
@@ -203,7 +203,6 @@ FIELDS = (
         SITE,
         source="member",
         type="csv",
-        default={},
         when=TABLES,
         tooltip="Of csv and freesurfer: a row for each subject, with the file's name first, the label and, of csv, the "
         "inputs.",

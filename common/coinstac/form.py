@@ -1,24 +1,18 @@
-"""The form that a consortium's owner and its members fill in, and how a run's spec follows from it.
+"""A field of the form that a consortium's owner and its members fill in.
 
-The platform checks none of what is filled in. Here every field is, and all that are wrong are named at once. Types,
-bounds, choices and tooltips come from the spec model: a field says only where in the spec it stands.
+Types, bounds, choices and tooltips come from the spec model: a field says only where in the spec it stands.
 """
 
 from __future__ import annotations
 
-import difflib
-import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from common.documents import Part, problems
-from common.spec import RunSpec
+from common.documents import Part
 
 Source = Literal["owner", "member"]
-_SPEC = "Whole specification (spec)"
 
 
 @dataclass(frozen=True)
@@ -153,6 +147,10 @@ class Field:
             raise ValueError(f"expected one of {', '.join(self.choices)}")
         return given
 
+    def problem(self, said: str) -> Problem:
+        """Return what is wrong with it."""
+        return Problem(self.source, f"{self.label} ({self.variable}): {said}")
+
 
 def _text(given: Any) -> str:
     if not isinstance(given, str | int | float) or isinstance(given, bool):
@@ -166,163 +164,3 @@ def _boolean(given: Any) -> bool:
     if not isinstance(given, bool):
         raise ValueError("expected yes or no")
     return given
-
-
-def whole_numbers(given: Any) -> list[int]:
-    """Return numbers that stand in text with commas, blanks or × between them, or in a list.
-
-    Raises:
-        ValueError: something else stands there.
-    """
-    text = ",".join(map(str, given)) if isinstance(given, list) else str(given)
-    parts = [part for part in re.split(r"[\s,;x×]+", text) if part]
-    if not all(part.isdecimal() for part in parts):
-        raise ValueError("expected whole numbers with commas between them")
-    return [int(part) for part in parts]
-
-
-def site_name(given: Any) -> str:
-    """Return a site's name.
-
-    Raises:
-        ValueError: results and folders could not use it.
-    """
-    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", str(given)):
-        raise ValueError("expected small letters, digits, dots and hyphens, such as hospital-a")
-    return str(given)
-
-
-def names(given: Any) -> list[str]:
-    """Return names that stand in text with commas between them, or in a list.
-
-    Raises:
-        ValueError: something else stands there.
-    """
-    if isinstance(given, list) and all(isinstance(name, str) for name in given):
-        return given
-    if not isinstance(given, str | int | float) or isinstance(given, bool):
-        raise ValueError("expected names with commas between them")
-    text = str(given)
-    return [part.strip().strip('"') for part in text.split(",") if part.strip()]
-
-
-def regions(given: Any) -> list[str]:
-    """Return the regions that the platform's field for FreeSurfer holds: [{"value": [name, …]}], or the names alone.
-
-    Raises:
-        ValueError: it holds something else.
-    """
-    if isinstance(given, str):
-        return names(given)
-    found: list[Any] = []
-    for one in given if isinstance(given, list) else [given]:
-        held = one.get("value") if isinstance(one, Mapping) else one
-        found += held if isinstance(held, list) else [held]
-    if not all(isinstance(name, str) for name in found):
-        raise ValueError("expected names of regions")
-    return found
-
-
-def document(text: Any) -> dict[str, Any]:
-    """Return a JSON object that stands in the form as such, or as text.
-
-    Raises:
-        ValueError: it is none.
-    """
-    try:
-        found = json.loads(text) if isinstance(text, str) and text.strip() else text or {}
-    except json.JSONDecodeError as error:
-        raise ValueError(f"is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
-    if not isinstance(found, dict):
-        raise ValueError("expected a JSON object")
-    return found
-
-
-@dataclass(frozen=True)
-class Filled:
-    """What has been filled in.
-
-    Args:
-        values: by variable, of the fields that count; of one that cannot be read, what stood in the form before.
-        run: the run's document, whose sites are this one alone.
-        sites: that the owner expects, in their order; none if whoever comes takes part.
-        problems: with any field.
-    """
-
-    values: dict[str, Any]
-    run: dict[str, Any]
-    sites: tuple[str, ...]
-    problems: tuple[Problem, ...]
-
-
-def read(fields: Sequence[Field], inputs: Mapping[str, Any]) -> Filled:
-    """Return what a member's inputs say, the owner's among them.
-
-    Args:
-        fields: of the form; one whose value decides about others comes before them.
-        inputs: by variable; one that is missing has its default.
-    """
-    values: dict[str, Any] = {}
-    known = [field.variable for field in fields if not field.fixed]
-    wrong = {variable: _unknown(known, variable) for variable in inputs if variable not in known}
-    counting: list[Field] = []
-    for field in fields:
-        if field.applies(values):
-            counting.append(field)
-            given = None if field.fixed else inputs.get(field.variable)
-            try:
-                values[field.variable] = field.read(given)
-            except ValueError as error:
-                wrong[field.variable] = _problem(field, f"got {_shown(given)}, {error}")
-                values[field.variable] = field.initial
-    expert = values.get("spec") or {}
-    run: dict[str, Any] = json.loads(json.dumps(expert)) or _assembled(counting, values)
-    federation = run.setdefault("federation", {})
-    sites = values.get("sites") or (federation.get("sites") if isinstance(federation, dict) else None) or []
-    if isinstance(federation, dict):
-        federation["sites"] = [values["site"]]
-        if "quorum" in federation:
-            said = f"{_SPEC}: federation.quorum: the platform waits for every site in every round: leave it out"
-            wrong["spec"] = Problem("owner", said)
-    for path, said in problems(RunSpec, run) if "spec" not in wrong else ():
-        at = _field_of(counting, path, expert=bool(expert))
-        if at is None:
-            wrong[path] = Problem("owner", f"{_SPEC}: {path}: {said}" if expert else f"{path}: {said}")
-        else:
-            wrong.setdefault(at.variable, _problem(at, said))
-    return Filled(values, run, tuple(map(str, sites)), tuple(wrong.values()))
-
-
-def _assembled(fields: Sequence[Field], values: Mapping[str, Any]) -> dict[str, Any]:
-    run: dict[str, Any] = {}
-    for field in fields:
-        if field.path and field.source == "owner":
-            *parents, last = field.path.split(".")
-            place = run
-            for key in parents:
-                place = place.setdefault(key, {})
-            place[last] = values[field.variable]
-    return run
-
-
-def _field_of(fields: Sequence[Field], path: str, *, expert: bool) -> Field | None:
-    """Return the field that a path of the run's document came from."""
-    for field in fields:
-        if field.path and f"{path}[".startswith((f"{field.path}[", f"{field.path}.")):
-            return field if field.source == "member" or not expert else None
-    return None
-
-
-def _problem(field: Field, said: str) -> Problem:
-    return Problem(field.source, f"{field.label} ({field.variable}): {said}")
-
-
-def _unknown(known: Sequence[str], variable: str) -> Problem:
-    near = difflib.get_close_matches(variable, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else "remove it"
-    return Problem("owner", f"{variable[:60]}: is not known here: {hint}")
-
-
-def _shown(given: Any) -> str:
-    text = json.dumps(given)
-    return "nothing" if given in (None, "") else text if len(text) <= 60 else text[:57] + "..."

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from common.coinstac.fields import FILE
 from common.data import FreesurferData, NpzData
-from common.errors import UserError
+from common.errors import DataError, UserError
 from common.spec import RunSpec
 
 Rows = Sequence[Mapping[str, Any]]
@@ -22,7 +23,7 @@ def lay_out(spec: RunSpec, values: Mapping[str, Any], mounted: Path, folder: Pat
         spec: the run.
         values: of the member's form, by variable.
         mounted: folder in which the platform shows the member's files.
-        folder: to be made; files are linked, and a table that stands in the form is written.
+        folder: to be made; data files are linked, and a table that stands in the form is written.
 
     Raises:
         UserError: a file is not there, or the form holds something else than it asks for.
@@ -30,18 +31,17 @@ def lay_out(spec: RunSpec, values: Mapping[str, Any], mounted: Path, folder: Pat
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if isinstance(spec.data, NpzData):
-            _link(mounted, _one_file(values.get("data_file"), "Data file (data_file)"), folder / spec.data.file)
+            _link(_found(mounted, _one_file(values["data_file"], "Data file (data_file)")), folder / spec.data.file)
             return
         rows = _table(values.get("covariates"))
         if rows is None:
-            _link(mounted, _one_file(values["covariates"], "Table (covariates)"), folder / spec.data.file)
+            _link(_found(mounted, _one_file(values["covariates"], "Table (covariates)")), folder / spec.data.file)
             return
         _write_table(rows, folder / spec.data.file)
+        for name in (str(row[FILE]) for row in rows if isinstance(spec.data, FreesurferData)):
+            shutil.copyfile(_found(mounted, name), folder / Path(name).name)  # small, and read as files of this folder
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
-    if isinstance(spec.data, FreesurferData):
-        for row in rows:
-            _link(mounted, str(row[FILE]), folder / str(row[FILE]))
 
 
 def _one_file(given: Any, field: str) -> str:
@@ -99,12 +99,20 @@ def _cell(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def _link(mounted: Path, name: str, link: Path) -> None:
+def _found(mounted: Path, name: str) -> Path:
+    """Return where a file stands.
+
+    Raises:
+        DataError: it does not, or outside.
+    """
     source = (mounted / name).resolve()
-    if not source.is_relative_to(mounted.resolve()) or ".." in Path(name).parts:
-        raise UserError(f"{name}: leads out of the folder that the platform shows")
+    if not source.is_relative_to(mounted.resolve()):
+        raise DataError(name, "leads out of the folder that the platform shows")
     if not source.is_file():
-        raise UserError(f"{name}: is not among the files that the platform shows in {mounted}")
-    link.parent.mkdir(parents=True, exist_ok=True)
+        raise DataError(name, f"is not among the files that the platform shows in {mounted}")
+    return source
+
+
+def _link(source: Path, link: Path) -> None:
     link.unlink(missing_ok=True)
     link.symlink_to(source)

@@ -18,7 +18,7 @@ from common import __version__
 from common.artifacts import save_model
 from common.checkpoints import EVERY, Checkpoints
 from common.coinstac.fields import FIELDS
-from common.coinstac.form import Filled, read
+from common.coinstac.filled import Filled, read
 from common.coinstac.messages import (
     Complaint,
     Done,
@@ -37,8 +37,9 @@ from common.coinstac.messages import (
     output,
 )
 from common.course import Course
+from common.data import FreesurferData
 from common.documents import load_json, validate
-from common.errors import REASON_CHARACTERS, RankdadError, UserError
+from common.errors import REASON_CHARACTERS, DataError, RankdadError, SpecError, UserError
 from common.journal import NOBODY, Entry, Record
 from common.ledger import Ledger, Retention
 from common.messages import Ask, Message
@@ -54,6 +55,7 @@ from local.timings import Timings
 from local.training import Result, TrainingState, train
 
 INPUTS, OPENED = "inputs.json", "opened.json"  # in a node's output folder: what only its first iterations are told
+ERROR = "error.txt"  # there too: what is wrong with this site's inputs or data
 Say = Callable[[str], None]
 
 
@@ -84,6 +86,7 @@ class SiteNode:
             message = from_aggregator(given)
             folder = Path(state.outputDirectory)
             if isinstance(message, Opened):
+                (folder / ERROR).unlink(missing_ok=True)
                 _write(folder / OPENED, message.model_dump(mode="json"))
             if self._run is None:
                 self._run = self._standing(folder, state)
@@ -115,12 +118,15 @@ class SiteNode:
                 spec = validate(RunSpec, filled.run)
                 plan = make_plan(spec, build_model(spec, self._allow_factories))
             except RankdadError as error:
-                problems.append(_complaint("owner", error))
+                field = error.field if isinstance(error, SpecError) else ""
+                found = filled.problem(FIELDS, field, str(error).removeprefix(f"{field}: "))
+                problems.append(_complaint("owner", found.text.removeprefix(": ")))
             else:
                 try:
                     samples = len(_data(spec, plan, filled, state).train)
                 except RankdadError as error:
-                    problems.append(_complaint("member", error))
+                    self._keep(folder, str(error))
+                    problems.append(_complaint("member", _told(error, spec)))
         for problem in problems:
             self._say(f"error: {problem.text}")
         return Joined(
@@ -131,6 +137,11 @@ class SiteNode:
             samples=samples,
             problems=tuple(problems),
         )
+
+    def _keep(self, folder: Path, line: str) -> None:
+        """Write down what is wrong here, in more words than other sites hear."""
+        self._say(f"error: {line}")
+        (folder / ERROR).write_text(f"{line}\n", encoding="utf-8")
 
     def _standing(self, folder: Path, state: NodeState) -> _Run:
         """Return the run where this node stands in it, whichever process took it there.
@@ -284,8 +295,17 @@ def _policy(filled: Filled) -> Policy:
     return Policy(min_rows=filled.values["min_rows"], max_rank=filled.values["max_rank"] or None)
 
 
-def _complaint(source: Any, error: RankdadError) -> Complaint:
-    return Complaint(source=source, text=str(error)[:REASON_CHARACTERS])
+def _complaint(source: Any, text: str) -> Complaint:
+    return Complaint(source=source, text=text[:REASON_CHARACTERS])
+
+
+def _told(error: RankdadError, spec: RunSpec) -> str:
+    """Return what all members hear of an error: no cell of a table, and no name of a subject's file."""
+    if not isinstance(error, DataError):
+        return str(error)
+    if isinstance(spec.data, FreesurferData) and error.path.name != spec.data.file:
+        return error.told.replace(error.path.name, "a subject's file", 1)
+    return error.told
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:

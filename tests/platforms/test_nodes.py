@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,7 @@ def test_what_is_wrong_with_the_owners_inputs_is_said_in_the_first_iteration(
         ({"site": ""}, "member 8f0c: Name of your site (site): got nothing"),
         ({"data_file": []}, "site-1: Data file (data_file): got no file, expected one"),
         ({"data_file": ["a.npz", "b.npz"]}, "site-1: Data file (data_file): got 2 files, expected one"),
-        ({"data_file": ["../../7f0c/base/data.npz"]}, "site-1: ../../7f0c/base/data.npz: leads out of the folder"),
+        ({"data_file": ["../../7f0c/base/data.npz"]}, "site-1: data.npz: leads out of the folder"),
         ({"data_file": ["other.npz"]}, "site-1: other.npz: is not among the files"),
         (
             {"min_rows": 50},
@@ -200,3 +201,75 @@ def test_an_output_that_no_site_makes_ends_the_run_and_names_the_member(tmp_path
     run.start(REMOTE)
     with pytest.raises(RankdadError, match=r"member 7f0c: rankdad\.sent\.round: Field required"):
         run.work(REMOTE, outputs)
+
+
+BRAIN = "Measure:volume\t{name}\nLeft-Hippocampus\t{left}\nRight-Hippocampus\t{right}\n"
+
+
+def tables(folder: Path, reader: str, old: bool) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Members whose table stands in the form as the platform puts it there, now or in older versions."""
+    owner = {"reader": reader, "rank": 1, "label": "sex", "values": "F, M", "epochs": 1, "batch_size": 8, "hidden": "4"}
+    owner |= {"features": "age, left"} if reader == "csv" else {"regions": [{"value": ["Left-Hippocampus"]}]}
+    inputs: dict[str, dict[str, Any]] = {}
+    for place, client in enumerate(("b2", "a1")):
+        base = folder / client / "base"
+        base.mkdir(parents=True)
+        generator = random.Random(place)
+        rows = {
+            f"s{number}.txt": {"sex": generator.choice("MF"), "age": generator.randint(20, 80), "left": number}
+            for number in range(30)
+        }
+        for name in rows:
+            text = BRAIN.format(name=name, left=generator.random(), right=generator.random())
+            (base / name).write_text(text)
+        listed = [["subject", "sex", "age", "left"], *([name, *row.values()] for name, row in rows.items())]
+        covariates = [[listed], ["sex", "age"], ["string", "number"]] if old else rows
+        inputs[client] = {"site": f"site-{place}", "covariates": covariates, **owner}
+    return inputs, owner
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["", "as older platforms"])
+@pytest.mark.parametrize("reader", ["csv", "freesurfer"])
+def test_tables_come_with_the_form(tmp_path: Path, reader: str, old: bool) -> None:
+    inputs, _ = tables(tmp_path, reader, old)
+    shown = Iterations(tmp_path, inputs).go()
+    assert shown["global_metrics"]["samples"] == 12
+    laid_out = tmp_path / "b2" / "output" / "data"
+    assert pd.read_csv(laid_out / "covariates.csv")["file"].tolist() == [f"s{number}.txt" for number in range(30)]
+    assert len(list(laid_out.iterdir())) == (1 if reader == "csv" else 31)
+
+
+@pytest.mark.parametrize(
+    ("row", "said", "kept"),
+    [
+        (
+            {"age": "Miller, born in 1960", "sex": "M"},
+            "site-0: covariates.csv: row 9, column age: holds a value, expected a finite number",
+            "'Miller, born in 1960'",
+        ),
+        (
+            {"age": 30, "sex": "X", "left": 1},
+            "site-0: covariates.csv: row 9, column sex: holds a value, expected one of ",
+            "'X'",
+        ),
+    ],
+)
+def test_no_cell_of_a_members_table_is_told_to_others(tmp_path: Path, row: Any, said: str, kept: str) -> None:
+    inputs, _ = tables(tmp_path, "csv", old=False)
+    inputs["b2"]["covariates"]["s7.txt"] = row
+    with pytest.raises(RankdadError) as raised:
+        Iterations(tmp_path, inputs).go(most=2)
+    assert said in str(raised.value)
+    assert kept not in str(raised.value)
+    assert kept in (tmp_path / "b2" / "output" / "error.txt").read_text()
+
+
+def test_no_name_of_a_subjects_file_is_told_to_others(tmp_path: Path) -> None:
+    inputs, _ = tables(tmp_path, "freesurfer", old=False)
+    (tmp_path / "b2" / "base" / "s7.txt").write_text("Measure:volume\ts7.txt\nRight-Hippocampus\t1\n")
+    with pytest.raises(RankdadError, match=r"^site-0: a subject's file: has no region or measure Left-Hippocampus"):
+        Iterations(tmp_path, inputs).go(most=2)
+    (tmp_path / "b2" / "base" / "s7.txt").unlink()
+    with pytest.raises(RankdadError) as raised:
+        Iterations(tmp_path, inputs).go(most=2)
+    assert "s7.txt" not in str(raised.value)
