@@ -1,7 +1,7 @@
-"""The image's health check: is what the container runs alive? It imports nothing large and connects to nothing of ours.
+"""The image's health check: is what the container runs alive? It imports nothing large, and connects to nothing.
 
-A command that serves has its port open. Every command makes progress: an aggregator ticks and a site that waits asks again,
-each within seconds, so that a process which has not run for two minutes hangs.
+A command that serves has its port open. Every command makes progress: an aggregator ticks, a site that waits asks again,
+and so a process that has not run for two minutes hangs.
 """
 
 from __future__ import annotations

@@ -200,9 +200,10 @@ class Kits:
 def _site_words(name: str, consortium: Consortium) -> str:
     return (
         f"{name} in {consortium.name}\n\n"
-        f"1. Put the data file into the folder data, or name its own folder in SITE.json under `data`; `output` is the\n"
-        f"   folder for the trained model. Relative paths start here. Out of the hospital, only {consortium.aggregator}\n"
-        f'   has to be reached, by TCP; where that needs a proxy, add "proxy": "http://proxy.example:3128".\n'
+        f"1. Put the data file into the folder data, or name its own folder in SITE.json, under `data`; `output` is\n"
+        f"   the one for the trained model. Relative paths start here. Out of the hospital, only\n"
+        f"   {consortium.aggregator} has to be reached, by TCP; where that needs a proxy, add\n"
+        f'   "proxy": "http://proxy.example:3128".\n'
         f"2. Whether all is in order:          rankdad check SITE.json\n"
         f"3. Take part in a run:               rankdad site SITE.json\n\n"
         f"`token` and `certificate.key` prove that you are {name}: they belong to nobody else. The certificate is\n"
