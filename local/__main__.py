@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from common.command import new_app, run
-from local.cli import mount
+from rankdad_shadows import refuse_shadows
+
+refuse_shadows()
+
+from common.command import new_app, run  # noqa: E402
+from local.cli import mount  # noqa: E402
 
 app = new_app("rankdad: a site's commands.")
 mount(app)

@@ -2,7 +2,7 @@
 
 DIR/ca/           ca.pem and its key: keep it apart, it makes new sites
 DIR/aggregator/   server.pem, server.key, ca.pem, tokens.json (hashes alone), README.txt
-DIR/sites/NAME/   SITE.json, ca.pem, certificate.pem and its key, token, README.txt
+DIR/sites/NAME/   SITE.json, ca.pem, certificate.pem and its key, token, README.txt, empty folders data and result
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from common.spec import SiteName
 from remote.auth import hashed, read_tokens
 
 AGGREGATOR = "aggregator"
+DATA, RESULT = "data", "result"  # folders of a site's kit
 CA_DAYS = 3650
 EARLIER = timedelta(hours=1)  # that certificates are valid before now: clocks differ
 
@@ -175,8 +176,8 @@ class Kits:
         config: dict[str, object] = {
             "name": name,
             "aggregator": consortium.aggregator,
-            "data": "data",
-            "output": "result",
+            "data": DATA,
+            "output": RESULT,
             "token_file": "token",
             "ca": "ca.pem",
         }
@@ -184,6 +185,8 @@ class Kits:
             self._issue(folder, "certificate", name, [x509.DNSName(name)], server=False)
             config |= {"certificate": "certificate.pem", "key": "certificate.key"}
         shutil.copy(self._output / "ca" / "ca.pem", folder / "ca.pem")
+        for place in (DATA, RESULT):  # a container has them mounted in a kit that it cannot write to
+            _folder(folder / place)
         token = secrets.token_hex(32)
         _write(folder / "token", f"{token}\n".encode())
         if not (folder / "SITE.json").exists():  # a renewed site may have changed its own
@@ -197,9 +200,10 @@ class Kits:
 def _site_words(name: str, consortium: Consortium) -> str:
     return (
         f"{name} in {consortium.name}\n\n"
-        f"1. Put this folder beside the data. In SITE.json, `data` is the folder with the data file and `output` the\n"
-        f"   one for the trained model; relative paths start here. Out of the hospital, only {consortium.aggregator}\n"
-        f'   has to be reached, by TCP; where that needs a proxy, add "proxy": "http://proxy.example:3128".\n'
+        f"1. Put the data file into the folder data, or name its own folder in SITE.json, under `data`; `output` is\n"
+        f"   the one for the trained model. Relative paths start here. Out of the hospital, only\n"
+        f"   {consortium.aggregator} has to be reached, by TCP; where that needs a proxy, add\n"
+        f'   "proxy": "http://proxy.example:3128".\n'
         f"2. Whether all is in order:          rankdad check SITE.json\n"
         f"3. Take part in a run:               rankdad site SITE.json\n\n"
         f"`token` and `certificate.key` prove that you are {name}: they belong to nobody else. The certificate is\n"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from common.command import new_app, run
-from simulations.cli import mount
+from rankdad_shadows import refuse_shadows
+
+refuse_shadows()
+
+from common.command import new_app, run  # noqa: E402
+from simulations.cli import mount  # noqa: E402
 
 app = new_app("rankdad: the simulator's commands.")
 mount(app)

@@ -16,6 +16,7 @@ from common.errors import PolicyError, SpecError, one_line
 from common.seeds import derive
 from common.spec import Factory, Mlp, RunSpec
 
+OWN = {"common", "local", "remote", "simulations", "platforms", "rankdad"}  # top-level names that are ours, wherever we run
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 
 
@@ -62,7 +63,9 @@ def _from_factory(spec: Factory, allowed: Collection[str]) -> nn.Module:
     try:
         factory = getattr(importlib.import_module(module_name), function_name)
     except (Exception, SystemExit) as error:
-        raise SpecError("model.factory", f"{spec.factory} cannot be imported: {one_line(error)}") from error
+        ours = sorted(OWN & {_top(module_name), _top(getattr(error, "name", None) or "")})
+        advice = f"; {ours[0]} is rankdad's own package: give yours another name" if ours else ""
+        raise SpecError("model.factory", f"{spec.factory} cannot be imported: {one_line(error)}{advice}") from error
     try:
         model = factory(**spec.arguments)
     except (Exception, SystemExit) as error:
@@ -72,3 +75,7 @@ def _from_factory(spec: Factory, allowed: Collection[str]) -> nn.Module:
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise SpecError("model.factory", f"{spec.factory} returned a model without parameters to train")
     return model
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]

@@ -1,0 +1,37 @@
+#!/bin/sh
+# Of compose.yaml: makes each party's kit, deals out the data, and puts the results of a run that has ended aside.
+# It starts as root, with little of root's power: folders that Docker makes belong to root, and are handed to OWNER here.
+set -eu
+parties="aggregator hospital-a hospital-b hospital-c hospital-d"
+
+if [ ! -e /kits/aggregator/complete ]; then
+    rankdad provision /consortium.json --output /tmp/kits
+    mv /tmp/kits/aggregator /tmp/kits/sites/aggregator
+    for party in $parties; do cp -R "/tmp/kits/sites/$party/." "/kits/$party/"; done
+    touch /kits/aggregator/complete
+else
+    echo "the kits of an earlier start are used; docker-compose down --volumes removes them"
+fi
+
+rankdad split /run.json --output /tmp/split
+for site in ${parties#aggregator }; do
+    [ -d "/tmp/split/$site" ] || { echo "error: the run has no site $site, expected ${parties#aggregator }" >&2; exit 2; }
+    cp /tmp/split/"$site"/data/* "/kits/$site/data/"
+done
+
+if grep -qsE '"status": "(completed|failed)"' /results/aggregator/summary.json; then
+    aside="earlier/$(date -u +%Y%m%d-%H%M%S)"
+    for party in $parties; do
+        mkdir -p "/results/$aside/$party"
+        find "/results/$party" -mindepth 1 -maxdepth 1 -exec mv -t "/results/$aside/$party" {} +
+    done
+    chown -R "$OWNER" /results/earlier
+    echo "the results of the run that has ended are now in results/$aside; a new run begins"
+elif [ -e /results/aggregator/summary.json ]; then
+    echo "results holds a run that was cut short; it goes on"
+fi
+
+for party in $parties; do
+    mkdir -p "/results/$party"
+    chown -R "$OWNER" "/kits/$party" "/results/$party"
+done

@@ -1,0 +1,10 @@
+"""Prints what the project needs to be installed and built: requirements, one a line."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+project = tomllib.loads(Path(sys.argv[1] if sys.argv[1:] else "pyproject.toml").read_text(encoding="utf-8"))
+print(*project["build-system"]["requires"], *project["project"]["dependencies"], sep="\n")
