@@ -6,7 +6,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-PACKAGES = ("common", "local", "remote", "simulations")
+PACKAGES = ("common", "local", "platforms", "remote", "simulations")
 
 
 def refuse_shadows() -> None:
