@@ -31,9 +31,7 @@ def prune(environment: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)  # it was in a folder that is gone
-    (packages / "sklearn" / "__init__.py").write_text(
-        '"""Of scikit-learn this image has the digits alone."""\n'
-    )
+    (packages / "sklearn" / "__init__.py").write_text('"""Of scikit-learn this image has the digits alone."""\n')
 
 
 if __name__ == "__main__":

@@ -42,13 +42,21 @@ def check_size(spec: RunSpec, plan: Plan, model: nn.Module) -> None:
     size = largest_message(spec, plan)
     if size <= MOST_BYTES:
         return
-    found = ((words, largest_message(changed, make_plan(changed, model))) for words, changed in _smaller(spec))
-    fitting = [f"{words} ({_shown(bytes_)})" for words, bytes_ in found if bytes_ <= MOST_BYTES][:3]
+    sizes = ((words, _size(changed, model)) for words, changed in _smaller(spec))
+    fitting = [f"{words} ({_shown(found)})" for words, found in sizes if found and found <= MOST_BYTES][:3]
     raise SpecError(
         "method",
         f"{spec.method.name} of this network over {len(plan.sites)} sites makes messages of up to {_shown(size)}, but "
         f"the platform carries at most {_shown(MOST_BYTES)}; what fits: {', or '.join(fitting) or 'a smaller network'}",
     )
+
+
+def _size(spec: RunSpec, model: nn.Module) -> int | None:
+    """Return the size of a run's largest message; None if the run does not fit the model."""
+    try:
+        return largest_message(spec, make_plan(spec, model))
+    except SpecError:
+        return None
 
 
 def _smaller(spec: RunSpec) -> Iterator[tuple[str, RunSpec]]:
@@ -73,4 +81,4 @@ def _uncompared(spec: RunSpec) -> RunSpec:
 
 
 def _shown(size: int) -> str:
-    return f"{size / 2**20:,.0f} MiB"
+    return f"{size / 2**20:,.1f} MiB"

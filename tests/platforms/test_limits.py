@@ -1,0 +1,79 @@
+"""How much the platform carries: known from the plan, and said before anything is sent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.coinstac import limits
+from common.coinstac.limits import MOST_BYTES, check_size, largest_message
+from common.errors import RankdadError, SpecError
+from common.models import build_model
+from common.plan import make_plan
+from tests.conftest import run_spec
+from tests.platforms.nodes import REMOTE, Iterations
+from tests.platforms.test_nodes import METHODS, consortium
+
+
+def wide(sites: int, method: dict[str, Any], **federation: Any) -> Any:
+    names = [f"site-{number}" for number in range(sites)]
+    return run_spec(
+        model={"name": "mlp", "hidden": [1024, 1024]},
+        data={"shape": [784]},
+        task={"name": "classification", "classes": 10},
+        method=method,
+        federation={"sites": names, **federation},
+    )
+
+
+@pytest.mark.parametrize("method", [*METHODS, {"name": "dsgd"}], ids=["rank-dad", "powersgd", "int8", "dsgd"])
+def test_no_message_is_larger_than_was_predicted(tmp_path: Path, method: dict[str, Any]) -> None:
+    spec, inputs = consortium(tmp_path, method)
+    run = Iterations(tmp_path, inputs)
+    run.go()
+    handed = max(len(json.dumps(outputs)) for outputs in run.outputs[2:])
+    most = largest_message(spec, make_plan(spec, build_model(spec)))
+    assert handed <= most
+
+
+def test_a_run_whose_messages_fit_is_let_through_and_one_byte_more_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = wide(4, {"name": "rank-dad", "rank": 10})
+    model = build_model(spec)
+    plan = make_plan(spec, model)
+    monkeypatch.setattr(limits, "MOST_BYTES", largest_message(spec, plan))
+    check_size(spec, plan, model)
+    monkeypatch.setattr(limits, "MOST_BYTES", largest_message(spec, plan) - 1)
+    with pytest.raises(SpecError):
+        check_size(spec, plan, model)
+
+
+def test_what_is_too_large_is_refused_with_the_figure_and_what_fits() -> None:
+    spec = wide(20, {"name": "dsgd"})
+    model = build_model(spec)
+    assert largest_message(spec, make_plan(spec, model)) > 20 * 4 / 3 * 7_454_760 > MOST_BYTES
+    with pytest.raises(SpecError) as raised:
+        check_size(spec, make_plan(spec, model), model)
+    said = str(raised.value)
+    assert "method: dsgd of this network over 20 sites makes messages of up to 189.6 MiB, but the platform" in said
+    assert "at most 100.0 MiB; what fits: wire bfloat16 (94.8 MiB), or wire int8 (50.5 MiB), or rank-dad with" in said
+
+
+def test_a_replica_that_does_not_fit_into_an_update_is_seen_too() -> None:
+    spec = wide(2, {"name": "rank-dad", "rank": 4})
+    wider = spec.model_copy(update={"model": spec.model.model_copy(update={"hidden": (4096, 2048)})})
+    model = build_model(wider)
+    with pytest.raises(SpecError, match=r"what fits: federation\.compare_every 0 \(\d\.\d MiB\)"):
+        check_size(wider, make_plan(wider, model), model)
+
+
+def test_the_run_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MOST_BYTES", 100_000)
+    _, inputs = consortium(tmp_path, {"name": "dsgd"})
+    run = Iterations(tmp_path, inputs)
+    with pytest.raises(RankdadError, match=r"dsgd of this network over 3 sites makes messages of up to 0.3 MiB"):
+        run.go()
+    assert len(run.outputs) == 1
+    assert not (tmp_path / REMOTE / "output" / "run").exists()
