@@ -8,7 +8,7 @@ from pathlib import Path
 
 UNUSED = (
     *("torch/test", "torch/include", "torch/share", "torch/bin/*test*", "torch/bin/*Test*"),
-    *("torch/bin/protoc*", "torch/lib/*.a"),
+    *("torch/bin/protoc*", "**/*.a", "**/*.h", "**/*.pxd", "**/*.pyi"),
     # scikit-learn brings the digits, one file; nothing computes with it or with what it needs
     *("scipy", "scipy-*", "scipy.libs", "scikit_learn*", "joblib*", "threadpoolctl*", "narwhals*", "cloudpickle*"),
 )
@@ -31,9 +31,7 @@ def prune(environment: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)  # it was in a folder that is gone
-    (packages / "sklearn" / "__init__.py").write_text(
-        '"""Of scikit-learn this image has the digits alone."""\n'
-    )
+    (packages / "sklearn" / "__init__.py").write_text('"""Of scikit-learn this image has the digits alone."""\n')
 
 
 if __name__ == "__main__":
