@@ -1,6 +1,6 @@
 """The image's health check: is what the container runs alive? It imports nothing large, and connects to nothing.
 
-A command that serves has its port open. Every command makes progress: an aggregator ticks, a site that waits asks again,
+A command that serves has its port open. Every command makes progress: an aggregator ticks, a waiting site asks again,
 and so a process that has not run for two minutes hangs.
 """
 

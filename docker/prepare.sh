@@ -35,3 +35,8 @@ for party in $parties; do
     mkdir -p "/results/$party"
     chown -R "$OWNER" "/kits/$party" "/results/$party"
 done
+
+whose=$(stat -c %u /results)
+if [ "$whose" != 0 ] && [ "$whose" != "${OWNER%%:*}" ]; then
+    echo "note: results will belong to user ${OWNER%%:*}, not to yours; RANKDAD_UID=$whose changes that"
+fi

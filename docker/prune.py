@@ -8,7 +8,7 @@ from pathlib import Path
 
 UNUSED = (
     *("torch/test", "torch/include", "torch/share", "torch/bin/*test*", "torch/bin/*Test*"),
-    *("torch/bin/protoc*", "torch/lib/*.a"),
+    *("torch/bin/protoc*", "**/*.a", "**/*.h", "**/*.pxd", "**/*.pyi"),
     # scikit-learn brings the digits, one file; nothing computes with it or with what it needs
     *("scipy", "scipy-*", "scipy.libs", "scikit_learn*", "joblib*", "threadpoolctl*", "narwhals*", "cloudpickle*"),
 )

@@ -1,0 +1,171 @@
+"""The composed consortium: the weights of the simulator, also when a site is killed; and no site sees another."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.docker.images import ROOT, docker, image, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(600)]
+
+SITES = ("hospital-a", "hospital-b", "hospital-c", "hospital-d")
+PARTIES = ("aggregator", *SITES)
+EPOCHS = 12
+USER = 1000
+ADDRESS = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+LISTEN = "import socket; s = socket.create_server(('0.0.0.0', 9999), backlog=8)\nwhile True: s.accept()"
+REACH = """
+import socket
+for place in {}:
+    try:
+        socket.create_connection(place, timeout=1)
+    except OSError as error:
+        print(type(error).__name__)
+    else:
+        print("yes")
+"""
+
+
+@cache
+def compose_command() -> tuple[str, ...]:
+    plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
+    return ("docker", "compose") if plugin.returncode == 0 else ("docker-compose",)
+
+
+class Consortium:
+    """The project of compose.yaml under a name of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        document = json.loads((ROOT / "simulations" / "specs" / "digits.json").read_text())
+        document["run"]["training"]["epochs"] = EPOCHS
+        self.spec, self.results = folder / "run.json", folder / "results"
+        self.spec.write_text(json.dumps(document))
+        self._containers: dict[str, str] = {}
+        self._environment = os.environ | {
+            **{"RANKDAD_RUN": str(self.spec), "RANKDAD_RESULTS": str(self.results)},
+            **{"RANKDAD_UID": str(USER), "RANKDAD_GID": str(USER)},
+        }
+
+    def do(self, *arguments: str) -> str:
+        command = [*compose_command(), "--project-name", "rankdad-test", "--file", "docker/compose.yaml", *arguments]
+        done = subprocess.run(
+            command, cwd=ROOT, env=self._environment, stdout=-1, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    def container(self, party: str) -> str:
+        if party not in self._containers:
+            self._containers[party] = self.do("ps", "--all", "--quiet", party).split()[0]
+        return self._containers[party]
+
+    def state(self, party: str) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads(docker("inspect", self.container(party)))[0]
+        return state
+
+    def steps(self) -> int:
+        path = self.results / "aggregator" / "steps.csv"
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+    def reached(self, party: str, places: list[tuple[str, int]]) -> list[str]:
+        """Tell which places are reached from within a container, or the name of the error."""
+        return docker("exec", self.container(party), "python", "-c", REACH.format(places), check=False).split()
+
+    def wait(self) -> None:
+        """Wait until all have ended."""
+
+        def ended() -> bool:
+            return all(self.state(party)["State"]["Status"] == "exited" for party in PARTIES)
+
+        wait_for(ended, 180, lambda: self.do("logs", "--tail", "20"))
+
+    def check(self, expected: str) -> None:
+        """Check that all have ended well, with these weights."""
+        for party in PARTIES:
+            assert self.state(party)["State"]["ExitCode"] == 0, self.do("logs", "--tail", "20", party)
+        summary = json.loads((self.results / "aggregator" / "summary.json").read_text())
+        assert summary["status"] == "completed"
+        assert summary["weights_sha256"] == dict.fromkeys(SITES, expected)
+        for party in PARTIES:
+            assert (self.results / party / "model" / "best.safetensors").stat().st_uid == USER
+
+
+@pytest.fixture(scope="module")
+def consortium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
+    image()
+    folder = tmp_path_factory.mktemp("consortium")
+    for above in (folder, *folder.parents[:2]):
+        above.chmod(0o755)
+    made = Consortium(folder)
+    try:
+        yield made
+    finally:
+        made.do("down", "--volumes", "--timeout", "1")
+        if os.geteuid() != USER:  # what belongs to another user is removed by root
+            docker(
+                "run",
+                "--rm",
+                "--user",
+                "0",
+                "--volume",
+                f"{folder}:/x",
+                "--entrypoint",
+                "rm",
+                image(),
+                "-r",
+                "/x/results",
+            )
+
+
+@pytest.fixture(scope="module")
+def expected(consortium: Consortium, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The weights of the simulator on this machine."""
+    output = tmp_path_factory.mktemp("simulated") / "run"
+    from rankdad import app
+
+    done = CliRunner().invoke(app, ["simulate", str(consortium.spec), "--output", str(output), "--lockstep", "--json"])
+    assert done.exit_code == 0, done.output
+    (digest,) = set(json.loads((output / "summary.json").read_text())["weights_sha256"].values())
+    return str(digest)
+
+
+def test_no_site_sees_another_and_one_that_is_killed_changes_nothing(consortium: Consortium, expected: str) -> None:
+    consortium.do("up", "--detach", "--no-build")
+    assert all(consortium.container(party) for party in PARTIES)  # asked for now: it takes a while
+    wait_for(lambda: consortium.steps() > 2, 120, lambda: consortium.do("logs", "--tail", "20"))
+    process = consortium.state("hospital-c")["State"]["Pid"]
+    assert process > 1, "the run was over before a site could be killed"
+    try:
+        os.kill(process, signal.SIGKILL)
+    except PermissionError:
+        pytest.skip("only root may kill a container's process")
+    docker("exec", "--detach", consortium.container("hospital-b"), "python", "-c", LISTEN)
+    address = docker("inspect", "--format", ADDRESS, consortium.container("hospital-b"))
+    places = [("aggregator", 8765), (address, 9999), ("hospital-b", 9999)]
+    wait_for(lambda: consortium.reached("aggregator", places[1:]) == ["yes", "yes"], 20, lambda: address)
+    assert consortium.reached("hospital-a", places) == ["yes", "TimeoutError", "gaierror"]
+    mounts = {party: {m["Source"] for m in consortium.state(party)["Mounts"]} for party in PARTIES}
+    assert all(not mounts[one] & mounts[other] for one in SITES for other in PARTIES if one != other)
+    consortium.wait()
+    assert consortium.state("hospital-c")["RestartCount"] == 1
+    consortium.check(expected)
+
+
+def test_a_second_start_puts_the_results_aside_and_ends_alike(consortium: Consortium, expected: str) -> None:
+    said = consortium.do("up", "--no-build")
+    assert "the results of the run that has ended are now in results/earlier/" in said
+    assert "the kits of an earlier start are used" in said
+    consortium.check(expected)
+    (earlier,) = (consortium.results / "earlier").iterdir()
+    assert sorted(path.name for path in earlier.iterdir()) == sorted(PARTIES)
+    assert (earlier / "aggregator" / "summary.json").exists()
