@@ -23,9 +23,9 @@ def coinstac(
     ] = None,
 ) -> None:
     """Serve the COINSTAC platform: what a container of the image does by itself."""
-    from platforms.service import serve
+    from platforms.service import run
 
-    serve(host, port, tuple(allow_factory or ()))
+    run(host, port, tuple(allow_factory or ()))
 
 
 def schema(

@@ -7,6 +7,7 @@ long runs in one thread beside the event loop, so that the socket stays open for
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import json
 import os
@@ -15,15 +16,17 @@ import sys
 import traceback
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import uvicorn
-from fastapi import FastAPI, WebSocket, WebSocketDisconnect
-from pydantic import ValidationError
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
 
-from common.coinstac.messages import NodeState, Reply
-from common.errors import ProtocolError, RankdadError, one_line
+from common.errors import ProtocolError, RankdadError, UserError, one_line
+
+if TYPE_CHECKING:
+    from common.coinstac.messages import NodeState, Reply
 
 BREATH = 0.02  # seconds in which a connection stands before imports hold the interpreter
 MOST_BYTES = 2**30  # of a message to us: the platform's own limit is far below
@@ -53,11 +56,21 @@ class Service:
         self._warm = False
         self._worker = ThreadPoolExecutor(1, "node")  # one: thread counts of tensor operations are a thread's own
 
-    def app(self) -> FastAPI:
-        """Return the application."""
-        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-        app.add_api_websocket_route("/", self._iterate)
-        return app
+    async def serve(self, host: str, port: int) -> None:
+        """Listen, for ever."""
+        options: dict[str, Any] = {"compression": None, "max_size": MOST_BYTES, "ping_interval": None}
+        async with serve(self._iterate, host, port, **options):
+            _say(f"listening on port {port}")
+            await asyncio.get_running_loop().create_future()
+
+    async def _iterate(self, socket: ServerConnection) -> None:
+        """Answer one message; a probe closes without one."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(BREATH, self._warm_up)
+        with contextlib.suppress(ConnectionClosed):
+            text = await socket.recv(decode=True)
+            await socket.send(await loop.run_in_executor(self._worker, self.answer, text))
+            await socket.wait_closed()  # the platform closes
 
     def _warm_up(self) -> None:
         """Begin to import what takes long, once: the platform's first message comes soon after its probe."""
@@ -65,21 +78,11 @@ class Service:
             self._warm = True
             self._worker.submit(importlib.import_module, "torch._dynamo")  # which optimizers import late
 
-    async def _iterate(self, socket: WebSocket) -> None:
-        await socket.accept()
-        asyncio.get_running_loop().call_later(BREATH, self._warm_up)
-        try:
-            text = await socket.receive_text()
-            answer = await asyncio.get_running_loop().run_in_executor(self._worker, self.answer, text)
-            await socket.send_text(answer)
-            await socket.receive()  # the platform closes
-        except (WebSocketDisconnect, KeyError):
-            return  # a probe, or a platform that has gone
-
     def answer(self, text: str) -> str:
         """Return the answer to one message: the node's, or what keeps it from going on, which ends the run for all."""
         try:
             mode, given, state = _parsed(text)
+            become_owner(Path(state.outputDirectory))
             reply = self._node_of(mode, state.outputDirectory).advance(given, state)
             data = {"output": reply.output, "cache": {}, "success": reply.success}
             return json.dumps({"type": "stdout", "data": data, "end": True}, allow_nan=False)
@@ -108,11 +111,13 @@ def _parsed(text: str) -> tuple[str, Mapping[str, Any], NodeState]:
     Raises:
         ProtocolError: it is no message of the platform's.
     """
+    from common.coinstac.messages import NodeState  # pydantic, after the socket has opened
+
     try:
         message = json.loads(text)
         mode, data = message["mode"], message["data"]
         state = NodeState.model_validate(data["state"])
-    except (ValueError, KeyError, TypeError, ValidationError) as error:
+    except (ValueError, KeyError, TypeError) as error:  # of pydantic's too
         raise ProtocolError(422, f"the message is none of the platform's: {one_line(error)}") from None
     if mode not in NODES:
         raise ProtocolError(422, f"mode: got {str(mode)[:40]!r}, expected local or remote")
@@ -122,51 +127,38 @@ def _parsed(text: str) -> tuple[str, Mapping[str, Any], NodeState]:
     return mode, given, state
 
 
+def become_owner(folder: Path) -> None:
+    """Go on as the user that a folder belongs to, if this process is root: what it writes there is then that user's."""
+    if os.geteuid() == 0 and folder.exists() and (owner := folder.stat()).st_uid:
+        os.setgroups([])
+        os.setgid(owner.st_gid)
+        os.setuid(owner.st_uid)
+
+
 def _say(line: str) -> None:
     print(line, flush=True)
 
 
-def serve(host: str, port: int, allow_factories: tuple[str, ...] = ()) -> None:
+def run(host: str, port: int, allow_factories: tuple[str, ...] = ()) -> None:
     """Serve until a signal comes.
 
     Args:
         host: address to listen on.
         port: of it.
         allow_factories: model factories that the image's maker permits.
+
+    Raises:
+        UserError: the address is in use or not this machine's.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, leave)
-    service = Service(allow_factories)
-    config = uvicorn.Config(
-        service.app(),
-        host=host,
-        port=port,
-        ws="websockets-sansio",
-        ws_max_size=MOST_BYTES,
-        ws_per_message_deflate=False,
-        ws_ping_interval=None,
-        lifespan="off",
-        log_level="warning",
-        access_log=False,
-    )
-    _Server(config).run()
+    try:
+        asyncio.run(Service(allow_factories).serve(host, port))
+    except OSError as error:
+        raise UserError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
 
 
 def leave(_number: int, _frame: FrameType | None) -> None:
     """End this process at once: what is computed is on the disk as far as it has got, and cannot be asked to stop."""
     sys.stdout.flush()
     os._exit(0)
-
-
-class _Server(uvicorn.Server):
-    """A uvicorn that says when it listens, and waits for nobody when it is told to stop."""
-
-    async def startup(self, sockets: Any = None) -> None:
-        """Listen."""
-        await super().startup(sockets)
-        if self.started:
-            _say(f"listening on port {self.config.port}")
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Leave."""
-        leave(sig, frame)

@@ -219,7 +219,7 @@ class ContainerNode(Node):
     def _start(self) -> None:
         if self.files_owner is not None:
             for path in (self.folder, *self.folder.rglob("*")):
-                os.chown(path, self.files_owner, -1)
+                os.chown(path, self.files_owner, -1, follow_symlinks=False)
         mounts = [f"{self.mount('input')}:/input:ro"]
         mounts += [f"{self.mount(kind)}:/{kind}:rw" for kind in ("output", "transfer")]
         volumes = [word for mount in mounts for word in ("--volume", mount)]

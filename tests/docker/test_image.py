@@ -69,7 +69,7 @@ def test_it_holds_what_runs_and_nothing_that_builds() -> None:
     script = (
         "! command -v pip && ! command -v gcc && ! command -v cc && ! python -m pip 2>/dev/null && "
         "test -z \"$(find / -xdev '(' -name '*.whl' -o -name tests -path '*site-packages*' ')' 2>/dev/null)\" && "
-        "test $(id -u) = 10001 && ! touch /opt/rankdad/x 2>/dev/null && touch /tmp/x && echo in order"
+        "test $(id -u) = 1000 && ! touch /opt/rankdad/x 2>/dev/null && touch /tmp/x && echo in order"
     )
     assert run("--entrypoint", "sh", image(), "-c", script).endswith("in order")
 

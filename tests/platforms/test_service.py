@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from tests.coinstac.nodes import ProcessNode
 from tests.coinstac.platform import Faults, Platform
 from tests.conftest import run_document, write_site
 
-SMALL = {"epochs": 2, "batch_size": 12}
 WIDE = {
     "model": {"name": "mlp", "hidden": [1024, 1024]},
     "data": {"shape": [784]},
@@ -38,8 +38,9 @@ def inputs(sites: int, **document: Any) -> tuple[RunSpec, list[dict[str, Any]]]:
     return validate(RunSpec, whole), form
 
 
-def small(sites: int) -> tuple[RunSpec, list[dict[str, Any]]]:
-    return inputs(sites, method={"name": "rank-dad", "rank": 2}, training=SMALL)
+def small(sites: int, epochs: int = 2) -> tuple[RunSpec, list[dict[str, Any]]]:
+    training = {"epochs": epochs, "batch_size": 12 * sites}
+    return inputs(sites, method={"name": "rank-dad", "rank": 2}, training=training)
 
 
 def without_the_platform(spec: RunSpec, folders: list[Path], directory: Path) -> dict[str, str]:
@@ -89,8 +90,9 @@ def test_a_message_that_is_none_of_the_platforms_is_answered_with_a_sentence() -
     ids=["undisturbed", "killed between iterations", "killed within", "a fresh process each time"],
 )
 def test_processes_end_with_the_weights_of_the_run_over_http(tmp_path: Path, faults: Faults) -> None:
-    spec, form = small(2)
-    platform = Platform(form, tmp_path / "platform", ProcessNode, faults=faults)
+    spec, form = small(2, epochs=1 if faults.fresh_every_iteration else 2)
+    start = partial(ProcessNode, port_in_environment=True)
+    platform = Platform(form, tmp_path / "platform", start, faults=faults)
     for place, node in enumerate(platform.sites):
         write_site(node.input, 70 - 9 * place, place)
     shown = platform.run()
