@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ ADVICE = "is rankdad's own package: give yours another name"
 @pytest.fixture
 def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with packages of our names, none of which may run."""
+    importlib.import_module("rankdad")  # as in the command, all packages of ours are there
     for name in ("common", "local", "remote", "simulations"):
         (tmp_path / name).mkdir()
         for file in ("__init__.py", "models.py"):
