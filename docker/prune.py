@@ -12,7 +12,7 @@ UNUSED = (
     *("torch/bin/protoc*", "**/*.a", "**/*.h", "**/*.pxd", "**/*.pyi"),
     # scikit-learn brings the digits, one file; nothing computes with it or with what it needs
     *("scipy", "scipy-*", "scipy.libs", "scikit_learn*", "joblib*", "threadpoolctl*", "narwhals*", "cloudpickle*"),
-    # figures are PNG: matplotlib writes PDF and PostScript with fontTools alone, and takes AVIF and the like from Pillow
+    # figures are PNG: fontTools is for PDF and PostScript
     *("fontTools", "fonttools*", "matplotlib/mpl-data/sample_data", "matplotlib/mpl-data/fonts/afm"),
     *("matplotlib/mpl-data/fonts/pdfcorefonts", "matplotlib/mpl-data/images", "mpl_toolkits"),
     *("pillow.libs/libavif*", "PIL/_avif*", "pygments/lexers/[a-z]*.py"),
