@@ -12,7 +12,8 @@ test: .venv/ready
 
 # What the project promises in figures: several minutes.
 slow: .venv/ready
-	$(BIN)/python -m pytest -m slow -s
+	$(BIN)/python -m pytest -m "slow and not alone" -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m "slow and alone" -s
 
 lint: .venv/ready
 	$(BIN)/ruff check .

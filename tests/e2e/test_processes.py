@@ -292,6 +292,7 @@ def test_a_mistake_in_the_file_ends_in_a_sentence_and_status_2(tmp_path: Path, a
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_check_finds_the_same_mistakes_without_running(tmp_path: Path) -> None:
     file = simulation(tmp_path)
     assert "rank-dad, 3 sites: at most" in rankdad("check", file).stdout

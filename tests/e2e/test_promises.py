@@ -14,7 +14,7 @@ from tests.conftest import SHARED
 from tests.e2e.test_processes import ROOT, rankdad
 
 SPECS = ROOT / "simulations" / "specs"
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(900)]
 
 
 def bytes_of(summary: dict[str, Any]) -> float:

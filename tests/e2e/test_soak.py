@@ -32,7 +32,7 @@ from tests.e2e.test_crashes import long_run, wait_for_steps
 from tests.e2e.test_identity import free_port
 from tests.e2e.test_processes import COMMAND, ENVIRONMENT, children_of, rankdad, simulation
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 TOKENS = {site: f"{index}" * 64 for index, site in enumerate(SITES)}
 MESSAGES = 10_000

@@ -14,7 +14,7 @@ from tests.conftest import write_site
 from tests.docker.images import docker, image
 from tests.platforms.test_service import digests, small, without_the_platform
 
-pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.docker, pytest.mark.timeout(600)]
 
 
 def run(folder: Path, sites: int, kills: Collection[tuple[int, str, When]] = ()) -> Platform:

@@ -107,6 +107,7 @@ def test_processes_end_with_the_weights_of_the_run_over_http(tmp_path: Path, fau
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_round_is_fast(tmp_path: Path) -> None:
     """784-1024-1024-10, rank 10, two sites: what the platform's way costs beyond compute, and how soon it begins."""
     _, form = inputs(2, training={"epochs": 1, "batch_size": 32, "optimizer": {"name": "adam", "lr": 1e-4}}, **WIDE)
