@@ -85,6 +85,10 @@ class AggregatorNode:
         said = {client: self._heard(client, given[client]) for client in sorted(given)}
         if not said:
             raise RankdadError("no site takes part")
+        lines = _problems(said)
+        if lines:
+            self._say(f"error: {'; '.join(lines)}")
+            raise InputError("\n".join(lines))
         joined = _all(Joined, said)
         if joined is not None:
             return Reply(output(self._open(joined, folder)))
@@ -118,7 +122,7 @@ class AggregatorNode:
         Raises:
             InputError: it asks for something that cannot be run.
         """
-        _check_inputs(joined)
+        _check_together(joined)
         members = {client: one.site for client, one in joined.items()}
         first = next(iter(joined.values()))
         order = list(first.sites) or sorted(members.values())
@@ -200,27 +204,35 @@ def _object(value: object) -> dict[str, Any]:
     return dict(value) if isinstance(value, dict) else {}
 
 
-def _check_inputs(joined: Mapping[str, Joined]) -> None:
+def _problems(said: Mapping[str, Said]) -> list[str]:
+    """Return a line for everything that keeps single members from joining a run, each once."""
+    lines: list[str] = []
+    for client, one in said.items():
+        who = getattr(one, "site", None) or f"member {client}"
+        if isinstance(one, Failed) and one.site is not None:
+            lines.append(f"{who}: {one.reason}")
+        if not isinstance(one, Joined):
+            continue
+        if one.version != __version__:
+            lines.append(f"{who}: runs rankdad {one.version}, the aggregator {__version__}: use one image")
+        for problem in one.problems:
+            lines.append(f"{'owner' if problem.source == 'owner' else who}: {problem.text}")
+    return list(dict.fromkeys(lines))
+
+
+def _check_together(joined: Mapping[str, Joined]) -> None:
     """Check that the members' forms make one run.
 
     Raises:
         InputError: with a line for every problem.
     """
-    lines: list[str] = []
-    for client, one in joined.items():
-        who = one.site or f"member {client}"
-        if one.version != __version__:
-            lines.append(f"{who}: runs rankdad {one.version}, the aggregator {__version__}: use one image")
-        for problem in one.problems:
-            lines.append(f"{'owner' if problem.source == 'owner' else who}: {problem.text}")
-    if not lines:
-        lines = [*_check_names([one.site for one in joined.values()], next(iter(joined.values())).sites)]
-        runs = [{key: value for key, value in one.run.items() if key != "federation"} for one in joined.values()]
-        for one, run in zip(joined.values(), runs, strict=True):
-            if run != runs[0]:
-                lines.append(f"{one.site}: has other inputs of the owner than the other members: start the run again")
+    lines = _check_names([one.site for one in joined.values()], next(iter(joined.values())).sites)
+    runs = [{key: value for key, value in one.run.items() if key != "federation"} for one in joined.values()]
+    for one, run in zip(joined.values(), runs, strict=True):
+        if run != runs[0]:
+            lines.append(f"{one.site}: has other inputs of the owner than the other members: start the run again")
     if lines:
-        raise InputError("\n".join(dict.fromkeys(lines)))
+        raise InputError("\n".join(lines))
 
 
 def _check_names(names: Sequence[str], expected: Sequence[str]) -> list[str]:

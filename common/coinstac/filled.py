@@ -66,7 +66,11 @@ def read(fields: Sequence[Field], inputs: Mapping[str, Any]) -> Filled:
     federation = run.setdefault("federation", {})
     sites = values.get("sites") or []
     if isinstance(federation, dict):
-        sites = sites or federation.get("sites") or []
+        if not isinstance(federation.get("sites") or [], list):
+            said = f"{SPEC}: federation.sites: got {_shown(federation['sites'])}, expected a list of names"
+            wrong.append(Problem("owner", said))
+        else:
+            sites = sites or federation.get("sites") or []
         federation["sites"] = [values["site"]]
         if federation.pop("quorum", "all") != "all":
             said = f"{SPEC}: federation.quorum: the platform waits for every site in every round: leave it out"

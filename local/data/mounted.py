@@ -105,7 +105,10 @@ def _found(mounted: Path, name: str) -> Path:
     Raises:
         DataError: it does not, or outside.
     """
-    source = (mounted / name).resolve()
+    try:
+        source = (mounted / name).resolve()
+    except (OSError, ValueError, RuntimeError):  # a name too long, one with a NUL, a loop of links
+        raise DataError("a file", "is no file's name, expected one of those that the platform shows") from None
     if not source.is_relative_to(mounted.resolve()):
         raise DataError(name, "leads out of the folder that the platform shows")
     if not source.is_file():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from common.checkpoints import EVERY, Checkpoints
 from common.coinstac.fields import FIELDS
 from common.coinstac.filled import Filled, read
 from common.coinstac.messages import (
+    MOST_COMPLAINTS,
     Complaint,
     Done,
     Failed,
@@ -95,7 +97,10 @@ class SiteNode:
             return self._run.reply()
         except RankdadError as error:
             self._say(f"error: {error}")
-            return Reply(output(Failed(reason=str(error)[:REASON_CHARACTERS])))
+            return _failed(given, str(error))
+        except Exception as error:  # whose words may quote data: they stay here
+            traceback.print_exc()
+            return _failed(given, f"{type(error).__name__}: the log of this site's container has more")
         finally:
             if self._run is not None:
                 self._run.leave()
@@ -132,10 +137,10 @@ class SiteNode:
         return Joined(
             version=__version__,
             site=str(filled.values.get("site") or "")[:100],
-            run=filled.run,
-            sites=filled.sites,
+            run={} if problems else filled.run,  # what is wrong may not even be what a message can hold
+            sites=() if problems else filled.sites,
             samples=samples,
-            problems=tuple(problems),
+            problems=tuple(problems[:MOST_COMPLAINTS]),
         )
 
     def _keep(self, folder: Path, line: str) -> None:
@@ -293,6 +298,11 @@ def _data(spec: RunSpec, plan: Plan, filled: Filled, state: NodeState) -> SiteDa
 
 def _policy(filled: Filled) -> Policy:
     return Policy(min_rows=filled.values["min_rows"], max_rank=filled.values["max_rank"] or None)
+
+
+def _failed(given: Mapping[str, Any], reason: str) -> Reply:
+    site = str(given.get("site") or "")[:100] if is_form(given) else None
+    return Reply(output(Failed(reason=reason[:REASON_CHARACTERS], site=site)))
 
 
 def _complaint(source: Any, text: str) -> Complaint:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from common.errors import RankdadError
+from local.drivers import coinstac as driver
 from remote import aggregator as aggregator_module
 from tests.platforms.nodes import Iterations
 from tests.platforms.test_nodes import METHODS, consortium
@@ -28,3 +30,45 @@ def test_a_disk_that_is_full_at_the_end_is_what_is_said(tmp_path: Path, monkeypa
     monkeypatch.setattr(aggregator_module, "save_model", full)
     with pytest.raises(OSError, match="No space left"):
         Iterations(tmp_path, members(tmp_path)).go()
+
+
+def test_a_site_that_cannot_write_in_the_first_iteration_is_named_with_its_reason(tmp_path: Path) -> None:
+    inputs = members(tmp_path)
+    run = Iterations(tmp_path, inputs)
+    run.state("8f0c")
+    (tmp_path / "8f0c" / "output" / "inputs.tmp").mkdir()
+    with pytest.raises(RankdadError, match=r"^site-1: .*inputs.json: cannot be written: Is a directory$"):
+        run.go()
+
+
+def test_an_unforeseen_error_at_a_site_keeps_its_words_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("Mrs Miller")
+
+    monkeypatch.setattr(driver, "lay_out", broken)
+    with pytest.raises(RankdadError) as raised:
+        Iterations(tmp_path, members(tmp_path)).go()
+    log = "the log of this site's container has more"
+    assert str(raised.value).splitlines() == [f"site-{n}: ValueError: {log}" for n in (1, 0)]
+    assert "Mrs Miller" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sites": "Site One, site-1"}, "owner: Sites, in their order (sites): 'Site One' is no name"),
+        ({"lr": "nan"}, 'owner: Learning rate (lr): got "nan", expected a finite number'),
+        ({"lr": 10**400}, "(lr): got 1"),
+        ({"spec": {"model": {"name": "mlp", "hidden": ["x"] * 400}}}, "model.hidden[0]"),
+        ({"spec": {"federation": {"sites": 5}}}, "federation.sites: got 5, expected a list of names"),
+        ({"hidden": "99999999999999999999"}, "owner: Hidden layers (hidden): a network"),
+        ({"hidden": "1000000, 1000000"}, "owner: Hidden layers (hidden): a network"),
+        ({"data_file": ["a\0b"]}, "is no file's name"),
+    ],
+)
+def test_odd_values_end_in_a_sentence(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(RankdadError) as raised:
+        Iterations(tmp_path, members(tmp_path, **changes)).go()
+    assert said in str(raised.value)
