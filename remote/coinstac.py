@@ -5,6 +5,7 @@ Whatever process an iteration runs in, it goes on from the ledger in the node's 
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -128,10 +129,24 @@ class AggregatorNode:
         order = list(first.sites) or sorted(members.values())
         run = first.run | {"federation": {**_object(first.run.get("federation")), "sites": order}}
         spec = validate(RunSpec, run)
+        self._begin(folder)
         write_json(folder / MEMBERS, members)
         aggregator = self._start(spec, members, folder)
         self._say(f"{spec.name}: {len(order)} sites, {spec.method.name}, {spec.training.epochs} epochs")
         return Opened(version=__version__, id=aggregator.run_id, run=spec.model_dump(mode="json"))
+
+    def _begin(self, folder: Path) -> None:
+        """Leave nothing of a run before this one, or of a beginning that nobody has heard of.
+
+        Raises:
+            UserError: it cannot be removed.
+        """
+        self.close()
+        try:
+            if (folder / DIRECTORY).exists():
+                shutil.rmtree(folder / DIRECTORY)
+        except OSError as error:
+            raise UserError(f"{folder}: holds an earlier run, and cannot be emptied: {error.strerror}") from None
 
     def _come_back(self, folder: Path) -> None:
         """Take up a run that another process has led so far."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -57,6 +58,7 @@ from local.timings import Timings
 from local.training import Result, TrainingState, train
 
 INPUTS, OPENED = "inputs.json", "opened.json"  # in a node's output folder: what only its first iterations are told
+CHECKPOINTS, UPDATES = "checkpoints", "updates"  # there too: where it stands
 ERROR = "error.txt"  # there too: what is wrong with this site's inputs or data
 Say = Callable[[str], None]
 
@@ -114,6 +116,7 @@ class SiteNode:
     def _join(self, inputs: Mapping[str, Any], state: NodeState) -> Joined:
         """Check all that can be checked before the run is known: the form, the policy, the data."""
         folder = Path(state.outputDirectory)
+        self._begin(folder)
         _write(folder / INPUTS, dict(inputs))
         filled = read(FIELDS, inputs)
         problems = [Complaint(source=one.source, text=one.text[:REASON_CHARACTERS]) for one in filled.problems]
@@ -142,6 +145,22 @@ class SiteNode:
             samples=samples,
             problems=tuple(problems[:MOST_COMPLAINTS]),
         )
+
+    def _begin(self, folder: Path) -> None:
+        """Leave no trace of a run before this one from which this one could go on.
+
+        Raises:
+            UserError: it cannot be removed.
+        """
+        self.close()
+        try:
+            for name in (OPENED, ERROR):
+                (folder / name).unlink(missing_ok=True)
+            for name in (CHECKPOINTS, UPDATES):
+                if (folder / name).exists():
+                    shutil.rmtree(folder / name)
+        except OSError as error:
+            raise UserError(f"{folder}: holds an earlier run, and cannot be emptied: {error.strerror}") from None
 
     def _keep(self, folder: Path, line: str) -> None:
         """Write down what is wrong here, in more words than other sites hear."""
@@ -182,8 +201,8 @@ class _Run:
         replica = Replica(spec, allow_factories)
         plan = self._plan = make_plan(spec, replica.model)
         data = _data(spec, plan, filled, state)
-        self._checkpoints = Checkpoints(self._folder / "checkpoints", plan, self._site)
-        self._log = Ledger(self._folder / "updates", plan.sha256(), opened.id)
+        self._checkpoints = Checkpoints(self._folder / CHECKPOINTS, plan, self._site)
+        self._log = Ledger(self._folder / UPDATES, plan.sha256(), opened.id)
         course = self._course = Course(spec, plan, replica)
         found = self._checkpoints.load(course)
         self._state = TrainingState(self._site, course, found[1] if found else {})

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from common.coinstac.messages import Reply
 from common.errors import RankdadError
 from local.drivers import coinstac as driver
 from remote import aggregator as aggregator_module
-from tests.platforms.nodes import Iterations
-from tests.platforms.test_nodes import METHODS, consortium
+from tests.platforms.nodes import Iterations, sent
+from tests.platforms.test_nodes import METHODS, consortium, digests
 
 OWNER = {"classes": 3, "shape": "6", "epochs": 1, "hidden": "5", "rank": 2, "batch_size": 16}
 
@@ -72,3 +75,36 @@ def test_odd_values_end_in_a_sentence(tmp_path: Path, changes: dict[str, Any], s
     with pytest.raises(RankdadError) as raised:
         Iterations(tmp_path, members(tmp_path, **changes)).go()
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("living", [False, True], ids=["fresh processes", "the same processes"])
+@pytest.mark.parametrize("iterations", [4, 60], ids=["broken off", "completed"])
+@pytest.mark.parametrize("changes", [{}, {"lr": 0.02}], ids=["the same form", "another form"])
+def test_a_run_in_the_folders_of_an_earlier_one_begins_at_the_beginning(
+    tmp_path: Path, living: bool, iterations: int, changes: dict[str, Any]
+) -> None:
+    first = Iterations(tmp_path, members(tmp_path, lr=0.01))
+    with contextlib.suppress(AssertionError):
+        first.iterate(iterations)
+    for node in () if living else first.nodes.values():
+        node.close()
+    second = Iterations(tmp_path, {client: own | changes for client, own in first.inputs.items()})
+    second.nodes = first.nodes if living else {}
+    second.go()
+    undisturbed = Iterations(tmp_path / "other", members(tmp_path / "other", **({"lr": 0.01} | changes)))
+    undisturbed.go()
+    assert len(second.outputs) == len(undisturbed.outputs)
+    assert digests(tmp_path) == digests(tmp_path / "other")
+
+
+def test_a_message_that_comes_again_to_a_living_process_changes_nothing(tmp_path: Path) -> None:
+    class Twice(Iterations):
+        def work(self, client: str, given: Mapping[str, Any]) -> Reply:
+            first, again = super().work(client, given), super().work(client, given)
+            assert (first.success, sent(first)) == (again.success, sent(again))
+            return again
+
+    (folder := tmp_path / "other").mkdir()
+    Twice(tmp_path, members(tmp_path)).go()
+    Iterations(folder, members(folder)).go()
+    assert digests(tmp_path) == digests(folder)
