@@ -342,6 +342,8 @@ def _write(path: Path, document: Mapping[str, Any]) -> None:
     temporary = path.with_suffix(".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text("", encoding="utf-8")
+        temporary.chmod(0o600 if path.name == INPUTS else 0o644)  # the form may hold a whole table of subjects
         temporary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         os.replace(temporary, path)  # noqa: PTH105
     except OSError as error:

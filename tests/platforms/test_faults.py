@@ -14,6 +14,7 @@ from common.coinstac.messages import Reply
 from common.errors import RankdadError
 from local.drivers import coinstac as driver
 from remote import aggregator as aggregator_module
+from tests.conftest import run_document
 from tests.platforms.nodes import Iterations, sent
 from tests.platforms.test_nodes import METHODS, consortium, digests
 
@@ -88,7 +89,7 @@ def test_a_run_in_the_folders_of_an_earlier_one_begins_at_the_beginning(
         first.iterate(iterations)
     for node in () if living else first.nodes.values():
         node.close()
-    second = Iterations(tmp_path, {client: own | changes for client, own in first.inputs.items()})
+    second = Iterations(tmp_path, {client: {**own, **changes} for client, own in first.inputs.items()})
     second.nodes = first.nodes if living else {}
     second.go()
     undisturbed = Iterations(tmp_path / "other", members(tmp_path / "other", **({"lr": 0.01} | changes)))
@@ -108,3 +109,45 @@ def test_a_message_that_comes_again_to_a_living_process_changes_nothing(tmp_path
     Twice(tmp_path, members(tmp_path)).go()
     Iterations(folder, members(folder)).go()
     assert digests(tmp_path) == digests(folder)
+
+
+SUBJECTS = [f"s{number}" for number in range(30)]
+
+
+def test_the_kind_of_data_in_a_whole_specification_decides_what_members_give(tmp_path: Path) -> None:
+    data = {"reader": "csv", "file": "t.csv", "features": ["age"], "label": "sex", "values": ["F", "M"]}
+    spec = run_document(data=data, task={"name": "classification", "classes": 2}, federation={"sites": []})
+    spec |= {"method": {"name": "dsgd"}, "training": spec["training"] | {"epochs": 1}}
+    rows = {f"{name}.txt": {"age": place % 7, "sex": "FM"[place % 2]} for place, name in enumerate(SUBJECTS)}
+    assert Iterations(tmp_path, members(tmp_path, spec=spec, covariates=rows)).go()["global_metrics"]["samples"] == 12
+
+
+def test_subjects_files_of_one_name_in_several_folders_stay_apart(tmp_path: Path) -> None:
+    rows = {f"{name}/aseg.txt": {"file": "x", "sex": "FM"[place % 2]} for place, name in enumerate(SUBJECTS)}
+    form = {"reader": "freesurfer", "classes": 2, "regions": ["Left-Hippocampus"], "label": "sex", "values": "F, M"}
+    inputs = members(tmp_path, **form, rank=1, covariates=rows)
+    for client in inputs:
+        for place, name in enumerate(SUBJECTS):
+            (tmp_path / client / "base" / name).mkdir()
+            (tmp_path / client / "base" / name / "aseg.txt").write_text(f"{name}\nLeft-Hippocampus\t{place}\n")
+    Iterations(tmp_path, inputs).go()
+    kept = tmp_path / "8f0c" / "output"
+    assert (kept / "data" / "s7" / "aseg.txt").read_text().endswith("\t7\n")
+    assert (kept / "inputs.json").stat().st_mode & 0o077 == 0, "the form holds the subjects' table"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"reader": "csv", "features": "a"},
+            "owner: Values of the label (values): got 2, expected one for each of 3 task.classes",
+        ),
+        ({"reader": "csv", "classes": 2}, "owner: Inputs (features): got none, expected at least one column"),
+        ({"validation": 0.5, "test": 0.5}, "owner: training: validation 0.5 and test 0.5 leave nothing"),
+    ],
+)
+def test_a_part_that_is_wrong_as_a_whole_names_the_field(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(RankdadError) as raised:
+        Iterations(tmp_path, members(tmp_path, **changes)).go()
+    assert said in str(raised.value)
