@@ -131,7 +131,10 @@ class SiteNode:
                 problems.append(_complaint("owner", found.text.removeprefix(": ")))
             else:
                 try:
-                    samples = len(_data(spec, plan, filled, state).train)
+                    data = _data(spec, plan, filled, state)
+                    samples = len(data.train)
+                    for note in (*plan.warnings, *data.notes):
+                        self._say(f"warning: {note}")
                 except RankdadError as error:
                     self._keep(folder, str(error))
                     problems.append(_complaint("member", _told(error, spec)))
@@ -200,7 +203,11 @@ class _Run:
         torch.set_num_threads(spec.training.threads)
         replica = Replica(spec, allow_factories)
         plan = self._plan = make_plan(spec, replica.model)
-        data = _data(spec, plan, filled, state)
+        try:
+            data = _data(spec, plan, filled, state)
+        except DataError as error:  # they have changed since all were asked
+            say(f"error: {error}")
+            raise UserError(_told(error, spec)) from None
         self._checkpoints = Checkpoints(self._folder / CHECKPOINTS, plan, self._site)
         self._log = Ledger(self._folder / UPDATES, plan.sha256(), opened.id)
         course = self._course = Course(spec, plan, replica)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from common.coinstac.messages import Reply
@@ -151,3 +152,39 @@ def test_a_part_that_is_wrong_as_a_whole_names_the_field(tmp_path: Path, changes
     with pytest.raises(RankdadError) as raised:
         Iterations(tmp_path, members(tmp_path, **changes)).go()
     assert said in str(raised.value)
+
+
+def test_data_that_change_during_a_run_are_not_quoted_to_others(tmp_path: Path) -> None:
+    rows = {f"{name}.txt": {"age": place % 7, "sex": "FM"[place % 2]} for place, name in enumerate(SUBJECTS)}
+    form = {"reader": "csv", "classes": 2, "features": "age", "label": "sex", "values": "F, M", "method": "dsgd"}
+    inputs = members(tmp_path, **form)
+    for client in inputs:
+        pd.DataFrame(rows.values()).to_csv(tmp_path / client / "base" / "t.csv")
+        inputs[client]["covariates"] = ["t.csv"]
+    said: list[str] = []
+
+    class Changed(Iterations):
+        def start(self, client: str) -> None:
+            super().start(client)
+            if client in inputs:
+                self.nodes[client] = driver.SiteNode(say=said.append)
+                table = tmp_path / client / "base" / "t.csv"
+                if len(self.outputs) == 3:
+                    table.write_text(table.read_text().replace("M", "Miller", 1))
+
+    with pytest.raises(RankdadError) as raised:
+        Changed(tmp_path, inputs, replaced=lambda iteration, node: iteration == 4).go()
+    assert "column sex: holds a value" in str(raised.value)
+    assert "Miller" not in str(raised.value)
+    assert "Miller" in "".join(said)
+
+
+def test_the_site_hears_which_rows_are_left_out(tmp_path: Path) -> None:
+    rows = {f"{name}.txt": {"age": place or None, "sex": "FM"[place % 2]} for place, name in enumerate(SUBJECTS)}
+    form = {"reader": "csv", "classes": 2, "features": "age", "label": "sex", "values": "F, M", "missing": "drop"}
+    said: list[str] = []
+    run = Iterations(tmp_path, members(tmp_path, **form, rank=1, covariates=rows))
+    state = run.state("8f0c")
+    driver.SiteNode(say=said.append).advance(run.inputs["8f0c"], state)
+    assert "warning: " in said[0]
+    assert "1 of 30 rows lack a value and are left out" in said[0]
