@@ -82,7 +82,8 @@ FIELDS = (
         default="0, 1",
         when=TABLES,
         parse=names,
-        tooltip="Of tables: values of the label with commas between them, in the order of the classes.",
+        tooltip="Of tables: values of the label with commas between them, in the order of the classes; of a column of "
+        "booleans: false, true.",
     ),
     Field("missing", "Rows with gaps", DATA, "data.missing", TableData, when=TABLES),
     Field(
