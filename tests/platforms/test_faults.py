@@ -188,3 +188,12 @@ def test_the_site_hears_which_rows_are_left_out(tmp_path: Path) -> None:
     driver.SiteNode(say=said.append).advance(run.inputs["8f0c"], state)
     assert "warning: " in said[0]
     assert "1 of 30 rows lack a value and are left out" in said[0]
+
+
+@pytest.mark.slow
+def test_a_network_too_large_to_be_sent_whole_can_be_had_from_the_form(tmp_path: Path) -> None:
+    form = {"hidden": "3000, 3000", "rank": 4}
+    with pytest.raises(RankdadError, match=r"carries at most 100 MiB; what fits: federation.compare_every 0 \("):
+        Iterations(tmp_path, members(tmp_path, **form)).go(3)
+    with pytest.raises(AssertionError, match="no end after 3"):
+        Iterations(tmp_path, members(tmp_path, **form, compare_every=0)).go(3)
