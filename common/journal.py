@@ -105,14 +105,17 @@ class Journal:
 
     def leave(self) -> None:
         """Let other processes write until `back`."""
-        fcntl.flock(self._file, fcntl.LOCK_UN)
+        if self._file >= 0:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def back(self) -> bool:
-        """Write again; return whether the file is as it was left.
+        """Write again; return whether the file is open, and as it was left.
 
         Raises:
             UserError: another process writes.
         """
+        if self._file < 0:
+            return False
         self._lock()
         return os.fstat(self._file).st_size == self.end
 

@@ -117,9 +117,9 @@ def _parsed(text: str) -> tuple[str, Mapping[str, Any], NodeState]:
         message = json.loads(text)
         mode, data = message["mode"], message["data"]
         state = NodeState.model_validate(data["state"])
-    except (ValueError, KeyError, TypeError) as error:  # of pydantic's too
+    except (ValueError, KeyError, TypeError, RecursionError) as error:  # ValueError: pydantic's too
         raise ProtocolError(422, f"the message is none of the platform's: {one_line(error)}") from None
-    if mode not in NODES:
+    if mode not in list(NODES):
         raise ProtocolError(422, f"mode: got {str(mode)[:40]!r}, expected local or remote")
     given = data.get("input")
     if not isinstance(given, dict):

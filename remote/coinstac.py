@@ -5,6 +5,7 @@ Whatever process an iteration runs in, it goes on from the ledger in the node's 
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -85,6 +86,10 @@ class AggregatorNode:
         said = {client: self._heard(client, given[client]) for client in sorted(given)}
         if not said:
             raise RankdadError("no site takes part")
+        lines = _problems(said)
+        if lines:
+            self._say(f"error: {'; '.join(lines)}")
+            raise InputError("\n".join(lines))
         joined = _all(Joined, said)
         if joined is not None:
             return Reply(output(self._open(joined, folder)))
@@ -118,16 +123,30 @@ class AggregatorNode:
         Raises:
             InputError: it asks for something that cannot be run.
         """
-        _check_inputs(joined)
+        _check_together(joined)
         members = {client: one.site for client, one in joined.items()}
         first = next(iter(joined.values()))
         order = list(first.sites) or sorted(members.values())
         run = first.run | {"federation": {**_object(first.run.get("federation")), "sites": order}}
         spec = validate(RunSpec, run)
+        self._begin(folder)
         write_json(folder / MEMBERS, members)
         aggregator = self._start(spec, members, folder)
         self._say(f"{spec.name}: {len(order)} sites, {spec.method.name}, {spec.training.epochs} epochs")
         return Opened(version=__version__, id=aggregator.run_id, run=spec.model_dump(mode="json"))
+
+    def _begin(self, folder: Path) -> None:
+        """Leave nothing of a run before this one, or of a beginning that nobody has heard of.
+
+        Raises:
+            UserError: it cannot be removed.
+        """
+        self.close()
+        try:
+            if (folder / DIRECTORY).exists():
+                shutil.rmtree(folder / DIRECTORY)
+        except OSError as error:
+            raise UserError(f"{folder}: holds an earlier run, and cannot be emptied: {error.strerror}") from None
 
     def _come_back(self, folder: Path) -> None:
         """Take up a run that another process has led so far."""
@@ -200,27 +219,35 @@ def _object(value: object) -> dict[str, Any]:
     return dict(value) if isinstance(value, dict) else {}
 
 
-def _check_inputs(joined: Mapping[str, Joined]) -> None:
+def _problems(said: Mapping[str, Said]) -> list[str]:
+    """Return a line for everything that keeps single members from joining a run, each once."""
+    lines: list[str] = []
+    for client, one in said.items():
+        who = getattr(one, "site", None) or f"member {client}"
+        if isinstance(one, Failed) and one.site is not None:
+            lines.append(f"{who}: {one.reason}")
+        if not isinstance(one, Joined):
+            continue
+        if one.version != __version__:
+            lines.append(f"{who}: runs rankdad {one.version}, the aggregator {__version__}: use one image")
+        for problem in one.problems:
+            lines.append(f"{'owner' if problem.source == 'owner' else who}: {problem.text}")
+    return list(dict.fromkeys(lines))
+
+
+def _check_together(joined: Mapping[str, Joined]) -> None:
     """Check that the members' forms make one run.
 
     Raises:
         InputError: with a line for every problem.
     """
-    lines: list[str] = []
-    for client, one in joined.items():
-        who = one.site or f"member {client}"
-        if one.version != __version__:
-            lines.append(f"{who}: runs rankdad {one.version}, the aggregator {__version__}: use one image")
-        for problem in one.problems:
-            lines.append(f"{'owner' if problem.source == 'owner' else who}: {problem.text}")
-    if not lines:
-        lines = [*_check_names([one.site for one in joined.values()], next(iter(joined.values())).sites)]
-        runs = [{key: value for key, value in one.run.items() if key != "federation"} for one in joined.values()]
-        for one, run in zip(joined.values(), runs, strict=True):
-            if run != runs[0]:
-                lines.append(f"{one.site}: has other inputs of the owner than the other members: start the run again")
+    lines = _check_names([one.site for one in joined.values()], next(iter(joined.values())).sites)
+    runs = [{key: value for key, value in one.run.items() if key != "federation"} for one in joined.values()]
+    for one, run in zip(joined.values(), runs, strict=True):
+        if run != runs[0]:
+            lines.append(f"{one.site}: has other inputs of the owner than the other members: start the run again")
     if lines:
-        raise InputError("\n".join(dict.fromkeys(lines)))
+        raise InputError("\n".join(lines))
 
 
 def _check_names(names: Sequence[str], expected: Sequence[str]) -> list[str]:

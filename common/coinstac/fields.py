@@ -5,7 +5,7 @@ from __future__ import annotations
 from common.coinstac.form import Field
 from common.coinstac.parsing import document, names, regions, site_name, whole_numbers
 from common.data import NpzData, TableData
-from common.spec import Adam, Classification, Cosine, EarlyStopping, Mlp, RankDad, RunSpec, Sgd, Training
+from common.spec import Adam, Classification, Cosine, EarlyStopping, Federation, Mlp, RankDad, RunSpec, Sgd, Training
 
 STUDY, DATA, MODEL, TRAINING = "Study", "Data of all sites", "Model", "Training"
 EXCHANGE, EXPERT, SITE = "What sites send", "For experts", "Your site"
@@ -82,7 +82,8 @@ FIELDS = (
         default="0, 1",
         when=TABLES,
         parse=names,
-        tooltip="Of tables: values of the label with commas between them, in the order of the classes.",
+        tooltip="Of tables: values of the label with commas between them, in the order of the classes; of a column of "
+        "booleans: false, true.",
     ),
     Field("missing", "Rows with gaps", DATA, "data.missing", TableData, when=TABLES),
     Field(
@@ -165,6 +166,15 @@ FIELDS = (
     Field("feedback", "Error feedback", EXCHANGE, "method.feedback", RankDad, when=RANK_DAD),
     Field("wire", "Precision on the wire", EXCHANGE, "method.wire", RankDad),
     Field("seed", "Seed", EXPERT, "seed", RunSpec),
+    Field(
+        "compare_every",
+        "Steps between comparisons of weights",
+        EXPERT,
+        "federation.compare_every",
+        Federation,
+        tooltip="Steps after which all sites' weights are compared, and made equal again where they differ; a network "
+        "of millions of weights is too large for that here: 0 compares them at the end alone.",
+    ),
     Field(
         "spec",
         "Whole specification",

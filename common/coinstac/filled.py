@@ -39,6 +39,9 @@ class Filled:
             at = field.path and f"{path}[".startswith((f"{field.path}[", f"{field.path}."))
             if at and field.applies(self.values) and (field.source == "member" or not expert):
                 return field.problem(said)
+        inner, colon, _ = said.partition(": ")  # of a part as a whole, which then names its field itself
+        if colon and any(field.path == f"{path}.{inner}" for field in fields):
+            return self.problem(fields, f"{path}.{inner}", said.removeprefix(f"{inner}: "))
         return Problem("owner", f"{SPEC}: {path}: {said}" if expert else f"{path}: {said}")
 
 
@@ -62,11 +65,18 @@ def read(fields: Sequence[Field], inputs: Mapping[str, Any]) -> Filled:
                 wrong.append(field.problem(f"got {_shown(given)}, {error}"))
                 unread.add(field.problem("").text)
                 values[field.variable] = field.initial
+        if field.variable == "spec" and values["spec"]:  # its kind of data decides which files a member gives
+            data = values["spec"].get("data")
+            values["reader"] = data.get("reader", "npz") if isinstance(data, dict) else values["reader"]
     run: dict[str, Any] = json.loads(json.dumps(values.get("spec"))) or _assembled(fields, values)
     federation = run.setdefault("federation", {})
     sites = values.get("sites") or []
     if isinstance(federation, dict):
-        sites = sites or federation.get("sites") or []
+        if not isinstance(federation.get("sites") or [], list):
+            said = f"{SPEC}: federation.sites: got {_shown(federation['sites'])}, expected a list of names"
+            wrong.append(Problem("owner", said))
+        else:
+            sites = sites or federation.get("sites") or []
         federation["sites"] = [values["site"]]
         if federation.pop("quorum", "all") != "all":
             said = f"{SPEC}: federation.quorum: the platform waits for every site in every round: leave it out"

@@ -5,6 +5,7 @@ Types, bounds, choices and tooltips come from the spec model: a field says only 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -134,8 +135,10 @@ class Field:
             raise ValueError(expected)
         try:
             number = float(given)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ValueError(expected) from None
+        if not math.isfinite(number):
+            raise ValueError(expected.replace("a number", "a finite number"))
         if not whole:
             return number
         if not number.is_integer() or not (-(2**53) if least is None else least) <= number < 2**53:

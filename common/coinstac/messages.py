@@ -20,6 +20,7 @@ from common.messages import Count, Digest
 from common.spec import SiteName
 
 KEY = "rankdad"  # in a node's output
+MOST_COMPLAINTS = 200  # of one site
 Line = Annotated[str, Field(max_length=REASON_CHARACTERS)]
 
 
@@ -39,7 +40,7 @@ class Joined(Part):
     run: dict[str, JsonValue]
     sites: Annotated[tuple[SiteName, ...], Field(max_length=1000)]
     samples: Count
-    problems: Annotated[tuple[Complaint, ...], Field(max_length=200)]
+    problems: Annotated[tuple[Complaint, ...], Field(max_length=MOST_COMPLAINTS)]
 
 
 class Sent(Part):
@@ -55,6 +56,8 @@ class Failed(Part):
 
     stage: Literal["failed"] = "failed"
     reason: Line
+    site: Annotated[str, Field(max_length=100)] | None = None
+    """Its name as the form has it: in the first iteration, when no run is known by which to name it."""
 
 
 class Done(Part):

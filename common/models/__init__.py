@@ -41,7 +41,10 @@ def build_model(spec: RunSpec, allowed_factories: Collection[str] = ()) -> nn.Mo
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(spec.seed, "weights"))
         if isinstance(spec.model, Mlp):
-            model = _mlp(spec.model, math.prod(spec.data.shape), spec.task.classes)
+            try:
+                model = _mlp(spec.model, math.prod(spec.data.shape), spec.task.classes)
+            except (RuntimeError, TypeError, MemoryError):
+                raise SpecError("model.hidden", "a network of these widths does not fit into memory") from None
         else:
             model = _from_factory(spec.model, allowed_factories)
     return model.to(getattr(torch, spec.training.dtype))

@@ -33,13 +33,14 @@ def lay_out(spec: RunSpec, values: Mapping[str, Any], mounted: Path, folder: Pat
         if isinstance(spec.data, NpzData):
             _link(_found(mounted, _one_file(values["data_file"], "Data file (data_file)")), folder / spec.data.file)
             return
-        rows = _table(values.get("covariates"))
+        key = spec.data.key if isinstance(spec.data, FreesurferData) else None
+        rows = _table(values.get("covariates"), key)
         if rows is None:
             _link(_found(mounted, _one_file(values["covariates"], "Table (covariates)")), folder / spec.data.file)
             return
         _write_table(rows, folder / spec.data.file)
-        for name in (str(row[FILE]) for row in rows if isinstance(spec.data, FreesurferData)):
-            shutil.copyfile(_found(mounted, name), folder / Path(name).name)  # small, and read as files of this folder
+        for name in (str(row[key]) for row in rows if key is not None):
+            _copy(_found(mounted, name), name, folder)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
 
@@ -58,27 +59,35 @@ def _one_file(given: Any, field: str) -> str:
     return given
 
 
-def _table(given: Any) -> Rows | None:
+def _table(given: Any, key: str | None) -> Rows | None:
     """Return the rows of a table that the platform has read, with the subject's file in a column of its own.
 
-    It hands over a map from each file to its columns; older versions a list of rows under several brackets. None if
-    it only names a file.
+    The platform hands over a map from each file to its columns; older versions a list of rows under several brackets.
+    None if it only names a file.
+
+    Args:
+        given: in the form.
+        key: the column of the files; None if no file is read, and a column of the table's own may have its name.
 
     Raises:
         UserError: it is neither.
     """
     if isinstance(given, Mapping) and given and all(isinstance(row, Mapping) for row in given.values()):
-        return [{FILE: name, **row} for name, row in given.items()]
+        return [_row(name, row, key) for name, row in given.items()]
     inner = given
     while isinstance(inner, list) and inner and isinstance(inner[0], list) and not _is_head(inner):
         inner = inner[0]
     if isinstance(inner, list) and _is_head(inner):
-        head = [FILE, *map(str, inner[0][1:])]
-        if all(isinstance(row, list) and len(row) == len(head) for row in inner):
-            return [dict(zip(head, row, strict=True)) for row in inner[1:]]
+        head = [str(name) for name in inner[0][1:]]
+        if all(isinstance(row, list) and len(row) == len(head) + 1 for row in inner):
+            return [_row(row[0], dict(zip(head, row[1:], strict=True)), key) for row in inner[1:]]
     if isinstance(inner, str) or (isinstance(inner, list) and all(isinstance(one, str) for one in inner)):
         return None
     raise UserError("Table (covariates): is no table that this version knows, expected columns by file")
+
+
+def _row(name: Any, cells: Mapping[str, Any], key: str | None) -> dict[str, Any]:
+    return {FILE: name, **cells} if key is None else {key: name} | dict(cells) | {key: name}
 
 
 def _is_head(rows: list[Any]) -> bool:
@@ -105,12 +114,28 @@ def _found(mounted: Path, name: str) -> Path:
     Raises:
         DataError: it does not, or outside.
     """
-    source = (mounted / name).resolve()
+    try:
+        source = (mounted / name).resolve()
+    except (OSError, ValueError, RuntimeError):  # a name too long, one with a NUL, a loop of links
+        raise DataError("a file", "is no file's name, expected one of those that the platform shows") from None
     if not source.is_relative_to(mounted.resolve()):
         raise DataError(name, "leads out of the folder that the platform shows")
     if not source.is_file():
         raise DataError(name, f"is not among the files that the platform shows in {mounted}")
     return source
+
+
+def _copy(source: Path, name: str, folder: Path) -> None:
+    """Copy a subject's file, which is small and read as one of this folder, under its whole name.
+
+    Raises:
+        DataError: the name leads out of the folder.
+    """
+    copy = folder / name
+    if not copy.resolve().is_relative_to(folder.resolve()):
+        raise DataError(name, "leads out of the folder that the platform shows")
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, copy)
 
 
 def _link(source: Path, link: Path) -> None:

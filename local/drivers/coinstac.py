@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from common.checkpoints import EVERY, Checkpoints
 from common.coinstac.fields import FIELDS
 from common.coinstac.filled import Filled, read
 from common.coinstac.messages import (
+    MOST_COMPLAINTS,
     Complaint,
     Done,
     Failed,
@@ -55,6 +58,7 @@ from local.timings import Timings
 from local.training import Result, TrainingState, train
 
 INPUTS, OPENED = "inputs.json", "opened.json"  # in a node's output folder: what only its first iterations are told
+CHECKPOINTS, UPDATES = "checkpoints", "updates"  # there too: where it stands
 ERROR = "error.txt"  # there too: what is wrong with this site's inputs or data
 Say = Callable[[str], None]
 
@@ -95,7 +99,10 @@ class SiteNode:
             return self._run.reply()
         except RankdadError as error:
             self._say(f"error: {error}")
-            return Reply(output(Failed(reason=str(error)[:REASON_CHARACTERS])))
+            return _failed(given, str(error))
+        except Exception as error:  # whose words may quote data: they stay here
+            traceback.print_exc()
+            return _failed(given, f"{type(error).__name__}: the log of this site's container has more")
         finally:
             if self._run is not None:
                 self._run.leave()
@@ -109,6 +116,7 @@ class SiteNode:
     def _join(self, inputs: Mapping[str, Any], state: NodeState) -> Joined:
         """Check all that can be checked before the run is known: the form, the policy, the data."""
         folder = Path(state.outputDirectory)
+        self._begin(folder)
         _write(folder / INPUTS, dict(inputs))
         filled = read(FIELDS, inputs)
         problems = [Complaint(source=one.source, text=one.text[:REASON_CHARACTERS]) for one in filled.problems]
@@ -123,7 +131,10 @@ class SiteNode:
                 problems.append(_complaint("owner", found.text.removeprefix(": ")))
             else:
                 try:
-                    samples = len(_data(spec, plan, filled, state).train)
+                    data = _data(spec, plan, filled, state)
+                    samples = len(data.train)
+                    for note in (*plan.warnings, *data.notes):
+                        self._say(f"warning: {note}")
                 except RankdadError as error:
                     self._keep(folder, str(error))
                     problems.append(_complaint("member", _told(error, spec)))
@@ -132,11 +143,27 @@ class SiteNode:
         return Joined(
             version=__version__,
             site=str(filled.values.get("site") or "")[:100],
-            run=filled.run,
-            sites=filled.sites,
+            run={} if problems else filled.run,  # what is wrong may not even be what a message can hold
+            sites=() if problems else filled.sites,
             samples=samples,
-            problems=tuple(problems),
+            problems=tuple(problems[:MOST_COMPLAINTS]),
         )
+
+    def _begin(self, folder: Path) -> None:
+        """Leave no trace of a run before this one from which this one could go on.
+
+        Raises:
+            UserError: it cannot be removed.
+        """
+        self.close()
+        try:
+            for name in (OPENED, ERROR):
+                (folder / name).unlink(missing_ok=True)
+            for name in (CHECKPOINTS, UPDATES):
+                if (folder / name).exists():
+                    shutil.rmtree(folder / name)
+        except OSError as error:
+            raise UserError(f"{folder}: holds an earlier run, and cannot be emptied: {error.strerror}") from None
 
     def _keep(self, folder: Path, line: str) -> None:
         """Write down what is wrong here, in more words than other sites hear."""
@@ -176,9 +203,13 @@ class _Run:
         torch.set_num_threads(spec.training.threads)
         replica = Replica(spec, allow_factories)
         plan = self._plan = make_plan(spec, replica.model)
-        data = _data(spec, plan, filled, state)
-        self._checkpoints = Checkpoints(self._folder / "checkpoints", plan, self._site)
-        self._log = Ledger(self._folder / "updates", plan.sha256(), opened.id)
+        try:
+            data = _data(spec, plan, filled, state)
+        except DataError as error:  # they have changed since all were asked
+            say(f"error: {error}")
+            raise UserError(_told(error, spec)) from None
+        self._checkpoints = Checkpoints(self._folder / CHECKPOINTS, plan, self._site)
+        self._log = Ledger(self._folder / UPDATES, plan.sha256(), opened.id)
         course = self._course = Course(spec, plan, replica)
         found = self._checkpoints.load(course)
         self._state = TrainingState(self._site, course, found[1] if found else {})
@@ -295,6 +326,11 @@ def _policy(filled: Filled) -> Policy:
     return Policy(min_rows=filled.values["min_rows"], max_rank=filled.values["max_rank"] or None)
 
 
+def _failed(given: Mapping[str, Any], reason: str) -> Reply:
+    site = str(given.get("site") or "")[:100] if is_form(given) else None
+    return Reply(output(Failed(reason=reason[:REASON_CHARACTERS], site=site)))
+
+
 def _complaint(source: Any, text: str) -> Complaint:
     return Complaint(source=source, text=text[:REASON_CHARACTERS])
 
@@ -313,6 +349,8 @@ def _write(path: Path, document: Mapping[str, Any]) -> None:
     temporary = path.with_suffix(".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text("", encoding="utf-8")
+        temporary.chmod(0o600 if path.name == INPUTS else 0o644)  # the form may hold a whole table of subjects
         temporary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         os.replace(temporary, path)  # noqa: PTH105
     except OSError as error:

@@ -89,3 +89,15 @@ def test_a_damaged_update_is_said_not_sent(tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(UserError, match="is damaged at byte"):
             ledger.update(5)
+
+
+def test_a_ledger_that_another_process_writes_can_be_left_and_taken_up_again(tmp_path: Path) -> None:
+    first = Ledger(tmp_path, PLAN)
+    first.leave()
+    second = Ledger(tmp_path, PLAN)
+    with pytest.raises(UserError, match="is written by another process"):
+        first.back()
+    first.leave()
+    second.close()
+    assert not first.back(), "its files are closed: whoever wants to write opens it again"
+    first.close()

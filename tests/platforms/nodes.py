@@ -64,12 +64,12 @@ class Iterations:
     def go(self, most: int = 500) -> dict[str, Any]:
         """Run to the end, and return the aggregator's last output."""
         try:
-            return self._iterate(most)
+            return self.iterate(most)
         finally:
             for node in self.nodes.values():
                 node.close()
 
-    def _iterate(self, most: int) -> dict[str, Any]:
+    def iterate(self, most: int) -> dict[str, Any]:
         answer: Mapping[str, Any] = {}
         for iteration in range(1, most):
             outputs = {
@@ -85,9 +85,9 @@ class Iterations:
 
 
 def sent(reply: Reply) -> Any:
-    """Return what a reply says to other nodes, but for times, which differ."""
+    """Return what a reply says to other nodes, but for times and a run's number, which differ."""
     message = dict(reply.output.get("rankdad", {}))
-    return {key: value for key, value in message.items() if key != "results"}
+    return {key: value for key, value in message.items() if key not in ("results", "id")}
 
 
 def member(folder: Path, name: str, samples: int, seed: int, **inputs: Any) -> dict[str, Any]:

@@ -59,6 +59,8 @@ def test_a_message_that_is_none_of_the_platforms_is_answered_with_a_sentence() -
     service = Service()
     for text, said in (
         ("{", "the message is none of the platform's"),
+        ("[" * 100_000, "the message is none of the platform's"),
+        ('{"mode": [], "data": {"input": {}, "state": {"outputDirectory": "x"}}}', "mode: got '[]'"),
         ("[]", "the message is none of the platform's"),
         ('{"mode": "other", "data": {"input": {}, "state": {"outputDirectory": "x"}}}', "mode: got 'other'"),
         ('{"mode": "local", "data": {"input": 1, "state": {"outputDirectory": "x"}}}', "input: is missing"),
