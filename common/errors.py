@@ -5,6 +5,7 @@ RankdadError                  exit 1
 │   ├── SpecError             a field of a JSON file: its name, its value, what was expected
 │   ├── DataError             a data file: its path, what is wrong, what was expected
 │   ├── PolicyError           the spec asks for what this site does not allow
+│   │   └── FewSamplesError   by the number of its samples, which is the site's business
 │   └── UnreachableError      nobody answers at the aggregator's address
 ├── ProtocolError             a message that has to be refused: an HTTP status and a reason
 ├── NonFiniteError            NaN or infinity in a loss or gradient: the parameter's name
@@ -18,6 +19,7 @@ import re
 from pathlib import Path
 
 QUOTED = r"'(\\.|[^'\\])*'|\"(\\.|[^\"\\])*\""  # as repr writes it
+HELD = r"holds [-+.\de]+(?= in row)"
 REASON_CHARACTERS = 500  # longest reason that travels: enough for a sentence, too little for data
 
 
@@ -31,6 +33,11 @@ class RankdadError(Exception):
     """Something that ends a command with a sentence instead of a traceback."""
 
     exit_code = 1
+
+    @property
+    def told(self) -> str:
+        """What other sites may hear of it."""
+        return str(self)
 
 
 class UserError(RankdadError):
@@ -56,15 +63,25 @@ class DataError(UserError):
 
     @property
     def told(self) -> str:
-        """What other sites may hear: no folder, and nothing that is quoted from the file."""
-        return f"{self.path.name}: {re.sub(QUOTED, 'a value', self.problem)}"
+        """What other sites may hear of it: no folder, and nothing that is quoted from the file."""
+        return f"{self.path.name}: {re.sub(HELD, 'holds a value', re.sub(QUOTED, 'a value', self.problem))}"
 
 
 class PolicyError(UserError):
     """The spec asks for something that this site does not allow."""
 
     def __init__(self, field: str, problem: str) -> None:
+        self.field, self.problem = field, problem
         super().__init__(f"{field}: {problem}")
+
+
+class FewSamplesError(PolicyError):
+    """A site has fewer samples for a step than its policy asks for."""
+
+    @property
+    def told(self) -> str:
+        """What other sites may hear of it: not how many."""
+        return "it has fewer samples for a step than its policy asks for"
 
 
 class UnreachableError(UserError):

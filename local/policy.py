@@ -10,7 +10,7 @@ from typing import Literal
 
 from common.course import batch_sizes
 from common.documents import Part, load_json, validate
-from common.errors import PolicyError
+from common.errors import FewSamplesError, PolicyError
 from common.plan import Plan
 from common.protocol import step_bytes
 from common.spec import MethodSpec, PositiveInt, PowerSgd, RankDad, RunSpec, TopRows
@@ -70,9 +70,12 @@ class Policy(Part):
         """Check a run by the number of the site's training samples.
 
         Raises:
-            PolicyError: a step would have too few of them.
+            FewSamplesError: a step would have too few of them.
         """
-        self._check_step(spec, min(batch_sizes(samples, spec.training.step_size)))
+        try:
+            self._check_step(spec, min(batch_sizes(samples, spec.training.step_size)))
+        except PolicyError as error:
+            raise FewSamplesError(error.field, error.problem) from None
 
     def contributed(self, data: SiteData) -> SiteData:
         """Return the data without a validation or test set that is too small to be evaluated."""

@@ -17,6 +17,7 @@ from common.checkpoints import EVERY, Checkpoints, take_over
 from common.course import Course
 from common.documents import load_json, validate
 from common.errors import PolicyError, RankdadError, SpecError, UserError
+from common.memory import check_memory
 from common.messages import failure_message
 from common.plan import Plan, make_plan
 from common.protocol import pack, step_bytes
@@ -52,12 +53,13 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
         offered = client.run()
         spec = _spec(config, offered)
         torch.set_num_threads(spec.training.threads)
+        check_memory(spec)
         replica = Replica(spec, config.allow_factories, config.device)
         plan = make_plan(spec, replica.model)
         with _refusing(client, plan, config.name):
             policy.check(spec, plan)
         data = _data(config, spec, policy)
-        with _refusing(client, plan, config.name, "it has fewer samples for a step than its policy asks for"):
+        with _refusing(client, plan, config.name):
             policy.check_samples(spec, len(data.train))
         client.expect(plan)
         checkpoints = Checkpoints(output / "checkpoints" / run_id(offered), plan, config.name)
@@ -163,20 +165,12 @@ def _data(config: SiteConfig, spec: RunSpec, policy: Policy) -> SiteData:
 
 
 @contextmanager
-def _refusing(client: AggregatorClient, plan: Plan, site: str, reason: str | None = None) -> Iterator[None]:
-    """Tell the aggregator that the site's policy refuses the run: others would wait for it without knowing why.
-
-    Args:
-        client: connected to the aggregator.
-        plan: of the run.
-        site: this site's name.
-        reason: what is told instead of the error's own words, where these say something of the data.
-    """
+def _refusing(client: AggregatorClient, plan: Plan, site: str) -> Iterator[None]:
+    """Tell the aggregator that the site's policy refuses the run: others would wait for it without knowing why."""
     try:
         yield
     except PolicyError as error:
-        told = error if reason is None else RankdadError(reason)
-        client.give_up(pack(failure_message(site, 0, told), plan, up=True))
+        client.give_up(pack(failure_message(site, 0, RankdadError(error.told)), plan, up=True))
         raise
 
 

@@ -32,6 +32,7 @@ from common.coinstac.messages import (
 from common.documents import load_json, validate
 from common.errors import ProtocolError, RankdadError, UserError
 from common.ledger import Retention
+from common.memory import check_memory
 from common.plan import make_plan
 from common.replica import Replica
 from common.spec import RunSpec
@@ -156,6 +157,7 @@ class AggregatorNode:
 
     def _start(self, spec: RunSpec, members: Mapping[str, str], folder: Path) -> Aggregator:
         torch.set_num_threads(spec.training.threads)
+        check_memory(spec)
         replica = Replica(spec, self._allow_factories)
         check_size(spec, make_plan(spec, replica.model), replica.model)
         directory = folder / DIRECTORY

@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from common.errors import RankdadError, RunFailedError
+from common.memory import check_memory
 from common.replica import Replica
 from common.spec import RunSpec
 from remote.aggregator import LEDGER, Aggregator, Keeping
@@ -57,6 +58,7 @@ def run_aggregator(
         InterruptedRunError: a signal came.
     """
     torch.set_num_threads(spec.training.threads)
+    check_memory(spec)
     resumes = keeping is not None and (output / LEDGER).exists()
     aggregator = Aggregator(spec, Replica(spec, allowed_factories), output, time.perf_counter, keeping=keeping)
     effects = aggregator.resume() if resumes else []

@@ -78,7 +78,7 @@ def described(field: Field, order: int) -> dict[str, Any]:
         found["values"] = list(field.choices)
     if field.kind == "number":
         found |= {name: field.schema[key] for key, name in NUMBERS.items() if key in field.schema}
-        found["step"] = 1 if field.schema.get("type") == "integer" else 0.0001
+        found["step"] = 1 if field.schema.get("type") == "integer" else 0.000001
     if field.when is not None and len(field.when[1]) == 1:  # the platform knows equality alone
         found["conditional"] = {"variable": field.when[0], "value": field.when[1][0]}
     return found | dict(field.more or {})

@@ -224,7 +224,7 @@ FIELDS = (
         SITE,
         source="member",
         own={"type": "integer", "minimum": 1},
-        default=1,
+        default=10,
         tooltip="Of your site's policy: a run whose steps have fewer samples here is refused, and smaller validation "
         "and test sets are left out.",
     ),

@@ -39,7 +39,6 @@ class Joined(Part):
     site: Annotated[str, Field(max_length=100)]
     run: dict[str, JsonValue]
     sites: Annotated[tuple[SiteName, ...], Field(max_length=1000)]
-    samples: Count
     problems: Annotated[tuple[Complaint, ...], Field(max_length=MOST_COMPLAINTS)]
 
 

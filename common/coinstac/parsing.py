@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from common.spec import RESERVED
+
 
 def whole_numbers(given: Any) -> list[int]:
     """Return numbers that stand in text with commas, blanks or × between them, or in a list.
@@ -32,6 +34,8 @@ def site_name(given: Any) -> str:
     Raises:
         ValueError: results and folders could not use it.
     """
+    if str(given) in RESERVED:
+        raise ValueError("expected another name: results use this one")
     if not is_site_name(str(given)):
         raise ValueError("expected small letters, digits, dots and hyphens, such as hospital-a")
     return str(given)

@@ -16,14 +16,14 @@ from common.errors import PolicyError, SpecError, one_line
 from common.seeds import derive
 from common.spec import Factory, Mlp, RunSpec
 
-OWN = {
+OWN = {  # names that are ours
     "common",
     "local",
     "remote",
     "simulations",
     "platforms",
     "rankdad",
-}  # top-level names that are ours, wherever we run
+}
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 
 

@@ -1,66 +1,50 @@
 """A member's node of the COINSTAC platform: the trainer under inverted control, one round in each iteration.
 
-Every iteration hands in the last update and takes out the next contribution. The process may be another one each time:
-all that is needed to go on lies in the node's output folder: the trainer's checkpoints, and a log of the updates since.
+Every iteration hands in the last update and takes out the next contribution. The process may be another one each time.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from common import __version__
-from common.artifacts import save_model
-from common.checkpoints import EVERY, Checkpoints
 from common.coinstac.fields import FIELDS
-from common.coinstac.filled import Filled, read
+from common.coinstac.filled import read
 from common.coinstac.messages import (
     MOST_COMPLAINTS,
     Complaint,
-    Done,
     Failed,
     Joined,
     NodeState,
     Opened,
     Reply,
-    Results,
-    Sent,
     Updated,
-    decoded,
-    encoded,
     from_aggregator,
     is_form,
     output,
 )
-from common.course import Course
-from common.data import FreesurferData
 from common.documents import load_json, validate
-from common.errors import REASON_CHARACTERS, DataError, RankdadError, SpecError, UserError
-from common.journal import NOBODY, Entry, Record
-from common.ledger import Ledger, Retention
-from common.messages import Ask, Message
+from common.errors import REASON_CHARACTERS, RankdadError, SpecError, UserError
+from common.memory import check_memory
 from common.models import build_model
-from common.plan import Plan, make_plan
-from common.protocol import pack, unpack
-from common.replica import Replica
+from common.plan import make_plan
 from common.spec import RunSpec
-from local.data import SiteData, read_site
-from local.data.mounted import lay_out
-from local.policy import Policy
-from local.timings import Timings
-from local.training import Result, TrainingState, train
-
-INPUTS, OPENED = "inputs.json", "opened.json"  # in a node's output folder: what only its first iterations are told
-CHECKPOINTS, UPDATES = "checkpoints", "updates"  # there too: where it stands
-ERROR = "error.txt"  # there too: what is wrong with this site's inputs or data
-Say = Callable[[str], None]
+from local.drivers.coinstac_run import (
+    CHECKPOINTS,
+    ERROR,
+    INPUTS,
+    OPENED,
+    UPDATES,
+    Say,
+    SiteRun,
+    read_data,
+    told,
+    write_document,
+)
 
 
 class SiteNode:
@@ -73,7 +57,7 @@ class SiteNode:
 
     def __init__(self, allow_factories: Collection[str] = (), say: Say = print) -> None:
         self._allow_factories, self._say = allow_factories, say
-        self._run: _Run | None = None
+        self._run: SiteRun | None = None
 
     def advance(self, given: Mapping[str, Any], state: NodeState) -> Reply:
         """Return what the site says in one iteration; if it cannot go on, all are told why.
@@ -91,7 +75,7 @@ class SiteNode:
             folder = Path(state.outputDirectory)
             if isinstance(message, Opened):
                 (folder / ERROR).unlink(missing_ok=True)
-                _write(folder / OPENED, message.model_dump(mode="json"))
+                write_document(folder / OPENED, message.model_dump(mode="json"))
             if self._run is None:
                 self._run = self._standing(folder, state)
             if isinstance(message, Updated):
@@ -117,13 +101,13 @@ class SiteNode:
         """Check all that can be checked before the run is known: the form, the policy, the data."""
         folder = Path(state.outputDirectory)
         self._begin(folder)
-        _write(folder / INPUTS, dict(inputs))
+        write_document(folder / INPUTS, dict(inputs))
         filled = read(FIELDS, inputs)
         problems = [Complaint(source=one.source, text=one.text[:REASON_CHARACTERS]) for one in filled.problems]
-        samples = 0
         if not problems:
             try:
                 spec = validate(RunSpec, filled.run)
+                check_memory(spec)
                 plan = make_plan(spec, build_model(spec, self._allow_factories))
             except RankdadError as error:
                 field = error.field if isinstance(error, SpecError) else ""
@@ -131,13 +115,12 @@ class SiteNode:
                 problems.append(_complaint("owner", found.text.removeprefix(": ")))
             else:
                 try:
-                    data = _data(spec, plan, filled, state)
-                    samples = len(data.train)
+                    data = read_data(spec, plan, filled, state)
                     for note in (*plan.warnings, *data.notes):
                         self._say(f"warning: {note}")
                 except RankdadError as error:
                     self._keep(folder, str(error))
-                    problems.append(_complaint("member", _told(error, spec)))
+                    problems.append(_complaint("member", told(error, spec)))
         for problem in problems:
             self._say(f"error: {problem.text}")
         return Joined(
@@ -145,7 +128,6 @@ class SiteNode:
             site=str(filled.values.get("site") or "")[:100],
             run={} if problems else filled.run,  # what is wrong may not even be what a message can hold
             sites=() if problems else filled.sites,
-            samples=samples,
             problems=tuple(problems[:MOST_COMPLAINTS]),
         )
 
@@ -170,7 +152,7 @@ class SiteNode:
         self._say(f"error: {line}")
         (folder / ERROR).write_text(f"{line}\n", encoding="utf-8")
 
-    def _standing(self, folder: Path, state: NodeState) -> _Run:
+    def _standing(self, folder: Path, state: NodeState) -> SiteRun:
         """Return the run where this node stands in it, whichever process took it there.
 
         Raises:
@@ -181,149 +163,7 @@ class SiteNode:
         opened = validate(Opened, load_json(folder / OPENED), file=folder / OPENED)
         if opened.version != __version__:
             raise UserError(f"the aggregator runs rankdad {opened.version}, this site {__version__}: use one image")
-        return _Run(opened, read(FIELDS, load_json(folder / INPUTS)), state, self._allow_factories, self._say)
-
-
-class _Run:
-    """A trainer, and what survives it.
-
-    Args:
-        opened: the run.
-        filled: the form.
-        state: of the node.
-        allow_factories: see `SiteNode`.
-        say: see `SiteNode`.
-    """
-
-    def __init__(
-        self, opened: Opened, filled: Filled, state: NodeState, allow_factories: Collection[str], say: Say
-    ) -> None:
-        spec = self._spec = validate(RunSpec, opened.run)
-        self._folder, self._site, self._say = Path(state.outputDirectory), str(filled.values["site"]), say
-        torch.set_num_threads(spec.training.threads)
-        replica = Replica(spec, allow_factories)
-        plan = self._plan = make_plan(spec, replica.model)
-        try:
-            data = _data(spec, plan, filled, state)
-        except DataError as error:  # they have changed since all were asked
-            say(f"error: {error}")
-            raise UserError(_told(error, spec)) from None
-        self._checkpoints = Checkpoints(self._folder / CHECKPOINTS, plan, self._site)
-        self._log = Ledger(self._folder / UPDATES, plan.sha256(), opened.id)
-        course = self._course = Course(spec, plan, replica)
-        found = self._checkpoints.load(course)
-        self._state = TrainingState(self._site, course, found[1] if found else {})
-        self._began = course.round
-        # Where one process was replaced, the next may be too: it then begins close to where it ends.
-        self._due = self._log.update(course.round) is not None or found is not None
-        self._timings = Timings(self._folder / "timings.csv", again=self._due)
-        options = (self._timings.lap, self._between_steps, _policy(filled).rank)
-        self._training = train(spec, plan, data, self._state, *options)
-        self._pending: Message | None = None
-        self._result: Result | None = None
-        self._results: Results | None = None
-        if self._due:
-            say(f"{self._site}: goes on from step {replica.step}, round {course.round}")
-        self._go_on(None)
-
-    def take(self, message: Updated) -> None:
-        """Take the update of the round to which this site has contributed; one that was taken before changes nothing.
-
-        Raises:
-            RankdadError: it is none of this run's, or that of a later round.
-        """
-        self._timings.lap("wait")
-        self._results = message.results or self._results
-        due = self._course.round
-        if message.round > due or self._pending is None:
-            if message.round >= due:
-                raise RankdadError(f"got the update of round {message.round}, but this site stands in round {due}")
-            return
-        if message.round < due:
-            return
-        body = decoded(message.body)
-        update = unpack(body, self._plan, up=False)
-        self._log.append(Record(Entry.UPDATE, message.round, NOBODY, body))
-        self._go_on(update)
-
-    def _go_on(self, update: Message | None) -> None:
-        """Let the trainer work until it needs an update that is not there yet."""
-        self._timings.lap("pack")
-        try:
-            message = self._training.send(update)
-            while isinstance(message, Ask):
-                known = self._log.update(message.round)
-                message = self._training.send(None if known is None else unpack(known, self._plan, up=False))
-            self._pending = message
-        except StopIteration as stop:
-            self._pending, self._result = None, stop.value
-
-    def _between_steps(self) -> None:
-        course = self._course
-        if self._log.update(course.round) is not None:
-            return  # the log reaches further, in one piece
-        if course.round > self._began and (self._due or course.replica.step % EVERY == 0):
-            self._due = False
-            self._checkpoints.save(course, self._state.residuals)
-            self._log.begin(course.round, Retention.TAIL)
-            oldest = self._checkpoints.oldest()
-            if oldest is not None:
-                self._log.retire(oldest, Retention.TAIL)
-
-    def reply(self) -> Reply:
-        """Return the contribution to the next round, or that the results are written."""
-        if self._result is not None:
-            return Reply(output(self._finished(self._result)))
-        assert self._pending is not None
-        body = pack(self._pending, self._plan, up=True)
-        self._timings.lap("pack")
-        return Reply(output(Sent(round=self._pending.round, body=encoded(body)), progress=self._progress()))
-
-    def leave(self) -> None:
-        """Let another process work until `back`: the platform may start the next one before this one ends."""
-        self._log.leave()
-
-    def back(self) -> bool:
-        """Go on; return whether nobody else has."""
-        return self._log.back()
-
-    def close(self) -> None:
-        """Let go of the files."""
-        self._timings.close()
-        self._log.close()
-
-    def _progress(self) -> str:
-        course, replica = self._course, self._course.replica
-        steps = self._spec.training.epochs * replica.steps_per_epoch if course.roster else 0
-        return f"{self._site}: step {replica.step} of {steps or '?'}, epoch {course.epoch + 1}"
-
-    def _finished(self, result: Result) -> Done:
-        """Write this site's results: it does not run again after the aggregator has ended the run."""
-        save_model(self._folder / "model", self._spec, result.best, result.final)
-        if self._results is not None:
-            _write(self._folder / "summary.json", self._results.summary)
-            (self._folder / "metrics.csv").write_text(self._results.metrics, encoding="utf-8")
-            (self._folder / "report.html").write_text(self._results.report, encoding="utf-8")
-        self._say(f"{self._site}: done after {result.epochs} epochs")
-        return Done(weights_sha256=result.weights_sha256[self._site])
-
-
-def _data(spec: RunSpec, plan: Plan, filled: Filled, state: NodeState) -> SiteData:
-    """Read the site's samples, as its policy allows.
-
-    Raises:
-        UserError: the data cannot be used, or the policy refuses the run.
-    """
-    folder, policy = Path(state.outputDirectory) / "data", _policy(filled)
-    policy.check(spec, plan)
-    lay_out(spec, filled.values, Path(state.baseDirectory), folder)
-    data = policy.contributed(read_site(spec, folder, spec.federation.sites.index(str(filled.values["site"]))))
-    policy.check_samples(spec, len(data.train))
-    return data
-
-
-def _policy(filled: Filled) -> Policy:
-    return Policy(min_rows=filled.values["min_rows"], max_rank=filled.values["max_rank"] or None)
+        return SiteRun(opened, read(FIELDS, load_json(folder / INPUTS)), state, self._allow_factories, self._say)
 
 
 def _failed(given: Mapping[str, Any], reason: str) -> Reply:
@@ -333,25 +173,3 @@ def _failed(given: Mapping[str, Any], reason: str) -> Reply:
 
 def _complaint(source: Any, text: str) -> Complaint:
     return Complaint(source=source, text=text[:REASON_CHARACTERS])
-
-
-def _told(error: RankdadError, spec: RunSpec) -> str:
-    """Return what all members hear of an error: no cell of a table, and no name of a subject's file."""
-    if not isinstance(error, DataError):
-        return str(error)
-    if isinstance(spec.data, FreesurferData) and error.path.name != spec.data.file:
-        return error.told.replace(error.path.name, "a subject's file", 1)
-    return error.told
-
-
-def _write(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a JSON file so that a process that is killed leaves either the old one or the new one, whole."""
-    temporary = path.with_suffix(".tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text("", encoding="utf-8")
-        temporary.chmod(0o600 if path.name == INPUTS else 0o644)  # the form may hold a whole table of subjects
-        temporary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, path)  # noqa: PTH105
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from None

@@ -93,4 +93,4 @@ def sent(reply: Reply) -> Any:
 def member(folder: Path, name: str, samples: int, seed: int, **inputs: Any) -> dict[str, Any]:
     """Write a member's data where the platform shows them, and return its inputs."""
     write_site(folder, samples, seed)
-    return {"site": name, "data_file": ["data.npz"], **inputs}
+    return {"site": name, "data_file": ["data.npz"], "min_rows": 1, **inputs}

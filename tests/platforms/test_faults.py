@@ -13,7 +13,8 @@ import pytest
 
 from common.coinstac.messages import Reply
 from common.errors import RankdadError
-from local.drivers import coinstac as driver
+from local.drivers import coinstac_run
+from local.drivers.coinstac import SiteNode
 from remote import aggregator as aggregator_module
 from tests.conftest import run_document
 from tests.platforms.nodes import Iterations, sent
@@ -52,7 +53,7 @@ def test_an_unforeseen_error_at_a_site_keeps_its_words_there(
     def broken(*_: object) -> None:
         raise ValueError("Mrs Miller")
 
-    monkeypatch.setattr(driver, "lay_out", broken)
+    monkeypatch.setattr(coinstac_run, "lay_out", broken)
     with pytest.raises(RankdadError) as raised:
         Iterations(tmp_path, members(tmp_path)).go()
     log = "the log of this site's container has more"
@@ -68,8 +69,8 @@ def test_an_unforeseen_error_at_a_site_keeps_its_words_there(
         ({"lr": 10**400}, "(lr): got 1"),
         ({"spec": {"model": {"name": "mlp", "hidden": ["x"] * 400}}}, "model.hidden[0]"),
         ({"spec": {"federation": {"sites": 5}}}, "federation.sites: got 5, expected a list of names"),
-        ({"hidden": "99999999999999999999"}, "owner: Hidden layers (hidden): a network"),
-        ({"hidden": "1000000, 1000000"}, "owner: Hidden layers (hidden): a network"),
+        ({"hidden": "99999999999999999999"}, "owner: Hidden layers (hidden): a network of these widths"),
+        ({"hidden": "1000000, 1000000"}, "owner: Hidden layers (hidden): the network has"),
         ({"data_file": ["a\0b"]}, "is no file's name"),
     ],
 )
@@ -167,7 +168,7 @@ def test_data_that_change_during_a_run_are_not_quoted_to_others(tmp_path: Path) 
         def start(self, client: str) -> None:
             super().start(client)
             if client in inputs:
-                self.nodes[client] = driver.SiteNode(say=said.append)
+                self.nodes[client] = SiteNode(say=said.append)
                 table = tmp_path / client / "base" / "t.csv"
                 if len(self.outputs) == 3:
                     table.write_text(table.read_text().replace("M", "Miller", 1))
@@ -185,7 +186,7 @@ def test_the_site_hears_which_rows_are_left_out(tmp_path: Path) -> None:
     said: list[str] = []
     run = Iterations(tmp_path, members(tmp_path, **form, rank=1, covariates=rows))
     state = run.state("8f0c")
-    driver.SiteNode(say=said.append).advance(run.inputs["8f0c"], state)
+    SiteNode(say=said.append).advance(run.inputs["8f0c"], state)
     assert "warning: " in said[0]
     assert "1 of 30 rows lack a value and are left out" in said[0]
 

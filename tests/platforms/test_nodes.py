@@ -19,7 +19,7 @@ from common.errors import RankdadError
 from common.replica import weights_sha256
 from common.spec import RunSpec
 from local.data import read_site
-from local.drivers import coinstac as driver
+from local.drivers import coinstac_run as driver
 from remote import aggregator as aggregator_module
 from simulations.lockstep import run
 from tests.conftest import run_document
@@ -135,7 +135,7 @@ def test_every_site_has_its_results_before_the_end(tmp_path: Path) -> None:
         ({"batch_sizes": 3}, ["owner: batch_sizes: is not known here: did you mean batch_size?"]),
         ({"sites": "site-0, site-1, site-9"}, ["site-9 does not take part", "site-2: is not among the owner's sites"]),
         ({"shape": "7"}, ["site-0: ", "data.npz: x has shape [70, 6], expected [samples, 7]", "site-2: "]),
-        ({"classes": 2}, ["y holds 2 in row"]),
+        ({"classes": 2}, ["y holds a value in row"]),
         ({"spec": {"name": "x"}}, ["owner: Whole specification (spec): task: is missing"]),
         (
             {"spec": {**run_document(), "federation": {"quorum": 2}}},
@@ -224,7 +224,7 @@ def tables(folder: Path, reader: str, old: bool) -> tuple[dict[str, dict[str, An
             (base / name).write_text(text)
         listed = [["subject", "sex", "age", "left"], *([name, *row.values()] for name, row in rows.items())]
         covariates = [[listed], ["sex", "age"], ["string", "number"]] if old else rows
-        inputs[client] = {"site": f"site-{place}", "covariates": covariates, **owner}
+        inputs[client] = {"site": f"site-{place}", "covariates": covariates, "min_rows": 1, **owner}
     return inputs, owner
 
 

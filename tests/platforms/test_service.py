@@ -34,7 +34,15 @@ def inputs(sites: int, **document: Any) -> tuple[RunSpec, list[dict[str, Any]]]:
     """Return a run and every member's form."""
     names = [f"site-{number}" for number in range(sites)]
     whole = run_document(**document, federation={"sites": names})
-    form = [{"site": {"value": name}, "data_file": {"value": ["data.npz"]}, "spec": {"value": whole}} for name in names]
+    form = [
+        {
+            "site": {"value": name},
+            "data_file": {"value": ["data.npz"]},
+            "min_rows": {"value": 1},
+            "spec": {"value": whole},
+        }
+        for name in names
+    ]
     return validate(RunSpec, whole), form
 
 
