@@ -93,7 +93,7 @@ class AggregatorNode:
             raise InputError("\n".join(lines))
         joined = _all(Joined, said)
         if joined is not None:
-            return Reply(output(self._open(joined, folder)))
+            return Reply(output(self._open(joined, folder), progress="the run begins"))
         if _all(Done, said) is not None:
             self._say("done")
             return Reply(for_people(folder / DIRECTORY), success=True)

@@ -70,7 +70,7 @@ class SiteNode:
             if self._run is not None and not self._run.back():
                 self.close()
             if is_form(given):
-                return Reply(output(self._join(given, state)))
+                return Reply(output(self._join(given, state), progress="inputs and data are checked"))
             message = from_aggregator(given)
             folder = Path(state.outputDirectory)
             if isinstance(message, Opened):

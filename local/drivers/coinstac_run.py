@@ -140,7 +140,7 @@ class SiteRun:
     def reply(self) -> Reply:
         """Return the contribution to the next round, or that the results are written."""
         if self._result is not None:
-            return Reply(output(self._finished(self._result)))
+            return Reply(output(self._finished(self._result), progress=f"{self._site}: the results are written"))
         assert self._pending is not None
         body = pack(self._pending, self._plan, up=True)
         self._timings.lap("pack")

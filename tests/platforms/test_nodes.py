@@ -124,6 +124,7 @@ def test_every_site_has_its_results_before_the_end(tmp_path: Path) -> None:
     assert set(shown["site_metrics"]) == set(spec.federation.sites)
     assert set(shown) == set(compspec()["computation"]["output"]), "the description says what is shown"
     assert all(base64.b64decode(png).startswith(b"\x89PNG") for png in shown["global_stats"].values())
+    assert all(said["progress"] for outputs in run.outputs for said in outputs.values())
     assert run.outputs[5]["9f0c"]["progress"] == "site-0: step 3 of 8, epoch 1"
 
 
