@@ -194,7 +194,7 @@ def test_the_site_hears_which_rows_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_network_too_large_to_be_sent_whole_can_be_had_from_the_form(tmp_path: Path) -> None:
     form = {"hidden": "3000, 3000", "rank": 4}
-    with pytest.raises(RankdadError, match=r"carries at most 100 MiB; what fits: federation.compare_every 0 \("):
+    with pytest.raises(RankdadError, match=r"carries at most 100.0 MiB; what fits: federation.compare_every 0 \("):
         Iterations(tmp_path, members(tmp_path, **form)).go(3)
     with pytest.raises(AssertionError, match="no end after 3"):
         Iterations(tmp_path, members(tmp_path, **form, compare_every=0)).go(3)
