@@ -115,7 +115,8 @@ def test_started_by_hand_and_predicted_from(tmp_path: Path) -> None:
     assert all(sum(map(float, row[3:])) == pytest.approx(1, abs=1e-4) for row in table)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_site_that_is_told_to_stop_leaves_between_steps_and_can_come_back(tmp_path: Path, number: int) -> None:
     file = simulation(tmp_path, training={"epochs": 14})
     aggregator = start("aggregator", file, "--output", tmp_path / "run", "--port", 0)

@@ -14,7 +14,7 @@ from tests.conftest import SHARED
 from tests.e2e.test_processes import ROOT, rankdad
 
 SPECS = ROOT / "simulations" / "specs"
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def bytes_of(summary: dict[str, Any]) -> float:
@@ -22,6 +22,7 @@ def bytes_of(summary: dict[str, Any]) -> float:
     return total
 
 
+@pytest.mark.alone
 def test_digits_four_sites_three_seeds() -> None:
     rows = bench_methods(SPECS / "digits.json", [], None, [0, 1, 2], None)
     for dsgd, rank_dad in zip(rows[::2], rows[1::2], strict=True):
@@ -55,6 +56,7 @@ def test_one_row_a_layer_trains_as_well_as_powersgd_and_int8_as_well_as_float32(
     assert bytes_of(rows[0]) / bytes_of(rows[3]) >= 250
 
 
+@pytest.mark.alone
 @pytest.mark.shared_data
 def test_mnist_two_epochs() -> None:
     data = SHARED / "mnist.npz"
@@ -65,6 +67,7 @@ def test_mnist_two_epochs() -> None:
     assert bytes_of(dsgd) / bytes_of(rank_dad) >= 35
 
 
+@pytest.mark.alone
 def test_a_step_costs_at_most_three_times_the_floor() -> None:
     """The best of three, since the machine may be busy with something else."""
     ratios = []
@@ -78,6 +81,7 @@ def test_a_step_costs_at_most_three_times_the_floor() -> None:
     assert min(ratios) <= 3, ratios
 
 
+@pytest.mark.alone
 def test_the_first_step_comes_within_two_and_a_half_imports() -> None:
     done = rankdad("bench", "start", "--runs", "3", timeout=300)
     assert done.returncode == 0, done.stderr
@@ -85,6 +89,7 @@ def test_the_first_step_comes_within_two_and_a_half_imports() -> None:
     assert float(done.stdout.split()[-1]) <= 2.5
 
 
+@pytest.mark.alone
 def test_a_step_that_can_be_gone_on_with_costs_a_tenth_or_two_milliseconds_more() -> None:
     """Ledger, checkpoints every 50 steps and tokens; the best of three, since the machine may be busy."""
     found = []

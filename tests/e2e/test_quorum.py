@@ -16,7 +16,7 @@ from tests.e2e.test_crashes import wait_for_steps
 from tests.e2e.test_identity import free_port
 from tests.e2e.test_processes import rankdad, simulation, start, wait_for_line
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 FOUR = ("alpha", "beta", "gamma", "delta")
 
