@@ -108,6 +108,7 @@ def test_one_dies(play: Callable[..., None], method: str, number: int, case: Cas
     play(method, crashes, **options)
 
 
+@pytest.mark.slow
 def test_a_site_and_the_aggregator_die_with_half_of_a_message_sent(play: Callable[..., None]) -> None:
     crashes = {"beta": [Crash("upload", 27)], "aggregator": [Crash("half an update", 54, 1)]}
     play("rank-dad", crashes, queueing=False, retention=Retention.TAIL)

@@ -201,7 +201,7 @@ def test_test_metrics_are_numbers_only(tmp_path: Path) -> None:
     assert ["quiet", "0", "–", "–", "–", "–"] in page.rows
 
 
-@pytest.mark.parametrize("count", [NAMED, NAMED + 1])
+@pytest.mark.parametrize("count", [NAMED, pytest.param(NAMED + 1, marks=pytest.mark.slow)])
 def test_figures_are_small_pictures_and_always_the_same(count: int) -> None:
     metrics, steps = tables([f"{site:03d}-{'long-name-' * 6}"[:63] for site in range(count)], epochs=12)
     drawn = figures(metrics, steps, {"best_epoch": 9})
