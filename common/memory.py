@@ -35,8 +35,9 @@ def check_memory(spec: RunSpec) -> None:
 
 
 def available() -> int | None:
-    """Return how many bytes this process may still take: its container's limit, or what the machine has; None if
-    that cannot be told.
+    """Return how many bytes there are: the container's limit, or what the machine has free if that is less.
+
+    None if neither can be told.
     """
     found = [int(text) for path in LIMITS if (text := _read(path)).isdecimal()]
     free = [int(line.split()[1]) * 1024 for line in _read(FREE).splitlines() if line.startswith("MemAvailable:")]

@@ -83,7 +83,7 @@ class SiteNode:
             return self._run.reply()
         except RankdadError as error:
             self._say(f"error: {error}")
-            return _failed(given, str(error))
+            return _failed(given, error.told)
         except Exception as error:  # whose words may quote data: they stay here
             traceback.print_exc()
             return _failed(given, f"{type(error).__name__}: the log of this site's container has more")
