@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,7 +66,8 @@ def concatenate(factors: Sequence[Factor]) -> Factor:
 def norm(matrix: Factor | Tensor) -> float:
     """Return the Frobenius norm of a matrix, or of a factor's product without forming it where that is cheaper."""
     if isinstance(matrix, Tensor):
-        return float(torch.linalg.vector_norm(matrix, dtype=torch.float64))
+        size = float(torch.linalg.vector_norm(matrix))
+        return size if math.isfinite(size) else float(torch.linalg.vector_norm(matrix, dtype=torch.float64))
     delta, activation = matrix.delta.double(), matrix.activation.double()  # squares overflow float32 from 1e19
     if matrix.rows * sum(matrix.shape) > matrix.shape[0] * matrix.shape[1]:
         return float(torch.linalg.vector_norm(delta.T @ activation))

@@ -227,12 +227,15 @@ def _unpack_step(document: dict[str, Any], plan: Plan, layout: Layout, device: s
     if size > layout.payload_bytes(plan.wire):
         raise ProtocolError(422, f"n: {size} bytes, expected at most {layout.payload_bytes(plan.wire)}")
     shapes = [(rows, width) for slot, rows in filled for width in slot.widths]
-    arrays = iter(decode(_binary(document, "b", size), shapes, plan.wire, device))
+    numbers = _binary(document, "b", size)
+    try:
+        arrays = iter(decode(numbers, shapes, plan.wire, device))
+    except OverflowError as error:
+        name = [slot.name for slot in layout.slots for _ in slot.widths][error.args[0]]
+        raise ProtocolError(422, f"b: the values of {name} hold NaN or infinity, expected finite numbers") from None
     payload: list[Factor | Tensor] = []
     for slot, _ in filled:
         own = [next(arrays) for _ in slot.widths]
-        if not all(finite(array) for array in own):
-            raise ProtocolError(422, f"b: the values of {slot.name} hold NaN or infinity, expected finite numbers")
         payload.append(Factor(*own) if len(own) == 2 else own[0])
     return Step(weight, loss, norm, tuple(payload))
 

@@ -45,7 +45,8 @@ class Replica:
         for group in self._optimizer.param_groups:
             group["lr"] = self._scale * learning_rate(self._training, self.step, self.steps_per_epoch)
         self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        for parameter in self._trained.values():
+            parameter.grad = None
         self.step += 1
 
     def load(self, weights: Mapping[str, Tensor]) -> None:

@@ -49,15 +49,20 @@ def encode(arrays: Sequence[Tensor], wire: str) -> Tensor:
 def decode(data: bytes, shapes: Sequence[tuple[int, int]], wire: str, device: str = "cpu") -> list[Tensor]:
     """Return the arrays of the given shapes that the bytes hold: half precision and int8 as float32.
 
-    Numbers from the network are not checked: NaN stays NaN.
+    Raises:
+        OverflowError: a number is NaN or infinite; its argument is the place of the first such array.
     """
     if wire == "int8":
-        return _decode_int8(data, shapes, device)
-    dtype: torch.dtype = getattr(torch, wire)
-    flat = torch.frombuffer(bytearray(data), dtype=dtype).to(device) if data else torch.empty(0, dtype=dtype)
-    flat = flat.float() if dtype.itemsize < 4 else flat
-    arrays = flat.split([rows * width for rows, width in shapes])
-    return [array.view(shape) for array, shape in zip(arrays, shapes, strict=True)]
+        numbers = arrays = _decode_int8(data, shapes, device)
+    else:
+        dtype: torch.dtype = getattr(torch, wire)
+        flat = torch.frombuffer(bytearray(data), dtype=dtype).to(device) if data else torch.empty(0, dtype=dtype)
+        flat = flat.float() if dtype.itemsize < 4 else flat
+        parts = flat.split_with_sizes([rows * width for rows, width in shapes])
+        numbers, arrays = [flat], [array.view(shape) for array, shape in zip(parts, shapes, strict=True)]
+    if not all(finite(array) for array in numbers):
+        raise OverflowError(next(place for place, array in enumerate(arrays) if not finite(array)))
+    return arrays
 
 
 def as_received(array: Tensor, wire: str) -> Tensor:
@@ -75,7 +80,7 @@ def is_lossless(wire: str, dtype: torch.dtype) -> bool:
 
 def finite(numbers: Tensor) -> bool:
     """Tell whether no value is NaN or infinite: each would show in the sum, which is twelve times faster to take."""
-    return math.isfinite(numbers.sum()) or bool(torch.isfinite(numbers).all())
+    return math.isfinite(numbers.sum().item()) or bool(torch.isfinite(numbers).all())
 
 
 def _quantised(array: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -62,6 +63,17 @@ class Refusal(JSONResponse):
             await send({"type": "http.response.body", "body": b""})
 
 
+class _Api(FastAPI):
+    """An application whose endpoints answer all their errors themselves: nothing else is wrapped around them."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if self.middleware_stack is None:
+            self.middleware_stack = ExceptionMiddleware(self.router, handlers=self.exception_handlers)
+        scope["app"] = self
+        await self.middleware_stack(scope, receive, send)
+
+
 class Routes:
     """What callers can ask.
 
@@ -79,7 +91,7 @@ class Routes:
 
     def app(self) -> FastAPI:
         """Return the application."""
-        app = FastAPI(title="rankdad aggregator", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+        app = _Api(title="rankdad aggregator", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
         app.router.redirect_slashes = False
         # Plain routes: parsing of parameters and bodies by declared types would cost a tenth of a millisecond a step.
         for verb, path, work in (

@@ -177,6 +177,7 @@ async def _serve(
         log_config=None,
         log_level="critical",  # what is refused is in the audit log
         access_log=False,
+        proxy_headers=False,  # whoever comes from this machine could call himself anybody in the audit log
         lifespan="off",
         timeout_keep_alive=3600,  # a step may take long; five seconds, the default, would close the connection in it
         timeout_graceful_shutdown=GRACE,
