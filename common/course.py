@@ -23,6 +23,7 @@ from common.protocol import unpack_buffers
 from common.replica import Replica, saved_buffers
 from common.routes import Payload, scatter
 from common.spec import RunSpec
+from common.tasks import LOWER_IS_BETTER
 
 MOST_STEPS = 1_000_000  # of an epoch: everybody lists every site's
 SCALARS = ("round", "epoch", "step", "compared", "best_value", "best_epoch", "stale", "stopped")
@@ -178,14 +179,14 @@ class Course:
         self.epoch, self.step = self.epoch + 1, 0
 
     def _value(self) -> float | None:
-        return None if self.validation is None else getattr(self.validation, self._spec.training.monitor)
+        return None if self.validation is None else getattr(self.validation, self._spec.monitor)
 
     def _stale(self) -> int:
         """Return how many epochs ago the best was, this one counted as over: 0 if it is the best."""
         value, best = self._value(), self.best_value
         if value is None or best is None:
             return 0
-        improves = value < best if self._spec.training.monitor == "loss" else value > best
+        improves = value < best if self._spec.monitor in LOWER_IS_BETTER else value > best
         return 0 if improves else self.stale + 1
 
     def tensors(self) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from common.documents import Part
+from common.tasks import Classification, MultiLabel, TaskSpec
 
 PositiveInt = Annotated[int, Field(ge=1)]
 FileName = Annotated[str, Field(pattern=r"^[\w][\w.-]*$")]
@@ -54,14 +55,18 @@ class TableData(Part):
 
     features: Annotated[tuple[Column, ...], Field(max_length=100_000)]
     """Inputs, in this order."""
-    label: Column
-    """Column of the label."""
-    values: Annotated[tuple[Level, ...], Field(min_length=2)]
-    """Values of the label, in the order of the classes; numbers are compared as numbers, everything else as text."""
+    label: Column | tuple[Column, ...]
+    """Column of the label; of the task multi-label a list of columns, each 0 or 1."""
+    values: tuple[Level, ...] = ()
+    """Values of the label, in the order of the classes; numbers are compared as numbers, everything else as text. None
+    for the tasks regression, whose label is a number, and multi-label."""
     categorical: dict[Column, Annotated[tuple[Level, ...], Field(min_length=1)]] = Field(default={})
     """Inputs that hold no numbers, each with its levels: such an input becomes one of 0 or 1 for every level."""
-    missing: Literal["refuse", "drop"] = "refuse"
-    """What is done about a row that lacks an input or the label: say so and stop, or leave it out and say so."""
+    missing: Literal["refuse", "drop", "impute"] = "refuse"
+    """What is done about a row that lacks an input: say so and stop, leave it out and say so, or put the mean of all
+    sites' training samples there. A row that lacks its label is left out by the latter two."""
+    group: Column | None = None
+    """Column of what belongs together, such as a family: its samples are all in one fold."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -72,6 +77,11 @@ class TableData(Part):
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample's input."""
         return (sum(len(self.categorical[c]) if c in self.categorical else 1 for c in self.inputs),)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Columns of what is predicted."""
+        return (self.label,) if isinstance(self.label, str) else self.label
 
     @property
     def tokens(self) -> None:
@@ -127,22 +137,49 @@ def _consistent(data: NpzData | CsvData | FreesurferData) -> NpzData | CsvData |
     where = "features" if isinstance(data, CsvData) else "covariate_features"
     if not inputs:
         raise ValueError("features: got none, expected at least one column")
-    for field, names in (("features", inputs), ("values", data.values), *data.categorical.items()):
+    for field, names in (
+        ("features", inputs),
+        ("label", data.targets),
+        ("values", data.values),
+        *data.categorical.items(),
+    ):
         seen: set[str] = set()
         for name in names:
             if name in seen:
                 raise ValueError(f"{field}: {name} stands there more than once")
             seen.add(name)
-    if data.label in inputs or data.key in inputs:
-        raise ValueError(f"{'label' if data.label in inputs else 'key'}: is among the features too")
-    if data.label == data.key:
-        raise ValueError(f"label: {data.label} is the key too")
+    for target in data.targets:
+        if target in inputs:
+            raise ValueError(f"label: {target} is among the features too")
+        if target == data.key:
+            raise ValueError(f"label: {target} is the key too")
+    if data.key in inputs:
+        raise ValueError(f"key: {data.key} is among the features too")
     for column in data.categorical:
         if column not in encodable:
             raise ValueError(f"categorical: {column} is not among the {where}")
     if isinstance(data, CsvData) and data.covariates is not None and data.key is None:
         raise ValueError("key: is missing, expected the column that joins the two tables")
     return data
+
+
+def check_task(data: NpzData | CsvData | FreesurferData, task: TaskSpec) -> None:
+    """Check that a schema's labels are those of a task.
+
+    Raises:
+        ValueError: naming the field.
+    """
+    if not isinstance(data, TableData):
+        return
+    several = not isinstance(data.label, str)
+    if several != (task.name == "multi-label"):
+        raise ValueError(f"label: expected {'one column' if several else 'a list of columns'} for the task {task.name}")
+    if isinstance(task, MultiLabel) and len(data.targets) != task.labels:
+        raise ValueError(f"label: got {len(data.targets)} columns, expected task.labels, {task.labels}")
+    classes = task.classes if isinstance(task, Classification) else 0
+    if len(data.values) != classes:
+        expected = f"one for each of {classes} task.classes" if classes else f"none for the task {task.name}"
+        raise ValueError(f"values: got {len(data.values)}, expected {expected}")
 
 
 def _reader(given: Any) -> str:

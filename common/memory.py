@@ -8,7 +8,8 @@ import torch
 
 from common.errors import SpecError
 from common.models import build_model
-from common.spec import Mlp, RunSpec
+from common.networks import Mlp
+from common.spec import RunSpec
 
 COPIES = 6  # of all weights: weights, gradient, two moments, the best so far, and what is sent or written
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))

@@ -11,13 +11,14 @@ import json
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from common.data import DataSpec, NpzData
+from common.data import Column, DataSpec, TableData, check_task
 from common.documents import Part
+from common.networks import ModelSpec
+from common.tasks import Metric, TaskSpec
 
 SiteName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
-FactoryName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -25,36 +26,6 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 RESERVED = frozenset({"aggregator", "pooled"})
-
-
-class Classification(Part):
-    """Predict one of several classes from logits, by cross-entropy."""
-
-    name: Literal["classification"] = "classification"
-    classes: Annotated[int, Field(ge=2, le=1000)]
-    """Number of classes; labels are 0 to classes − 1."""
-
-
-class Mlp(Part):
-    """A multilayer perceptron on the flattened input."""
-
-    name: Literal["mlp"]
-    hidden: tuple[PositiveInt, ...]
-    """Width of each hidden layer."""
-    activation: Literal["relu", "tanh", "gelu"] = "relu"
-    """Function after each hidden layer."""
-    dropout: Fraction = 0.0
-    """Probability with which a hidden unit is dropped in training."""
-
-
-class Factory(Part):
-    """A function of the user's that returns the model; a site resolves it only through its own allow-list."""
-
-    name: Literal["factory"]
-    factory: FactoryName
-    """Where the function is: "package.module:function"."""
-    arguments: dict[str, JsonValue] = Field(default={})
-    """Keyword arguments of the function."""
 
 
 class Adam(Part):
@@ -131,8 +102,8 @@ class Training(Part):
     """Multiply the learning rate by the number of sites, or by its square root: the global batch grows with it."""
     clip: PositiveFloat | None = None
     """Largest norm of the aggregated gradient; null does not clip."""
-    monitor: Literal["auc", "accuracy", "loss"] = "auc"
-    """Validation metric that chooses the best model."""
+    monitor: Metric | None = None
+    """Validation metric that chooses the best model; null is auc for classes and labels, the loss for numbers."""
     early_stopping: EarlyStopping | None = None
     """When to stop before the last epoch; null never does."""
     validation: Fraction = 0.15
@@ -290,6 +261,53 @@ class Federation(Part):
         return self
 
 
+class Combat(Part):
+    """Remove what sites add to and multiply every feature by, as ComBat does (Johnson 2007, Fortin 2018)."""
+
+    name: Literal["combat"] = "combat"
+    keep: Annotated[tuple[Column, ...], Field(max_length=100)] = ()
+    """Columns whose effect on the features stays, such as age: covariates, and never what is predicted."""
+    empirical_bayes: bool = True
+    """Whether a site's effects are drawn towards their mean over its features: steadier where sites are small."""
+
+
+class Preparation(Part):
+    """What is done to inputs before they are trained on; every number of it comes from training samples alone."""
+
+    standardise: Literal["none", "federated", "site"] = "none"
+    """Subtract a feature's mean and divide by its standard deviation: all sites' together, or each site's own."""
+    harmonise: Combat | None = None
+    """Removal of site effects; null leaves them."""
+
+
+class Holdout(Part):
+    """Test once, on `training.test` of every site's samples or on what the data set aside."""
+
+    name: Literal["holdout"] = "holdout"
+
+
+class KFold(Part):
+    """Test every sample once: train as often as there are folds, each time without the samples of one."""
+
+    name: Literal["k-fold"]
+    folds: Annotated[int, Field(ge=2, le=100)] = 5
+    """Number of folds. A sample's fold follows from a hash of its key, or of its group's, and of `seed`."""
+    stratified: bool = False
+    """Deal every class out equally, in the hashes' order, at each site; else a new sample never moves another one."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Another seed makes other folds."""
+    refit: bool = True
+    """Train once more on all samples in the end: the model that is kept."""
+
+
+class LeaveOneSiteOut(Part):
+    """Test every site on a model of all others."""
+
+    name: Literal["leave-one-site-out"]
+    refit: bool = True
+    """Train once more at all sites in the end: the model that is kept."""
+
+
 class RunSpec(Part):
     """One training: what every site and the aggregator agree on."""
 
@@ -297,12 +315,16 @@ class RunSpec(Part):
     """Name of the run."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of everything random."""
-    task: Classification
+    task: Annotated[TaskSpec, Field(discriminator="name")]
     """What is predicted."""
-    model: Annotated[Mlp | Factory, Field(discriminator="name")]
+    model: Annotated[ModelSpec, Field(discriminator="name")]
     """The network."""
     data: DataSpec
     """Schema of the data."""
+    preparation: Preparation = Preparation()
+    """What is done to inputs before they are trained on."""
+    evaluation: Annotated[Holdout | KFold | LeaveOneSiteOut, Field(discriminator="name")] = Holdout()
+    """Which samples the trained model is tested on."""
     training: Training
     """Optimizer, schedule, splits."""
     method: Annotated[MethodSpec, Field(discriminator="name")]
@@ -312,11 +334,48 @@ class RunSpec(Part):
 
     @field_validator("data")
     @classmethod
-    def _values_are_the_classes(cls, data: DataSpec, info: ValidationInfo) -> DataSpec:
-        task = info.data.get("task")
-        if not isinstance(data, NpzData) and task is not None and len(data.values) != task.classes:
-            raise ValueError(f"values: got {len(data.values)}, expected one for each of {task.classes} task.classes")
+    def _data_fit_the_task(cls, data: DataSpec, info: ValidationInfo) -> DataSpec:
+        if "task" in info.data:
+            check_task(data, info.data["task"])
         return data
+
+    @field_validator("preparation")
+    @classmethod
+    def _target_is_not_kept(cls, preparation: Preparation, info: ValidationInfo) -> Preparation:
+        data, combat = info.data.get("data"), preparation.harmonise
+        if data is None or combat is None:
+            return preparation
+        if not isinstance(data, TableData):
+            raise ValueError(f"harmonise: the reader {data.reader} has no table with columns, expected none")
+        for column in combat.keep:
+            if column in data.targets:
+                raise ValueError(f"harmonise.keep: {column} is what is predicted: kept in the inputs, it would leak")
+        return preparation
+
+    @field_validator("training")
+    @classmethod
+    def _monitor_is_measured(cls, training: Training, info: ValidationInfo) -> Training:
+        task = info.data.get("task")
+        if task is not None and training.monitor is not None and training.monitor not in task.metrics:
+            raise ValueError(f"monitor: got {training.monitor}, expected one of {', '.join(task.metrics)}")
+        return training
+
+    @property
+    def monitor(self) -> Metric:
+        """Validation metric that chooses the best model."""
+        return self.training.monitor or self.task.metrics[0]
+
+    @property
+    def tested_folds(self) -> int:
+        """How many times the run trains and tests."""
+        if isinstance(self.evaluation, KFold):
+            return self.evaluation.folds
+        return len(self.federation.sites) if isinstance(self.evaluation, LeaveOneSiteOut) else 1
+
+    @property
+    def folds(self) -> int:
+        """How many times the run trains: once more than it tests where a model of all samples is kept."""
+        return self.tested_folds + (not isinstance(self.evaluation, Holdout) and self.evaluation.refit)
 
     def sha256(self) -> str:
         """Return the digest of the canonical JSON form (keys sorted, defaults written out)."""

@@ -13,7 +13,8 @@ from pydantic import Field, field_validator, model_validator
 
 from common.documents import Part, load_json, validate
 from common.errors import SpecError, UserError
-from common.spec import FactoryName, PositiveFloat, SiteName
+from common.networks import FactoryName
+from common.spec import PositiveFloat, SiteName
 
 TOKEN = "RANKDAD_TOKEN"  # in the environment: the token, where no file is named
 PATHS = ("data", "output", "spec", "policy", "token_file", "ca", "certificate", "key")

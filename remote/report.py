@@ -97,7 +97,7 @@ def _metrics(rows: Mapping[str, Mapping[str, float]]) -> str:
 
 def _ending(run: Results) -> str:
     summary = run.summary
-    best = f"{summary.best_epoch + 1} of {summary.epochs}, by validation {run.spec.training.monitor}"
+    best = f"{summary.best_epoch + 1} of {summary.epochs}, by validation {run.spec.monitor}"
     left = [f"{site} ({count} of {_count(summary.steps, 'step')})" for site, count in summary.left_out.items()]
     resets = [f"{reset.site} (in round {reset.round})" for reset in summary.resets]
     drift = f"{_number(summary.drift, '.1g')} of the weights' size (at most {run.spec.federation.drift:g} is tolerated)"

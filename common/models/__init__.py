@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from common.errors import PolicyError, SpecError, one_line
+from common.networks import Factory, Mlp
 from common.seeds import derive
-from common.spec import Factory, Mlp, RunSpec
+from common.spec import RunSpec
 
 OWN = {  # names that are ours
     "common",
@@ -42,7 +43,7 @@ def build_model(spec: RunSpec, allowed_factories: Collection[str] = ()) -> nn.Mo
         torch.manual_seed(derive(spec.seed, "weights"))
         if isinstance(spec.model, Mlp):
             try:
-                model = _mlp(spec.model, math.prod(spec.data.shape), spec.task.classes)
+                model = _mlp(spec.model, math.prod(spec.data.shape), spec.task.outputs)
             except (RuntimeError, TypeError, MemoryError):
                 raise SpecError("model.hidden", "a network of these widths does not fit into memory") from None
         else:

@@ -17,10 +17,14 @@ class Reading:
 
     Args:
         source: the file, named in errors.
-        inputs: [samples, …] in the replica's dtype, int64 for tokens.
-        labels: int64 [samples], 0 to classes − 1; None where there are none.
+        inputs: [samples, …] in the replica's dtype, int64 for tokens; NaN where a value is to be imputed.
+        labels: int64 [samples], 0 to classes − 1; float64 [samples] for regression, [samples, labels] of 0 and 1 for
+            multi-label; None where there are none.
         split: int64 [samples], 0 train, 1 validation, 2 test; None where the data do not say.
         keys: name of each sample, or its row in the file; None where they are counted from 0.
+        groups: what each sample's fold follows from; None where its key does.
+        covariates: float64 [samples, …], the columns whose effects harmonisation keeps; None where there are none.
+        dropped: how many rows of the source were left out.
         notes: what the person at the site should be told, one sentence each.
     """
 
@@ -29,4 +33,7 @@ class Reading:
     labels: Array | None = None
     split: Array | None = None
     keys: tuple[str, ...] | None = None
+    groups: tuple[str, ...] | None = None
+    covariates: Array | None = None
+    dropped: int = 0
     notes: tuple[str, ...] = ()

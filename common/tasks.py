@@ -1,0 +1,75 @@
+"""What is predicted: how wide a network's output is, which loss it is trained by, which figures say how well."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from common.documents import Part
+
+Metric = Literal["loss", "accuracy", "auc", "balanced_accuracy", "f1", "calibration_error", "mae", "r2", "pearson_r"]
+
+
+class Classification(Part):
+    """Predict one of several classes from logits, by cross-entropy; two classes are the binary task."""
+
+    name: Literal["classification"] = "classification"
+    classes: Annotated[int, Field(ge=2, le=1000)]
+    """Number of classes; labels are 0 to classes − 1."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """Weight of a sample's loss: the same for all, or the inverse of how many training samples all sites have of it."""
+
+    @property
+    def outputs(self) -> int:
+        """Width of the network's output."""
+        return self.classes
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Names of the figures, the one that chooses the best model first."""
+        return ("auc", "accuracy", "loss", "balanced_accuracy", "f1", "calibration_error")
+
+
+class MultiLabel(Part):
+    """Predict several yes-or-no labels at once from a logit each, by binary cross-entropy."""
+
+    name: Literal["multi-label"]
+    labels: Annotated[int, Field(ge=1, le=1000)]
+    """Number of labels, each 0 or 1."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """Weight of a positive label's loss: 1, or negatives by positives among all sites' training samples."""
+
+    @property
+    def outputs(self) -> int:
+        """Width of the network's output."""
+        return self.labels
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Names of the figures, the one that chooses the best model first."""
+        return ("auc", "accuracy", "loss", "balanced_accuracy", "f1", "calibration_error")
+
+
+class Regression(Part):
+    """Predict a number; the network learns it in standard deviations from the mean of all sites' training samples."""
+
+    name: Literal["regression"]
+    loss: Literal["mse", "mae", "huber"] = "mse"
+    """Squared error, absolute error, or the first near 0 and the second beyond `delta`."""
+    delta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Where huber turns from the squared to the absolute error, in standard deviations of the label."""
+
+    @property
+    def outputs(self) -> int:
+        """Width of the network's output."""
+        return 1
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Names of the figures, the one that chooses the best model first."""
+        return ("loss", "mae", "r2", "pearson_r")
+
+
+TaskSpec = Classification | MultiLabel | Regression
+LOWER_IS_BETTER = frozenset[Metric]({"loss", "mae", "calibration_error"})
