@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -13,28 +14,50 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from common import __version__
+from common.course import under
 from common.documents import load_json, validate
-from common.errors import DataError, UserError
+from common.errors import DataError, UserError, one_line
 from common.models import build_model
+from common.preparation import Fit, OwnFit
 from common.spec import RunSpec
 
 Which = Literal["best", "final"]
+PREPARATION = "preparation.safetensors"
 
 
-def save_model(directory: Path, spec: RunSpec, best: Mapping[str, Tensor], final: Mapping[str, Tensor]) -> None:
-    """Write both weights, and `model.json`: the spec, which holds schema, scaling and classes, and the versions.
+def save_model(
+    directory: Path,
+    spec: RunSpec,
+    best: Mapping[str, Tensor],
+    final: Mapping[str, Tensor],
+    fit: Fit | None = None,
+    own: OwnFit | None = None,
+) -> None:
+    """Write both weights, what prepares their inputs, and `model.json`: the spec, with schema and classes, and versions.
+
+    Args:
+        directory: of the model.
+        spec: of the run.
+        best: weights of the best epoch; empty where there was none.
+        final: weights after the last step.
+        fit: what preparation has found in all sites' training rows; None before it has.
+        own: what it has found in this site's alone; None at the aggregator.
 
     Raises:
         UserError: the disk is full or broken.
     """
     try:
+        directory.mkdir(parents=True, exist_ok=True)
         _write_model(directory, spec, best, final)
+        tensors = {f"fit/{name}": value for name, value in (fit.tensors() if fit else {}).items()}
+        tensors |= {f"own/{name}": value for name, value in (own.tensors() if own else {}).items()}
+        if tensors:
+            save_file({name: value.contiguous() for name, value in tensors.items()}, directory / PREPARATION)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{directory}: the model cannot be written: {error}") from None
 
 
 def _write_model(directory: Path, spec: RunSpec, best: Mapping[str, Tensor], final: Mapping[str, Tensor]) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
     for name, weights in (("best", best), ("final", final)):
         if weights:
             save_file({key: value.contiguous() for key, value in weights.items()}, directory / f"{name}.safetensors")
@@ -45,8 +68,18 @@ def _write_model(directory: Path, spec: RunSpec, best: Mapping[str, Tensor], fin
     (directory / "model.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
-def load_model(directory: Path, which: Which, allowed_factories: Collection[str]) -> tuple[RunSpec, nn.Module]:
-    """Return a saved model, in evaluation mode, and its run's spec.
+@dataclass(frozen=True, eq=False)
+class SavedModel:
+    """A trained model, in evaluation mode, with all that it needs to predict."""
+
+    spec: RunSpec
+    network: nn.Module
+    fit: Fit
+    own: OwnFit | None
+
+
+def load_model(directory: Path, which: Which, allowed_factories: Collection[str]) -> SavedModel:
+    """Return a saved model.
 
     Raises:
         UserError: there is no readable model in the directory.
@@ -60,4 +93,10 @@ def load_model(directory: Path, which: Which, allowed_factories: Collection[str]
         model.load_state_dict(load_file(weights_path))
     except (OSError, SafetensorError, RuntimeError) as error:
         raise DataError(weights_path, f"cannot be loaded into the model: {error}") from None
-    return spec, model.eval()
+    preparation_path = directory / PREPARATION
+    try:
+        tensors = load_file(preparation_path) if preparation_path.exists() else {}
+        fit, own = Fit.of(spec, under("fit", tensors)), under("own", tensors)
+        return SavedModel(spec, model.eval(), fit, OwnFit.of(spec, own) if own else None)
+    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise DataError(preparation_path, f"is not what the model was trained with: {one_line(error)}") from None

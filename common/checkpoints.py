@@ -25,7 +25,7 @@ from common.journal import sync_path
 from common.plan import Plan
 from common.reduction.feedback import Residuals
 
-SHARED = ("replica/", "best/", "basis/")  # what of a checkpoint is the same everywhere
+SHARED = ("replica/", "best/", "basis/", "total/")  # what of a checkpoint is the same everywhere
 KEPT = 2
 EVERY = 50  # steps between two checkpoints
 

@@ -14,9 +14,22 @@ import safetensors.torch
 from pydantic import Field
 from torch import Tensor
 
+from common.arrays import unpack_counts, unpack_sums
 from common.drift import sketch
 from common.errors import ProtocolError
-from common.messages import Buffers, Comparison, Control, Count, Decision, Farewell, Message, Pooled, Roster, Step
+from common.messages import (
+    Buffers,
+    Comparison,
+    Control,
+    Count,
+    Decision,
+    Farewell,
+    Message,
+    Pooled,
+    Roster,
+    Step,
+    Sums,
+)
 from common.methods import method_for
 from common.plan import Plan
 from common.protocol import unpack_buffers
@@ -26,7 +39,7 @@ from common.spec import RunSpec
 from common.tasks import LOWER_IS_BETTER
 
 MOST_STEPS = 1_000_000  # of an epoch: everybody lists every site's
-SCALARS = ("round", "epoch", "step", "compared", "best_value", "best_epoch", "stale", "stopped")
+SCALARS = ("round", "fold", "before", "epoch", "step", "compared", "best_value", "best_epoch", "stale", "stopped")
 
 
 class Standing(Control):
@@ -36,11 +49,13 @@ class Standing(Control):
     """
 
     round: Count
+    fold: Count
+    before: Count
     epoch: Count
     step: Count
     steps: Count
     compared: Count
-    roster: Annotated[tuple[Count, ...], Field(max_length=1000)]
+    roster: Annotated[tuple[tuple[Count, ...], ...], Field(max_length=1001)]
     missing: Annotated[tuple[Count, ...], Field(max_length=1000)]
     best_value: Annotated[float, Field(allow_inf_nan=False)] | None
     best_epoch: Count
@@ -58,14 +73,18 @@ class Course:
 
     Attributes:
         round: number of the next round.
-        roster: training samples of every site, in the plan's order; empty before hello.
+        roster: training samples of every fold and site, in the plan's order; empty before hello.
+        totals: what preparation's stages have added up over sites so far, float64 [folds, …] by stage.
+        fold: that is trained now, from 0; as many as there are when all have been tested.
+        before: steps of the folds before.
         epoch: of the next step.
         step: of the next step, within its epoch.
         missing: places of the sites that the last step left out.
         bases: directions of the last step's update, by parameter: what the next reduction starts from.
-        compared: how many steps had been done when the weights were compared last.
+        compared: how many of the fold's steps had been done when the weights were compared last.
         validation: pooled metrics of the last epoch.
-        test: pooled metrics of the best epoch's weights.
+        decides: whether the next round decides over the epoch.
+        test: pooled metrics of the best epoch's weights, of the last fold tested.
         best_value: best validation metric so far; None before the first.
         best_epoch: when that was.
         best_weights: the weights of that epoch.
@@ -81,9 +100,12 @@ class Course:
         self._spec, self._plan = spec, plan
         self._updates: list[Payload] = []  # of the step's exchanges so far
         self._sizes: list[list[int]] = []  # of every site's batches in an epoch
-        self.round = self.epoch = self.step = self.compared = self.best_epoch = self.stale = 0
-        self.stopped = self.between_steps = False
-        self.roster: tuple[int, ...] = ()
+        self._initial = replica.weights() if spec.folds > 1 else {}
+        self.round = self.fold = self.before = 0
+        self.epoch = self.step = self.compared = self.best_epoch = self.stale = 0
+        self.stopped = self.between_steps = self.decides = False
+        self.roster: tuple[tuple[int, ...], ...] = ()
+        self.totals: dict[str, Tensor] = {}
         self.missing: frozenset[int] = frozenset()
         self.bases: Mapping[str, Tensor] = {}
         self.validation: Pooled | None = None
@@ -93,9 +115,29 @@ class Course:
         self.farewell: Farewell | None = None
 
     @property
+    def steps(self) -> int:
+        """Optimizer steps done, of all folds."""
+        return self.before + self.replica.step
+
+    @property
+    def stage(self) -> str | None:
+        """Name of the stage of preparation that is next; None if there is none left."""
+        return next((stage.name for stage in self._plan.stages if stage.name not in self.totals), None)
+
+    @property
+    def tested(self) -> bool:
+        """Whether all folds have been trained and tested."""
+        return self.fold == self._plan.folds
+
+    @property
     def trains(self) -> bool:
-        """Whether there are epochs left to train."""
-        return self.epoch < self._spec.training.epochs and not self.stopped
+        """Whether there are epochs left to train in this fold."""
+        ready = bool(self.roster) and self.stage is None and not self.tested
+        return ready and self.epoch < self._spec.training.epochs and not self.stopped
+
+    def totals_of(self, fold: int) -> dict[str, Tensor]:
+        """Return what preparation's stages have added up for one fold."""
+        return {name: total[fold] for name, total in self.totals.items()}
 
     @property
     def comparison_due(self) -> bool:
@@ -130,7 +172,9 @@ class Course:
         """Apply the update of the next round."""
         body = update.body
         if isinstance(body, Roster):
-            self._begin(tuple(body.train))
+            self._meet(unpack_counts(body.train, self._plan.folds, len(self._plan.sites)))
+        elif isinstance(body, Sums):
+            self.totals[body.stage] = unpack_sums(body.values, self._plan.folds, self._plan.stage_size(body.stage))
         elif isinstance(body, Step):
             self._updates.append(body.payload)
             if len(self._updates) == len(self._plan.exchanges):
@@ -143,25 +187,44 @@ class Course:
             self.replica.load(unpack_buffers(body.values, self._plan))
         elif isinstance(body, Pooled):
             if body.split == "validation":
-                self.validation = body
+                self.validation, self.decides = body, True
             else:
                 self.test = body
+                self._next_fold()
         elif isinstance(body, Decision):
             self._finish_epoch(body)
         elif isinstance(body, Farewell):
             self.farewell = body
         self.round += 1
-        over = isinstance(body, Roster | Comparison | Decision) or (isinstance(body, Step) and not self._updates)
+        over = isinstance(body, Roster | Sums | Comparison | Decision | Pooled) and not self.decides
+        over = over or (isinstance(body, Step) and not self._updates)
         self.between_steps = over and self.trains
 
-    def _begin(self, roster: tuple[int, ...]) -> None:
-        if len(roster) != len(self._plan.sites) or not all(roster):
-            raise ProtocolError(502, f"train: got {len(roster)} sites' samples, expected {len(self._plan.sites)}")
-        if max(roster) > MOST_STEPS * self._spec.training.step_size:
-            raise ProtocolError(502, f"train: got {max(roster)} samples, more than {MOST_STEPS} steps an epoch")
+    def _meet(self, roster: tuple[tuple[int, ...], ...]) -> None:
+        if not all(map(any, roster)):
+            raise ProtocolError(502, "train: in one of the folds no site has a sample to train on")
+        if max(map(max, roster)) > MOST_STEPS * self._spec.training.step_size:
+            raise ProtocolError(502, f"train: got {max(map(max, roster))} samples, more than {MOST_STEPS} steps an epoch")
         self.roster = roster
-        self._sizes = [batch_sizes(samples, self._spec.training.step_size) for samples in roster]
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin a fold, or go on with it."""
+        self._sizes = [batch_sizes(samples, self._spec.training.step_size) for samples in self.roster[self.fold]]
         self.replica.steps_per_epoch = max(map(len, self._sizes))
+
+    def _next_fold(self) -> None:
+        """Begin anew with the initial weights, unless this was the last fold."""
+        self.fold += 1
+        if self.tested:
+            return
+        self.before = self.steps
+        self.replica.restart(self._initial)
+        self.epoch = self.step = self.compared = self.best_epoch = self.stale = 0
+        self.stopped = False
+        self.missing, self.bases = frozenset(), {}
+        self.validation, self.best_value, self.best_weights = None, None, {}
+        self._begin()
 
     def _finish_step(self, missing: frozenset[int]) -> None:
         pooled = self.method.gradients(self._updates)
@@ -175,11 +238,11 @@ class Course:
         if decision.best:
             self.best_value, self.best_epoch = value, self.epoch
             self.best_weights = self.replica.weights()
-        self.stopped = decision.stop
+        self.stopped, self.decides = decision.stop, False
         self.epoch, self.step = self.epoch + 1, 0
 
     def _value(self) -> float | None:
-        return None if self.validation is None else getattr(self.validation, self._spec.monitor)
+        return None if self.validation is None else self.validation.values.get(self._spec.monitor)
 
     def _stale(self) -> int:
         """Return how many epochs ago the best was, this one counted as over: 0 if it is the best."""
@@ -193,6 +256,7 @@ class Course:
         """Return copies of all tensors by name, on the CPU: with `standing`, all that is needed to go on."""
         named = {f"replica/{name}": value for name, value in self.replica.state().items()}
         named |= {f"best/{name}": value for name, value in self.best_weights.items()}
+        named |= {f"total/{name}": value for name, value in self.totals.items()}
         # Cloned: a part of a received update would take the whole of it along.
         return named | {f"basis/{name}": value.detach().cpu().clone() for name, value in self.bases.items()}
 
@@ -200,8 +264,8 @@ class Course:
         """Return all else. Only between steps."""
         assert self.between_steps
         scalars: dict[str, Any] = {name: getattr(self, name) for name in SCALARS}
-        steps, missing = self.replica.step, tuple(sorted(self.missing))
-        return Standing(**scalars, steps=steps, roster=self.roster, missing=missing)
+        missing = tuple(sorted(self.missing))
+        return Standing(**scalars, steps=self.steps, roster=self.roster, missing=missing)
 
     def load(self, standing: Standing, tensors: Mapping[str, Tensor]) -> None:
         """Go to where a standing and tensors were taken.
@@ -211,9 +275,10 @@ class Course:
         """
         for name in SCALARS:
             setattr(self, name, getattr(standing, name))
-        self._begin(standing.roster)
+        self.totals = under("total", tensors)
+        self._meet(standing.roster)
         self.missing = frozenset(standing.missing)
-        self.replica.load_state(under("replica", tensors), standing.steps)
+        self.replica.load_state(under("replica", tensors), standing.steps - standing.before)
         self.best_weights = under("best", tensors)
         device = next(self.replica.model.parameters()).device
         self.bases = {name: value.to(device) for name, value in under("basis", tensors).items()}

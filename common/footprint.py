@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from common.checkpoints import EVERY, KEPT
 from common.journal import HEAD_BYTES
 from common.methods.rank_dad import MOST_BATCHES, MOST_ROWS
-from common.metrics import BINS
+from common.metrics import tally_bytes
 from common.plan import Plan
 from common.protocol import step_bytes
 
@@ -52,7 +52,7 @@ def footprint(plan: Plan) -> Footprint:
     update = step_bytes(plan, up=False) + exchanges * HEAD_BYTES + sites  # and who is missing
     contributions = sites * (step_bytes(plan, up=True) + exchanges * HEAD_BYTES)
     epoch_update = 3 * control + plan.buffer_bytes + sites * DIGEST
-    evaluation = plan.classes * 2 * BINS * 4
+    evaluation = 2 * tally_bytes(plan.task)
     epoch = epoch_update + sites * (3 * control + plan.buffer_bytes + evaluation)
     checkpoint = 2 * plan.replica_bytes + _residual_bytes(plan)
     return Footprint(update + contributions, update, epoch, epoch_update, checkpoint)

@@ -15,9 +15,13 @@ from common.routes import Payload
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Measure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Figure = Annotated[float, Field(allow_inf_nan=False)]
 Reason = Annotated[str, Field(max_length=REASON_CHARACTERS)]
 Name = Annotated[str, Field(max_length=63)]
 SketchBytes = Annotated[bytes, Field(min_length=SKETCH_BYTES, max_length=SKETCH_BYTES), AfterValidator(checked)]
+
+
+Warning = Literal["one-class", "fewer-samples-than-folds"]
 
 
 class Kind(IntEnum):
@@ -31,6 +35,7 @@ class Kind(IntEnum):
     GOODBYE = 6
     FAILURE = 7
     COMPARISON = 8
+    SUMS = 9
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -57,21 +62,31 @@ class Control(BaseModel):
 
 
 class Hello(Control):
-    """A site introduces itself: what must be equal everywhere, and how many samples it has."""
+    """A site introduces itself: what must be equal everywhere, and how many samples it has.
+
+    `samples` are uint32 [folds, 3]: to train, to validate, to test. `dropped` rows of its data were left out.
+    """
 
     version: Annotated[str, Field(max_length=63)]
     spec_sha256: Digest
     plan_sha256: Digest
     weights_sha256: Digest
-    train: Count
-    validation: Count
-    test: Count
+    samples: bytes
+    dropped: Count
+    warnings: Annotated[list[Warning], Field(max_length=10)]
 
 
 class Roster(Control):
-    """The answer to hello: training samples of every site, in the plan's order."""
+    """The answer to hello: training samples of every site, uint32 [folds, sites] in the plan's order."""
 
-    train: Annotated[list[Count], Field(max_length=1000)]
+    train: bytes
+
+
+class Sums(Control):
+    """What preparation needs of the training samples: float64 [folds, …], a site's own or all sites' added up."""
+
+    stage: Name
+    values: bytes
 
 
 class Buffers(Control):
@@ -82,26 +97,28 @@ class Buffers(Control):
 
 
 class Evaluation(Control):
-    """A site's sums over one split; `scores` holds histograms uint32 [classes, 2, BINS]."""
+    """A site's tally of one split, and at a test that of guesses from the site's own labels alone."""
 
     split: Literal["validation", "test"]
+    fold: Count
     epoch: Count
-    samples: Count
-    loss: Measure
-    correct: Count
-    scores: bytes
+    tally: bytes
+    baseline: bytes
 
 
 class Pooled(Control):
-    """The answer to an evaluation: metrics over all sites."""
+    """The answer to an evaluation: metrics over all sites, by name; null where there was nothing to measure.
+
+    `absent` counts the classes that have no AUC; `auc_error` bounds what the histograms make of it.
+    """
 
     split: Literal["validation", "test"]
+    fold: Count
     epoch: Count
     samples: Count
-    loss: Measure | None
-    accuracy: Measure | None
-    auc: Measure | None
+    values: Annotated[dict[Name, Figure | None], Field(max_length=20)]
     auc_error: Measure | None
+    absent: Count
 
 
 class Decision(Control):
@@ -150,6 +167,7 @@ Body = (
     Step
     | Hello
     | Roster
+    | Sums
     | Buffers
     | Evaluation
     | Pooled
@@ -168,6 +186,7 @@ UP: dict[Kind, type[Control]] = {
     Kind.GOODBYE: Goodbye,
     Kind.FAILURE: Failure,
     Kind.COMPARISON: Sketch,
+    Kind.SUMS: Sums,
 }
 DOWN: dict[Kind, type[Control]] = {
     **UP,

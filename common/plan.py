@@ -19,9 +19,11 @@ from common import __version__
 from common.errors import SpecError
 from common.layout import Exchange, Layout, exchanges
 from common.methods.edad import chain
+from common.preparation import Preparing
 from common.replica import saved_buffers, weights_sha256
 from common.routes import Route, choose_routes
 from common.spec import Edad, RankDad, RunSpec
+from common.tasks import TaskSpec
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,14 @@ class BufferSlot:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """One round of preparation: its name, and how many numbers of each fold it adds up."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """What all agree on: compared by digest in the hello round.
 
@@ -55,7 +65,9 @@ class Plan:
         routes: of every trained parameter, in the model's order.
         exchanges: of one step: what messages carry.
         buffers: of the model, in its order.
-        classes: of the task.
+        task: what is predicted.
+        folds: how many times the run trains.
+        stages: names and sizes of the sums that preparation needs of every fold.
         dense_bytes: size of one full gradient in float32, what dsgd sends.
         replica_bytes: largest size of a replica's state: weights, buffers and moments.
         warnings: layers that look like factors but are not, one sentence each.
@@ -72,7 +84,9 @@ class Plan:
     routes: tuple[Route, ...]
     exchanges: tuple[Exchange, ...]
     buffers: tuple[BufferSlot, ...]
-    classes: int
+    task: TaskSpec
+    folds: int
+    stages: tuple[Stage, ...]
     dense_bytes: int
     replica_bytes: int
     warnings: tuple[str, ...]
@@ -87,6 +101,17 @@ class Plan:
         exchange = self.exchanges[phase]
         return exchange.up if up else exchange.down
 
+    def stage_size(self, name: str) -> int:
+        """Return how many numbers of each fold a stage of preparation adds up.
+
+        Raises:
+            ValueError: the run has no such stage.
+        """
+        for stage in self.stages:
+            if stage.name == name:
+                return stage.size
+        raise ValueError(f"no stage of preparation is called {name[:40]!r}")
+
     @cached_property
     def buffer_bytes(self) -> int:
         """Size of the model's buffers, in bytes."""
@@ -94,11 +119,14 @@ class Plan:
 
     def document(self) -> dict[str, object]:
         """Return the plan as JSON, with its own digest."""
-        return {**asdict(self), "sha256": self.sha256()}
+        return {**self._plain(), "sha256": self.sha256()}
+
+    def _plain(self) -> dict[str, object]:
+        return {**asdict(self), "task": self.task.model_dump(mode="json")}
 
     def sha256(self) -> str:
         """Return the digest of the plan's JSON form."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self._plain(), sort_keys=True).encode()).hexdigest()
 
 
 def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
@@ -111,6 +139,7 @@ def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
     if isinstance(spec.method, Edad):
         chain(model)
     routes, warnings = choose_routes(spec, model)
+    preparing = Preparing(spec)
     plan = Plan(
         version=__version__,
         torch=torch.__version__.split("+")[0],
@@ -126,7 +155,9 @@ def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
             BufferSlot(name, str(buffer.dtype).removeprefix("torch."), tuple(buffer.shape))
             for name, buffer in saved_buffers(model).items()
         ),
-        classes=spec.task.classes,
+        task=spec.task,
+        folds=spec.folds,
+        stages=tuple(Stage(name, preparing.size(name)) for name in preparing.stages),
         dense_bytes=4 * sum(p.numel() for p in model.parameters() if p.requires_grad),
         replica_bytes=_replica_bytes(model),
         warnings=warnings,

@@ -26,11 +26,12 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from common.arrays import unpack_counts, unpack_sums
 from common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolError, RankdadError
 from common.factors import Factor
 from common.layout import Layout, Slot
-from common.messages import DOWN, UP, Body, Buffers, Evaluation, Kind, Message, Step
-from common.metrics import BINS
+from common.messages import DOWN, UP, Body, Buffers, Evaluation, Hello, Kind, Message, Roster, Step, Sums
+from common.metrics import tally_bytes, unpack_tally
 from common.plan import Plan
 from common.routes import Payload
 from common.wire import decode, encode, finite
@@ -39,7 +40,6 @@ if sys.byteorder != "little":
     raise ImportError("rankdad's wire is little-endian, and so must be the machine")
 
 CONTROL_BYTES = 1 << 16  # a hello, decision, goodbye or failure
-MOST_SAMPLES = 1 << 40  # of one site: a thousand sites' add up to an exact number
 MOST_LOSS = 1e300  # of one site, in sums or a step: a thousand sites' add up to a finite number
 CONTAINERS = 3  # maps and lists in any message: its own, its body's, and one in that
 T = TypeVar("T")
@@ -119,11 +119,7 @@ def unpack(data: bytes, plan: Plan, *, up: bool, device: str = "cpu") -> Message
             first = error.errors(include_url=False, include_input=False)[0]
             field = ".".join(str(part) for part in first["loc"])
             raise ProtocolError(422, f"d.{field}: {first['msg']}") from None
-        if isinstance(body, Evaluation):  # decoded again where they are used: once an epoch
-            _check_sums(body)
-            unpack_scores(body.scores, plan.classes)
-        elif isinstance(body, Buffers):
-            unpack_buffers(body.values, plan)
+        _check_numbers(body, plan)
     missing = _missing(document, len(plan.sites)) if "i" in document else frozenset[int]()
     return Message(Kind(kind), round_, body, phase, missing)
 
@@ -137,7 +133,13 @@ def body_limit(plan: Plan, *, up: bool, replica: bool = True) -> int:
         replica: whether an update may hold a whole replica, as after a comparison.
     """
     steps = (body_bytes(plan, phase, up=up) for phase in range(len(plan.exchanges)))
-    largest = max(*steps, CONTROL_BYTES + plan.classes * 2 * BINS * 4 + plan.buffer_bytes)
+    control = (
+        plan.buffer_bytes,
+        4 * plan.folds * max(3, len(plan.sites)),
+        8 * plan.folds * max((stage.size for stage in plan.stages), default=0),
+        2 * tally_bytes(plan.task),
+    )
+    largest = max(*steps, CONTROL_BYTES + max(control))
     return largest if up else max(largest + _missing_bytes(plan), CONTROL_BYTES + replica * plan.replica_bytes)
 
 
@@ -208,13 +210,29 @@ def _arrays(payload: Payload, layout: Layout) -> list[tuple[Tensor, ...]]:
     return arrays
 
 
-def _check_sums(body: Evaluation) -> None:
-    if body.samples > MOST_SAMPLES:
-        raise ProtocolError(422, f"d: {body.samples} samples, expected at most {MOST_SAMPLES}")
-    if body.correct > body.samples:
-        raise ProtocolError(422, f"d: {body.correct} of {body.samples} samples are correct")
-    if body.loss > MOST_LOSS:
-        raise ProtocolError(422, f"d: a loss of {body.loss:g}, expected at most {MOST_LOSS:g}")
+def _check_numbers(body: Body, plan: Plan) -> None:
+    """Check the numbers inside a control message; they are decoded again where they are used: once an epoch."""
+    field = ""
+    try:
+        if isinstance(body, Buffers):
+            unpack_buffers(body.values, plan)
+        elif isinstance(body, Hello):
+            field = "samples"
+            unpack_counts(body.samples, plan.folds, 3)
+        elif isinstance(body, Roster):
+            field = "train"
+            unpack_counts(body.train, plan.folds, len(plan.sites))
+        elif isinstance(body, Sums):
+            field = "values"
+            unpack_sums(body.values, plan.folds, plan.stage_size(body.stage))
+        elif isinstance(body, Evaluation):
+            field = "tally"
+            unpack_tally(plan.task, body.tally)
+            field = "baseline"
+            if body.baseline or body.split == "test":
+                unpack_tally(plan.task, body.baseline)
+    except ValueError as error:
+        raise ProtocolError(422, f"d.{field}: {error}") from None
 
 
 def _unpack_step(document: dict[str, Any], plan: Plan, layout: Layout, device: str) -> Step:
@@ -252,25 +270,6 @@ def _filled(layout: Layout, counts: bytes) -> list[tuple[Slot, int]]:
                 422, f"n: {rows} rows for {slot.name}, expected as many as for the first, {filled[0][1]}"
             )
     return filled
-
-
-def pack_scores(scores: Tensor) -> bytes:
-    """Return histograms int64 [classes, 2, BINS] as uint32 numbers."""
-    return _bytes(scores.to(torch.int32))
-
-
-def unpack_scores(data: bytes, classes: int) -> Tensor:
-    """Return histograms int64 [classes, 2, BINS].
-
-    Raises:
-        ProtocolError: the size is wrong or a count is negative.
-    """
-    if len(data) != classes * 2 * BINS * 4:
-        raise ProtocolError(422, f"scores: got {len(data)} bytes, expected {classes * 2 * BINS * 4}")
-    scores = _numbers(data, torch.int32).reshape(classes, 2, BINS).long()
-    if bool((scores < 0).any()):
-        raise ProtocolError(422, "scores: a count is negative")
-    return scores
 
 
 def pack_buffers(buffers: Mapping[str, Tensor], plan: Plan) -> bytes:

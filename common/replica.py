@@ -49,6 +49,12 @@ class Replica:
             parameter.grad = None
         self.step += 1
 
+    def restart(self, weights: Mapping[str, Tensor]) -> None:
+        """Begin anew from some weights: without moments, at step 0."""
+        self.load(weights)
+        self._optimizer = _optimizer(self._training, list(self._trained.values()))
+        self.step = 0
+
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Take over weights and buffers; names that are not given stay as they are."""
         self.model.load_state_dict(dict(weights), strict=False)

@@ -6,15 +6,20 @@ factories may run is not said here but in `allow_factories` of the site's own fi
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
+
+from torch import Tensor
 
 from common.course import batch_sizes
 from common.documents import Part, load_json, validate
 from common.errors import FewSamplesError, PolicyError
 from common.plan import Plan
+from common.preparation import Preparing
 from common.protocol import step_bytes
 from common.spec import MethodSpec, PositiveInt, PowerSgd, RankDad, RunSpec, TopRows
-from local.data import Samples, SiteData
+from local.data import SiteData
+from local.data.folds import Split
 
 MethodName = Literal["dsgd", "dad", "edad", "rank-dad", "powersgd", "top-rows"]
 UNREDUCED = {  # the methods that send single samples' rows as they are: who sees them
@@ -66,27 +71,38 @@ class Policy(Part):
         if self.max_upload is not None and size > self.max_upload:
             raise _refusal("method", f"sends up to {size:,} bytes a step", f"at most {self.max_upload:,} (max_upload)")
 
-    def check_samples(self, spec: RunSpec, samples: int) -> None:
-        """Check a run by the number of the site's training samples.
+    def check_samples(self, spec: RunSpec, data: SiteData) -> None:
+        """Check a run by the numbers of the site's samples.
 
         Raises:
-            FewSamplesError: a step would have too few of them.
+            FewSamplesError: a step, or the sums of a fold's training samples, would have too few of them.
         """
         try:
-            self._check_step(spec, min(batch_sizes(samples, spec.training.step_size)))
+            for split in data.splits:
+                if len(split.train):
+                    self._check_step(spec, min(batch_sizes(len(split.train), spec.training.step_size)))
         except PolicyError as error:
             raise FewSamplesError(error.field, error.problem) from None
+        if Preparing(spec).stages:
+            # The sums of two folds differ by what one of them holds out: that has to be enough samples too.
+            parts = [len(data.samples) - len(split.train) for split in data.splits[: spec.tested_folds]]
+            fewest = min((part for part in parts if part), default=self.min_rows)
+            if len(data.splits) > 1 and fewest < self.min_rows:
+                asks, allows = f"holds out {fewest} samples in a fold", f"none of fewer than {self.min_rows} (min_rows)"
+                refusal = _refusal("evaluation", asks, allows)
+                raise FewSamplesError(refusal.field, refusal.problem)
 
     def contributed(self, data: SiteData) -> SiteData:
-        """Return the data without a validation or test set that is too small to be evaluated."""
-        return SiteData(data.train, self._evaluated(data.validation), self._evaluated(data.test), data.notes)
+        """Return the data without validation and test sets that are too small to be evaluated."""
+        splits = (Split(one.train, self._evaluated(one.validation), self._evaluated(one.test)) for one in data.splits)
+        return replace(data, splits=tuple(splits))
 
     def rank(self, samples: int) -> int | None:
         """Return how many rows of a layer a step of so many samples may send, whatever the spec; None is no limit."""
         return None if self.rows_per_rank is None else samples // self.rows_per_rank
 
-    def _evaluated(self, samples: Samples) -> Samples:
-        return samples if len(samples) >= self.min_rows else Samples(samples.inputs[:0], samples.labels[:0])
+    def _evaluated(self, rows: Tensor) -> Tensor:
+        return rows if len(rows) >= self.min_rows else rows[:0]
 
     def _check_method(self, method: MethodSpec) -> None:
         unreduced = method.name in UNREDUCED

@@ -10,12 +10,75 @@ import numpy as np
 import pandas as pd
 import torch
 
+from torch import Tensor
+
 from common.artifacts import Which, load_model
-from common.data import NpzData
+from common.data import TableData
 from common.errors import DataError, UserError
+from common.losses import losses
 from common.metrics import summarise, tally
-from local.data import read_samples
+from common.preparation import Preparing
+from common.spec import RunSpec
+from common.tasks import MultiLabel, Regression
+from local.data import SiteData, read_samples
+from local.data.reading import Array
 from local.training import EVALUATION_BATCH
+
+
+def write_predictions(folder: Path, spec: RunSpec, data: SiteData, fold: int, outputs: Tensor) -> None:
+    """Write a fold's predictions of the site's test samples, with their keys and labels, for the site's own eyes.
+
+    Raises:
+        UserError: the table cannot be written.
+    """
+    rows = data.splits[fold].test
+    if not len(rows):
+        return
+    table = predictions(spec, outputs)
+    label_columns(spec, table, data.samples.labels[rows].numpy())
+    table.index = pd.Index([data.keys[row] for row in rows.tolist()])
+    path = folder / f"fold-{fold + 1}.csv"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        table.to_csv(path, index_label=key_name(spec), float_format="%.9g")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def predictions(spec: RunSpec, outputs: Tensor) -> pd.DataFrame:
+    """Return a row per sample: of classes the likeliest and all probabilities, of labels all, else the number."""
+    if isinstance(spec.task, Regression):
+        return pd.DataFrame({"predicted": outputs.squeeze(1).double().numpy()})
+    names = class_names(spec)
+    if isinstance(spec.task, MultiLabel):
+        return pd.DataFrame(torch.sigmoid(outputs.double()).numpy(), columns=[f"probability_{name}" for name in names])
+    probabilities = torch.softmax(outputs.double(), dim=1)
+    table = pd.DataFrame(probabilities.numpy(), columns=[f"probability_{name}" for name in names])
+    table.insert(0, "predicted", names[probabilities.argmax(dim=1).numpy()])
+    return table
+
+
+def class_names(spec: RunSpec) -> Array:
+    """Return the names of classes or labels, as the schema has them."""
+    if isinstance(spec.task, MultiLabel):
+        return np.array(spec.data.targets if isinstance(spec.data, TableData) else range(spec.task.labels))
+    if isinstance(spec.data, TableData) and spec.data.values:
+        return np.array(spec.data.values)
+    return np.arange(spec.task.outputs)
+
+
+def key_name(spec: RunSpec) -> str:
+    """Return the name of the column that names the samples."""
+    return (spec.data.key if isinstance(spec.data, TableData) else None) or "row"
+
+
+def label_columns(spec: RunSpec, table: pd.DataFrame, labels: Array) -> None:
+    """Put the true labels before the predictions."""
+    if isinstance(spec.task, MultiLabel):
+        for place, name in enumerate(class_names(spec)):
+            table.insert(place, f"label_{name}", labels[:, place].astype(int))
+    else:
+        table.insert(0, "label", labels if isinstance(spec.task, Regression) else class_names(spec)[labels])
 
 
 def predict_file(
@@ -38,32 +101,31 @@ def predict_file(
         raise UserError(f"{directory}: holds no trained model; give a run's or a site's directory")
     if output is not None and not output.parent.is_dir():
         raise UserError(f"--output: {output.parent} is not a directory")
-    spec, model = load_model(folder, which, allowed_factories)
+    saved = load_model(folder, which, allowed_factories)
+    spec, task = saved.spec, saved.spec.task
     torch.set_num_threads(spec.training.threads)
     reading = read_samples(spec, data / spec.data.file if data.is_dir() else data, training=False)
     for note in reading.notes:
         print(f"warning: {note}", file=sys.stderr)
-    inputs, labels = torch.from_numpy(reading.inputs), reading.labels
-    if not len(inputs):
+    if not len(reading.inputs):
         raise DataError(reading.source, "has no samples")
-    classes, key = np.arange(spec.task.classes), "row"
-    if not isinstance(spec.data, NpzData):
-        classes, key = np.array(spec.data.values), spec.data.key or key
+    preparing, dtype = Preparing(spec), next(saved.network.parameters()).dtype
+    covariates = None if reading.covariates is None else torch.from_numpy(reading.covariates)
+    inputs = preparing.apply(saved.fit, saved.own, torch.from_numpy(reading.inputs), covariates, dtype)
     with torch.no_grad():
-        logits = torch.cat([model(batch) for batch in inputs.split(EVALUATION_BATCH)])
-    probabilities = torch.softmax(logits.double(), dim=1)
-    table = pd.DataFrame(probabilities.numpy(), columns=[f"probability_{name}" for name in classes])
+        outputs = torch.cat([saved.network(batch) for batch in inputs.split(EVALUATION_BATCH)])
+    numbers = preparing.invert_labels(saved.fit, outputs) if isinstance(task, Regression) else outputs
+    table = predictions(spec, numbers)
     if reading.keys is not None:
         table.index = pd.Index(reading.keys)
-    table.insert(0, "predicted", classes[probabilities.argmax(dim=1).numpy()])
-    if labels is not None:
-        table.insert(0, "label", classes[labels])
-        metrics = summarise(tally(logits, torch.from_numpy(labels)))
-        auc = "–" if metrics.auc is None else f"{metrics.auc:.5f} (± {metrics.auc_error:.0e})"
-        print(
-            f"{metrics.samples} samples: accuracy {metrics.accuracy:.4f}, AUC {auc}, loss {metrics.loss:.4f}",
-            file=sys.stderr,
-        )
+    if reading.labels is not None:
+        label_columns(spec, table, reading.labels)
+        labels = torch.from_numpy(reading.labels)
+        known = preparing.apply_labels(saved.fit, labels) if isinstance(task, Regression) else labels
+        found = summarise(task, tally(task, numbers, labels, losses(task, outputs.double(), known)))
+        words = (f"{name} {'–' if value is None else f'{value:.5g}'}" for name, value in found.values.items())
+        print(f"{found.samples} samples: {', '.join(words)}", file=sys.stderr)
+    key = key_name(spec)
     try:
         table.to_csv(output or sys.stdout, index_label=key, float_format="%.6g")
     except OSError as error:

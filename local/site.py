@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from common.artifacts import save_model
 from common.checkpoints import EVERY, Checkpoints, take_over
 from common.course import Course
 from common.documents import load_json, validate
-from common.errors import PolicyError, RankdadError, SpecError, UserError
+from common.errors import DataError, PolicyError, RankdadError, SpecError, UserError
 from common.memory import check_memory
 from common.messages import failure_message
 from common.plan import Plan, make_plan
@@ -28,6 +29,7 @@ from local.data import SiteData, read_site
 from local.drivers.http import AggregatorClient, drive
 from local.leaving import Leaving, LeavingError
 from local.policy import Policy
+from local.prediction import write_predictions
 from local.timings import Timings
 from local.training import Result, TrainingState, train
 
@@ -58,34 +60,31 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
         plan = make_plan(spec, replica.model)
         with _refusing(client, plan, config.name):
             policy.check(spec, plan)
-        data = _data(config, spec, policy)
         with _refusing(client, plan, config.name):
-            policy.check_samples(spec, len(data.train))
+            data = _data(config, spec, policy)
         client.expect(plan)
         checkpoints = Checkpoints(output / "checkpoints" / run_id(offered), plan, config.name)
         state = _state(config, client, offered, Course(spec, plan, replica), checkpoints)
         for warning in plan.warnings:
             say(f"warning: {warning}")
-        say(
-            f"{config.name}: {len(data.train)} samples to train on, {len(data.validation)} to validate, "
-            f"{len(data.test)} to test"
-        )
+        say(f"{config.name}: {_amounts(data)}")
         began, resumes = state.course.round, offered.get("resumes") is True
 
         def between_steps() -> None:
             asked = leaving is not None and leaving.asked
-            if resumes and (replica.step % EVERY == 0 or asked) and state.course.round > began:
+            if resumes and (state.course.steps % EVERY == 0 or asked) and state.course.round > began:
                 checkpoints.save(state.course, state.residuals, {"follows": state.follows})
                 if asked:
-                    say(f"{config.name}: stops after step {replica.step}; start it again to go on from there")
+                    say(f"{config.name}: stops after step {state.course.steps}; start it again to go on from there")
             if leaving is not None:
                 leaving.between_steps()
 
         with closing(Timings(output / "timings.csv", again=began > 0)) as timings:
-            training = train(spec, plan, data, state, timings.lap, between_steps, policy.rank)
+            tested = partial(write_predictions, output / "predictions", spec, data)
+            training = train(spec, plan, data, state, timings.lap, between_steps, policy.rank, tested)
             options: dict[str, Any] = {"device": config.device, "lap": timings.lap}
             result = drive(training, client, plan, config.name, quietly=(LeavingError,) * resumes, **options)
-        save_model(output / "model", spec, result.best, result.final)
+        save_model(output / "model", spec, result.best, result.final, result.fit, result.own)
         client.done()
     shutil.rmtree(checkpoints.folder, ignore_errors=True)
     say(f"{config.name}: done after {result.epochs} epochs; the model is in {output / 'model'}")
@@ -102,14 +101,14 @@ def _state(
     """Return where the site stands: at its last checkpoint, else where the run does, else at the beginning."""
     found, oldest = checkpoints.load(course), offered.get("oldest", 0)
     if found is not None and isinstance(oldest, int) and course.round >= oldest:
-        say(f"{config.name}: goes on from its checkpoint of step {course.replica.step}, round {course.round}")
+        say(f"{config.name}: goes on from its checkpoint of step {course.steps}, round {course.round}")
         return TrainingState(config.name, course, found[1], follows=found[0].get("follows") is True)
     snapshot = client.snapshot()
     if snapshot is None:
         return TrainingState(config.name, course)
     take_over(course, snapshot)
     why = "has lost its checkpoints" if found is None else "was away for longer than the ledger reaches back"
-    say(f"{config.name}: {why}; goes on from the aggregator's of step {course.replica.step}, without residuals")
+    say(f"{config.name}: {why}; goes on from the aggregator's of step {course.steps}, without residuals")
     checkpoints.save(course, {}, {"follows": True})
     return TrainingState(config.name, course, follows=True)
 
@@ -126,11 +125,9 @@ def check_site(config: SiteConfig) -> None:
     plan = make_plan(spec, Replica(spec, config.allow_factories, config.device).model)
     policy.check(spec, plan)
     data = _data(config, spec, policy)
-    policy.check_samples(spec, len(data.train))
     say(
-        f"{config.name} can take part in {spec.name} ({spec.method.name}), and its policy allows it: {len(data.train)} "
-        f"samples to train on, at most {step_bytes(plan, up=True):,} bytes up and {step_bytes(plan, up=False):,} down "
-        "per step"
+        f"{config.name} can take part in {spec.name} ({spec.method.name}), and its policy allows it: {_amounts(data)}; at "
+        f"most {step_bytes(plan, up=True):,} bytes up and {step_bytes(plan, up=False):,} down per step"
     )
 
 
@@ -152,24 +149,45 @@ def run_id(offered: Mapping[str, object]) -> str:
 
 
 def _data(config: SiteConfig, spec: RunSpec, policy: Policy) -> SiteData:
-    """Read the site's samples, and leave out a split that its policy does not evaluate."""
-    read = read_site(spec, Path(config.data), spec.federation.sites.index(config.name))
+    """Read the site's samples, check them, and leave out what its policy does not evaluate."""
+    check_device(config.device)
+    index = spec.federation.sites.index(config.name)
+    read = read_site(spec, Path(config.data), index, config.allow_factories)
     data = policy.contributed(read)
     for note in read.notes:
         say(f"warning: {note}")
     for split in ("validation", "test"):
-        found = len(getattr(read, split))
-        if found > len(getattr(data, split)):
-            say(f"warning: {split}: left out, {found} samples where the policy's min_rows is {policy.min_rows}")
-    return data.to(config.device)
+        pairs = zip(read.splits, data.splits, strict=True)
+        left_out = sum(len(getattr(before, split)) - len(getattr(after, split)) for before, after in pairs)
+        if left_out:
+            say(f"warning: {split}: left out, {left_out} samples where the policy's min_rows is {policy.min_rows}")
+    policy.check_samples(spec, data)
+    return data
+
+
+def check_device(device: str) -> None:
+    """Check that this machine can train on a device.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"device: {device} is not available on this machine, expected cpu")
+
+
+def _amounts(data: SiteData) -> str:
+    """Say how many samples there are."""
+    first = data.splits[0]
+    amounts = f"{len(first.train)} samples to train on, {len(first.validation)} to validate, {len(first.test)} to test"
+    return amounts if len(data.splits) == 1 else f"{len(data.samples)} samples; in the first of {len(data.splits)} folds {amounts}"
 
 
 @contextmanager
 def _refusing(client: AggregatorClient, plan: Plan, site: str) -> Iterator[None]:
-    """Tell the aggregator that the site's policy refuses the run: others would wait for it without knowing why."""
+    """Tell the aggregator why the site cannot take part: others would wait for it without knowing."""
     try:
         yield
-    except PolicyError as error:
+    except (PolicyError, DataError) as error:
         client.give_up(pack(failure_message(site, 0, RankdadError(error.told)), plan, up=True))
         raise
 

@@ -12,9 +12,9 @@ from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from common import __version__
+from common.arrays import pack_counts, pack_sums
 from common.capture import FactorCapture
 from common.course import Course, batch_sizes
 from common.errors import ModelError, NonFiniteError, ProtocolError, RunFailedError, UserError
@@ -36,17 +36,22 @@ from common.messages import (
     Roster,
     Sketch,
     Step,
+    Sums,
 )
 from common.methods import State
-from common.metrics import Tally, tally
+from common.losses import losses, mean_loss
+from common.metrics import empty, pack_tally, tally
 from common.plan import Plan
-from common.protocol import pack_buffers, pack_scores
+from common.preparation import Fit, OwnFit, Preparing
+from common.protocol import pack_buffers
 from common.reduction.feedback import Residuals, mixed
 from common.replica import saved_buffers
 from common.routes import Payload, gather
 from common.seeds import derive
 from common.spec import RunSpec
+from local.baseline import guess
 from local.data import Samples, SiteData
+from local.data.prepared import Prepared, prepare
 
 EVALUATION_BATCH = 1024  # samples per forward pass without gradients
 B = TypeVar("B", bound=Body)
@@ -54,6 +59,7 @@ R = TypeVar("R")
 Exchange = Generator[Message | Ask, Message | None, R]
 Split = Literal["validation", "test"]
 Lap = Callable[[str], None]
+Tested = Callable[[int, Tensor], None]
 
 
 @dataclass
@@ -83,8 +89,10 @@ class Result:
         final: weights after the last step.
         best_epoch: counted from 0.
         epochs: how many were trained.
-        test: metrics of the best weights over all sites' test samples.
+        test: metrics of the best weights over all sites' test samples; of several folds, of the last.
         weights_sha256: digest of every site's final weights.
+        fit: what the last fold's preparation has found in all sites' samples.
+        own: what it has found in this site's alone.
     """
 
     best: dict[str, Tensor]
@@ -93,6 +101,8 @@ class Result:
     epochs: int
     test: Pooled
     weights_sha256: dict[str, str]
+    fit: Fit
+    own: OwnFit
 
 
 def train(
@@ -103,18 +113,21 @@ def train(
     lap: Lap = lambda name: None,
     between_steps: Callable[[], None] = lambda: None,
     most_rows: Callable[[int], int | None] = lambda samples: None,
+    tested: Tested = lambda fold, outputs: None,
 ) -> Generator[Message | Ask, Message | None, Result]:
-    """Train a site's replica, from hello or from wherever its state stands.
+    """Train a site's replica, fold after fold, from hello or from wherever its state stands.
 
     Args:
         spec: the run.
         plan: made from the spec and the replica's initial weights.
-        data: the site's samples, on the replica's device.
+        data: the site's samples.
         state: changed in place, and the replica with it.
         lap: told the name of each stretch of work when it ends, for timings.
         between_steps: called before every step: the state is then all that is needed to go on.
         most_rows: returns how many rows of a factor the site lets out of its house for so many samples; None for as
             many as the spec has.
+        tested: given every fold's outputs for its test samples, [n, outputs], numbers in the label's unit; of a site
+            that comes back from a crash maybe twice.
 
     Yields:
         contributions, and is sent the update of the same round; or the question whether a round is complete already,
@@ -130,7 +143,7 @@ def train(
 
     Source: arXiv 2102.09631, Algorithm 1 (a site's part).
     """
-    return (yield from _Trainer(spec, plan, data, state, lap, between_steps, most_rows).run())
+    return (yield from _Trainer(spec, plan, data, state, lap, between_steps, most_rows, tested).run())
 
 
 class _Trainer:
@@ -150,31 +163,53 @@ class _Trainer:
         lap: Lap,
         between_steps: Callable[[], None],
         most_rows: Callable[[int], int | None],
+        tested: Tested,
     ) -> None:
         self.spec, self.plan, self.data, self.state, self.lap = spec, plan, data, state, lap
         self.course, self.replica = state.course, state.course.replica
-        self.between_steps, self.most_rows = between_steps, most_rows
+        self.between_steps, self.most_rows, self.tested = between_steps, most_rows, tested
         self.index = plan.sites.index(state.site)
+        self.preparing = Preparing(spec)
         self.behind = True
 
     def run(self) -> Exchange[Result]:
-        course, replica = self.course, self.replica
+        course = self.course
         if not course.roster:
             yield from self._exchange(Kind.HELLO, self._hello, Roster)
-        if course.roster[self.index] != len(self.data.train):
+        found, expected = self._samples(), [fold[self.index] for fold in course.roster]
+        if [train for train, *_ in found] != expected:
             raise UserError(
-                f"data: {len(self.data.train)} samples to train on, but this run began with "
-                f"{course.roster[self.index]}: a site goes on with the same data"
+                f"data: {[train for train, *_ in found]} samples to train on, but this run began with {expected}: a site "
+                "goes on with the same data"
             )
+        while course.stage is not None:
+            yield from self._exchange(Kind.SUMS, self._stage, Sums)
+        while True:
+            prepared = prepare(self.preparing, self.data, course, self.replica)
+            final = yield from self._fold(prepared)
+            if course.tested:
+                break
+        farewell = yield from self._exchange(Kind.GOODBYE, self._goodbye, Farewell)
+        assert course.test is not None
+        outcome = (course.best_weights, final, course.best_epoch, course.epoch, course.test, farewell.weights_sha256)
+        return Result(*outcome, prepared.fit, prepared.own)
+
+    def _fold(self, prepared: Prepared) -> Exchange[dict[str, Tensor]]:
+        """Train, and test the best epoch's weights; return the final ones."""
+        course, replica = self.course, self.replica
         while course.trains:
-            yield from self._epoch()
-            yield from self._end_of_epoch()
+            yield from self._epoch(prepared)
+            yield from self._end_of_epoch(prepared)
         final = replica.weights()
         replica.load(course.best_weights)
-        test = yield from self._evaluate("test", self.data.test, course.best_epoch)
-        replica.load(final)
-        farewell = yield from self._exchange(Kind.GOODBYE, self._goodbye, Farewell)
-        return Result(course.best_weights, final, course.best_epoch, course.epoch, test, farewell.weights_sha256)
+        yield from self._evaluate("test", prepared, course.best_epoch)
+        if course.tested:
+            replica.load(final)
+        return final
+
+    def _samples(self) -> list[tuple[int, int, int]]:
+        """Return how many samples each fold trains on, validates and tests with."""
+        return [(len(split.train), len(split.validation), len(split.test)) for split in self.data.splits]
 
     def _hello(self) -> Hello:
         return Hello(
@@ -182,33 +217,44 @@ class _Trainer:
             spec_sha256=self.plan.spec_sha256,
             plan_sha256=self.plan.sha256(),
             weights_sha256=self.plan.weights_sha256,
-            train=len(self.data.train),
-            validation=len(self.data.validation),
-            test=len(self.data.test),
+            samples=pack_counts(self._samples()),
+            dropped=self.data.dropped,
+            warnings=list(self.data.warnings),
         )
+
+    def _stage(self) -> Sums:
+        """Return the sums of the next stage of preparation: over the training rows of every fold."""
+        course, stage = self.course, self.course.stage
+        assert stage is not None
+        sums = [
+            self.preparing.contribution(stage, course.totals_of(fold), self.data.rows(fold))
+            for fold in range(self.plan.folds)
+        ]
+        return Sums(stage=stage, values=pack_sums(torch.stack(sums)))
 
     def _goodbye(self) -> Goodbye:
         return Goodbye(weights_sha256=self.replica.digest(), sketch=self.course.sketch())
 
-    def _epoch(self) -> Exchange[None]:
-        course, generator = self.course, torch.Generator()
-        generator.manual_seed(derive(self.plan.seed, "order", self.index, course.epoch))
-        order = torch.randperm(len(self.data.train), generator=generator)
+    def _epoch(self, prepared: Prepared) -> Exchange[None]:
+        course, generator, train = self.course, torch.Generator(), prepared.train
+        epoch = course.fold * self.spec.training.epochs + course.epoch
+        generator.manual_seed(derive(self.plan.seed, "order", self.index, epoch))
+        order = torch.randperm(len(train), generator=generator)
         batches = order.split(batch_sizes(len(order), self.spec.training.step_size))
         while course.step < self.replica.steps_per_epoch:
             self.between_steps()
             if course.comparison_due:
                 yield from self._exchange(Kind.COMPARISON, lambda: Sketch(weights=course.sketch()), Comparison)
             rows = batches[course.step] if course.step < len(batches) else order[:0]
-            yield from self._step(self.data.train.take(rows.to(self.data.train.labels.device)))
+            yield from self._step(prepared, train.take(rows.to(train.labels.device)))
 
-    def _step(self, batch: Samples) -> Exchange[None]:
+    def _step(self, prepared: Prepared, batch: Samples) -> Exchange[None]:
         """Take one optimizer step; a site that is out of data contributes no rows, and is present."""
         known = yield from self._ask()
         if known is not None and (self.state.follows or self.index in known.missing):
             batch = batch.take(torch.arange(0))  # nobody waits for its gradients: it only follows
         self.lap("begin")
-        gradients, loss = self._gradients(batch)
+        gradients, loss = self._gradients(batch, prepared.fit.class_weights)
         size = self._size(gradients)
         self.lap("compute")
         seed = derive(self.plan.seed, "site", self.index, self.course.round)
@@ -247,7 +293,7 @@ class _Trainer:
                 raise NonFiniteError(f"the gradient of {route.name} in step {self.replica.step + 1}")
         return math.hypot(*sizes)
 
-    def _gradients(self, batch: Samples) -> tuple[Payload, float]:
+    def _gradients(self, batch: Samples, weights: Tensor | None) -> tuple[Payload, float]:
         """Return the gradients of the batch's mean loss in the plan's order, and that loss."""
         model = self.replica.model.train()
         like = next(model.parameters())
@@ -258,7 +304,7 @@ class _Trainer:
         with FactorCapture(model, only=self.plan.factor_names) as capture:
             for part in batch.split(batch_sizes(len(batch), self.spec.training.batch_size)):
                 try:
-                    loss = self._loss(part) * (len(part) / len(batch))
+                    loss = self._loss(part, weights) * (len(part) / len(batch))
                     capture.backward(loss)
                 except Exception as error:
                     raise ModelError(error) from error
@@ -267,39 +313,58 @@ class _Trainer:
             raise NonFiniteError(f"the training loss in step {self.replica.step + 1}")
         return gather(self.plan.routes, capture.factors(), capture.dense(), like), value
 
-    def _loss(self, batch: Samples) -> Tensor:
+    def _loss(self, batch: Samples, weights: Tensor | None) -> Tensor:
         kind = batch.labels.device.type
         with torch.autocast(kind, torch.bfloat16, enabled=self.spec.training.autocast is not None):
-            return F.cross_entropy(self.replica.model(batch.inputs), batch.labels)
+            return mean_loss(self.spec.task, self.replica.model(batch.inputs), batch.labels, weights)
 
-    def _end_of_epoch(self) -> Exchange[None]:
+    def _end_of_epoch(self, prepared: Prepared) -> Exchange[None]:
         """Average the buffers, evaluate, and decide together whether this was the best epoch and the last."""
         if self.plan.buffers:
-            yield from self._exchange(Kind.BUFFERS, self._buffers, Buffers)
-        yield from self._evaluate("validation", self.data.validation, self.course.epoch)
+            yield from self._exchange(Kind.BUFFERS, lambda: self._buffers(prepared), Buffers)
+        yield from self._evaluate("validation", prepared, self.course.epoch)
         yield from self._exchange(Kind.DECISION, self.course.view, Decision)
 
-    def _buffers(self) -> Buffers:
+    def _buffers(self, prepared: Prepared) -> Buffers:
         values = pack_buffers(saved_buffers(self.replica.model), self.plan)
-        return Buffers(samples=len(self.data.train), values=values)
+        return Buffers(samples=len(prepared.train), values=values)
 
-    def _evaluate(self, split: Split, samples: Samples, epoch: int) -> Exchange[Pooled]:
-        return (yield from self._exchange(Kind.EVALUATION, lambda: self._sums(split, samples, epoch), Pooled))
+    def _evaluate(self, split: Split, prepared: Prepared, epoch: int) -> Exchange[Pooled]:
+        return (yield from self._exchange(Kind.EVALUATION, lambda: self._tallies(split, prepared, epoch), Pooled))
 
-    def _sums(self, split: Split, samples: Samples, epoch: int) -> Evaluation:
+    def _tallies(self, split: Split, prepared: Prepared, epoch: int) -> Evaluation:
+        """Return what the model's outputs for a split add up to, and at a test what guesses from the site alone do."""
+        samples: Samples = getattr(prepared, split)
+        outputs = self._outputs(samples)
+        if not bool(torch.isfinite(outputs).all()):
+            raise NonFiniteError(f"the network's output for the {split} samples")
+        baseline = b""
+        if split == "test":
+            self.tested(self.course.fold, prepared.in_units(outputs))
+            guesses = guess(self.spec.task, prepared.train.labels.cpu(), prepared.fit).expand_as(outputs)
+            baseline = self._tally(prepared, guesses, samples)
+        fold, model = self.course.fold, self._tally(prepared, outputs, samples)
+        return Evaluation(split=split, fold=fold, epoch=epoch, tally=model, baseline=baseline)
+
+    def _outputs(self, samples: Samples) -> Tensor:
         model = self.replica.model.eval()
-        total = tally(torch.empty(0, self.plan.classes), torch.empty(0, dtype=torch.int64))
+        outputs = [torch.empty(0, self.spec.task.outputs)]
         with torch.no_grad():
             for at in range(0, len(samples), EVALUATION_BATCH):
-                chosen = slice(at, at + EVALUATION_BATCH)
                 try:
-                    logits = model(samples.inputs[chosen])
+                    outputs.append(model(samples.inputs[at : at + EVALUATION_BATCH]).cpu())
                 except Exception as error:
                     raise ModelError(error) from error
-                total += tally(logits.cpu(), samples.labels[chosen].cpu())
-        if not math.isfinite(total.loss):
-            raise NonFiniteError(f"the {split} loss")
-        return _evaluation(split, epoch, total)
+        return torch.cat(outputs[1:] or outputs)
+
+    def _tally(self, prepared: Prepared, outputs: Tensor, samples: Samples) -> bytes:
+        task, labels, total = self.spec.task, samples.labels.cpu(), empty(self.spec.task)
+        for at in range(0, len(labels), EVALUATION_BATCH):
+            part = slice(at, at + EVALUATION_BATCH)
+            found = losses(task, outputs[part].double(), labels[part])
+            numbers, true = prepared.in_units(outputs[part]), prepared.in_units(labels[part])
+            total += tally(task, numbers, true, found, centre=prepared.centre)
+        return pack_tally(total)
 
     def _exchange(self, kind: Kind, make: Callable[[], Body], answer: type[B]) -> Exchange[B]:
         """Send a contribution, unless its round is complete already; return the body of the round's update."""
@@ -338,17 +403,7 @@ class _Trainer:
     def _follow(self, update: Message | None) -> None:
         assert update is not None
         self.behind = self.behind or self.index in update.missing
+        fold = self.course.fold
         self.course.follow(update)
-
-
-def _evaluation(split: Split, epoch: int, total: Tally) -> Evaluation:
-    return Evaluation.model_validate(
-        {
-            "split": split,
-            "epoch": epoch,
-            "samples": total.samples,
-            "loss": total.loss,
-            "correct": total.correct,
-            "scores": pack_scores(total.scores),
-        }
-    )
+        if self.course.fold != fold:
+            self.state.residuals = {}

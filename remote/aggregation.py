@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import reduce
 from operator import add
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from common.arrays import pack_counts, pack_sums, unpack_counts, unpack_sums
 from common.course import MOST_STEPS, Course, packed_state
 from common.drift import distance
 from common.errors import NonFiniteError, RunFailedError
@@ -31,12 +32,13 @@ from common.messages import (
     Roster,
     Sketch,
     Step,
+    Sums,
 )
 from common.methods import Method, State, Weighted
 from common.methods.base import shares
-from common.metrics import Metrics, Tally, summarise
+from common.metrics import summarise, unpack_tally
 from common.plan import Plan
-from common.protocol import pack_buffers, unpack_buffers, unpack_scores
+from common.protocol import pack_buffers, unpack_buffers
 from common.seeds import derive
 from common.spec import RunSpec
 from remote.rounds import Ready
@@ -64,8 +66,10 @@ def aggregate(spec: RunSpec, plan: Plan, course: Course, ready: Ready, state: St
         return _hello(spec, plan, _bodies(messages, Hello)), state
     if ready.kind is Kind.BUFFERS:
         return _buffers(plan, sites, _bodies(messages, Buffers)), state
+    if ready.kind is Kind.SUMS:
+        return _sums(plan, _bodies(messages, Sums)), state
     if ready.kind is Kind.EVALUATION:
-        return _evaluation(plan, _bodies(messages, Evaluation)), state
+        return _evaluation(spec, _bodies(messages, Evaluation)), state
     if ready.kind is Kind.DECISION:
         views = _bodies(messages, Decision)
         best, stop = all(view.best for view in views), any(view.stop for view in views)
@@ -75,11 +79,6 @@ def aggregate(spec: RunSpec, plan: Plan, course: Course, ready: Ready, state: St
     goodbyes = _bodies(messages, Goodbye)
     digests = {site: goodbye.weights_sha256 for site, goodbye in zip(sites, goodbyes, strict=True)}
     return Farewell(weights_sha256=digests, drift=_drift(course, [goodbye.sketch for goodbye in goodbyes])), state
-
-
-def site_metrics(plan: Plan, evaluation: Evaluation) -> Metrics:
-    """Return the metrics of one site's own sums."""
-    return summarise(_tally(plan, evaluation))
 
 
 def _step(plan: Plan, method: Method, first: Message, steps: Sequence[Step], state: State) -> tuple[Step, State]:
@@ -113,14 +112,28 @@ def _hello(spec: RunSpec, plan: Plan, hellos: Sequence[Hello]) -> Roster:
             got = getattr(hello, field)
             if got != value:
                 raise RunFailedError(site, f"{meaning[field]}: {field} is {got}, the aggregator has {value}")
-        if hello.train == 0:
+    counts = [unpack_counts(hello.samples, plan.folds, 3) for hello in hellos]
+    train = [[count[fold][0] for count in counts] for fold in range(plan.folds)]
+    for place, site in enumerate(plan.sites):
+        most = max(fold[place] for fold in train)
+        if most == 0:
             raise RunFailedError(site, "train: it has no samples to train on")
-        steps = math.ceil(hello.train / spec.training.step_size)
+        steps = math.ceil(most / spec.training.step_size)
         if steps > MOST_STEPS:
             raise RunFailedError(
-                site, f"train: {hello.train} samples are {steps} steps an epoch, expected at most {MOST_STEPS}"
+                site, f"train: {most} samples are {steps} steps an epoch, expected at most {MOST_STEPS}"
             )
-    return Roster(train=[hello.train for hello in hellos])
+    for fold, samples in enumerate(train):
+        if not any(samples):
+            raise RunFailedError("aggregator", f"train: in fold {fold + 1} no site has a sample to train on")
+    return Roster(train=pack_counts(train))
+
+
+def _sums(plan: Plan, sent: Sequence[Sums]) -> Sums:
+    """Add up what preparation needs, site after site."""
+    stage = sent[0].stage
+    sums = (unpack_sums(one.values, plan.folds, plan.stage_size(stage)) for one in sent)
+    return Sums(stage=stage, values=pack_sums(reduce(add, sums)))
 
 
 def _comparison(spec: RunSpec, course: Course, sketches: Sequence[bytes]) -> Comparison:
@@ -158,14 +171,11 @@ def _buffers(plan: Plan, sites: Sequence[str], sent: Sequence[Buffers]) -> Buffe
     return Buffers(samples=total, values=pack_buffers(pooled, plan))
 
 
-def _evaluation(plan: Plan, sent: Sequence[Evaluation]) -> Pooled:
-    total = reduce(add, (_tally(plan, evaluation) for evaluation in sent))
-    return Pooled.model_validate({"split": sent[0].split, "epoch": sent[0].epoch, **asdict(summarise(total))})
-
-
-def _tally(plan: Plan, evaluation: Evaluation) -> Tally:
-    scores = unpack_scores(evaluation.scores, plan.classes)
-    return Tally(evaluation.samples, evaluation.loss, evaluation.correct, scores)
+def _evaluation(spec: RunSpec, sent: Sequence[Evaluation]) -> Pooled:
+    found = summarise(spec.task, reduce(add, (unpack_tally(spec.task, one.tally) for one in sent)))
+    first = sent[0]
+    where: dict[str, Any] = {"split": first.split, "fold": first.fold, "epoch": first.epoch}
+    return Pooled.model_validate({**where, **asdict(found)})
 
 
 def _bodies(messages: Sequence[Message], kind: type[B]) -> list[B]:

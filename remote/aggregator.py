@@ -10,15 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.arrays import unpack_sums
 from common.artifacts import save_model
 from common.checkpoints import EVERY, Checkpoints
 from common.course import Course
 from common.errors import REASON_CHARACTERS, ProtocolError, RankdadError, RunFailedError, UserError
 from common.journal import NOBODY, Entry, Record
 from common.ledger import Durability, Ledger, Retention
-from common.messages import Body, Failure, Farewell, Kind, Message, Step
+from common.messages import Body, Failure, Farewell, Kind, Message, Step, Sums
 from common.methods import State
 from common.plan import make_plan
+from common.preparation import Preparing
 from common.protocol import pack, unpack
 from common.reduction.feedback import Residuals
 from common.replica import Replica
@@ -86,6 +88,7 @@ class Aggregator:
         self.plan = make_plan(spec, replica.model)
         self.run_id = secrets.token_hex(8)
         self.course = Course(spec, self.plan, replica)
+        self._preparing = Preparing(spec)
         self._clock, self._keeping = clock, keeping
         self._ledger: Ledger | None = None
         self._checkpoints: Checkpoints | None = None
@@ -156,12 +159,23 @@ class Aggregator:
             raise ProtocolError(409, f"p: got phase {message.phase}, but the run is in phase {self._phase} of a step")
         if current:
             check_turn(self.plan, self.course, self._last, message)
+            if isinstance(message.body, Sums):
+                self._check_sums(message.body)
         known = self.barrier.holds(site)
         effects = self.barrier.receive(site, body, message, self._clock())
         self._departed.discard(site)
         if self._ledger and not known and self.barrier.holds(site):
             self._ledger.append(Record(Entry.CONTRIBUTION, message.round, self.plan.sites.index(site), body))
         return effects
+
+    def _check_sums(self, sums: Sums) -> None:
+        """Refuse sums for preparation that no samples have."""
+        values = unpack_sums(sums.values, self.plan.folds, self.plan.stage_size(sums.stage))
+        try:
+            for fold in values:
+                self._preparing.check(sums.stage, fold)
+        except ValueError as error:
+            raise ProtocolError(422, f"d.values: {error}") from None
 
     def recorded(self, site: str, round_: int) -> bytes | None:
         """Return the update of a completed round to a site; None if the round is not complete.
@@ -323,8 +337,10 @@ class Aggregator:
         Raises:
             UserError: the disk is full or broken.
         """
-        body, course = update.message.body, self.course
+        body, course, fold = update.message.body, self.course, self.course.fold
         course.follow(update.message)
+        if course.fold != fold:
+            self._residuals = {}
         self._last = ready.kind
         self.recorder.record(ready, body, len(update.packed), seconds)
         if isinstance(body, Farewell):
@@ -334,7 +350,7 @@ class Aggregator:
             self._write_checkpoint()
 
     def _is_due(self, body: Body) -> bool:
-        return isinstance(body, Step) and self.course.replica.step % EVERY == 0
+        return isinstance(body, Step) and self.course.steps % EVERY == 0
 
     def _write_checkpoint(self) -> None:
         if self._checkpoints is None or self._ledger is None or self._keeping is None:
@@ -382,4 +398,6 @@ class Aggregator:
         if self._ledger:
             self._ledger.close()
         best, final = self.course.best_weights, self.course.replica.weights()
-        save_model(self.recorder.directory / "model", self.spec, best, final)
+        last = min(self.course.fold, self.plan.folds - 1)
+        fit = self._preparing.fit(self.course.totals_of(last)) if self.course.stage is None else None
+        save_model(self.recorder.directory / "model", self.spec, best, final, fit)

@@ -95,8 +95,8 @@ def export(
     """Rebuild the model of any step from a run's ledger."""
     from remote.export import export as run
 
-    replica = run(directory, step, output, allow_factory or ())
-    typer.echo(f"the model after step {replica.step} is in {output / 'model'}, sha256 {replica.digest()[:16]}…")
+    course = run(directory, step, output, allow_factory or ())
+    typer.echo(f"the model after step {course.steps} is in {output / 'model'}, sha256 {course.replica.digest()[:16]}…")
 
 
 def report(

@@ -18,14 +18,15 @@ from common.errors import UserError
 from common.ledger import oldest_update, read_updates
 from common.messages import Kind
 from common.plan import make_plan
+from common.preparation import Preparing
 from common.protocol import unpack
 from common.replica import Replica
 from common.spec import RunSpec
 from remote.aggregator import CHECKPOINTS, LEDGER
 
 
-def export(directory: Path, step: int | None, output: Path, allowed_factories: Collection[str] = ()) -> Replica:
-    """Write the model as it was after a step, as the final one of the output folder; return its replica.
+def export(directory: Path, step: int | None, output: Path, allowed_factories: Collection[str] = ()) -> Course:
+    """Write the model as it was after a step, as the final one of the output folder; return where the run was.
 
     A run that is still going on is only read.
 
@@ -48,12 +49,13 @@ def export(directory: Path, step: int | None, output: Path, allowed_factories: C
         raise UserError(f"--step: got {step}, but {ledger} keeps only the last checkpoints and what came after them")
     for record in read_updates(ledger, plan.sha256(), course.round):
         update = unpack(record.body, plan, up=False)
-        if replica.step == step and update.kind is not Kind.BUFFERS:  # which belong to the last step of an epoch
+        if course.steps == step and update.kind is not Kind.BUFFERS:  # which belong to the last step of an epoch
             break
         if update.round != course.round:
             raise UserError(f"{ledger}: round {course.round} is missing, expected all since then")
         course.follow(update)
-    if replica.step == 0 or (step is not None and replica.step != step):
-        raise UserError(f"--step: got {step}, expected 1 to {replica.step}: so far does {ledger} reach")
-    save_model(output / "model", spec, {}, replica.weights())
-    return replica
+    if course.steps == 0 or (step is not None and course.steps != step):
+        raise UserError(f"--step: got {step}, expected 1 to {course.steps}: so far does {ledger} reach")
+    fit = Preparing(spec).fit(course.totals_of(min(course.fold, plan.folds - 1)))
+    save_model(output / "model", spec, {}, replica.weights(), fit)
+    return course

@@ -9,8 +9,8 @@ from typing import Any
 from common.messages import Pooled
 from common.plan import Plan
 from common.spec import RunSpec
-
-POOLED = ("validation", "test")
+from common.tasks import TaskSpec
+from remote.study import Study
 
 
 @dataclass
@@ -21,16 +21,21 @@ class Progress:
         name: of the run.
         method: its name.
         sites: in the plan's order.
-        epochs: at most.
+        task: what is predicted.
+        epochs: of a fold, at most.
+        folds: how many times the run trains.
         dense_bytes: one full gradient in float32.
-        steps_per_epoch: 0 until all sites have said hello.
-        epoch: of the next step, from 0.
-        step: optimizer steps done.
+        steps_per_epoch: of every fold; none until all sites have said hello.
+        fold: of the next step, from 0.
+        epoch: of the next step, from 0 in every fold.
+        step: optimizer steps done, of all folds.
         loss: pooled training loss of the last step.
         train_loss: pooled mean training loss of the last whole epoch.
         validation: of the last epoch.
-        test: of the best epoch's model.
-        best_epoch: so far.
+        study: the tests of all folds so far.
+        best_epoch: so far, of the fold.
+        dropped: rows that sites have left out of their data.
+        warnings: sites by what is odd about their data.
         step_seconds: in all steps so far.
         seconds: in all rounds so far.
         up: bytes of all steps' contributions so far.
@@ -47,16 +52,21 @@ class Progress:
     name: str
     method: str
     sites: tuple[str, ...]
+    task: TaskSpec
     epochs: int
+    folds: int
     dense_bytes: int
-    steps_per_epoch: int = 0
+    study: Study
+    steps_per_epoch: list[int] = field(default_factory=list)
+    fold: int = 0
     epoch: int = 0
     step: int = 0
     loss: float | None = None
     train_loss: float | None = None
     validation: Pooled | None = None
-    test: Pooled | None = None
     best_epoch: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    warnings: dict[str, list[str]] = field(default_factory=dict)
     step_seconds: float = 0.0
     seconds: float = 0.0
     up: int = 0
@@ -72,23 +82,30 @@ class Progress:
     @classmethod
     def of(cls, spec: RunSpec, plan: Plan) -> Progress:
         """Return the progress of a run that has not begun."""
-        return cls(spec.name, spec.method.name, plan.sites, spec.training.epochs, plan.dense_bytes)
+        study = Study(spec.task, plan.sites)
+        about = (spec.name, spec.method.name, plan.sites, spec.task, spec.training.epochs, spec.folds)
+        return cls(*about, plan.dense_bytes, study)
 
     def state(self) -> dict[str, Any]:
         """Return all figures as JSON."""
-        pooled = {name: value.model_dump() for name in POOLED if (value := getattr(self, name)) is not None}
-        return {name: value for name, value in vars(self).items() if name not in POOLED} | pooled
+        figures = {name: value for name, value in vars(self).items() if name not in ("task", "study", "validation")}
+        return {**figures, "study": self.study.state(), "validation": self.validation and self.validation.model_dump()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over the figures that `state` has returned."""
         for name, value in state.items():
-            setattr(self, name, Pooled(**value) if name in POOLED else value)
+            if name == "study":
+                self.study.restore(value)
+            elif name == "validation":
+                self.validation = value and Pooled(**value)
+            else:
+                setattr(self, name, value)
         self.sites = tuple(self.sites)
 
     @property
     def steps(self) -> int:
         """Steps of the whole run, if it does not stop early."""
-        return self.epochs * self.steps_per_epoch
+        return self.epochs * sum(self.steps_per_epoch)
 
     def per_site_step(self, total: int) -> float:
         """Return bytes per site and step."""

@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import json
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from common import __version__
+from common.arrays import unpack_counts
 from common.errors import UserError
 from common.factors import Factor
-from common.messages import Body, Comparison, Decision, Evaluation, Farewell, Kind, Message, Pooled, Roster, Step
-from common.metrics import Metrics
+from common.messages import (
+    Body,
+    Comparison,
+    Decision,
+    Evaluation,
+    Farewell,
+    Hello,
+    Kind,
+    Message,
+    Pooled,
+    Roster,
+    Step,
+)
+from common.metrics import Metrics, Tally, summarise, unpack_tally
 from common.plan import Plan
 from common.spec import RunSpec
-from remote.aggregation import site_metrics
 from remote.progress import Progress
 from remote.rounds import Ready
-
-METRICS = ("samples", "loss", "accuracy", "auc", "auc_error")
-
 
 class Recorder:
     """Write what happens to a run's directory, and keep its `Progress`.
@@ -75,7 +85,7 @@ class Recorder:
             ],
             state.get("steps"),
         )
-        columns = ["epoch", "split", "site", "train_loss", *METRICS]
+        columns = ["fold", "epoch", "split", "site", "train_loss", "samples", *spec.task.metrics, "auc_error"]
         self._metrics = _Table(directory / "metrics.csv", columns, state.get("metrics"))
         if state:
             self.progress.restore(state["progress"])
@@ -106,7 +116,9 @@ class Recorder:
         if isinstance(update, Step):
             self._record_step(ready, update, size, seconds, aggregation_seconds)
         elif isinstance(update, Roster):
-            progress.steps_per_epoch = -(-max(update.train) // self._spec.training.step_size)
+            train = unpack_counts(update.train, self._plan.folds, len(self._plan.sites))
+            progress.steps_per_epoch = [-(-max(fold) // self._spec.training.step_size) for fold in train]
+            self._record_hello(ready)
         elif isinstance(update, Pooled):
             self._record_evaluation(ready, update)
         elif isinstance(update, Decision):
@@ -117,6 +129,15 @@ class Recorder:
             progress.drift = max(progress.drift or 0.0, update.drift)
             if isinstance(update, Farewell):
                 progress.weights_sha256 = dict(update.weights_sha256)
+
+    def _record_hello(self, ready: Ready) -> None:
+        for site, message in self._sent(ready):
+            assert isinstance(message.body, Hello)
+            if message.body.dropped:
+                self.progress.dropped[site] = message.body.dropped
+            for warning in message.body.warnings:
+                self.progress.warnings.setdefault(warning, []).append(site)
+        self.summarise()
 
     def _record_step(self, ready: Ready, update: Step, size: int, seconds: float, aggregation_seconds: float) -> None:
         progress, sums = self.progress, self._open
@@ -151,20 +172,40 @@ class Recorder:
         return ((self._plan.sites[place], sent) for place, sent in zip(ready.places, ready.messages, strict=True))
 
     def _record_evaluation(self, ready: Ready, pooled: Pooled) -> None:
-        rows: list[tuple[str, Any]] = [("pooled", pooled)]
+        task, progress = self._spec.task, self.progress
+        models: dict[str, Tally] = {}
+        baselines: dict[str, Tally] = {}
         for site, message in self._sent(ready):
             assert isinstance(message.body, Evaluation)
-            rows.append((site, site_metrics(self._plan, message.body)))
-        for site, metrics in rows:
-            figures = ["" if (value := getattr(metrics, name)) is None else value for name in METRICS]
+            models[site] = unpack_tally(task, message.body.tally)
+            if message.body.baseline:
+                baselines[site] = unpack_tally(task, message.body.baseline)
+        rows = {"pooled": Metrics(pooled.samples, dict(pooled.values), pooled.auc_error, pooled.absent)}
+        rows |= {site: summarise(task, tally) for site, tally in models.items()}
+        for site, metrics in rows.items():
             loss = self._train_loss(site) if pooled.split == "validation" else ""
-            self._metrics.row([pooled.epoch, pooled.split, site, loss, *figures])
+            figures = ["" if value is None else value for value in (*metrics.values.values(), metrics.auc_error)]
+            self._metrics.row([pooled.fold, pooled.epoch, pooled.split, site, loss, metrics.samples, *figures])
         if pooled.split == "test":
-            self.progress.test = pooled
+            progress.study.add(models, baselines)
+            progress.fold, progress.epoch = pooled.fold + 1, 0
+            self._write_sites()
         else:
-            self.progress.validation = pooled
-            self.progress.train_loss = float(self._train_loss("pooled") or 0.0)
+            progress.validation = pooled
+            progress.train_loss = float(self._train_loss("pooled") or 0.0)
             self._losses = dict.fromkeys(self._plan.sites, (0.0, 0.0))
+
+    def _write_sites(self) -> None:
+        """Write a row for every site: its figures over all folds so far."""
+        rows = self.progress.study.by_site()
+        path, text = self.directory / "sites.csv", io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        try:
+            path.write_text(text.getvalue(), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written: {error.strerror}") from None
 
     def _train_loss(self, site: str) -> float | str:
         sums = self._losses.values() if site == "pooled" else [self._losses[site]]
@@ -205,7 +246,14 @@ def summary(progress: Progress) -> dict[str, Any]:
         "dense_bytes": progress.dense_bytes,
         "times_fewer_bytes_than_dense": progress.ratio if progress.step else None,
         "train_loss": progress.train_loss,
-        "metrics": {"validation": _metrics(progress.validation), "test": _metrics(progress.test)},
+        "folds": progress.folds,
+        "metrics": {
+            "validation": _metrics(progress.validation),
+            "test": _metrics(progress.study.pooled),
+            **progress.study.summary(),
+        },
+        "rows_dropped": progress.dropped,
+        "warnings": progress.warnings,
         "left_out": progress.left_out,
         "resets": progress.resets,
         "drift": progress.drift,
@@ -216,10 +264,10 @@ def summary(progress: Progress) -> dict[str, Any]:
     }
 
 
-def _metrics(pooled: Pooled | None) -> dict[str, Any] | None:
-    if pooled is None:
+def _metrics(found: Pooled | Metrics | None) -> dict[str, Any] | None:
+    if found is None:
         return None
-    return asdict(Metrics(*(getattr(pooled, name) for name in METRICS)))
+    return {"samples": found.samples, **found.values, "auc_error": found.auc_error, "absent": found.absent}
 
 
 def new_directory(directory: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.course import Course
 from common.errors import ProtocolError
-from common.messages import Decision, Evaluation, Kind, Message
+from common.messages import Decision, Evaluation, Kind, Message, Sums
 from common.plan import Plan
 
 
@@ -29,9 +29,13 @@ def check_turn(plan: Plan, course: Course, last: Kind | None, message: Message) 
         raise ProtocolError(409, f"k: got {message.kind.name} in round {message.round}, expected {due.name}")
     if isinstance(body, Evaluation):
         expected = ("validation", course.epoch) if course.trains else ("test", course.best_epoch)
-        if (body.split, body.epoch) != expected:
-            got = f"{body.split} of epoch {body.epoch}"
-            raise ProtocolError(409, f"d.split: got {got}, expected {expected[0]} of epoch {expected[1]}")
+        if (body.split, body.epoch) != expected or body.fold != course.fold:
+            got, wanted = f"{body.split} of epoch {body.epoch}", f"{expected[0]} of epoch {expected[1]}"
+            raise ProtocolError(
+                409, f"d.split: got {got} in fold {body.fold}, expected {wanted} in fold {course.fold}"
+            )
+    elif isinstance(body, Sums) and body.stage != course.stage:
+        raise ProtocolError(409, f"d.stage: got {body.stage}, expected {course.stage}")
     elif isinstance(body, Decision) and body != course.view():
         raise ProtocolError(409, f"d: got {body}, expected {course.view()}: it follows from the pooled metrics")
 
@@ -39,8 +43,12 @@ def check_turn(plan: Plan, course: Course, last: Kind | None, message: Message) 
 def _due(plan: Plan, course: Course, last: Kind | None) -> Kind:
     if not course.roster:
         return Kind.HELLO
-    if last is Kind.EVALUATION:
-        return Kind.DECISION if course.trains else Kind.GOODBYE
+    if course.stage is not None:
+        return Kind.SUMS
+    if course.decides:
+        return Kind.DECISION
+    if course.tested:
+        return Kind.GOODBYE
     if last is Kind.BUFFERS or not course.trains:
         return Kind.EVALUATION
     if course.step < course.replica.steps_per_epoch:

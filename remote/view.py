@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from remote.progress import Progress
 
 WAITING_WORTH_SAYING = 10.0  # seconds between two lines about the same wait
 WAITING_WORTH_SHOWING = 1.0
+LABELS = {"auc": "AUC", "f1": "F1", "mae": "MAE", "r2": "R²", "pearson_r": "r"}
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,10 @@ class PlainView:
         if p.step and not self._begun:
             self._begun = True
             self._say(f"step 1 of {p.steps}: loss {_number(p.loss)}")
-        if p.validation is not None and p.epoch > self._epoch:
-            self._epoch = p.epoch
-            self._say(f"epoch {p.epoch} of {p.epochs} · {_figures(p)} · {_bytes(p)} · {_left(p)}")
+        done = p.fold * p.epochs + p.epoch
+        if p.validation is not None and p.epoch and done > self._epoch:
+            self._epoch = done
+            self._say(f"{_fold(p)}epoch {p.epoch} of {p.epochs} · {_figures(p)} · {_bytes(p)} · {_left(p)}")
         now = self._waiting()
         periods = int(now.seconds / WAITING_WORTH_SAYING) if now.sites else 0
         if periods > self._said:
@@ -148,20 +150,30 @@ class LiveView:
 def _where(p: Progress) -> str:
     if not p.steps:
         return "waiting for all sites to say hello"
-    return (
-        f"epoch {min(p.epoch + (p.step < p.steps and p.step >= p.epoch * p.steps_per_epoch), p.epochs)} of {p.epochs}"
-    )
+    step = p.step - p.epochs * sum(p.steps_per_epoch[: p.fold])
+    here = p.steps_per_epoch[min(p.fold, p.folds - 1)]
+    begun = p.epoch + (step < here * p.epochs and step >= p.epoch * here)
+    return f"{_fold(p)}epoch {min(begun, p.epochs)} of {p.epochs}"
+
+
+def _fold(p: Progress) -> str:
+    return f"fold {min(p.fold + 1, p.folds)} of {p.folds} · " if p.folds > 1 else ""
 
 
 def _figures(p: Progress) -> str:
     if p.validation is None:
         return f"training loss {_number(p.loss)}"
-    v = p.validation
-    bound = "" if v.auc_error is None else f" (± {v.auc_error:.0e})"
-    return (
-        f"training loss {_number(p.train_loss)} · validation loss {_number(v.loss)} "
-        f"accuracy {_number(v.accuracy)} AUC {_number(v.auc, 5)}{bound}"
-    )
+    found = " · ".join(figures(p.validation.values, p.validation.auc_error))
+    return f"training loss {_number(p.train_loss)} · validation: {found}"
+
+
+def figures(values: Mapping[str, float | None], auc_error: float | None) -> list[str]:
+    """Return metrics as people read them."""
+    found = []
+    for name, value in values.items():
+        bound = "" if name != "auc" or auc_error is None else f" (± {auc_error:.0e})"
+        found.append(f"{LABELS.get(name, name.replace('_', ' '))} {_number(value, 5 if name == 'auc' else 4)}{bound}")
+    return found
 
 
 def _bytes(p: Progress) -> str:
@@ -193,6 +205,18 @@ def size(count: float) -> str:
     return f"{count:.1f} GB"
 
 
+def _show_study(metrics: dict[str, Any]) -> None:
+    for name, interval in metrics["intervals"].items():
+        label, low, high = LABELS.get(name, name.replace("_", " ")), interval["low"], interval["high"]
+        print(f"         95 % interval of {label}: {low:.4f} to {high:.4f} ({interval['method']})")
+    spreads = {"folds": metrics["folds"], "sites": metrics["sites"]}
+    for over, found in spreads.items():
+        several = {name: spread for name, spread in found.items() if spread["sd"] is not None}
+        if several:
+            words = (f"{LABELS.get(name, name)} {one['mean']:.4f} ± {one['sd']:.4f}" for name, one in several.items())
+            print(f"         mean over {over}: {', '.join(words)}")
+
+
 def show_result(summary: dict[str, Any], directory: Path) -> None:
     """Print a run's result in a few lines."""
     test = summary["metrics"]["test"] or {}
@@ -201,11 +225,14 @@ def show_result(summary: dict[str, Any], directory: Path) -> None:
         f"\n{summary['method']}, {len(summary['sites'])} sites, {summary['steps']} steps, {summary['epochs']} epochs, "
         f"best epoch {summary['best_epoch'] + 1}, {summary['seconds']:.1f} s"
     )
-    if test.get("auc") is not None:
-        print(
-            f"test:    AUC {test['auc']:.5f} (± {test['auc_error']:.0e} from binning), "
-            f"accuracy {test['accuracy']:.4f}, loss {test['loss']:.4f}, {test['samples']} samples"
-        )
+    if test.get("samples"):
+        known = {name: value for name, value in test.items() if name not in ("samples", "auc_error", "absent")}
+        print(f"test:    {', '.join(figures(known, test['auc_error']))}, {test['samples']} samples")
+        _show_study(summary["metrics"])
+    for warning, sites in summary["warnings"].items():
+        print(f"warning: {warning.replace('-', ' ')}: {len(sites)} sites ({', '.join(sites[:5])}{', …' * (len(sites) > 5)})")
+    if summary["rows_dropped"]:
+        print(f"dropped: {sum(summary['rows_dropped'].values())} rows of data at {len(summary['rows_dropped'])} sites")
     up, down = summary["bytes_up_per_site_step"], summary["bytes_down_per_site_step"]
     ratio = summary["times_fewer_bytes_than_dense"] or 0.0
     print(f"traffic: {size(up)} up, {size(down)} down per site and step, {ratio:.1f} times fewer than full gradients")

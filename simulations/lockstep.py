@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
+
+from torch import Tensor
 
 from common.course import Course
 from common.errors import RankdadError, RunFailedError
@@ -30,6 +33,7 @@ def run(
     allowed_factories: Collection[str] = (),
     device: str = "cpu",
     on_round: Callable[[Aggregator], None] = lambda aggregator: None,
+    tested: Callable[[str, int, Tensor], None] = lambda site, fold, outputs: None,
 ) -> dict[str, Result]:
     """Train all sites of a run in this process.
 
@@ -40,6 +44,7 @@ def run(
         allowed_factories: model factories that the caller permits.
         device: where the sites train.
         on_round: called after every round.
+        tested: given every site's outputs for the test samples of every fold.
 
     Returns:
         Every site's result, by name.
@@ -52,7 +57,7 @@ def run(
     trainings = {}
     for site in plan.sites:
         course = Course(spec, plan, Replica(spec, allowed_factories, device))
-        trainings[site] = train(spec, plan, data[site].to(device), TrainingState(site, course))
+        trainings[site] = train(spec, plan, data[site], TrainingState(site, course), tested=partial(tested, site))
     results: dict[str, Result] = {}
     answers: dict[str, bytes] = {}
     failures: list[RunFailedError] = []

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from common.data import CsvData, NpzData
-from common.errors import DataError, UserError
-from common.seeds import derive
-from common.spec import RunSpec
+from common.messages import Warning
+from common.preparation import Rows
+from common.spec import KFold, RunSpec
+from common.tasks import Classification
+from local.data.folds import Split, folds
 from local.data.npz import read_npz
-from local.data.reading import Reading
+from local.data.reading import Array, Reading
 
-TRAIN, VALIDATION, TEST = 0, 1, 2
-
+MEANING: dict[Warning, str] = {
+    "one-class": "all samples are of one class: there is no AUC of this site alone",
+    "fewer-samples-than-folds": "there are fewer samples than folds: some folds test none here",
+}
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Inputs [samples, …] in the replica's dtype (int64 for tokens) and labels int64 [samples]."""
+    """Inputs [samples, …] in the replica's dtype (int64 for tokens) and labels [samples, …] as the task has them."""
 
     inputs: Tensor
     labels: Tensor
@@ -43,26 +49,41 @@ class Samples:
 
 @dataclass(frozen=True, eq=False)
 class SiteData:
-    """A site's samples in three parts, and what the person at the site should be told of them, one sentence each."""
+    """A site's samples as they were read, and which of them every fold trains on, validates and tests with.
 
-    train: Samples
-    validation: Samples
-    test: Samples
+    Args:
+        samples: all of them.
+        splits: one for each time that the run trains.
+        covariates: float64 [samples, …]; None where harmonisation keeps none.
+        keys: name of each sample.
+        dropped: how many rows of the source were left out.
+        warnings: what is counted at the aggregator too.
+        notes: what the person at the site should be told, one sentence each.
+    """
+
+    samples: Samples
+    splits: tuple[Split, ...]
+    covariates: Tensor | None = None
+    keys: tuple[str, ...] = ()
+    dropped: int = 0
+    warnings: tuple[Warning, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def to(self, device: str) -> SiteData:
-        """Return the samples on a device.
-
-        Raises:
-            UserError: this machine does not have it.
-        """
-        if device.startswith("cuda") and not torch.cuda.is_available():
-            raise UserError(f"device: {device} is not available on this machine, expected cpu")
-        return SiteData(self.train.to(device), self.validation.to(device), self.test.to(device), self.notes)
+    def rows(self, fold: int) -> Rows:
+        """Return a fold's training rows, for preparation."""
+        rows = self.splits[fold].train
+        covariates = None if self.covariates is None else self.covariates[rows]
+        return Rows(self.samples.inputs[rows], self.samples.labels[rows], covariates)
 
 
-def read_site(spec: RunSpec, folder: Path, site_index: int) -> SiteData:
+def read_site(spec: RunSpec, folder: Path, site_index: int, allowed: Collection[str] = ()) -> SiteData:
     """Read a site's data and split them.
+
+    Args:
+        spec: the run.
+        folder: of the site's data.
+        site_index: place of the site in the plan.
+        allowed: readers "package.module:function" that the site permits.
 
     Raises:
         DataError: what cannot be used, by file, row and column; or nothing is left to train on.
@@ -93,31 +114,29 @@ def read_samples(spec: RunSpec, path: Path, *, training: bool = True) -> Reading
 
 
 def split_samples(spec: RunSpec, reading: Reading, site_index: int) -> SiteData:
-    """Split a site's samples.
-
-    The data's own `split` decides what is test and what validation, where they have one; else the spec's fractions of
-    a permutation that follows from the run's seed and the site's place in the plan. A test set of the data's own leaves
-    validation to be drawn from the rest.
+    """Split what was read.
 
     Raises:
         DataError: there are no labels, or nothing is left to train on.
     """
-    if reading.labels is None:
-        raise DataError(reading.source, "has no array y, expected one label per sample")
-    samples = Samples(torch.from_numpy(reading.inputs), torch.from_numpy(reading.labels))
-    count = len(samples)
-    generator = torch.Generator().manual_seed(derive(spec.seed, "split", site_index))
-    order = torch.randperm(count, generator=generator)
-    if reading.split is None:
-        parts = torch.full((count,), TRAIN)
-        parts[order[: round(count * spec.training.test)]] = TEST
-    else:
-        parts = torch.from_numpy(reading.split).clone()
-    if not bool((parts == VALIDATION).any()):
-        rest = order[parts[order] == TRAIN]
-        share = spec.training.validation / (1 - spec.training.test if reading.split is None else 1)
-        parts[rest[: round(len(rest) * share)]] = VALIDATION
-    train, validation, test = (samples.take((parts == part).nonzero().squeeze(1)) for part in (TRAIN, VALIDATION, TEST))
-    if not len(train):
-        raise DataError(reading.source, f"of {count} samples none is left to train on, expected at least one")
-    return SiteData(train, validation, test, reading.notes)
+    splits = folds(spec, reading, site_index)
+    assert reading.labels is not None
+    warnings = _warnings(spec, reading.labels)
+    return SiteData(
+        Samples(torch.from_numpy(reading.inputs), torch.from_numpy(reading.labels)),
+        splits,
+        None if reading.covariates is None else torch.from_numpy(reading.covariates),
+        reading.keys or tuple(map(str, range(len(reading.labels)))),
+        reading.dropped,
+        warnings,
+        reading.notes + tuple(MEANING[warning] for warning in warnings),
+    )
+
+
+def _warnings(spec: RunSpec, labels: Array) -> tuple[Warning, ...]:
+    found: list[Warning] = []
+    if isinstance(spec.task, Classification) and len(np.unique(labels)) == 1:
+        found.append("one-class")
+    if isinstance(spec.evaluation, KFold) and len(labels) < spec.evaluation.folds:
+        found.append("fewer-samples-than-folds")
+    return tuple(found)

@@ -90,7 +90,7 @@ class SiteRun:
         self._result: Result | None = None
         self._results: Results | None = None
         if self._due:
-            say(f"{self._site}: goes on from step {replica.step}, round {course.round}")
+            say(f"{self._site}: goes on from step {course.steps}, round {course.round}")
         self._go_on(None)
 
     def take(self, message: Updated) -> None:
@@ -129,7 +129,7 @@ class SiteRun:
         course = self._course
         if self._log.update(course.round) is not None:
             return  # the log reaches further, in one piece
-        if course.round > self._began and (self._due or course.replica.step % EVERY == 0):
+        if course.round > self._began and (self._due or course.steps % EVERY == 0):
             self._due = False
             self._checkpoints.save(course, self._state.residuals)
             self._log.begin(course.round, Retention.TAIL)
@@ -160,13 +160,14 @@ class SiteRun:
         self._log.close()
 
     def _progress(self) -> str:
-        course, replica = self._course, self._course.replica
-        steps = self._spec.training.epochs * replica.steps_per_epoch if course.roster else 0
-        return f"{self._site}: step {replica.step} of {steps or '?'}, epoch {course.epoch + 1}"
+        course = self._course
+        steps = self._spec.training.epochs * course.replica.steps_per_epoch if course.roster else 0
+        fold = f"fold {course.fold + 1}, " * (self._plan.folds > 1)
+        return f"{self._site}: {fold}step {course.replica.step} of {steps or '?'}, epoch {course.epoch + 1}"
 
     def _finished(self, result: Result) -> Done:
         """Write this site's results: it does not run again after the aggregator has ended the run."""
-        save_model(self._folder / "model", self._spec, result.best, result.final)
+        save_model(self._folder / "model", self._spec, result.best, result.final, result.fit, result.own)
         if self._results is not None:
             write_document(self._folder / "summary.json", self._results.summary)
             (self._folder / "metrics.csv").write_text(self._results.metrics, encoding="utf-8")
@@ -185,7 +186,7 @@ def read_data(spec: RunSpec, plan: Plan, filled: Filled, state: NodeState) -> Si
     policy.check(spec, plan)
     lay_out(spec, filled.values, Path(state.baseDirectory), folder)
     data = policy.contributed(read_site(spec, folder, spec.federation.sites.index(str(filled.values["site"]))))
-    policy.check_samples(spec, len(data.train))
+    policy.check_samples(spec, data)
     return data
 
 

@@ -1,0 +1,40 @@
+"""The losses that networks are trained by, of every sample. The mean over a batch is the task's loss."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from common.tasks import Classification, MultiLabel, TaskSpec
+
+
+def losses(task: TaskSpec, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the loss of every sample, [n].
+
+    Args:
+        task: what is predicted.
+        outputs: [n, task.outputs]: logits, or numbers in standard deviations of the label.
+        labels: int64 [n], float [n, labels] of 0 and 1, or numbers [n] in standard deviations.
+        weights: of classes, or of positive labels; on average over all training samples they are 1 for classes.
+    """
+    if isinstance(task, Classification):
+        weights = None if weights is None else weights.to(outputs)
+        return F.cross_entropy(outputs, labels, weights, reduction="none")
+    labels = labels.to(outputs.dtype)
+    if isinstance(task, MultiLabel):
+        weights = None if weights is None else weights.to(outputs)
+        return F.binary_cross_entropy_with_logits(outputs, labels, pos_weight=weights, reduction="none").mean(dim=1)
+    outputs = outputs.squeeze(1)
+    if task.loss == "mse":
+        return F.mse_loss(outputs, labels, reduction="none")
+    if task.loss == "mae":
+        return F.l1_loss(outputs, labels, reduction="none")
+    return F.huber_loss(outputs, labels, reduction="none", delta=task.delta)
+
+
+def mean_loss(task: TaskSpec, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the mean loss of a batch."""
+    if isinstance(task, Classification) and weights is None:  # in one operation, as it always was: to the last bit
+        return F.cross_entropy(outputs, labels)
+    return torch.mean(losses(task, outputs, labels, weights))
