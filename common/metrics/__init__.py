@@ -1,0 +1,29 @@
+"""Metrics as sums that add up over batches, sites and folds: no site shows a sample, a score or a label."""
+
+from __future__ import annotations
+
+from common.metrics.auc import BINS
+from common.metrics.figures import Metrics, calibration, confusion, summarise
+from common.metrics.intervals import Interval, intervals
+from common.metrics.sites import Spread, mean_over_sites, within_sites
+from common.metrics.sums import Tally, empty, tally
+from common.metrics.wire import pack_tally, tally_bytes, unpack_tally
+
+__all__ = [
+    "BINS",
+    "Interval",
+    "Metrics",
+    "Spread",
+    "Tally",
+    "calibration",
+    "confusion",
+    "empty",
+    "intervals",
+    "mean_over_sites",
+    "pack_tally",
+    "summarise",
+    "tally",
+    "tally_bytes",
+    "unpack_tally",
+    "within_sites",
+]

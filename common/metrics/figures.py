@@ -1,0 +1,145 @@
+"""Figures from a tally, each None where there is nothing to measure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from common.metrics.auc import pairs
+from common.metrics.sums import CALIBRATION_BINS, Parts, Tally, parts
+from common.tasks import Classification, Metric, MultiLabel, Regression, TaskSpec
+
+ROUNDING = 1e-12  # a smaller part of the sum of squares than this is no variance
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Figures of some samples.
+
+    Args:
+        samples: how many samples they come from.
+        values: a figure, or None, for every name in the task's metrics.
+        auc_error: largest possible difference between this AUC and that of the exact scores.
+        absent: classes or labels that have no AUC for want of a sample of their own or of another.
+    """
+
+    samples: int
+    values: dict[Metric, float | None]
+    auc_error: float | None = None
+    absent: int = 0
+
+
+def summarise(task: TaskSpec, total: Tally) -> Metrics:
+    """Turn sums into figures.
+
+    AUC: one class against the rest, the mean over classes or labels that have one. Accuracy, calibration error and
+    balanced accuracy (the mean recall over classes present): for labels, the mean over them. F1: of class 1 of two
+    classes; otherwise the mean over classes or labels, without those that are neither true nor predicted. Calibration
+    error: the expected one over 15 equal bins of the confidence of the predicted class, or of each label's probability.
+    r2: 1 − squared errors / squared deviations from the labels' mean.
+    """
+    part = parts(task, total)
+    if isinstance(task, Regression):
+        return Metrics(part.samples, _regression(part))
+    area, error, absent = mean_auc(*pairs(part.scores))
+    matrices = part.confusion
+    values: dict[Metric, float | None] = dict.fromkeys(task.metrics)
+    if part.samples:
+        hits = matrices.diagonal(dim1=1, dim2=2).sum(dim=1)
+        gaps = (part.confidence - part.calibration[:, :, 1]).abs().sum(dim=1)
+        values |= {
+            "auc": area,
+            "accuracy": float((hits.double() / part.samples).mean()),
+            "loss": part.loss / part.samples,
+            "balanced_accuracy": float(balanced(matrices)[0].mean()),
+            "f1": _f1(task, matrices),
+            "calibration_error": float((gaps / part.samples).mean()),
+        }
+    return Metrics(part.samples, values, error, absent)
+
+
+def confusion(task: Classification | MultiLabel, total: Tally) -> Tensor:
+    """Return how often each class was taken for which, rows true: int64 [classes, classes], or [labels, 2, 2]."""
+    matrices = parts(task, total).confusion
+    return matrices[0].clone() if isinstance(task, Classification) else matrices.clone()
+
+
+def calibration(task: Classification | MultiLabel, total: Tally) -> tuple[tuple[float | None, float | None, int], ...]:
+    """Return the mean confidence, the frequency of hits and the count of each of 15 equal bins of confidence.
+
+    A sample counts once by the predicted class, or once for each label by the label's probability. A bin without
+    samples has neither confidence nor frequency.
+    """
+    part = parts(task, total)
+    sums, hits = part.confidence.sum(dim=0).tolist(), part.calibration[:, :, 1].sum(dim=0).tolist()
+    counts = part.calibration.sum(dim=(0, 2)).tolist()
+    return tuple(
+        (sums[at] / counts[at], hits[at] / counts[at], counts[at]) if counts[at] else (None, None, 0)
+        for at in range(CALIBRATION_BINS)
+    )
+
+
+def mean_auc(concordant: Tensor, unsure: Tensor, number: Tensor) -> tuple[float | None, float | None, int]:
+    """Return the mean AUC over outputs that have pairs, its largest error, and how many have none."""
+    measured = number > 0
+    if not measured.any():
+        return None, None, len(number)
+    area, error = (float((some[measured] / number[measured]).mean()) for some in (concordant, unsure))
+    return area, error, int((~measured).sum())
+
+
+def balanced(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each group's balanced accuracy and its variance by the delta method, [groups] float64.
+
+    A recall of n samples is a mean of n hits and misses; the recalls of different classes have no sample in common.
+    """
+    hits, own = matrices.diagonal(dim1=1, dim2=2).double(), matrices.sum(dim=2).double()
+    recall, present = hits / own.clamp_min(1), (own > 0).sum(dim=1)
+    variance = recall * (1 - recall) / own.clamp_min(1)
+    return recall.sum(dim=1) / present, variance.sum(dim=1) / present.square()
+
+
+def deviations(total: float, square: float, samples: int) -> float:
+    """Return the sum of squared deviations from the mean; 0 if no more than rounding is left."""
+    left = square - total / samples * total
+    return left if left > ROUNDING * square else 0.0
+
+
+def correlation(label: float, output: float, product: float) -> float | None:
+    """Return Pearson's r from the sums of squared deviations and of their products."""
+    if label == 0 or output == 0:
+        return None
+    return max(-1.0, min(1.0, product / math.sqrt(label) / math.sqrt(output)))
+
+
+def _f1(task: Classification | MultiLabel, matrices: Tensor) -> float | None:
+    twice = 2 * matrices.diagonal(dim1=1, dim2=2).double()
+    marks = (matrices.sum(dim=1) + matrices.sum(dim=2)).double()  # predicted and true samples of each class
+    if isinstance(task, MultiLabel) or task.classes == 2:
+        twice, marks = twice[:, 1], marks[:, 1]
+    seen = marks > 0
+    return float((twice[seen] / marks[seen]).mean()) if seen.any() else None
+
+
+def _regression(part: Parts) -> dict[Metric, float | None]:
+    samples = part.samples
+    if samples == 0:
+        return {"loss": None, "mae": None, "r2": None, "pearson_r": None}
+    label, output, label_square, output_square, product, absolute, square = part.moments
+    spread = deviations(label, label_square, samples)
+    return {
+        "loss": part.loss / samples,
+        "mae": absolute / samples,
+        "r2": r_squared(square, spread),
+        "pearson_r": correlation(
+            spread, deviations(output, output_square, samples), product - label / samples * output
+        ),
+    }
+
+
+def r_squared(errors: float, spread: float) -> float | None:
+    """Return 1 − squared errors / squared deviations; None without deviations, or if beyond a float."""
+    value = 1 - errors / spread if spread > 0 else math.nan
+    return value if math.isfinite(value) else None

@@ -1,0 +1,106 @@
+"""Intervals of figures from pooled out-of-fold predictions.
+
+They take every sample's prediction as independent of the others'. In cross-validation each sample is predicted once, by
+a model that has not seen it; models of different folds share training samples, so this is an approximation, but one
+that does not take folds for independent repetitions, as a standard error over folds would. Samples of one person, or
+sites that differ, make the true interval wider. An interval without width (of an AUC of 1, say) is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from common.metrics.auc import delong_deviations
+from common.metrics.figures import balanced, summarise
+from common.metrics.sums import Parts, Tally, parts
+from common.tasks import Metric, Regression, TaskSpec
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Where a figure lies with the confidence asked for.
+
+    Args:
+        low: lower end.
+        high: upper end.
+        method: name of the method.
+    """
+
+    low: float
+    high: float
+    method: str
+
+
+def intervals(task: TaskSpec, total: Tally, level: float = 0.95) -> dict[Metric, Interval]:
+    """Return intervals of the figures that have one: accuracy, AUC, balanced accuracy; mae and pearson_r.
+
+    accuracy: Wilson's. Of several labels it counts samples, not labels: a sample's mean over labels lies between 0 and
+    1, so its variance is at most that of hits and misses with the same mean.
+    auc: DeLong's, of the binned scores. Of several classes or labels the standard error of the mean is at most the
+    mean of theirs, however they depend on each other: the interval is that wide, which is conservative.
+    balanced_accuracy: the delta method; of several labels conservative likewise.
+    mae: the normal approximation of a mean of absolute errors.
+    pearson_r: Fisher's z, which takes label and output for jointly normal.
+
+    Args:
+        task: what was predicted.
+        total: tally of all samples, each predicted once by a model that has not seen it.
+        level: confidence, between 0 and 1.
+    """
+    part, values = parts(task, total), summarise(task, total).values
+    quantile = NormalDist().inv_cdf((1 + level) / 2)
+    if part.samples == 0:
+        return {}
+    found: dict[Metric, Interval | None]
+    if isinstance(task, Regression):
+        found = {"mae": _mean_error(part, quantile), "pearson_r": _fisher(values["pearson_r"], part.samples, quantile)}
+    else:
+        several = task.name == "multi-label" and task.labels > 1
+        errors = delong_deviations(part.scores)[(part.scores.sum(dim=2) > 0).all(dim=1)]
+        delong = "DeLong" if task.outputs <= 2 and not several else "DeLong, standard errors averaged (conservative)"
+        delta = "delta method, standard errors averaged (conservative)" if several else "delta method"
+        found = {
+            "accuracy": _wilson(values["accuracy"], part.samples, quantile),
+            "auc": _normal(values["auc"], float(errors.mean()), quantile, delong),
+            "balanced_accuracy": _normal(
+                values["balanced_accuracy"], float(balanced(part.confusion)[1].sqrt().mean()), quantile, delta
+            ),
+        }
+    return {name: interval for name, interval in found.items() if interval is not None}
+
+
+def _normal(value: float | None, error: float, quantile: float, method: str) -> Interval | None:
+    if value is None or not error > 0:
+        return None
+    return Interval(max(0.0, value - quantile * error), min(1.0, value + quantile * error), method)
+
+
+def _wilson(share: float | None, samples: int, quantile: float) -> Interval | None:
+    """Return Wilson's interval of a share. Source: E. B. Wilson, JASA 22 (1927) 209."""
+    if share is None:
+        return None
+    square = quantile**2 / samples
+    middle = share + square / 2
+    half = quantile * math.sqrt(share * (1 - share) / samples + square / (4 * samples))
+    return Interval(max(0.0, (middle - half) / (1 + square)), min(1.0, (middle + half) / (1 + square)), "Wilson")
+
+
+def _mean_error(part: Parts, quantile: float) -> Interval | None:
+    """Return the interval of the mean absolute error."""
+    samples = part.samples
+    *_, absolute, square = part.moments
+    variance = (square - absolute / samples * absolute) / (samples - 1) if samples > 1 else 0.0
+    if not variance > 0:
+        return None
+    mean, half = absolute / samples, quantile * math.sqrt(variance / samples)
+    return Interval(max(0.0, mean - half), mean + half, "normal approximation")
+
+
+def _fisher(value: float | None, samples: int, quantile: float) -> Interval | None:
+    """Return the interval of a correlation by Fisher's transformation."""
+    if value is None or samples < 4 or abs(value) >= 1:
+        return None
+    middle, half = math.atanh(value), quantile / math.sqrt(samples - 3)
+    return Interval(math.tanh(middle - half), math.tanh(middle + half), "Fisher z")

@@ -1,0 +1,70 @@
+"""Figures across sites, or folds: their mean and spread, and what is left once each site's own level is taken out."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from common.metrics.auc import pairs
+from common.metrics.figures import Metrics, correlation, deviations, mean_auc, r_squared
+from common.metrics.sums import Tally, parts
+from common.tasks import Metric, Regression, TaskSpec
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure over sites or folds.
+
+    Args:
+        mean: mean over those that have the figure.
+        sd: sample standard deviation; None of fewer than two.
+        count: how many have it.
+        missing: how many do not.
+    """
+
+    mean: float | None
+    sd: float | None
+    count: int
+    missing: int
+
+
+def mean_over_sites(task: TaskSpec, found: Sequence[Metrics]) -> dict[Metric, Spread]:
+    """Return each figure's mean over sites, every site weighing the same whatever its size; folds likewise."""
+    return {name: _spread([one.values[name] for one in found]) for name in task.metrics}
+
+
+def within_sites(task: TaskSpec, tallies: Sequence[Tally]) -> dict[Metric, float | None]:
+    """Return what is predicted within sites: knowing only which site a sample comes from earns nothing here.
+
+    Regression: r2 and pearson_r after subtracting each site's own mean from its labels and from its outputs.
+    Otherwise: the AUC over pairs of samples of one site, all sites' concordant pairs by all sites' pairs.
+
+    Args:
+        task: what was predicted.
+        tallies: one of each site.
+    """
+    if not isinstance(task, Regression):
+        counted = [torch.stack(pairs(parts(task, total).scores)) for total in tallies]
+        concordant, unsure, number = torch.stack(counted).sum(dim=0) if counted else torch.zeros(3, task.outputs)
+        return {"auc": mean_auc(concordant, unsure, number)[0]}
+    label = output = product = errors = 0.0
+    for total in tallies:
+        part = parts(task, total)
+        if part.samples == 0:
+            continue
+        labels, outputs, label_square, output_square, products, _, square = part.moments
+        label += deviations(labels, label_square, part.samples)
+        output += deviations(outputs, output_square, part.samples)
+        product += products - labels / part.samples * outputs
+        errors += deviations(outputs - labels, square, part.samples)
+    return {"r2": r_squared(errors, label), "pearson_r": correlation(label, output, product)}
+
+
+def _spread(values: Sequence[float | None]) -> Spread:
+    known = [value for value in values if value is not None]
+    mean = statistics.fmean(known) if known else None
+    sd = statistics.stdev(known) if len(known) > 1 else None
+    return Spread(mean, sd, len(known), len(values) - len(known))

@@ -1,0 +1,184 @@
+"""What adds up over batches, sites and folds: counts and sums behind every figure of a task."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.metrics.auc import BINS, class_log_odds, score_bins
+from common.tasks import Classification, Regression, TaskSpec
+
+CALIBRATION_BINS = 15
+MOMENTS = 7
+
+
+@dataclass(frozen=True, eq=False)
+class Tally:
+    """Counts and sums of samples, on the CPU; two of one task add up to those of all their samples.
+
+    Args:
+        counts: int64 […], laid out by the task alone.
+        sums: float64 […], laid out by the task alone.
+    """
+
+    counts: Tensor
+    sums: Tensor
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(self.counts + other.counts, self.sums + other.sums)
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return int(self.counts[0])
+
+    @property
+    def loss(self) -> float:
+        """Sum of losses."""
+        return float(self.sums[0])
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a tally's parts.
+
+    Args:
+        outputs: outputs that have an AUC.
+        groups: confusion matrices and calibration curves: one, or one for each label.
+        width: classes of a confusion matrix.
+        moments: sums of labels, outputs and errors.
+    """
+
+    outputs: int
+    groups: int
+    width: int
+    moments: int
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """Sizes of a tally's counts: samples, histograms, confusion matrices, calibration."""
+        return 1, self.outputs * 2 * BINS, self.groups * self.width**2, self.groups * CALIBRATION_BINS * 2
+
+    @property
+    def sums(self) -> tuple[int, int, int]:
+        """Sizes of a tally's sums: loss, confidences, moments."""
+        return 1, self.groups * CALIBRATION_BINS, self.moments
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A tally's counts and sums by what they are; empty where the task has none.
+
+    Args:
+        samples: number of samples.
+        loss: sum of losses.
+        scores: int64 [outputs, 2, BINS]; [c, 1] counts samples of class or label c, [c, 0] all others.
+        confusion: int64 [groups, width, width], rows true.
+        calibration: int64 [groups, CALIBRATION_BINS, 2]; [g, b, 1] counts hits, [g, b, 0] misses.
+        confidence: float64 [groups, CALIBRATION_BINS], sums of confidences.
+        moments: sums of label, output, label², output², label · output, |error| and error², the first five of
+            deviations from the centre.
+    """
+
+    samples: int
+    loss: float
+    scores: Tensor
+    confusion: Tensor
+    calibration: Tensor
+    confidence: Tensor
+    moments: tuple[float, ...]
+
+
+def shape(task: TaskSpec) -> Shape:
+    """Return the sizes of a task's tally."""
+    if isinstance(task, Regression):
+        return Shape(0, 0, 0, MOMENTS)
+    if isinstance(task, Classification):
+        return Shape(task.classes, 1, task.classes, 0)
+    return Shape(task.labels, task.labels, 2, 0)
+
+
+def parts(task: TaskSpec, total: Tally) -> Parts:
+    """Return views of a tally's parts."""
+    sizes = shape(task)
+    samples, scores, confusion, calibration = total.counts.split(sizes.counts)
+    loss, confidence, moments = total.sums.split(sizes.sums)
+    return Parts(
+        int(samples),
+        float(loss),
+        scores.reshape(sizes.outputs, 2, BINS),
+        confusion.reshape(sizes.groups, sizes.width, sizes.width),
+        calibration.reshape(sizes.groups, CALIBRATION_BINS, 2),
+        confidence.reshape(sizes.groups, CALIBRATION_BINS),
+        tuple(moments.tolist()),
+    )
+
+
+def empty(task: TaskSpec) -> Tally:
+    """Return the tally of no samples."""
+    sizes = shape(task)
+    return Tally(
+        torch.zeros(sum(sizes.counts), dtype=torch.int64),
+        torch.zeros(sum(sizes.sums), dtype=torch.float64),
+    )
+
+
+def tally(
+    task: TaskSpec,
+    outputs: Tensor,
+    labels: Tensor,
+    losses: Tensor,
+    *,
+    centre: float = 0.0,
+    base: Tensor | None = None,
+) -> Tally:
+    """Sum up a batch; outputs that are not finite make sums that are not.
+
+    Args:
+        task: what the outputs mean.
+        outputs: [n, task.outputs]: logits, or the number itself.
+        labels: int64 [n] of classes, 0 or 1 [n, labels] of labels, or numbers [n].
+        losses: [n], a sample's loss each.
+        centre: a number near the labels' mean, the same at all sites: variances come from sums of squares, which lose
+            (mean − centre)² / variance times the rounding of a float64.
+        base: log-odds [task.outputs] around which the AUC's bins are finest, the same at all sites, such as those of
+            each class's frequency; those of a guess by default.
+    """
+    outputs, labels, losses = outputs.detach().cpu().double(), labels.detach().cpu(), losses.detach().cpu().double()
+    if isinstance(task, Regression):
+        moments = _moments(outputs.reshape(-1) - centre, labels.double().reshape(-1) - centre)
+        return Tally(torch.tensor([len(labels)]), torch.cat([losses.sum().reshape(1), moments]))
+    if isinstance(task, Classification):
+        log_odds = class_log_odds(outputs)
+        own = labels.unsqueeze(1) == torch.arange(task.classes)
+        confidence, guess = outputs.softmax(dim=1).max(dim=1, keepdim=True)
+        cells, hit = labels.unsqueeze(1) * task.classes + guess, guess == labels.unsqueeze(1)
+        origin: Tensor | float = -math.log(task.classes - 1) if base is None else base.cpu()
+    else:
+        log_odds, own, confidence = outputs, labels > 0.5, outputs.sigmoid()
+        cells, hit = 2 * own + (outputs > 0).long(), own
+        origin = 0.0 if base is None else base.cpu()
+    sizes = shape(task)
+    groups = torch.arange(sizes.groups)
+    places = (confidence.nan_to_num(0.0) * CALIBRATION_BINS).long().clamp_max(CALIBRATION_BINS - 1)
+    places += CALIBRATION_BINS * groups
+    # One count of all places: each kind of count starts where the one before it ends.
+    _, confusion_at, calibration_at, _ = torch.tensor(sizes.counts).cumsum(0).tolist()
+    found = (
+        1 + (2 * torch.arange(sizes.outputs) + own) * BINS + score_bins(log_odds - origin),
+        confusion_at + sizes.width**2 * groups + cells,
+        calibration_at + 2 * places + hit,
+    )
+    counts = torch.cat([one.reshape(-1) for one in found]).bincount(minlength=sum(sizes.counts))
+    counts[0] = len(labels)
+    confidences = places.reshape(-1).bincount(confidence.reshape(-1), minlength=sizes.groups * CALIBRATION_BINS)
+    return Tally(counts, torch.cat([losses.sum().reshape(1), confidences]))
+
+
+def _moments(output: Tensor, label: Tensor) -> Tensor:
+    error = output - label
+    terms = [label, output, label.square(), output.square(), label * output, error.abs(), error.square()]
+    return torch.stack(terms).sum(dim=1)

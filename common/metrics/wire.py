@@ -1,0 +1,99 @@
+"""Tallies as bytes: counts as uint32, then sums as float64, little-endian. Bytes from outside are not believed."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from common.metrics.sums import CALIBRATION_BINS, Parts, Tally, parts, shape
+from common.tasks import Classification, MultiLabel, Regression, TaskSpec
+
+MOST_COUNT = 2**31 - 1
+MOST_SUM = 1e300  # a thousand sites' sums add up to a finite number
+SLACK = 1e-6  # of what only rounding may break
+TINY = 1e-140  # squares of smaller numbers are lost
+
+
+def tally_bytes(task: TaskSpec) -> int:
+    """Return the size of a packed tally."""
+    return 4 * sum(shape(task).counts) + 8 * sum(shape(task).sums)
+
+
+def pack_tally(total: Tally) -> bytes:
+    """Return a tally's bytes.
+
+    Raises:
+        ValueError: a count is larger than 2³¹ − 1.
+    """
+    if bool((total.counts > MOST_COUNT).any()):
+        raise ValueError(f"a count is larger than {MOST_COUNT}")
+    return _bytes(total.counts.to(torch.int32)) + _bytes(total.sums)
+
+
+def unpack_tally(task: TaskSpec, data: bytes) -> Tally:
+    """Return a tally that some samples may have, from bytes that anyone may have sent.
+
+    Raises:
+        ValueError: the size is wrong, a number is out of range, or numbers contradict one another.
+    """
+    if len(data) != tally_bytes(task):
+        raise ValueError(f"got {len(data)} bytes, expected {tally_bytes(task)}")
+    end = 4 * sum(shape(task).counts)
+    counts = torch.frombuffer(bytearray(data[:end]), dtype=torch.int32).long()
+    sums = torch.frombuffer(bytearray(data[end:]), dtype=torch.float64)
+    if bool((counts < 0).any()):
+        raise ValueError(f"a count is larger than {MOST_COUNT}")
+    if not bool((sums.abs() <= MOST_SUM).all()):
+        raise ValueError(f"a sum is NaN or larger than {MOST_SUM:g}")
+    found = Tally(counts, sums)
+    part = parts(task, found)
+    if part.loss < 0:
+        raise ValueError("the loss is negative")
+    if part.samples == 0 and bool(sums.any()):
+        raise ValueError("sums of no samples are not 0")
+    if isinstance(task, Regression):
+        _check_moments(part)
+    else:
+        _check_counts(task, part)
+    return found
+
+
+def _check_counts(task: Classification | MultiLabel, part: Parts) -> None:
+    """Every matrix, histogram and curve is of the same samples, and so are the positives and the hits in them."""
+    confusion, calibration = part.confusion, part.calibration
+    for name, counts in (("histogram", part.scores), ("confusion matrix", confusion), ("calibration", calibration)):
+        if bool((counts.sum(dim=(1, 2)) != part.samples).any()):
+            raise ValueError(f"a {name} does not add up to the {part.samples} samples")
+    if isinstance(task, Classification):
+        own, hits = confusion[0].sum(dim=1), confusion[0].trace().reshape(1)
+    else:
+        own = hits = confusion[:, 1].sum(dim=1)
+    if bool((part.scores[:, 1].sum(dim=1) != own).any()):
+        raise ValueError("a histogram and the confusion matrix differ in a class's samples")
+    if bool((calibration[:, :, 1].sum(dim=1) != hits).any()):
+        raise ValueError("the calibration and the confusion matrix differ in hits")
+    inside, edges = calibration.sum(dim=2), torch.linspace(0, 1, CALIBRATION_BINS + 1, dtype=torch.float64)
+    low, high = (edges[:-1] - SLACK) * inside, (edges[1:] + SLACK) * inside
+    if bool(((part.confidence < low) | (part.confidence > high)).any()):
+        raise ValueError("a bin's confidences lie outside of it")
+
+
+def _check_moments(part: Parts) -> None:
+    """Sums and sums of squares keep the Cauchy-Schwarz inequality, and the squared error is that of the others."""
+    label, output, label_square, output_square, product, absolute, square = part.moments
+    samples, tiny = part.samples, part.samples * TINY
+    if min(label_square, output_square, absolute, square) < 0:
+        raise ValueError("a sum of squares or of absolute errors is negative")
+    spans = [math.sqrt(samples) * math.sqrt(one) for one in (label_square, output_square, square)]
+    mixed = math.sqrt(label_square) * math.sqrt(output_square)
+    for total, most in zip((label, output, absolute, product), (*spans, mixed), strict=True):
+        if abs(total) > most * (1 + SLACK) + tiny:
+            raise ValueError("a sum is larger than its squares allow")
+    if abs(square - (label_square - 2 * product + output_square)) > SLACK * (label_square + output_square) + tiny:
+        raise ValueError("the squared errors are not those of labels and outputs")
+
+
+def _bytes(numbers: Tensor) -> bytes:
+    return numbers.contiguous().view(torch.uint8).numpy().tobytes()
