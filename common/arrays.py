@@ -1,4 +1,4 @@
-"""Numbers inside control messages: as raw bytes, since a list of them takes 64 times its size in memory when it comes."""
+"""Numbers inside control messages, as raw bytes: as a list they would take many times their size when they come."""
 
 from __future__ import annotations
 

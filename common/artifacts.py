@@ -33,7 +33,7 @@ def save_model(
     fit: Fit | None = None,
     own: OwnFit | None = None,
 ) -> None:
-    """Write both weights, what prepares their inputs, and `model.json`: the spec, with schema and classes, and versions.
+    """Write both weights, what prepares their inputs, and `model.json`: the spec, with schema and classes, versions.
 
     Args:
         directory: of the model.

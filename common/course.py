@@ -203,8 +203,9 @@ class Course:
     def _meet(self, roster: tuple[tuple[int, ...], ...]) -> None:
         if not all(map(any, roster)):
             raise ProtocolError(502, "train: in one of the folds no site has a sample to train on")
-        if max(map(max, roster)) > MOST_STEPS * self._spec.training.step_size:
-            raise ProtocolError(502, f"train: got {max(map(max, roster))} samples, more than {MOST_STEPS} steps an epoch")
+        most = max(map(max, roster))
+        if most > MOST_STEPS * self._spec.training.step_size:
+            raise ProtocolError(502, f"train: got {most} samples, more than {MOST_STEPS} steps an epoch")
         self.roster = roster
         self._begin()
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from common.preparation import Preparing
 from torch import Tensor
 
 from common.course import batch_sizes
 from common.documents import Part, load_json, validate
 from common.errors import FewSamplesError, PolicyError
 from common.plan import Plan
-from common.preparation import Preparing
 from common.protocol import step_bytes
 from common.spec import MethodSpec, PositiveInt, PowerSgd, RankDad, RunSpec, TopRows
 from local.data import SiteData
@@ -95,7 +95,7 @@ class Policy(Part):
     def contributed(self, data: SiteData) -> SiteData:
         """Return the data without validation and test sets that are too small to be evaluated."""
         splits = (Split(one.train, self._evaluated(one.validation), self._evaluated(one.test)) for one in data.splits)
-        return replace(data, splits=tuple(splits))
+        return replace(data, splits=tuple(splits), fewest=self.min_rows)
 
     def rank(self, samples: int) -> int | None:
         """Return how many rows of a layer a step of so many samples may send, whatever the spec; None is no limit."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-
+from common.preparation import Preparing
 from torch import Tensor
 
 from common.artifacts import Which, load_model
@@ -17,7 +17,6 @@ from common.data import TableData
 from common.errors import DataError, UserError
 from common.losses import losses
 from common.metrics import summarise, tally
-from common.preparation import Preparing
 from common.spec import RunSpec
 from common.tasks import MultiLabel, Regression
 from local.data import SiteData, read_samples

@@ -126,8 +126,8 @@ def check_site(config: SiteConfig) -> None:
     policy.check(spec, plan)
     data = _data(config, spec, policy)
     say(
-        f"{config.name} can take part in {spec.name} ({spec.method.name}), and its policy allows it: {_amounts(data)}; at "
-        f"most {step_bytes(plan, up=True):,} bytes up and {step_bytes(plan, up=False):,} down per step"
+        f"{config.name} can take part in {spec.name} ({spec.method.name}), and its policy allows it: {_amounts(data)}; "
+        f"at most {step_bytes(plan, up=True):,} bytes up and {step_bytes(plan, up=False):,} down per step"
     )
 
 
@@ -179,7 +179,9 @@ def _amounts(data: SiteData) -> str:
     """Say how many samples there are."""
     first = data.splits[0]
     amounts = f"{len(first.train)} samples to train on, {len(first.validation)} to validate, {len(first.test)} to test"
-    return amounts if len(data.splits) == 1 else f"{len(data.samples)} samples; in the first of {len(data.splits)} folds {amounts}"
+    if len(data.splits) == 1:
+        return amounts
+    return f"{len(data.samples)} samples; in the first of {len(data.splits)} folds {amounts}"
 
 
 @contextmanager

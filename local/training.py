@@ -19,6 +19,7 @@ from common.capture import FactorCapture
 from common.course import Course, batch_sizes
 from common.errors import ModelError, NonFiniteError, ProtocolError, RunFailedError, UserError
 from common.factors import norm
+from common.losses import losses, mean_loss
 from common.messages import (
     Ask,
     Body,
@@ -39,7 +40,6 @@ from common.messages import (
     Sums,
 )
 from common.methods import State
-from common.losses import losses, mean_loss
 from common.metrics import empty, pack_tally, tally
 from common.plan import Plan
 from common.preparation import Fit, OwnFit, Preparing
@@ -176,16 +176,19 @@ class _Trainer:
         course = self.course
         if not course.roster:
             yield from self._exchange(Kind.HELLO, self._hello, Roster)
-        found, expected = self._samples(), [fold[self.index] for fold in course.roster]
-        if [train for train, *_ in found] != expected:
+        found = [train for train, *_ in self._samples()]
+        expected = [fold[self.index] for fold in course.roster]
+        if found != expected:
+            fold_by_fold = ", fold by fold" * (len(found) > 1)
+            got, began = (", ".join(map(str, counts)) for counts in (found, expected))
             raise UserError(
-                f"data: {[train for train, *_ in found]} samples to train on, but this run began with {expected}: a site "
-                "goes on with the same data"
+                f"data: {got} samples to train on{fold_by_fold}, but this run began with {began}: a site goes on with "
+                "the same data"
             )
         while course.stage is not None:
             yield from self._exchange(Kind.SUMS, self._stage, Sums)
         while True:
-            prepared = prepare(self.preparing, self.data, course, self.replica)
+            prepared = prepare(self.spec, self.data, course, self.replica)
             final = yield from self._fold(prepared)
             if course.tested:
                 break
@@ -226,10 +229,10 @@ class _Trainer:
         """Return the sums of the next stage of preparation: over the training rows of every fold."""
         course, stage = self.course, self.course.stage
         assert stage is not None
-        sums = [
-            self.preparing.contribution(stage, course.totals_of(fold), self.data.rows(fold))
-            for fold in range(self.plan.folds)
-        ]
+        sums = []
+        for fold in range(self.plan.folds):
+            rows = self.data.rows(fold).of_at_least(self.data.fewest)
+            sums.append(self.preparing.contribution(stage, course.totals_of(fold), rows))
         return Sums(stage=stage, values=pack_sums(torch.stack(sums)))
 
     def _goodbye(self) -> Goodbye:

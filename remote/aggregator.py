@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.preparation import Preparing
+
 from common.arrays import unpack_sums
 from common.artifacts import save_model
 from common.checkpoints import EVERY, Checkpoints
@@ -20,7 +22,6 @@ from common.ledger import Durability, Ledger, Retention
 from common.messages import Body, Failure, Farewell, Kind, Message, Step, Sums
 from common.methods import State
 from common.plan import make_plan
-from common.preparation import Preparing
 from common.protocol import pack, unpack
 from common.reduction.feedback import Residuals
 from common.replica import Replica
@@ -171,11 +172,10 @@ class Aggregator:
     def _check_sums(self, sums: Sums) -> None:
         """Refuse sums for preparation that no samples have."""
         values = unpack_sums(sums.values, self.plan.folds, self.plan.stage_size(sums.stage))
-        try:
-            for fold in values:
-                self._preparing.check(sums.stage, fold)
-        except ValueError as error:
-            raise ProtocolError(422, f"d.values: {error}") from None
+        for fold in values:
+            problem = self._preparing.check(sums.stage, fold)
+            if problem:
+                raise ProtocolError(422, f"d.values: {problem}")
 
     def recorded(self, site: str, round_: int) -> bytes | None:
         """Return the update of a completed round to a site; None if the round is not complete.

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 import torch
+from common.preparation import Preparing
 
 from common.artifacts import save_model
 from common.checkpoints import Checkpoints
@@ -18,7 +19,6 @@ from common.errors import UserError
 from common.ledger import oldest_update, read_updates
 from common.messages import Kind
 from common.plan import make_plan
-from common.preparation import Preparing
 from common.protocol import unpack
 from common.replica import Replica
 from common.spec import RunSpec

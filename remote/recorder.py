@@ -38,6 +38,7 @@ from common.spec import RunSpec
 from remote.progress import Progress
 from remote.rounds import Ready
 
+
 class Recorder:
     """Write what happens to a run's directory, and keep its `Progress`.
 

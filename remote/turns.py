@@ -31,9 +31,7 @@ def check_turn(plan: Plan, course: Course, last: Kind | None, message: Message) 
         expected = ("validation", course.epoch) if course.trains else ("test", course.best_epoch)
         if (body.split, body.epoch) != expected or body.fold != course.fold:
             got, wanted = f"{body.split} of epoch {body.epoch}", f"{expected[0]} of epoch {expected[1]}"
-            raise ProtocolError(
-                409, f"d.split: got {got} in fold {body.fold}, expected {wanted} in fold {course.fold}"
-            )
+            raise ProtocolError(409, f"d.split: got {got} in fold {body.fold}, expected {wanted} in fold {course.fold}")
     elif isinstance(body, Sums) and body.stage != course.stage:
         raise ProtocolError(409, f"d.stage: got {body.stage}, expected {course.stage}")
     elif isinstance(body, Decision) and body != course.view():

@@ -230,7 +230,8 @@ def show_result(summary: dict[str, Any], directory: Path) -> None:
         print(f"test:    {', '.join(figures(known, test['auc_error']))}, {test['samples']} samples")
         _show_study(summary["metrics"])
     for warning, sites in summary["warnings"].items():
-        print(f"warning: {warning.replace('-', ' ')}: {len(sites)} sites ({', '.join(sites[:5])}{', …' * (len(sites) > 5)})")
+        named = ", ".join(sites[:5]) + ", …" * (len(sites) > 5)
+        print(f"warning: {warning.replace('-', ' ')}: {len(sites)} sites ({named})")
     if summary["rows_dropped"]:
         print(f"dropped: {sum(summary['rows_dropped'].values())} rows of data at {len(summary['rows_dropped'])} sites")
     up, down = summary["bytes_up_per_site_step"], summary["bytes_down_per_site_step"]

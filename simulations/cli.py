@@ -237,15 +237,17 @@ def _changed_batch(spec: RunSpec, before: int) -> str:
 
 
 def _training_data(read: SimulationFile) -> dict[str, Samples]:
-    """Deal out a simulation's data, check it as the sites would, and return what each trains on."""
+    """Deal out a simulation's data, check it as the sites would, and return what each trains on in the first fold."""
     import tempfile
 
     from local.data import read_site
+    from simulations.pooling import first_training_rows
     from simulations.spec import write_sites
 
     with tempfile.TemporaryDirectory() as folder:
         configs = write_sites(read, Path(folder), "http://127.0.0.1:0")
-        return {n: read_site(read.run, Path(c.data), i).train for i, (n, c) in enumerate(configs.items())}
+        data = {n: read_site(read.run, Path(c.data), i, c.allow_factories) for i, (n, c) in enumerate(configs.items())}
+    return first_training_rows(read.run, data)
 
 
 def _wide_console() -> Console:

@@ -24,6 +24,7 @@ MEANING: dict[Warning, str] = {
     "fewer-samples-than-folds": "there are fewer samples than folds: some folds test none here",
 }
 
+
 @dataclass(frozen=True, eq=False)
 class Samples:
     """Inputs [samples, …] in the replica's dtype (int64 for tokens) and labels [samples, …] as the task has them."""
@@ -57,6 +58,7 @@ class SiteData:
         covariates: float64 [samples, …]; None where harmonisation keeps none.
         keys: name of each sample.
         dropped: how many rows of the source were left out.
+        fewest: samples behind any sum that leaves the site.
         warnings: what is counted at the aggregator too.
         notes: what the person at the site should be told, one sentence each.
     """
@@ -66,6 +68,7 @@ class SiteData:
     covariates: Tensor | None = None
     keys: tuple[str, ...] = ()
     dropped: int = 0
+    fewest: int = 1
     warnings: tuple[Warning, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -128,8 +131,8 @@ def split_samples(spec: RunSpec, reading: Reading, site_index: int) -> SiteData:
         None if reading.covariates is None else torch.from_numpy(reading.covariates),
         reading.keys or tuple(map(str, range(len(reading.labels)))),
         reading.dropped,
-        warnings,
-        reading.notes + tuple(MEANING[warning] for warning in warnings),
+        warnings=warnings,
+        notes=reading.notes + tuple(MEANING[warning] for warning in warnings),
     )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from common.preparation import Fit, OwnFit, Preparing
 from torch import Tensor
 
 from common.course import Course
-from common.preparation import Fit, OwnFit, Preparing
 from common.replica import Replica
+from common.spec import RunSpec
 from common.tasks import Regression
 from local.data import Samples, SiteData
 
@@ -40,23 +41,22 @@ class Prepared:
         return outputs.double() * self.fit.target_scale + self.fit.target_mean if self.numbers else outputs
 
 
-def prepare(preparing: Preparing, data: SiteData, course: Course, replica: Replica) -> Prepared:
+def prepare(spec: RunSpec, data: SiteData, course: Course, replica: Replica) -> Prepared:
     """Return the samples of the fold in which a run is.
 
     Args:
-        preparing: of the run.
+        spec: the run.
         data: the site's.
         course: of the run, all stages of preparation done.
         replica: which has the dtype and the device.
     """
-    like = next(replica.model.parameters())
+    like, preparing = next(replica.model.parameters()), Preparing(spec)
     fit = preparing.fit(course.totals_of(course.fold))
     own = preparing.own(fit, data.rows(course.fold))
     samples, split = data.samples, data.splits[course.fold]
     inputs = preparing.apply(fit, own, samples.inputs, data.covariates, like.dtype)
-    numbers = isinstance(preparing.spec.task, Regression)
-    labels = (samples.labels - fit.target_mean) / fit.target_scale if numbers else samples.labels
-    whole = Samples(inputs, labels)
-    train, validation, test = (whole.take(rows).to(str(like.device)) for rows in (split.train, split.validation, split.test))
+    whole = Samples(inputs, preparing.apply_labels(fit, samples.labels))
+    parts = (whole.take(rows).to(str(like.device)) for rows in (split.train, split.validation, split.test))
+    numbers = isinstance(spec.task, Regression)
     centre = preparing.fit(course.totals_of(0)).target_mean if numbers else 0.0
-    return Prepared(train, validation, test, fit, own, centre, numbers)
+    return Prepared(*parts, fit, own, centre, numbers)

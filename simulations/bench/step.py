@@ -195,6 +195,7 @@ def _our_server(keeping: Keeping | None, listening: socket.socket, sites: int, s
 def _our_client(port: int, size: int, steps: int, index: int, sites: int) -> list[float]:
     import torch
 
+    from common.arrays import pack_counts
     from common.messages import Ask, Hello, Kind, Message, Step
     from common.plan import make_plan
     from common.replica import Replica
@@ -212,9 +213,9 @@ def _our_client(port: int, size: int, steps: int, index: int, sites: int) -> lis
             spec_sha256=plan.spec_sha256,
             plan_sha256=plan.sha256(),
             weights_sha256=plan.weights_sha256,
-            train=steps + 1,  # an epoch that does not end: these steps are all there is
-            validation=0,
-            test=0,
+            samples=pack_counts([(steps + 1, 0, 0)]),  # an epoch that does not end: these steps are all there is
+            dropped=0,
+            warnings=[],
         )
         yield Message(Kind.HELLO, 0, hello)
         payload = tuple(torch.full(route.matrix, 1e-6) for route in plan.routes)

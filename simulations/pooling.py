@@ -1,0 +1,67 @@
+"""All sites' samples together, as no hospital may have them: what a federation is measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from operator import add
+
+import torch
+from torch import Tensor
+
+from common.preparation import Preparing
+from common.spec import RunSpec
+from local.data import Samples, SiteData
+from local.data.folds import Split
+
+SITE = "together"  # name of the one site that has everything
+
+
+def pooled_spec(spec: RunSpec) -> RunSpec:
+    """Return the run of one site with everything: the same global batch, and gradients that nobody has to send."""
+    document = spec.model_dump(mode="json")
+    document["federation"]["sites"] = [SITE]
+    document["federation"]["quorum"] = "all"
+    document["training"]["batch_size"] *= len(spec.federation.sites)
+    document["method"] = {"name": "dsgd"}
+    return RunSpec.model_validate(document)
+
+
+def pooled_data(data: Mapping[str, SiteData]) -> SiteData:
+    """Return all sites' samples as those of one site, each in the fold in which it is at its own."""
+    sites = list(data.values())
+    starts = torch.tensor([0, *(len(site.samples) for site in sites[:-1])]).cumsum(0).tolist()
+    splits = tuple(_joined(fold, starts) for fold in zip(*(site.splits for site in sites), strict=True))
+    covariates = [site.covariates for site in sites if site.covariates is not None]
+    samples = Samples(
+        torch.cat([site.samples.inputs for site in sites]), torch.cat([site.samples.labels for site in sites])
+    )
+    return SiteData(
+        samples,
+        splits,
+        torch.cat(covariates) if covariates else None,
+        tuple(key for site in sites for key in site.keys),
+        sum(site.dropped for site in sites),
+    )
+
+
+def _joined(fold: Sequence[Split], starts: Iterable[int]) -> Split:
+    pairs = list(zip(fold, starts, strict=True))
+    parts = (
+        torch.cat([getattr(split, name) + start for split, start in pairs]) for name in ("train", "validation", "test")
+    )
+    return Split(*parts)
+
+
+def first_training_rows(spec: RunSpec, data: Mapping[str, SiteData]) -> dict[str, Samples]:
+    """Return what every site trains on in the first fold, prepared as the sites would together."""
+    preparing, totals = Preparing(spec), dict[str, Tensor]()
+    rows = {site: found.rows(0) for site, found in data.items()}
+    for stage in preparing.stages:
+        totals[stage] = reduce(add, (preparing.contribution(stage, totals, own) for own in rows.values()))
+    fit, dtype = preparing.fit(totals), getattr(torch, spec.training.dtype)
+    prepared = {}
+    for site, own in rows.items():
+        inputs = preparing.apply(fit, preparing.own(fit, own), own.inputs, own.covariates, dtype)
+        prepared[site] = Samples(inputs, preparing.apply_labels(fit, own.labels))
+    return prepared
