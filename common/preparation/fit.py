@@ -1,0 +1,106 @@
+"""What a preparation has learned: from all sites together, and from a site alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.preparation.layout import Layout
+from common.spec import RunSpec
+from common.tasks import Regression
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """What all sites' training rows say together, the same everywhere; None is what the spec does not ask for.
+
+    Args:
+        rows: how many there are; 0 where they were not counted.
+        class_counts: int64, rows of every class, or with every label.
+        class_weights: float64, weights of classes or positive labels in the loss; None where all are 1.
+        target_mean: mean of the number to be predicted.
+        target_scale: its standard deviation; 1 where it is constant.
+        fill: float64 [channels], what is put where a value is missing.
+        mean: float64 [channels], what is subtracted.
+        scale: float64 [channels], by what is divided then.
+    """
+
+    rows: int = 0
+    class_counts: Tensor | None = None
+    class_weights: Tensor | None = None
+    target_mean: float = 0.0
+    target_scale: float = 1.0
+    fill: Tensor | None = None
+    mean: Tensor | None = None
+    scale: Tensor | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all that is known, by name."""
+        return _tensors(self)
+
+    @classmethod
+    def of(cls, spec: RunSpec, tensors: Mapping[str, Tensor]) -> Fit:
+        """Return what `tensors` has returned for this spec.
+
+        Raises:
+            ValueError: a tensor does not fit the spec.
+        """
+        width, channels = spec.task.outputs, Layout.of(spec).channels
+        classes = {} if isinstance(spec.task, Regression) else {"class_counts": (width,), "class_weights": (width,)}
+        shapes = {"fill": (channels,), "mean": (channels,), "scale": (channels,)} | classes
+        return cls(**_taken(tensors, shapes, ("rows", "target_mean", "target_scale")))
+
+
+@dataclass(frozen=True, eq=False)
+class OwnFit:
+    """What one site's training rows say, known there alone; None changes nothing, as at a site without such rows.
+
+    Args:
+        mean: float64 [channels], what is subtracted where every site standardises by itself.
+        scale: float64 [channels], by what is divided then.
+    """
+
+    mean: Tensor | None = None
+    scale: Tensor | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all that is known, by name."""
+        return _tensors(self)
+
+    @classmethod
+    def of(cls, spec: RunSpec, tensors: Mapping[str, Tensor]) -> OwnFit:
+        """Return what `tensors` has returned for this spec.
+
+        Raises:
+            ValueError: a tensor does not fit the spec.
+        """
+        layout = Layout.of(spec)
+        return cls(**_taken(tensors, {"mean": (layout.channels,), "scale": (layout.channels,)}, ()))
+
+
+def _tensors(part: Fit | OwnFit) -> dict[str, Tensor]:
+    known = {name: value for name, value in vars(part).items() if value is not None}
+    return {
+        name: value if isinstance(value, Tensor) else torch.tensor(value, dtype=_dtype(name))
+        for name, value in known.items()
+    }
+
+
+def _taken(
+    tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], numbers: tuple[str, ...]
+) -> dict[str, Any]:
+    expected = dict(shapes) | dict.fromkeys(numbers, ())
+    for name, value in tensors.items():
+        if name not in expected:
+            raise ValueError(f"preparation: got {name}, expected {', '.join(expected)}")
+        if value.shape != expected[name] or value.dtype != _dtype(name) or not value.isfinite().all():
+            raise ValueError(f"preparation: {name}: expected finite {_dtype(name)} {list(expected[name])}")
+    return {name: value.item() if name in numbers else value for name, value in tensors.items()}
+
+
+def _dtype(name: str) -> torch.dtype:
+    return torch.int64 if name in ("rows", "class_counts") else torch.float64

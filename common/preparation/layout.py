@@ -1,0 +1,46 @@
+"""What a spec says of the numbers that are prepared: how many there are, and which are measurements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.data import TableData
+from common.preparation.moments import channels_of
+from common.spec import RunSpec
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The columns of inputs and covariates.
+
+    Args:
+        channels: how many means and scales the inputs have.
+        levels: bool [channels], whether a column says 0 or 1 for a level of a categorical input.
+        harmonised: int64, the columns from which site effects are removed: no levels, and nothing that is kept.
+        covariates: how many columns the covariates have; a categorical one has one for each of its levels.
+    """
+
+    channels: int
+    levels: Tensor
+    harmonised: Tensor
+    covariates: int
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> Layout:
+        """Return the layout of a run's data."""
+        data, combat = spec.data, spec.preparation.harmonise
+        channels = channels_of(data.shape)
+        if not isinstance(data, TableData):
+            return cls(channels, torch.zeros(channels, dtype=torch.bool), torch.zeros(0, dtype=torch.int64), 0)
+        keep = combat.keep if combat else ()
+        levels: list[bool] = []
+        measured: list[bool] = []
+        for column in data.inputs:
+            width = len(data.categorical.get(column, ("",)))
+            levels += [column in data.categorical] * width
+            measured += [combat is not None and column not in data.categorical and column not in keep] * width
+        covariates = sum(len(data.categorical.get(column, ("",))) for column in keep)
+        return cls(channels, torch.tensor(levels), torch.tensor(measured).nonzero().flatten(), covariates)

@@ -1,0 +1,96 @@
+"""Means and standard deviations per channel in two passes: sums, then squares around the pooled mean.
+
+One pass, the mean of squares less the square of the mean, loses all digits where a mean is 1e8 standard deviations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+BLOCK = 2**22  # numbers that are held in float64 at a time: volumes are large
+ROUND_OFF = 64 * torch.finfo(torch.float64).eps  # less than that of a mean is no deviation from it
+
+
+def channels_of(shape: tuple[int, ...]) -> int:
+    """Return how many channels an input of this shape has.
+
+    A table's row has its columns, [time, features] its features, and [channels, …] of three and more dimensions its
+    first axis. An image without channels must not come as [height, width], which nothing tells from a series.
+    """
+    if len(shape) <= 2:
+        return shape[-1] if shape else 1
+    return shape[0]
+
+
+def by_channel(inputs: Tensor) -> Tensor:
+    """Return inputs [samples, *shape] as [samples · positions, channels]."""
+    if inputs.ndim <= 3:
+        return inputs.reshape(-1, inputs.shape[-1] if inputs.ndim > 1 else 1)
+    return inputs.movedim(1, -1).reshape(-1, inputs.shape[1])
+
+
+def samples_with(inputs: Tensor) -> Tensor:
+    """Return how many samples have any value, NaN being none, in each channel."""
+    present = inputs.isnan().logical_not()
+    if inputs.ndim <= 2:
+        return present.reshape(len(inputs), -1).sum(0)
+    return (present.any(1) if inputs.ndim == 3 else present.flatten(2).any(2)).sum(0)
+
+
+def along_channels(values: Tensor, dimensions: int) -> Tensor:
+    """Return one value per channel so that it broadcasts against inputs of so many dimensions."""
+    return values.reshape(-1, *[1] * (dimensions - 2)) if dimensions > 3 else values
+
+
+def blocks(inputs: Tensor) -> Iterator[Tensor]:
+    """Yield inputs in pieces of few samples, as they are."""
+    per_sample = max(1, inputs[:1].numel())
+    yield from inputs.split(max(1, BLOCK // per_sample))
+
+
+def sums(inputs: Tensor, channels: int) -> tuple[Tensor, Tensor]:
+    """Return how many values every channel has, and their sum; NaN is none."""
+    counts, totals = torch.zeros(2, channels, dtype=torch.float64)
+    for block in blocks(inputs):
+        values = by_channel(block).to(torch.float64)
+        counts = counts + values.isnan().logical_not().sum(0)
+        totals = totals + values.nansum(0)
+    return counts, totals
+
+
+def means(counts: Tensor, totals: Tensor) -> Tensor:
+    """Return the mean of every channel; 0 where it has no value."""
+    return torch.where(counts > 0, totals / counts.clamp(min=1), 0.0)
+
+
+def squares(inputs: Tensor, around: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sums of every channel's deviations from a number, and of their squares."""
+    deviations, totals = torch.zeros_like(around), torch.zeros_like(around)
+    for block in blocks(inputs):
+        away = by_channel(block).to(torch.float64) - around
+        deviations = deviations + away.nansum(0)
+        totals = totals + away.square().nansum(0)
+    return deviations, totals
+
+
+def mean_and_scale(counts: Tensor, around: Tensor, deviations: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of every channel, the latter 1 where the channel is constant.
+
+    The divisor is the number of values, as scikit-learn's StandardScaler has it. What the first pass rounded off the
+    mean is put right by the deviations, which would add up to 0 without it.
+    """
+    rows = counts.clamp(min=1)
+    shift = deviations / rows
+    mean = around + shift
+    deviation = (totals / rows - shift.square()).clamp(min=0).sqrt()
+    return mean, torch.where(deviation > ROUND_OFF * mean.abs(), deviation, 1.0)
+
+
+def own_mean_and_scale(inputs: Tensor, channels: int) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of one site's inputs."""
+    counts, totals = sums(inputs, channels)
+    around = means(counts, totals)
+    return mean_and_scale(counts, around, *squares(inputs, around))

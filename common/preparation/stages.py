@@ -1,0 +1,69 @@
+"""A stage: one round in which every site sends one vector of sums per fold, and all receive the totals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+LARGEST = 1e300  # a thousand sites' numbers still add up to something finite
+MOST_ROWS = 2.0**43  # and their counts to whole numbers
+
+
+@dataclass(frozen=True)
+class Field:
+    """A tensor in a stage's vector.
+
+    Args:
+        name: what it is.
+        shape: its shape.
+        kind: a count is a whole number from 0, a square is not negative, a sum is any number.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Literal["count", "square", "sum"]
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The fields of a vector, in order."""
+
+    fields: tuple[Field, ...]
+
+    @property
+    def size(self) -> int:
+        """How many numbers the vector has."""
+        return sum(field.size for field in self.fields)
+
+    def pack(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return the fields' values as one vector, float64."""
+        parts = [values[field.name].to(torch.float64).expand(field.shape).reshape(-1) for field in self.fields]
+        return torch.cat(parts)
+
+    def unpack(self, vector: Tensor) -> dict[str, Tensor]:
+        """Return a vector's values by field."""
+        parts = vector.split([field.size for field in self.fields])
+        return {field.name: part.reshape(field.shape) for field, part in zip(self.fields, parts, strict=True)}
+
+    def check(self, vector: Tensor) -> str | None:
+        """Return what is wrong with a site's vector, in words that begin with the field; None where nothing is."""
+        if vector.dtype != torch.float64 or vector.shape != (self.size,):
+            return f"got {vector.dtype} {list(vector.shape)}, expected torch.float64 [{self.size}]"
+        for field, value in zip(self.fields, self.unpack(vector).values(), strict=True):
+            if not (value.abs() <= LARGEST).all():  # NaN is not
+                return f"{field.name}: expected numbers up to {LARGEST:g}"
+            if field.kind != "sum" and (value < 0).any():
+                return f"{field.name}: expected no number below 0"
+            if field.kind == "count" and ((value > MOST_ROWS) | (value != value.floor())).any():
+                return f"{field.name}: expected whole numbers of rows"
+        return None

@@ -1,0 +1,52 @@
+"""All sites' rounds of a preparation, without trainer or wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common.preparation import Fit, OwnFit, Preparing, Rows
+from common.spec import RunSpec
+from tests.conftest import run_spec
+
+Array = NDArray[np.float64]
+
+
+def table_spec(
+    columns: int, task: dict[str, Any] | None = None, data: dict[str, Any] | None = None, **preparation: Any
+) -> RunSpec:
+    """A run on a table of columns c0, c1, …, whose label is a number unless a task is given."""
+    csv = {"reader": "csv", "file": "t.csv", "features": [f"c{i}" for i in range(columns)], "label": "y"}
+    return run_spec(task=task or {"name": "regression"}, data=csv | (data or {}), preparation=preparation)
+
+
+def rows(inputs: Array, labels: Array | None = None, covariates: Array | None = None) -> Rows:
+    return Rows(
+        torch.from_numpy(np.asarray(inputs)),
+        torch.from_numpy(np.zeros(len(inputs)) if labels is None else np.asarray(labels)),
+        None if covariates is None else torch.from_numpy(np.asarray(covariates)),
+    )
+
+
+def fitted(preparing: Preparing, sites: Sequence[Rows]) -> Fit:
+    """Run every stage over the sites."""
+    totals: dict[str, Tensor] = {}
+    for stage in preparing.stages:
+        totals[stage] = torch.stack([preparing.contribution(stage, totals, site) for site in sites]).sum(0)
+    return preparing.fit(totals)
+
+
+def prepared(preparing: Preparing, sites: Sequence[Rows]) -> tuple[Fit, list[OwnFit], list[Array]]:
+    """Return the fit, every site's own, and its prepared rows."""
+    fit = fitted(preparing, sites)
+    owns = [preparing.own(fit, site) for site in sites]
+    applied = [
+        preparing.apply(fit, own, site.inputs, site.covariates, torch.float64).numpy()
+        for own, site in zip(owns, sites, strict=True)
+    ]
+    return fit, owns, applied
