@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from common.metrics.auc import delong_deviations
-from common.metrics.figures import balanced, summarise
+from common.metrics.figures import ROUNDING, balanced, deviations, summarise
 from common.metrics.sums import Parts, Tally, parts
 from common.tasks import Metric, Regression, TaskSpec
 
@@ -91,8 +91,8 @@ def _mean_error(part: Parts, quantile: float) -> Interval | None:
     """Return the interval of the mean absolute error."""
     samples = part.samples
     *_, absolute, square = part.moments
-    variance = (square - absolute / samples * absolute) / (samples - 1) if samples > 1 else 0.0
-    if not variance > 0:
+    variance = deviations(absolute, square, samples) / max(samples - 1, 1)
+    if variance == 0:
         return None
     mean, half = absolute / samples, quantile * math.sqrt(variance / samples)
     return Interval(max(0.0, mean - half), mean + half, "normal approximation")
@@ -100,7 +100,7 @@ def _mean_error(part: Parts, quantile: float) -> Interval | None:
 
 def _fisher(value: float | None, samples: int, quantile: float) -> Interval | None:
     """Return the interval of a correlation by Fisher's transformation."""
-    if value is None or samples < 4 or abs(value) >= 1:
+    if value is None or samples < 4 or abs(value) > 1 - ROUNDING:
         return None
     middle, half = math.atanh(value), quantile / math.sqrt(samples - 3)
     return Interval(math.tanh(middle - half), math.tanh(middle + half), "Fisher z")
