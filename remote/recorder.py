@@ -181,7 +181,7 @@ class Recorder:
             models[site] = unpack_tally(task, message.body.tally)
             if message.body.baseline:
                 baselines[site] = unpack_tally(task, message.body.baseline)
-        rows = {"pooled": Metrics(pooled.samples, dict(pooled.values), pooled.auc_error, pooled.absent)}
+        rows: dict[str, Pooled | Metrics] = {"pooled": pooled}
         rows |= {site: summarise(task, tally) for site, tally in models.items()}
         for site, metrics in rows.items():
             loss = self._train_loss(site) if pooled.split == "validation" else ""
@@ -268,7 +268,8 @@ def summary(progress: Progress) -> dict[str, Any]:
 def _metrics(found: Pooled | Metrics | None) -> dict[str, Any] | None:
     if found is None:
         return None
-    return {"samples": found.samples, **found.values, "auc_error": found.auc_error, "absent": found.absent}
+    values = {str(name): value for name, value in found.values.items()}
+    return {"samples": found.samples, **values, "auc_error": found.auc_error, "absent": found.absent}
 
 
 def new_directory(directory: Path) -> None:

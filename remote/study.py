@@ -72,11 +72,13 @@ class Study:
 
     def by_site(self) -> list[dict[str, Any]]:
         """Return a row for every site: samples, its metrics over all folds, and those of the baseline."""
-        rows = []
+        rows: list[dict[str, Any]] = []
         for site in self._sites:
             own, guessed = (summarise(self._task, tallies[site]) for tallies in (self._models, self._baselines))
-            baseline = {f"baseline_{name}": value for name, value in guessed.values.items()}
-            rows.append({"site": site, "samples": own.samples, "absent": own.absent, **own.values, **baseline})
+            row: dict[str, Any] = {"site": site, "samples": own.samples, "absent": own.absent}
+            row |= {str(name): value for name, value in own.values.items()}
+            row |= {f"baseline_{name}": value for name, value in guessed.values.items()}
+            rows.append(row)
         return rows
 
     def summary(self) -> dict[str, Any]:
@@ -95,5 +97,5 @@ class Study:
         }
         if not isinstance(task, Regression):
             document["confusion"] = confusion(task, total).tolist()
-            document["calibration"] = [part.tolist() for part in calibration(task, total)]
+            document["calibration"] = calibration(task, total)
         return document

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from common.preparation import Preparing
-from common.spec import RunSpec
+from common.spec import LeaveOneSiteOut, RunSpec
 from local.data import Samples, SiteData
 from local.data.folds import Split
 
@@ -24,6 +24,8 @@ def pooled_spec(spec: RunSpec) -> RunSpec:
     document["federation"]["quorum"] = "all"
     document["training"]["batch_size"] *= len(spec.federation.sites)
     document["method"] = {"name": "dsgd"}
+    if isinstance(spec.evaluation, LeaveOneSiteOut):
+        document["evaluation"] = {"name": "k-fold", "folds": spec.tested_folds, "refit": spec.evaluation.refit}
     return RunSpec.model_validate(document)
 
 
@@ -33,11 +35,9 @@ def pooled_data(data: Mapping[str, SiteData]) -> SiteData:
     starts = torch.tensor([0, *(len(site.samples) for site in sites[:-1])]).cumsum(0).tolist()
     splits = tuple(_joined(fold, starts) for fold in zip(*(site.splits for site in sites), strict=True))
     covariates = [site.covariates for site in sites if site.covariates is not None]
-    samples = Samples(
-        torch.cat([site.samples.inputs for site in sites]), torch.cat([site.samples.labels for site in sites])
-    )
+    inputs, labels = (torch.cat([getattr(site.samples, part) for site in sites]) for part in ("inputs", "labels"))
     return SiteData(
-        samples,
+        Samples(inputs, labels),
         splits,
         torch.cat(covariates) if covariates else None,
         tuple(key for site in sites for key in site.keys),
@@ -47,10 +47,8 @@ def pooled_data(data: Mapping[str, SiteData]) -> SiteData:
 
 def _joined(fold: Sequence[Split], starts: Iterable[int]) -> Split:
     pairs = list(zip(fold, starts, strict=True))
-    parts = (
-        torch.cat([getattr(split, name) + start for split, start in pairs]) for name in ("train", "validation", "test")
-    )
-    return Split(*parts)
+    names = ("train", "validation", "test")
+    return Split(*(torch.cat([getattr(split, name) + start for split, start in pairs]) for name in names))
 
 
 def first_training_rows(spec: RunSpec, data: Mapping[str, SiteData]) -> dict[str, Samples]:

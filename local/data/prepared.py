@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.preparation import Fit, OwnFit, Preparing
 from torch import Tensor
 
 from common.course import Course
+from common.preparation import Fit, OwnFit, Preparing
 from common.replica import Replica
 from common.spec import RunSpec
 from common.tasks import Regression
@@ -56,7 +56,9 @@ def prepare(spec: RunSpec, data: SiteData, course: Course, replica: Replica) -> 
     samples, split = data.samples, data.splits[course.fold]
     inputs = preparing.apply(fit, own, samples.inputs, data.covariates, like.dtype)
     whole = Samples(inputs, preparing.apply_labels(fit, samples.labels))
-    parts = (whole.take(rows).to(str(like.device)) for rows in (split.train, split.validation, split.test))
+    train, validation, test = (
+        whole.take(rows).to(str(like.device)) for rows in (split.train, split.validation, split.test)
+    )
     numbers = isinstance(spec.task, Regression)
     centre = preparing.fit(course.totals_of(0)).target_mean if numbers else 0.0
-    return Prepared(*parts, fit, own, centre, numbers)
+    return Prepared(train, validation, test, fit, own, centre, numbers)
