@@ -189,7 +189,8 @@ class Recorder:
             self._metrics.row([pooled.fold, pooled.epoch, pooled.split, site, loss, metrics.samples, *figures])
         if pooled.split == "test":
             progress.study.add(models, baselines)
-            progress.fold, progress.epoch = pooled.fold + 1, 0
+            if pooled.fold + 1 < progress.folds:
+                progress.fold, progress.epoch, progress.best_epoch = pooled.fold + 1, 0, 0
             self._write_sites()
         else:
             progress.validation = pooled

@@ -18,6 +18,7 @@ from remote.progress import Progress
 
 WAITING_WORTH_SAYING = 10.0  # seconds between two lines about the same wait
 WAITING_WORTH_SHOWING = 1.0
+TELLING = 3  # metrics of a line
 LABELS = {"auc": "AUC", "f1": "F1", "mae": "MAE", "r2": "R²", "pearson_r": "r"}
 
 
@@ -163,7 +164,7 @@ def _fold(p: Progress) -> str:
 def _figures(p: Progress) -> str:
     if p.validation is None:
         return f"training loss {_number(p.loss)}"
-    found = " · ".join(figures(p.validation.values, p.validation.auc_error))
+    found = " · ".join(figures(p.validation.values, p.validation.auc_error)[:TELLING])
     return f"training loss {_number(p.train_loss)} · validation: {found}"
 
 
