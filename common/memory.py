@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from common.errors import SpecError
-from common.models import build_model
-from common.networks import Mlp
+from common.models import build_network
+from common.networks import Factory
 from common.spec import RunSpec
 
 COPIES = 6  # of all weights: weights, gradient, two moments, the best so far, and what is sent or written
@@ -22,14 +22,14 @@ def check_memory(spec: RunSpec) -> None:
     Raises:
         SpecError: it needs more memory than there is; names both.
     """
-    if not isinstance(spec.model, Mlp):
+    if isinstance(spec.model, Factory):
         return  # code of a user's may not run without real numbers
     with torch.device("meta"):
-        weights = sum(parameter.numel() for parameter in build_model(spec).parameters())
+        weights = sum(parameter.numel() for parameter in build_network(spec).parameters())
     needed, there = COPIES * weights * getattr(torch, spec.training.dtype).itemsize, available()
     if there is not None and needed > there:
         raise SpecError(
-            "model.hidden",
+            spec.model.sized_by,
             f"the network has {weights:,} weights and takes about {needed / 2**30:.1f} GiB of memory to be trained, "
             f"but there are {there / 2**30:.1f} GiB: choose a smaller one, or give the container more",
         )

@@ -2,30 +2,204 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
+from common.data import FileName
 from common.documents import Part
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 FactoryName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+Presets = Mapping[str, Mapping[str, Any]]  # by name: what fields they fill
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+# Not strict, so that a list of JSON is still one after a preset has been filled in; what it holds is strict.
+Widths = Annotated[tuple[PositiveInt, ...], Field(strict=False, min_length=1, max_length=100)]
+Patterns = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(strict=False)]
 
 
-class Mlp(Part):
+class Pretrained(Part):
+    """Weights to begin with, from a file that every site and the aggregator hold."""
+
+    file: FileName
+    """Name of a safetensors file in the folder of weights; where that is, is each site's business."""
+    sha256: Sha256
+    """Digest of the file, in hexadecimal."""
+    skip: Patterns = ()
+    """Parameters and buffers that are not taken from the file, such as "head.*": of ours, they keep random weights."""
+
+
+class Network(Part):
+    """What all networks have in common."""
+
+    presets: ClassVar[Presets] = {}
+    sized_by: ClassVar[str] = "model"  # the field that an error about the network's size names
+
+    name: str
+    """Which network."""
+    pretrained: Pretrained | None = None
+    """Weights to begin with; null begins with random ones."""
+    frozen: Patterns = ()
+    """Parameters that are not trained, such as "blocks.0.*". BatchNorm's running statistics are none."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filled_from_preset(cls, given: Any) -> Any:
+        preset = given.get("preset") if isinstance(given, dict) else None
+        if not isinstance(preset, str) or preset not in cls.presets:
+            return given
+        for field, value in cls.presets[preset].items():
+            if given.get(field, value) not in (value, list(value) if isinstance(value, tuple) else value):
+                raise ValueError(f"the preset {preset} has {field} {value}, but {field} {given[field]} is asked for")
+        return given | cls.presets[preset]
+
+
+class Linear(Network):
+    """One layer from the flattened input to the output: linear or logistic regression."""
+
+    name: Literal["linear"]
+
+
+class Mlp(Network):
     """A multilayer perceptron on the flattened input."""
 
+    presets: ClassVar[Presets] = {"paper": {"hidden": (1024, 1024)}, "small": {"hidden": (64, 32)}}
+    sized_by = "model.hidden"
+
     name: Literal["mlp"]
-    hidden: tuple[PositiveInt, ...]
+    hidden: Annotated[tuple[PositiveInt, ...], Field(strict=False)]
     """Width of each hidden layer."""
     activation: Literal["relu", "tanh", "gelu"] = "relu"
     """Function after each hidden layer."""
     dropout: Fraction = 0.0
     """Probability with which a hidden unit is dropped in training."""
+    preset: Literal["paper", "small"] | None = None
+    """Widths: "paper" has 1024, 1024, "small" 64, 32. Another width beside it is an error."""
 
 
-class Factory(Part):
+class Recurrent(Network):
+    """Stacked recurrent layers on a series [time, features].
+
+    Frames of nothing but NaN are padding: they change no state, and the output is that of the series without them.
+    """
+
+    presets: ClassVar[Presets] = {"paper": {"hidden": (512, 256)}, "small": {"hidden": (128, 64)}}
+    sized_by = "model.hidden"
+
+    hidden: Widths
+    """Width of each layer, the first one first."""
+    pooling: Literal["last", "mean"] = "last"
+    """What the output is computed from: the last layer's state after the last frame, or the mean over all frames."""
+    dropout: Fraction = 0.0
+    """Probability with which a layer's output is dropped in training."""
+    preset: Literal["paper", "small"] | None = None
+    """Widths: "paper" has 512, 256, "small" 128, 64. Another width beside it is an error."""
+
+
+class Gru(Recurrent):
+    """Gated recurrent units (Cho 2014), with the equations of torch."""
+
+    name: Literal["gru"]
+
+
+class Lstm(Recurrent):
+    """Long short-term memory (Hochreiter 1997), with the equations of torch."""
+
+    name: Literal["lstm"]
+
+
+class Vit(Network):
+    """A vision transformer (Dosovitskiy 2021) on images, with normalisation before each part of a block."""
+
+    presets: ClassVar[Presets] = {
+        "paper": {"width": 128, "depth": 12, "heads": 4, "patch": 4},
+        "small": {"width": 64, "depth": 4, "heads": 4, "patch": 8},
+    }
+    sized_by = "model.width"
+
+    name: Literal["vit"]
+    width: PositiveInt
+    """Width of a token."""
+    depth: Annotated[int, Field(ge=1, le=1000)]
+    """Number of blocks."""
+    heads: PositiveInt
+    """Heads of an attention; they share the width."""
+    patch: PositiveInt
+    """Height and width of a patch in pixels; images are made of whole patches."""
+    expansion: PositiveInt = 4
+    """Width of a block's hidden layer, in widths of a token."""
+    pooling: Literal["class", "mean"] = "class"
+    """What the output is computed from: a learned token beside the patches, or the mean over all patches."""
+    dropout: Fraction = 0.0
+    """Probability with which a value is dropped in training, after the positions and at the end of a block's parts."""
+    channels: Literal["first", "last"] | None = None
+    """Where channels stand in an image's three dimensions; null where only one end of them is 4 or less."""
+    preset: Literal["paper", "small"] | None = None
+    """Sizes: "paper" is 128 wide, 12 deep, with patches of 4; "small" 64, 4 and 8; both have 4 heads. Another size
+    beside it is an error."""
+
+    @field_validator("heads")
+    @classmethod
+    def _heads_share_the_width(cls, heads: int, info: ValidationInfo) -> int:
+        width = info.data.get("width")
+        if width is not None and width % heads:
+            raise ValueError(f"got {heads}, expected a divisor of model.width, {width}")
+        return heads
+
+
+class Convolutional(Network):
+    """Blocks of convolution, GroupNorm and ReLU; between blocks the largest of two neighbours, at the end the mean."""
+
+    sized_by = "model.filters"
+
+    filters: Widths
+    """Number of filters of each block."""
+    convolutions: Annotated[int, Field(ge=1, le=100)] = 1
+    """Convolutions of each block, each with its GroupNorm and ReLU."""
+    kernel: PositiveInt = 3
+    """Size of a filter in every direction; odd."""
+    dropout: Fraction = 0.0
+    """Probability with which a value before the last layer is dropped in training."""
+
+    @field_validator("kernel")
+    @classmethod
+    def _has_a_middle(cls, kernel: int) -> int:
+        if kernel % 2 == 0:
+            raise ValueError(f"got {kernel}, expected an odd number")
+        return kernel
+
+
+class Cnn(Convolutional):
+    """A small convolutional network on images."""
+
+    presets: ClassVar[Presets] = {
+        "small": {"filters": (32, 64, 128)},
+        "deep": {"filters": (64, 128, 256, 512), "convolutions": 2},
+    }
+
+    name: Literal["cnn"]
+    channels: Literal["first", "last"] | None = None
+    """Where channels stand in an image's three dimensions; null where only one end of them is 4 or less."""
+    preset: Literal["small", "deep"] | None = None
+    """Sizes: "small" has filters 32, 64, 128, "deep" 64, 128, 256, 512 in blocks of two convolutions. Another size
+    beside it is an error."""
+
+
+class Cnn3d(Convolutional):
+    """A small convolutional network on volumes."""
+
+    presets: ClassVar[Presets] = {"small": {"filters": (16, 32, 64)}, "deep": {"filters": (32, 64, 128, 256, 256)}}
+
+    name: Literal["cnn3d"]
+    channels: Literal["first", "last"] | None = None
+    """Where channels stand in a volume's four dimensions; null where only one end of them is 4 or less."""
+    preset: Literal["small", "deep"] | None = None
+    """Sizes: "small" has filters 16, 32, 64, "deep" 32, 64, 128, 256, 256. Another size beside it is an error."""
+
+
+class Factory(Network):
     """A function of the user's that returns the model; a site resolves it only through its own allow-list."""
 
     name: Literal["factory"]
@@ -35,4 +209,4 @@ class Factory(Part):
     """Keyword arguments of the function."""
 
 
-ModelSpec = Mlp | Factory
+ModelSpec = Linear | Mlp | Gru | Lstm | Vit | Cnn | Cnn3d | Factory

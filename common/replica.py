@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +21,17 @@ class Replica:
         spec: the run.
         allowed_factories: model factories that the caller permits.
         device: where the model lives.
+        weights: folder with the files of pretrained weights.
     """
 
-    def __init__(self, spec: RunSpec, allowed_factories: Collection[str] = (), device: str = "cpu") -> None:
-        self.model: nn.Module = build_model(spec, allowed_factories).to(device)
+    def __init__(
+        self,
+        spec: RunSpec,
+        allowed_factories: Collection[str] = (),
+        device: str = "cpu",
+        weights: Path | None = None,
+    ) -> None:
+        self.model: nn.Module = build_model(spec, allowed_factories, weights).to(device)
         self._training = spec.training
         self._scale = lr_scale(spec.training, len(spec.federation.sites))
         self._trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}

@@ -17,6 +17,7 @@ from common.errors import SpecError, one_line
 from common.factors import Factor
 from common.seeds import derive
 from common.spec import Dsgd, Edad, PowerSgd, RankDad, RunSpec, TopRows
+from common.tasks import Classification, MultiLabel, TaskSpec
 from common.wire import wire_bytes
 
 PROBE_SAMPLES = 4
@@ -200,11 +201,11 @@ def _probe(spec: RunSpec, model: nn.Module) -> tuple[dict[str, int], tuple[str, 
             raise SpecError(
                 "model", f"does not take inputs of shape {list(shape)} (data.shape): {one_line(error)}"
             ) from error
-        expected = (PROBE_SAMPLES, spec.task.classes)
+        expected = (PROBE_SAMPLES, spec.task.outputs)
         if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
             got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise SpecError("model", f"returned {got} for {PROBE_SAMPLES} samples, expected {list(expected)}")
-        F.cross_entropy(logits, torch.arange(PROBE_SAMPLES) % spec.task.classes).backward()
+        _loss(spec.task, logits).backward()
     rows: dict[str, int] = {}
     warnings: list[str] = []
     for name, factor in capture.factors().items():
@@ -215,3 +216,13 @@ def _probe(spec: RunSpec, model: nn.Module) -> tuple[dict[str, int], tuple[str, 
         else:
             warnings.append(f"{name} is also used outside its layer: its factor is not used")
     return rows, tuple(warnings)
+
+
+def _loss(task: TaskSpec, outputs: Tensor) -> Tensor:
+    """Return a loss of the task's kind, with made-up labels."""
+    if isinstance(task, Classification):
+        return F.cross_entropy(outputs, torch.arange(PROBE_SAMPLES) % task.classes)
+    alternating = (torch.arange(outputs.numel()) % 2).reshape(outputs.shape).to(outputs.dtype)
+    if isinstance(task, MultiLabel):
+        return F.binary_cross_entropy_with_logits(outputs, alternating)
+    return F.mse_loss(outputs, alternating)

@@ -1,0 +1,50 @@
+"""Convolutional networks on images and volumes, with GroupNorm: BatchNorm would differ from site to site."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from common.errors import SpecError
+from common.models.layout import channels_first
+from common.networks import Cnn, Cnn3d
+
+GROUPS = 8  # at most
+GROUP_CHANNELS = 4  # of a group at least: a group of one channel would lose its mean
+
+
+def convolutional(spec: Cnn | Cnn3d, shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Build blocks of convolutions, the mean over space, and a linear layer.
+
+    Raises:
+        SpecError: inputs are no images, or no volumes, or too small for so many blocks.
+    """
+    dims = 2 if isinstance(spec, Cnn) else 3
+    convolution, pool = (nn.Conv2d, nn.MaxPool2d) if dims == 2 else (nn.Conv3d, nn.MaxPool3d)
+    layout, (channels, *space) = channels_first(spec, shape, dims)
+    halved = len(spec.filters) - 1
+    if min(space) < 2**halved:
+        raise SpecError(
+            "model.filters",
+            f"got {len(spec.filters)} blocks, expected at most {min(space).bit_length()} for data.shape {list(shape)}: "
+            "each but the last halves what it is given",
+        )
+    layers: list[nn.Module] = [layout]
+    for block, filters in enumerate(spec.filters):
+        if block:
+            layers.append(pool(2))
+        for _ in range(spec.convolutions):
+            layers += [
+                convolution(channels, filters, spec.kernel, padding=spec.kernel // 2, bias=False),
+                nn.GroupNorm(_groups(filters), filters),
+                nn.ReLU(),
+            ]
+            channels = filters
+    layers += [nn.AdaptiveAvgPool2d(1) if dims == 2 else nn.AdaptiveAvgPool3d(1), nn.Flatten()]
+    if spec.dropout:
+        layers.append(nn.Dropout(spec.dropout))
+    return nn.Sequential(*layers, nn.Linear(channels, outputs))
+
+
+def _groups(filters: int) -> int:
+    fitting = (g for g in range(1, GROUPS + 1) if filters % g == 0 and filters >= g * GROUP_CHANNELS)
+    return max(fitting, default=1)
