@@ -23,7 +23,9 @@ def _file_names(given: str | tuple[str, ...]) -> str | tuple[str, ...]:
     wrong = [name for name in names if not re.fullmatch(r"[\w*?][\w.*?-]*", name)]
     if wrong or not names:
         got = json.dumps(wrong[0]) if wrong else "no name"
-        raise ValueError(f"got {got}, expected names of files in the data folder, without folders; * and ? as in a shell")
+        raise ValueError(
+            f"got {got}, expected names of files in the data folder, without folders; * and ? as in a shell"
+        )
     return given
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from common.data import TableData, canonical
 from common.errors import DataError
-from local.data.reading import Array, Reading
-from local.data.tables import MISSING, Table, holder, shown
+from local.data.reading import MISSING, Array, Reading, shown
+from local.data.tables import Table, holder
 
 
 def encode(

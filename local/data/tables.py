@@ -13,8 +13,7 @@ import pandas as pd
 
 from common.data import canonical
 from common.errors import DataError
-
-MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null", "none"})  # in small letters
+from local.data.reading import MISSING, shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,8 +212,3 @@ def holder(tables: Sequence[Table], column: str) -> Table:
     if len(names) == 1 and re.search("[;\t]", names[0]):
         hint = ": columns must be separated by commas, or by tabs in a file whose name ends in .tsv"
     raise DataError(where, f"has no column {column}{hint}")
-
-
-def shown(text: str) -> str:
-    """Return a cell as it stands in an error."""
-    return repr(text if len(text) <= 40 else text[:37] + "...")
