@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from common.documents import Part
+from common.errors import SpecError
+from common.patterns import escaped, fits, is_pattern, literal
 from common.tasks import Classification, MultiLabel, TaskSpec
 
 PositiveInt = Annotated[int, Field(ge=1)]
 FileName = Annotated[str, Field(pattern=r"^[\w][\w.-]*$")]
-Column = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]{0,198}[^\s\x00-\x1f\x7f])?$")]
+
+
+def _file_names(given: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else given
+    wrong = [name for name in names if not re.fullmatch(r"[\w*?][\w.*?-]*", name)]
+    if wrong or not names:
+        got = json.dumps(wrong[0]) if wrong else "no name"
+        raise ValueError(
+            f"got {got}, expected names of files in the data folder, without folders; * and ? as in a shell"
+        )
+    return given
+
+
+Files = Annotated[str | tuple[str, ...], AfterValidator(_file_names)]
+COLUMN = r"^[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]{0,198}[^\s\x00-\x1f\x7f])?$"
+Column = Annotated[str, Field(pattern=COLUMN)]
 
 
 def canonical(value: object) -> str:
@@ -54,28 +73,58 @@ class TableData(Part):
     """What all tables have in common: columns that are inputs, and one that is the label."""
 
     features: Annotated[tuple[Column, ...], Field(max_length=100_000)]
-    """Inputs, in this order."""
+    """Inputs, in this order. With * or ? an entry stands for the columns that match, in the table's order; a run's spec
+    names them all in its place. A column's own * is written [*], its ? [?]."""
+    exclude: Annotated[tuple[Column, ...], Field(max_length=100_000)] = ()
+    """Columns, or patterns of them, that no pattern in `features` stands for; nor does any for key, label or group."""
     label: Column | tuple[Column, ...]
     """Column of the label; of the task multi-label a list of columns, each 0 or 1."""
     values: tuple[Level, ...] = ()
     """Values of the label, in the order of the classes; numbers are compared as numbers, everything else as text. None
     for the tasks regression, whose label is a number, and multi-label."""
     categorical: dict[Column, Annotated[tuple[Level, ...], Field(min_length=1)]] = Field(default={})
-    """Inputs that hold no numbers, each with its levels: such an input becomes one of 0 or 1 for every level."""
+    """Inputs and kept columns that hold no numbers, each with its levels: such an input becomes one of 0 or 1 for every
+    level."""
     missing: Literal["refuse", "drop", "impute"] = "refuse"
     """What is done about a row that lacks an input: say so and stop, leave it out and say so, or put the mean of all
     sites' training samples there. A row that lacks its label is left out by the latter two."""
+    key: Column | None = None
+    """Column that names the subject in every table; null where one table has none, and rows go by their number."""
     group: Column | None = None
     """Column of what belongs together, such as a family: its samples are all in one fold."""
 
     @property
+    def patterns(self) -> tuple[str, ...]:
+        """Entries of `features` in whose place a run needs names of columns."""
+        return tuple(entry for entry in self.features if is_pattern(entry))
+
+    @property
     def inputs(self) -> tuple[str, ...]:
-        """Columns of the inputs, in order."""
-        return self.features
+        """Columns of the inputs, in order.
+
+        Raises:
+            SpecError: a pattern stands for some of them.
+        """
+        if self.patterns:
+            raise SpecError(
+                "data.features",
+                f"{json.dumps(self.patterns[0])} is a pattern, expected the names of the columns that it stands for: "
+                "sites must agree on them before data are read",
+            )
+        return self.named
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Columns of the inputs that have their names here."""
+        return tuple(literal(entry) for entry in self.features if not is_pattern(entry))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sample's input."""
+        """Shape of one sample's input.
+
+        Raises:
+            SpecError: a pattern stands for some inputs.
+        """
         return (sum(len(self.categorical[c]) if c in self.categorical else 1 for c in self.inputs),)
 
     @property
@@ -90,16 +139,15 @@ class TableData(Part):
 
 
 class CsvData(TableData):
-    """A table with a row per sample, and optionally a second one: CSV in UTF-8, with tabs if its name ends in .tsv."""
+    """A table with a row per sample, and optionally more: CSV in UTF-8, with tabs if a file's name ends in .tsv."""
 
     reader: Literal["csv"]
     """File format."""
-    file: FileName
-    """Name of the table in the site's data folder."""
-    covariates: FileName | None = None
-    """Name of a second table with more columns of the same subjects."""
-    key: Column | None = None
-    """Column that names the subject in both tables; null where one table has none."""
+    file: Files
+    """Name of the table in the site's data folder. A list of names, or one with * or ?, is one table: the rows of all
+    these files, which have the same columns."""
+    covariates: Files | None = None
+    """Name of a second table with more columns of the same subjects, or a list of several such tables."""
 
 
 class FreesurferData(TableData):
@@ -111,31 +159,43 @@ class FreesurferData(TableData):
 
     reader: Literal["freesurfer"]
     """File format."""
-    covariates: FileName
-    """Name of the table with a row per subject, in the site's data folder."""
+    covariates: Files
+    """Name of the table with a row per subject, in the site's data folder; a list of tables is joined on the key."""
     key: Column
     """Column with the name of the subject's file, from the same folder."""
     covariate_features: tuple[Column, ...] = ()
     """Columns of the table that are inputs too; they follow the regions."""
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        """Regions, then columns of the table."""
-        return (*self.features, *self.covariate_features)
+    def named(self) -> tuple[str, ...]:
+        """Regions, then columns of the table, that have their names here."""
+        return (*super().named, *self.covariate_features)
 
     @property
-    def file(self) -> str:
+    def regions(self) -> tuple[str, ...]:
+        """Inputs from the subjects' files."""
+        return self.inputs[: len(self.features)]
+
+    @property
+    def file(self) -> str | tuple[str, ...]:
         """Name of the table with which reading begins."""
         return self.covariates
 
 
 def _consistent(data: NpzData | CsvData | FreesurferData) -> NpzData | CsvData | FreesurferData:
-    if isinstance(data, NpzData):
-        return data
-    inputs = data.inputs
-    encodable = inputs if isinstance(data, CsvData) else data.covariate_features
-    where = "features" if isinstance(data, CsvData) else "covariate_features"
-    if not inputs:
+    if isinstance(data, TableData):
+        check_columns(data)
+    return data
+
+
+def check_columns(data: TableData) -> None:
+    """Check that no column of a schema is meant for two things.
+
+    Raises:
+        ValueError: naming the field.
+    """
+    inputs = data.named
+    if not inputs and not data.patterns:
         raise ValueError("features: got none, expected at least one column")
     for field, names in (
         ("features", inputs),
@@ -143,24 +203,91 @@ def _consistent(data: NpzData | CsvData | FreesurferData) -> NpzData | CsvData |
         ("values", data.values),
         *data.categorical.items(),
     ):
-        seen: set[str] = set()
-        for name in names:
-            if name in seen:
-                raise ValueError(f"{field}: {name} stands there more than once")
-            seen.add(name)
+        if twice := _twice(names):
+            raise ValueError(f"{field}: {twice} stands there more than once")
+    taken = set(inputs)
     for target in data.targets:
-        if target in inputs:
+        if target in taken:
             raise ValueError(f"label: {target} is among the features too")
         if target == data.key:
             raise ValueError(f"label: {target} is the key too")
-    if data.key in inputs:
+        if target in data.categorical:
+            raise ValueError(f"categorical: {target} is the label, whose values are in `values`")
+    if data.key in taken:
         raise ValueError(f"key: {data.key} is among the features too")
-    for column in data.categorical:
-        if column not in encodable:
-            raise ValueError(f"categorical: {column} is not among the {where}")
+    if data.group in taken:
+        raise ValueError(f"group: {data.group} is among the features too")
+    if isinstance(data, FreesurferData):
+        for column in data.categorical:
+            if column in taken.difference(data.covariate_features):
+                raise ValueError(f"categorical: {column} is a region, expected one of the covariate_features")
     if isinstance(data, CsvData) and data.covariates is not None and data.key is None:
-        raise ValueError("key: is missing, expected the column that joins the two tables")
-    return data
+        raise ValueError("key: is missing, expected the column that joins the tables")
+
+
+def check_kept(data: TableData, keep: Sequence[str]) -> None:
+    """Check columns whose effect harmonisation keeps, and that every categorical column is one of them or an input.
+
+    Raises:
+        ValueError: naming the field.
+    """
+    for column in keep:
+        if column in data.targets:
+            raise ValueError(f"harmonise.keep: {column} is what is predicted: kept in the inputs, it would leak")
+    if twice := _twice(keep):
+        raise ValueError(f"harmonise.keep: {twice} stands there more than once")
+    if not data.patterns:
+        for column in set(data.categorical).difference(data.inputs, keep):
+            raise ValueError(f"data.categorical: {column} is neither among the inputs nor in harmonise.keep")
+
+
+def _twice(names: Sequence[str]) -> str:
+    """Return the first name that stands somewhere before; "" if none does."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return ""
+
+
+T = TypeVar("T", bound=TableData)
+
+
+def resolve_features(data: T, columns: Sequence[str]) -> T:
+    """Return a schema with the names of columns in place of patterns.
+
+    Args:
+        data: the schema.
+        columns: all that a table has, in its order; of FreeSurfer's statistics all regions and measures.
+
+    Raises:
+        SpecError: a pattern stands for no column, or for one with a name that no spec can hold.
+    """
+    other: Collection[str | None] = {"", data.key, data.group, *data.targets}
+    open_to = [name for name in columns if name not in other and not any(fits(name, entry) for entry in data.exclude)]
+    features: dict[str, None] = {}  # in order, each once
+    for entry in data.features:
+        found = [entry]
+        if is_pattern(entry):
+            found = [escaped(name) for name in open_to if fits(name, entry)]
+            if not found:
+                raise SpecError("data.features", f"{json.dumps(entry)} stands for no column")
+            for name in found:
+                if not re.fullmatch(COLUMN, name):
+                    raise SpecError("data.features", f"{json.dumps(entry)} stands for a column {name!r}: rename it")
+        features |= dict.fromkeys(found)
+    whole = data.model_copy(update={"features": tuple(features)})
+    try:
+        check_columns(whole)
+    except ValueError as error:
+        raise SpecError("data", str(error)) from None
+    return whole
+
+
+def covariate_width(data: TableData, keep: Sequence[str]) -> int:
+    """Return how many numbers a sample's kept columns become: one, of a column with levels one less than it has."""
+    return sum(len(data.categorical[column]) - 1 if column in data.categorical else 1 for column in keep)
 
 
 def check_task(data: NpzData | CsvData | FreesurferData, task: TaskSpec) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from common.data import Column, DataSpec, TableData, check_task
+from common.data import Column, DataSpec, TableData, check_kept, check_task
 from common.documents import Part
 from common.networks import ModelSpec
 from common.tasks import Metric, TaskSpec
@@ -279,6 +279,11 @@ class Preparation(Part):
     harmonise: Combat | None = None
     """Removal of site effects; null leaves them."""
 
+    @property
+    def keep(self) -> tuple[str, ...]:
+        """Columns whose effect on the features harmonisation keeps."""
+        return () if self.harmonise is None else self.harmonise.keep
+
 
 class Holdout(Part):
     """Test once, on `training.test` of every site's samples or on what the data set aside."""
@@ -321,7 +326,7 @@ class RunSpec(Part):
     """The network."""
     data: DataSpec
     """Schema of the data."""
-    preparation: Preparation = Preparation()
+    preparation: Annotated[Preparation, Field(validate_default=True)] = Preparation()
     """What is done to inputs before they are trained on."""
     evaluation: Annotated[Holdout | KFold | LeaveOneSiteOut, Field(discriminator="name")] = Holdout()
     """Which samples the trained model is tested on."""
@@ -341,15 +346,12 @@ class RunSpec(Part):
 
     @field_validator("preparation")
     @classmethod
-    def _target_is_not_kept(cls, preparation: Preparation, info: ValidationInfo) -> Preparation:
+    def _kept_columns_fit(cls, preparation: Preparation, info: ValidationInfo) -> Preparation:
         data, combat = info.data.get("data"), preparation.harmonise
-        if data is None or combat is None:
-            return preparation
-        if not isinstance(data, TableData):
+        if isinstance(data, TableData):
+            check_kept(data, preparation.keep)
+        elif data is not None and combat is not None:
             raise ValueError(f"harmonise: the reader {data.reader} has no table with columns, expected none")
-        for column in combat.keep:
-            if column in data.targets:
-                raise ValueError(f"harmonise.keep: {column} is what is predicted: kept in the inputs, it would leak")
         return preparation
 
     @field_validator("training")

@@ -91,7 +91,7 @@ def read_site(spec: RunSpec, folder: Path, site_index: int, allowed: Collection[
     Raises:
         DataError: what cannot be used, by file, row and column; or nothing is left to train on.
     """
-    return split_samples(spec, read_samples(spec, folder / spec.data.file), site_index)
+    return split_samples(spec, read_samples(spec, folder), site_index)
 
 
 def read_samples(spec: RunSpec, path: Path, *, training: bool = True) -> Reading:
@@ -99,21 +99,22 @@ def read_samples(spec: RunSpec, path: Path, *, training: bool = True) -> Reading
 
     Args:
         spec: the run.
-        path: of the file with which the schema begins; its other files lie beside it.
+        path: the folder of the schema's files, or one file that is read in the place of the schema's `file`, whatever
+            that is called; the schema's other files lie beside it.
         training: whether the samples are to be trained on; predictions need no labels.
 
     Raises:
         DataError: what cannot be used, by file, row and column.
     """
-    data, classes, dtype = spec.data, spec.task.classes, spec.training.dtype
+    data, dtype, keep = spec.data, spec.training.dtype, spec.preparation.keep
     if isinstance(data, NpzData):
-        return read_npz(path, data, classes, dtype)
+        return read_npz(path / data.file if path.is_dir() else path, data, spec.task, dtype, training=training)
     from local.data.csv import read_csv  # pandas takes half a second, for which npz files need not wait
     from local.data.freesurfer import read_freesurfer
 
     if isinstance(data, CsvData):
-        return read_csv(path, data, dtype, training=training)
-    return read_freesurfer(path, data, dtype, training=training)
+        return read_csv(path, data, dtype, keep=keep, training=training)
+    return read_freesurfer(path, data, dtype, keep=keep, training=training)
 
 
 def split_samples(spec: RunSpec, reading: Reading, site_index: int) -> SiteData:

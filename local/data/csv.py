@@ -1,4 +1,4 @@
-"""Samples from one table, or from two of the same subjects."""
+"""Samples from one table, or from several of the same subjects."""
 
 from __future__ import annotations
 
@@ -7,36 +7,67 @@ from pathlib import Path
 
 from common.data import CsvData
 from local.data.encoding import encode
+from local.data.files import each, find, read_each, read_one
 from local.data.reading import Reading
 from local.data.tables import Table, join, keys_of, read_table
 
 
-def read_csv(path: Path, data: CsvData, dtype: str, *, training: bool) -> Reading:
+def read_csv(path: Path, data: CsvData, dtype: str, *, keep: Sequence[str] = (), training: bool = True) -> Reading:
     """Read samples from a table, and the covariates beside it.
 
-    Raises:
-        DataError: naming file, row and column of what cannot be used.
-    """
-    names = (path,) if data.covariates is None else (path, path.parent / data.covariates)
-    return csv_samples(data, [read_table(name) for name in names], dtype, training=training)
-
-
-def csv_samples(data: CsvData, tables: Sequence[Table], dtype: str, *, training: bool = True) -> Reading:
-    """Join tables by the schema's key, and encode them as samples.
-
     Args:
+        path: the folder, or a file in it that takes the place of the schema's `file`.
         data: the schema.
-        tables: one, or two with the key in common.
         dtype: of the inputs, such as "float32".
+        keep: columns whose effects harmonisation keeps.
         training: whether the samples are to be trained on; for predictions the label may be missing.
 
     Raises:
         DataError: naming file, row and column of what cannot be used.
     """
-    notes: tuple[str, ...] = ()
+    folder = path if path.is_dir() else path.parent
+    table, told = read_one(folder, data.file) if path.is_dir() else (read_table(path), ())
+    others, told_too = read_each(folder, data.covariates)
+    return csv_samples(data, [table, *others], dtype, keep=keep, notes=told + told_too, training=training)
+
+
+def csv_samples(
+    data: CsvData,
+    tables: Sequence[Table],
+    dtype: str,
+    *,
+    keep: Sequence[str] = (),
+    notes: tuple[str, ...] = (),
+    training: bool = True,
+) -> Reading:
+    """Join tables by the schema's key, and encode them as samples.
+
+    Args:
+        data: the schema.
+        tables: one, or several with the key in common.
+        dtype: of the inputs, such as "float32".
+        keep: columns whose effects harmonisation keeps.
+        notes: what is to be told already.
+        training: whether the samples are to be trained on; for predictions the label may be missing.
+
+    Raises:
+        DataError: naming file, row and column of what cannot be used.
+    """
+    dropped = 0
     if data.key is not None:
         keys_of(tables[0], data.key)
-    for table in tables[1:]:
+    if len(tables) > 1:
         assert data.key is not None  # the schema sees to that
-        tables, notes = join(tables[0], table, data.key, data.missing)
-    return encode(data, tables, dtype, key=data.key, notes=notes, training=training)
+        tables, told, dropped = join(tables, data.key, data.missing)
+        notes += told
+    return encode(data, tables, dtype, key=data.key, keep=keep, notes=notes, dropped=dropped, training=training)
+
+
+def csv_columns(folder: Path, data: CsvData) -> list[str]:
+    """Return the names of all columns of a folder's tables, in order, from their first rows.
+
+    Raises:
+        DataError: a file is missing, or no table.
+    """
+    files = [find(folder, data.file)[0], *(find(folder, name)[0] for name in each(data.covariates))]
+    return [name for file in files for name in read_table(file, header=True).frame.columns]

@@ -8,8 +8,8 @@ import numpy as np
 
 from common.data import TableData, canonical
 from common.errors import DataError
-from local.data.reading import Array, Reading
-from local.data.tables import MISSING, Table, holder, shown
+from local.data.reading import MISSING, Array, Reading, shown
+from local.data.tables import Table, holder
 
 
 def encode(
@@ -18,7 +18,9 @@ def encode(
     dtype: str,
     *,
     key: str | None = None,
+    keep: Sequence[str] = (),
     notes: tuple[str, ...] = (),
+    dropped: int = 0,
     training: bool = True,
 ) -> Reading:
     """Encode the rows of tables whose rows are those of the same subjects, in the same order.
@@ -28,39 +30,54 @@ def encode(
         tables: each with some of the columns.
         dtype: of the inputs, such as "float32".
         key: the column in the first table that names the samples.
+        keep: columns whose effects harmonisation keeps.
         notes: what is to be told already.
+        dropped: how many rows were left out already.
         training: whether the samples are to be trained on; for predictions the label may be missing.
 
     Raises:
         DataError: naming file, row and column of what cannot be used.
     """
-    source, gaps = tables[0].source, _Gaps(len(tables[0]))
-    inputs: list[Array] = []
-    for column in data.inputs:
-        table, levels = holder(tables, column), data.categorical.get(column)
-        numbers = _numbers(table, column, dtype) if levels is None else _codes(table, column, levels)
-        gaps.note(table, column, np.isnan(numbers))
-        inputs.append(numbers if levels is None else np.equal.outer(numbers, np.arange(len(levels))))
+    source, rows = tables[0].source, len(tables[0])
+    gaps, holes = _Gaps(rows), _Gaps(rows)
+    lacking = holes if data.missing == "impute" else gaps
+    inputs = [_column(data, tables, column, dtype, lacking) for column in data.inputs]
+    kept_columns = [_column(data, tables, column, "float64", gaps, full_rank=True) for column in keep]
     labels = None
-    if training or any(data.label in table.frame for table in tables):
-        table = holder(tables, data.label)
-        labels = _codes(table, data.label, data.values)
-        unknown = np.isnan(labels)
+    if training or all(any(target in table.frame for table in tables) for target in data.targets):
+        unlabelled = _Gaps(rows)
+        labels = np.column_stack([_label(data, tables, target, unlabelled) for target in data.targets])
         if training:
-            gaps.note(table, data.label, unknown)
-        elif unknown.any():
-            notes += (str(table.error(int(unknown.argmax()), data.label, "is missing; labels are not used")),)
+            gaps.merge(unlabelled)
+        elif unlabelled.first is not None:
+            notes += (str(unlabelled.error("is missing; labels are not used")),)
             labels = None
+    groups: list[str] | None = None
+    if training and data.group is not None:
+        table = holder(tables, data.group)
+        groups = [canonical(text) for text in table.texts(data.group)]
+        gaps.note(table, data.group, np.array([text.lower() in MISSING for text in groups], bool))
+
     kept, left_out = gaps.settle(data.missing)
     encoded = np.column_stack(inputs)[kept].astype(dtype)
     if not len(encoded):
         raise DataError(source, "has no rows")
-    if training and len(encoded) > 1 and (encoded == encoded[0]).all():
+    constant = ~(np.fmin.reduce(encoded) < np.fmax.reduce(encoded))  # of what is not to be imputed
+    if training and len(encoded) > 1 and constant.all():
         raise DataError(source, f"all {len(encoded)} rows have the same features: there is nothing to learn from")
+    if holes.first is not None:
+        left_out += (str(holes.error(f"is missing; {holes.count} lack an input, which is imputed")),)
     left = tables[0].take(kept.tolist())
-    keys = tuple(map(str, left.frame.index) if key is None else left.texts(key))
-    classes = None if labels is None else labels[kept].astype(np.int64)
-    return Reading(source, encoded, classes, keys=keys, notes=notes + left_out)
+    return Reading(
+        source,
+        encoded,
+        None if labels is None else _shaped(data, labels[kept]),
+        keys=left.names() if key is None else tuple(left.texts(key)),
+        groups=None if groups is None else tuple(groups[row] for row in kept),
+        covariates=np.column_stack(kept_columns)[kept] if kept_columns else None,
+        dropped=dropped + rows - len(kept),
+        notes=notes + left_out,
+    )
 
 
 class _Gaps:
@@ -70,24 +87,75 @@ class _Gaps:
         self.rows = np.zeros(rows, bool)
         self.first: tuple[Table, str, int] | None = None
 
+    @property
+    def count(self) -> str:
+        return f"{int(self.rows.sum())} of {len(self.rows)} rows"
+
     def note(self, table: Table, column: str, lacking: Array) -> None:
         if lacking.any() and self.first is None:
             self.first = table, column, int(lacking.argmax())
         self.rows |= lacking
+
+    def merge(self, others: _Gaps) -> None:
+        self.first = self.first or others.first
+        self.rows |= others.rows
+
+    def error(self, problem: str) -> DataError:
+        """Return the error that names the first."""
+        assert self.first is not None
+        table, column, row = self.first
+        return table.error(row, column, problem)
 
     def settle(self, missing: str) -> tuple[Array, tuple[str, ...]]:
         """Return the positions of the rows that stay, and what is to be told of the others."""
         kept = np.flatnonzero(~self.rows)
         if self.first is None:
             return kept, ()
-        table, column, row = self.first
-        count = f"{int(self.rows.sum())} of {len(self.rows)} rows"
         if missing == "refuse":
-            problem = f'is missing ({count} lack a value): complete it, or set data.missing to "drop"'
-            raise table.error(row, column, problem)
+            raise self.error(f"is missing ({self.count} lack a value): complete it, or set data.missing to drop")
         if not len(kept):
-            raise table.error(row, column, f"is missing; {count} lack a value, and none is left")
-        return kept, (str(table.error(row, column, f"is missing; {count} lack a value and are left out")),)
+            raise self.error(f"is missing; {self.count} lack a value, and none is left")
+        return kept, (str(self.error(f"is missing; {self.count} lack a value and are left out")),)
+
+
+def _column(
+    data: TableData, tables: Sequence[Table], column: str, dtype: str, gaps: _Gaps, *, full_rank: bool = False
+) -> Array:
+    """Return a column's numbers [rows], or a 0 or 1 for every level [rows, levels]; NaN where it is missing.
+
+    Args:
+        data: the schema.
+        tables: one of which has the column.
+        column: its name.
+        dtype: that the numbers have to fit into.
+        gaps: is told of what is missing.
+        full_rank: whether to leave out the first level, which the others and a constant tell.
+    """
+    table, levels = holder(tables, column), data.categorical.get(column)
+    numbers = _numbers(table, column, dtype) if levels is None else _codes(table, column, levels)
+    lacking = np.isnan(numbers)
+    gaps.note(table, column, lacking)
+    if levels is None:
+        return numbers
+    indicators = np.equal.outer(numbers, np.arange(full_rank, len(levels))).astype(np.float64)
+    indicators[lacking] = np.nan
+    return indicators
+
+
+def _label(data: TableData, tables: Sequence[Table], target: str, gaps: _Gaps) -> Array:
+    """Return a label: the number of its class, 0 or 1 of one among several, else its number; NaN where it is missing."""
+    table = holder(tables, target)
+    levels = data.values if isinstance(data.label, str) else ("0", "1")
+    numbers = _codes(table, target, levels) if levels else _numbers(table, target, "float64")
+    gaps.note(table, target, np.isnan(numbers))
+    return numbers
+
+
+def _shaped(data: TableData, labels: Array) -> Array:
+    """Return labels [rows, columns] as a reading has them."""
+    if not isinstance(data.label, str):
+        return labels
+    return labels[:, 0].astype(np.int64) if data.values else labels[:, 0]
 
 
 def _numbers(table: Table, column: str, dtype: str) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -11,70 +11,87 @@ import pandas as pd
 from common.data import FreesurferData
 from common.errors import DataError
 from local.data.encoding import encode, number
-from local.data.reading import Reading
-from local.data.tables import MISSING, Table, check_file, holder, keys_of, nearest, read_table, shown
+from local.data.files import each, read_each, read_one
+from local.data.reading import MISSING, Reading, shown
+from local.data.tables import Table, check_file, holder, join, keys_of, nearest, read_table
 
 COLUMNS = ("Index", "SegId", "NVoxels", "Volume_mm3", "StructName")  # of aseg.stats, where it does not say
 
 
-def read_freesurfer(path: Path, data: FreesurferData, dtype: str, *, training: bool) -> Reading:
+def read_freesurfer(
+    path: Path, data: FreesurferData, dtype: str, *, keep: Sequence[str] = (), training: bool = True
+) -> Reading:
     """Read samples from a table and the subjects' files beside it.
 
-    Raises:
-        DataError: naming file, row and column of what cannot be used.
-    """
-    return freesurfer_samples(data, read_table(path), path.parent, dtype, training=training)
-
-
-def freesurfer_samples(
-    data: FreesurferData, covariates: Table, folder: Path, dtype: str, *, training: bool = True
-) -> Reading:
-    """Read the subjects' files that a table lists, and encode both as samples.
-
     Args:
+        path: the folder, or a table in it that takes the place of the schema's first.
         data: the schema.
-        covariates: has a row per subject.
-        folder: where its file names start, and which they do not leave.
         dtype: of the inputs, such as "float32".
+        keep: columns whose effects harmonisation keeps.
         training: whether the samples are to be trained on; for predictions the label may be missing.
 
     Raises:
         DataError: naming file, row and column of what cannot be used.
     """
-    keys_of(covariates, data.key, lambda text: str(Path(text)))
-    names = covariates.texts(data.key)
-    for row, name in enumerate(names):
-        try:
-            inside = (folder / name).resolve().is_relative_to(folder.resolve())
-        except (OSError, ValueError, RuntimeError):  # a name too long, one with a NUL, a loop of links
-            raise covariates.error(row, data.key, f"{shown(name)} is not a file's name") from None
-        if not inside:
-            raise covariates.error(row, data.key, f"{shown(name)} leads out of the folder")
-    wanted = [data.key, *data.covariate_features]
-    if training or data.label in covariates.frame:
-        wanted.append(data.label)
-    for column in wanted:
-        holder((covariates,), column)
-    cells = [_regions(folder / name, data.features) for name in names]
-    regions = pd.DataFrame(cells, index=pd.Index(names, dtype=object), columns=pd.Index(data.features), dtype=object)
-    tables = Table(covariates.source, covariates.frame[wanted]), Table(folder, regions)
-    return encode(data, tables, dtype, key=data.key, training=training)
+    folder = path if path.is_dir() else path.parent
+    first, *others = each(data.covariates)
+    table, notes = read_one(folder, first) if path.is_dir() else (read_table(path), ())
+    more, told = read_each(folder, tuple(others))
+    keys_of(table, data.key, lambda text: str(Path(text)))
+    tables, left_out, dropped = join([table, *more], data.key, data.missing)
+    subjects, names = tables[0], tables[0].texts(data.key)
+    files = [_file(subjects, row, data.key, folder) for row in range(len(subjects))]
+    wanted = {data.key, *data.covariate_features, *(name for name in keep if name not in data.features)}
+    wanted |= {data.group} if training and data.group is not None else set()
+    wanted |= {name for name in data.targets if training or any(name in table.frame for table in tables)}
+    for column in sorted(wanted):
+        holder(tables, column)
+    tables = [Table(table.source, table.frame[[c for c in table.frame if c in wanted]]) for table in tables]
+    regions = data.regions
+    cells = [_cells(file, regions) for file in files]
+    frame = pd.DataFrame(cells, index=pd.Index(names, dtype=object), columns=pd.Index(regions), dtype=object)
+    tables.append(Table(folder, frame))
+    notes += told + left_out
+    return encode(data, tables, dtype, key=data.key, keep=keep, notes=notes, dropped=dropped, training=training)
 
 
-def _regions(file: Path, names: Iterable[str]) -> list[str]:
-    """Return the values of some regions and measures in one subject's file, as text."""
-    check_file(file)
+def freesurfer_columns(folder: Path, data: FreesurferData) -> list[str]:
+    """Return the names of all regions and measures of the first subject that a folder's table lists.
+
+    Measures are called by the second of their names, as in tables that FreeSurfer makes.
+
+    Raises:
+        DataError: a file is missing, or holds nothing.
+    """
+    table, _ = read_one(folder, each(data.covariates)[0])
+    holder((table,), data.key)
+    if not len(table):
+        raise DataError(table.source, "has no rows")
+    return list(dict.fromkeys(names[-1] for names, _ in _values(_file(table, 0, data.key, folder))))
+
+
+def _file(table: Table, row: int, key: str, folder: Path) -> Path:
+    """Return the file of a row's subject.
+
+    Raises:
+        DataError: it cannot be one, or is not in the folder.
+    """
+    name = table.texts(key)[row]
     try:
-        lines = [line.strip(" ") for line in file.read_text(encoding="utf-8-sig").splitlines()]
-    except UnicodeDecodeError:
-        raise DataError(file, "is not text in UTF-8") from None
-    except OSError as error:
-        raise DataError(file, f"cannot be read: {error.strerror or error}") from None
+        inside = (folder / name).resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError):  # a name too long, one with a NUL, a loop of links
+        raise table.error(row, key, f"{shown(name)} is not a file's name") from None
+    if not inside:
+        raise table.error(row, key, f"{shown(name)} leads out of the folder")
+    return folder / name
+
+
+def _cells(file: Path, names: Iterable[str]) -> list[str]:
+    """Return the values of some regions and measures in one subject's file, as text."""
     found: dict[str, set[str]] = {}
-    for name, value in _classical(lines) if any(line.startswith("#") for line in lines) else _pairs(file, lines):
-        found.setdefault(name, set()).add(value)
-    if not found:
-        raise DataError(file, "holds no regions: expected aseg.stats, or lines of a name, a tab and a number")
+    for called, value in _values(file):
+        for name in called:
+            found.setdefault(name, set()).add(value)
     for name in names:
         if name not in found:
             raise DataError(file, f"has no region or measure {name}{nearest(name, list(found))}")
@@ -83,23 +100,38 @@ def _regions(file: Path, names: Iterable[str]) -> list[str]:
     return [next(iter(found[name])) for name in names]
 
 
-def _classical(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _values(file: Path) -> list[tuple[tuple[str, ...], str]]:
+    """Return what a subject's file holds: the names of each region or measure, and its value."""
+    check_file(file)
+    try:
+        lines = [line.strip(" ") for line in file.read_text(encoding="utf-8-sig").splitlines()]
+    except UnicodeDecodeError:
+        raise DataError(file, "is not text in UTF-8") from None
+    except OSError as error:
+        raise DataError(file, f"cannot be read: {error.strerror or error}") from None
+    found = list(_classical(lines) if any(line.startswith("#") for line in lines) else _pairs(file, lines))
+    if not found:
+        raise DataError(file, "holds no regions: expected aseg.stats, or lines of a name, a tab and a number")
+    return found
+
+
+def _classical(lines: Iterable[str]) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield measures, under both of their names, and the table's volumes."""
     columns: tuple[str, ...] = COLUMNS
     for line in lines:
         if line.startswith("# Measure "):
             fields = [field.strip() for field in line.removeprefix("# Measure ").split(",")]
             if len(fields) >= 4:
-                yield from ((name, fields[-2]) for name in fields[:2])
+                yield (fields[0], fields[1]), fields[-2]
         elif line.startswith("# ColHeaders "):
             columns = tuple(line.split()[2:])
         elif line and not line.startswith("#"):
             cells = dict(zip(columns, line.split(), strict=False))
             if "StructName" in cells and "Volume_mm3" in cells:
-                yield cells["StructName"], cells["Volume_mm3"]
+                yield (cells["StructName"],), cells["Volume_mm3"]
 
 
-def _pairs(file: Path, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _pairs(file: Path, lines: Iterable[str]) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield names and values of lines with a tab between them; the first line may be the file's name."""
     held = [(row, line) for row, line in enumerate(lines, 1) if line.strip()]
     for row, line in held:
@@ -109,4 +141,4 @@ def _pairs(file: Path, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
             continue
         if not tab:
             raise DataError(file, f"row {row}: has no tab, expected a name, a tab and a number")
-        yield name.strip(), value.strip()
+        yield (name.strip(),), value.strip()

@@ -10,27 +10,50 @@ from pathlib import Path
 
 import numpy as np
 
-from common.data import NpzData
+from common.data import NpzData, canonical
 from common.errors import DataError
-from local.data.reading import Array, Reading
+from common.tasks import Classification, MultiLabel, TaskSpec
+from local.data.reading import MISSING, Array, Reading, shown
+
+ARRAYS = ("x", "y", "split", "key", "group", "length")
 
 
-def read_npz(path: Path, data: NpzData, classes: int, dtype: str) -> Reading:
-    """Read inputs, and labels and split where the file has them.
+def read_npz(path: Path, data: NpzData, task: TaskSpec, dtype: str, *, training: bool = True) -> Reading:
+    """Read inputs, and labels, split, keys, groups and lengths of series where the file has them.
+
+    Args:
+        path: of the file.
+        data: the schema.
+        task: what is predicted.
+        dtype: of the inputs, such as "float32".
+        training: whether the samples are to be trained on; for predictions labels may be NaN.
 
     Raises:
-        DataError: unreadable file, no inputs, wrong shape, a label or split out of range.
+        DataError: unreadable file, no inputs, wrong shape, a value out of range.
     """
-    arrays = read_arrays(path, ("x", "y", "split"))
+    arrays = read_arrays(path, ARRAYS)
     if "x" not in arrays:
         raise DataError(path, "has no array x, expected the inputs")
-    inputs = _inputs(path, arrays["x"], data, dtype)
-    limits = {"y": classes, "split": 3}
-    labels, split = (
-        whole_numbers(path, name, arrays[name], len(inputs), limit) if name in arrays else None
-        for name, limit in limits.items()
+    inputs, notes = _inputs(path, arrays["x"], data, dtype, arrays.get("length")), ()
+    count, labels = len(inputs), arrays.get("y")
+    if labels is not None:
+        unlabelled = labels.dtype.kind == "f" and bool(np.isnan(labels).any())
+        labels = None if unlabelled and not training else _labels(path, labels, count, task)
+        notes = (f"{path}: y holds NaN; labels are not used",) if labels is None else ()
+    split = whole_numbers(path, "split", arrays["split"], count, 3) if "split" in arrays else None
+    keys = _texts(path, "key", arrays["key"], count) if "key" in arrays else None
+    groups = _texts(path, "group", arrays["group"], count) if "group" in arrays else None
+    if keys is not None:
+        _check_distinct(path, keys)
+    return Reading(
+        path,
+        inputs,
+        labels,
+        split,
+        keys,
+        None if groups is None else tuple(map(canonical, groups)),
+        notes=notes,
     )
-    return Reading(path, inputs, labels, split)
 
 
 def read_arrays(path: Path, names: Sequence[str]) -> dict[str, Array]:
@@ -51,39 +74,113 @@ def read_arrays(path: Path, names: Sequence[str]) -> dict[str, Array]:
         raise DataError(path, f"is not a readable npz file of plain arrays: {error}") from None
 
 
-def whole_numbers(path: str | Path, name: str, array: Array, count: int, limit: int) -> Array:
-    """Return an array as int64 [count], if it holds whole numbers from 0 to limit − 1.
+def whole_numbers(path: str | Path, name: str, array: Array, count: int, limit: int, *, least: int = 0) -> Array:
+    """Return an array as int64 [count], if it holds whole numbers from `least` to limit − 1.
 
     Raises:
         DataError: naming the first wrong row.
     """
-    expected = f"expected whole numbers from 0 to {limit - 1}"
+    expected = f"expected whole numbers from {least} to {limit - 1}"
+    array = _column(path, name, array, count, expected)
+    _check_rows(path, name, array, (array >= least) & (array < limit) & (array == np.floor(array)), expected)
+    return array.astype(np.int64)
+
+
+def numbers(path: str | Path, name: str, array: Array, count: int) -> Array:
+    """Return an array as float64 [count], if it holds finite numbers.
+
+    Raises:
+        DataError: naming the first wrong row.
+    """
+    expected = "expected finite numbers"
+    array = _column(path, name, array, count, expected)
+    _check_rows(path, name, array, np.isfinite(array), expected)
+    return array.astype(np.float64)
+
+
+def _column(path: str | Path, name: str, array: Array, count: int, expected: str) -> Array:
     if array.dtype.kind not in "biuf":
         raise DataError(path, f"{name} holds text or objects ({array.dtype}), {expected}")
     array = array.reshape(-1)
     if len(array) != count:
         raise DataError(path, f"{name} has {len(array)} values for {count} samples")
-    bad = ~((array >= 0) & (array < limit) & (array == np.floor(array)))
-    if bad.any():
-        row = int(bad.argmax())
-        raise DataError(path, f"{name} holds {array[row]} in row {row}, {expected}")
-    return array.astype(np.int64)
+    return array
 
 
-def _inputs(path: Path, array: Array, data: NpzData, dtype: str) -> Array:
+def _check_rows(path: str | Path, name: str, array: Array, good: Array, expected: str) -> None:
+    if not good.all():
+        row, *place = np.argwhere(~good)[0].tolist()
+        where = f"row {row}, place {place}" if place else f"row {row}"
+        raise DataError(path, f"{name} holds {array[(row, *place)]} in {where}, {expected}")
+
+
+def _labels(path: Path, array: Array, count: int, task: TaskSpec) -> Array:
+    if isinstance(task, Classification):
+        return whole_numbers(path, "y", array, count, task.classes)
+    if not isinstance(task, MultiLabel):
+        return numbers(path, "y", array, count)
+    expected = "expected 0 or 1"
+    if array.dtype.kind not in "biuf":
+        raise DataError(path, f"y holds text or objects ({array.dtype}), {expected}")
+    if array.shape != (count, task.labels) and not (task.labels == 1 and array.shape == (count,)):
+        raise DataError(path, f"y has shape {list(array.shape)}, expected [{count}, {task.labels}]")
+    array = array.reshape(count, task.labels)
+    _check_rows(path, "y", array, (array == 0) | (array == 1), expected)
+    return array.astype(np.float64)
+
+
+def _texts(path: Path, name: str, array: Array, count: int) -> tuple[str, ...]:
+    """Return an array of names as text.
+
+    Raises:
+        DataError: another number of them, objects, or one that is missing.
+    """
+    if array.dtype.kind not in "biufUS":
+        raise DataError(path, f"{name} holds {array.dtype}, expected text or numbers")
+    if array.shape not in ((count,), (count, 1)):
+        raise DataError(path, f"{name} has shape {list(array.shape)}, expected one text or number for each sample")
+    try:
+        texts = tuple(str(text).strip() for text in array.reshape(-1).astype(np.str_).tolist())
+    except UnicodeDecodeError:
+        raise DataError(path, f"{name} holds bytes that are not ASCII, expected text") from None
+    for row, text in enumerate(texts):
+        if text.lower() in MISSING:
+            raise DataError(path, f"{name} is missing in row {row}")
+    return texts
+
+
+def _check_distinct(path: Path, keys: Sequence[str]) -> None:
+    rows: dict[str, int] = {}
+    for row, text in enumerate(keys):
+        before = rows.setdefault(canonical(text), row)
+        if before != row:
+            raise DataError(path, f"key holds {shown(text)} in row {row} and in row {before}")
+
+
+def _inputs(path: Path, array: Array, data: NpzData, dtype: str, lengths: Array | None) -> Array:
     expected = data.shape
     if array.ndim == 0 or math.prod(array.shape[1:]) != math.prod(expected):
         raise DataError(path, f"x has shape {list(array.shape)}, expected [samples, {', '.join(map(str, expected))}]")
     if array.dtype.kind not in "biuf":
         raise DataError(path, f"x holds {array.dtype}, expected numbers")
     array = array.reshape(len(array), *expected)
+    if lengths is not None and (len(expected) != 2 or data.tokens is not None):
+        raise DataError(
+            path, "has an array length, which only series of real numbers have: data.shape [time, features]"
+        )
     if data.tokens is not None:
-        if array.size and not (array.min() >= 0 and array.max() < data.tokens):
-            raise DataError(path, f"x holds {array.min()} to {array.max()}, expected 0 to {data.tokens - 1}")
+        _check_rows(path, "x", array, (array >= 0) & (array < data.tokens), f"expected 0 to {data.tokens - 1}")
         return array.astype(np.int64)
-    numbers = array.astype(dtype)
-    bad = ~np.isfinite(numbers).all(axis=tuple(range(1, numbers.ndim)))
+    with np.errstate(over="ignore", invalid="ignore"):  # what became infinite is found below
+        values = array.astype(dtype)
+    beyond = np.zeros(values.shape[:2] if lengths is not None else len(values), bool)
+    if lengths is not None:
+        lengths = whole_numbers(path, "length", lengths, len(values), expected[0] + 1, least=1)
+        beyond = np.arange(expected[0]) >= lengths[:, None]
+        values[beyond] = 0
+    bad = ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
     if bad.any():
         raise DataError(path, f"x holds NaN or infinity in {int(bad.sum())} samples, first in row {int(bad.argmax())}")
-    scaled: Array = numbers * np.asarray(data.scale, numbers.dtype)
-    return scaled
+    values *= np.asarray(data.scale, values.dtype)
+    values[beyond] = np.nan
+    return values

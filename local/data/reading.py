@@ -9,6 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null", "none"})  # in small letters
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,3 +38,8 @@ class Reading:
     covariates: Array | None = None
     dropped: int = 0
     notes: tuple[str, ...] = ()
+
+
+def shown(text: str) -> str:
+    """Return a cell as it stands in an error."""
+    return repr(text if len(text) <= 40 else text[:37] + "...")

@@ -13,8 +13,7 @@ import pandas as pd
 
 from common.data import canonical
 from common.errors import DataError
-
-MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null", "none"})  # in small letters
+from local.data.reading import MISSING, shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,8 +21,9 @@ class Table:
     """Cells of any type by column.
 
     Args:
-        source: the file, named in errors.
-        frame: its index tells where each row stands in the source: by number (in a file the header is row 1) or name.
+        source: the file, or a folder of one file for every row; named in errors.
+        frame: its index tells where each row stands: by the row's number (in a file the header is row 1); by the name
+            of a file beside the source and its number there; or by the name of a file in the source.
 
     Raises:
         DataError: two columns have one name.
@@ -46,22 +46,34 @@ class Table:
         cells: list[Any] = self.frame[column].tolist()
         return ["" if cell is None or cell is pd.NA or cell != cell else str(cell).strip() for cell in cells]
 
-    def place(self, row: int) -> str:
-        """Say where a row stands in the source, by its position here."""
-        label = self.frame.index[row]
-        return label if isinstance(label, str) else f"row {label}"
+    def names(self) -> tuple[str, ...]:
+        """Return what tells the rows apart where they have no key."""
+        labels = self.frame.index
+        return tuple(f"{label[0]}:{label[1]}" if isinstance(label, tuple) else str(label) for label in labels)
+
+    def place(self, row: int) -> tuple[Path, str]:
+        """Return the file in which a row stands, by its position here, and which row of the file it is, if not all."""
+        label: Any = self.frame.index[row]
+        if isinstance(label, tuple):
+            return Path(self.source).parent / label[0], f"row {label[1]}"
+        return (Path(self.source, label), "") if isinstance(label, str) else (Path(self.source), f"row {label}")
 
     def error(self, row: int, column: str, problem: str) -> DataError:
         """Return the error that names a cell."""
-        return DataError(self.source, f"{self.place(row)}, column {column}: {problem}")
+        file, place = self.place(row)
+        return DataError(file, f"{place}, column {column}: {problem}" if place else f"column {column}: {problem}")
 
     def take(self, rows: list[int]) -> Table:
         """Return some of the rows."""
         return Table(self.source, self.frame.iloc[rows])
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path, *, header: bool = False) -> Table:
     """Read a table as text: separated by commas, or by tabs if its name ends in .tsv; empty rows are passed over.
+
+    Args:
+        path: of the file.
+        header: whether to read no more than the names of the columns.
 
     Raises:
         DataError: the file is missing, empty, not in UTF-8 or no table, or two columns have one name.
@@ -72,6 +84,7 @@ def read_table(path: Path) -> Table:
             path,
             sep="\t" if path.suffix.lower() == ".tsv" else ",",
             header=None,
+            nrows=1 if header else None,
             dtype=str,
             na_filter=False,
             skip_blank_lines=False,
@@ -109,28 +122,50 @@ def check_file(path: Path) -> None:
         raise DataError(path, "is not a file" if found else "does not exist")
 
 
-def join(first: Table, second: Table, key: str, missing: str) -> tuple[tuple[Table, Table], tuple[str, ...]]:
-    """Return two tables' rows of the same keys, in the first one's order, and what is to be told of the others.
+def append(tables: Sequence[Table]) -> Table:
+    """Return the rows of tables from files that lie beside each other as one table.
 
     Raises:
-        DataError: a key is missing, stands in a table twice or, unless missing is "drop", in one table only.
+        DataError: they do not have the same columns.
     """
-    ours, theirs = keys_of(first, key), keys_of(second, key)
-    notes: list[str] = []
-    for table, own, other, others in ((first, ours, second, theirs), (second, theirs, first, ours)):
-        alone = [row for found, row in own.items() if found not in others]
-        if alone:
-            named = shown(table.texts(key)[alone[0]])
-            problem = f"{len(alone)} of {len(own)} keys are not in {Path(other.source).name}, the first is {named}"
-            if missing == "refuse":
-                problem += '; complete the tables, or set data.missing to "drop"'
-                raise table.error(alone[0], key, problem)
-            notes.append(str(table.error(alone[0], key, f"{problem}; they are left out")))
-    rows = [(row, theirs[found]) for found, row in ours.items() if found in theirs]
-    if not rows and len(first) and len(second):
-        raise DataError(first.source, f"column {key}: no key is in {Path(second.source).name} too")
-    rest = Table(second.source, second.frame.drop(columns=key))
-    return (first.take([row for row, _ in rows]), rest.take([row for _, row in rows])), tuple(notes)
+    first, columns = tables[0], [name for name in tables[0].frame.columns if name]
+    for table in tables[1:]:
+        for whole, other in ((first, table), (table, first)):
+            for name in whole.frame.columns:
+                if name and name not in other.frame:
+                    problem = f"has no column {name}, unlike {Path(whole.source).name}"
+                    raise DataError(other.source, f"{problem}: files of one table have the same columns")
+    frames = {Path(table.source).name: table.frame[columns] for table in tables}
+    return Table(first.source, pd.concat(frames))
+
+
+def join(tables: Sequence[Table], key: str, missing: str) -> tuple[list[Table], tuple[str, ...], int]:
+    """Return the rows whose keys are in all tables, in the first one's order, what is to be told of others, their count.
+
+    Raises:
+        DataError: a key is missing or stands in a table twice; unless rows may be left out, not all tables have it.
+    """
+    first, ours = tables[0], keys_of(tables[0], key)
+    everywhere, anywhere, notes = set(ours), set(ours), []
+    positions = [ours, *(keys_of(table, key) for table in tables[1:])]
+    for second, theirs in zip(tables[1:], positions[1:], strict=True):
+        for table, own, other, others in ((first, ours, second, theirs), (second, theirs, first, ours)):
+            alone = [row for found, row in own.items() if found not in others]
+            if alone:
+                named = shown(table.texts(key)[alone[0]])
+                problem = f"{len(alone)} of {len(own)} keys are not in {Path(other.source).name}, the first is {named}"
+                if missing == "refuse":
+                    problem += "; complete the tables, or set data.missing to drop"
+                    raise table.error(alone[0], key, problem)
+                notes.append(str(table.error(alone[0], key, f"{problem}; they are left out")))
+        if not ours.keys() & theirs and len(first) and len(second):
+            raise DataError(first.source, f"column {key}: no key is in {Path(second.source).name} too")
+        everywhere &= theirs.keys()
+        anywhere |= theirs.keys()
+    kept = [found for found in ours if found in everywhere]
+    joined = [table.take([own[found] for found in kept]) for table, own in zip(tables, positions, strict=True)]
+    rest = [Table(table.source, table.frame.drop(columns=key)) for table in joined[1:]]
+    return [joined[0], *rest], tuple(notes), len(anywhere) - len(kept)
 
 
 def keys_of(table: Table, key: str, form: Callable[[str], str] = canonical) -> dict[str, int]:
@@ -150,7 +185,9 @@ def keys_of(table: Table, key: str, form: Callable[[str], str] = canonical) -> d
             raise table.error(row, key, "is missing, expected a key")
         before = positions.setdefault(form(text), row)
         if before != row:
-            raise table.error(row, key, f"{shown(text)} stands in {table.place(before)} too")
+            file, place = table.place(before)
+            other = f"{file.name}, {place}" if isinstance(table.frame.index, pd.MultiIndex) else place
+            raise table.error(row, key, f"{shown(text)} stands in {other} too")
     return positions
 
 
@@ -166,7 +203,8 @@ def holder(tables: Sequence[Table], column: str) -> Table:
     holding = [table for table in tables if column in table.frame]
     if len(holding) == 1:
         return holding[0]
-    where = " and ".join([str(tables[0].source), *(Path(table.source).name for table in tables[1:])])
+    sources = [table.source for table in holding or tables]
+    where = " and ".join([str(sources[0]), *(Path(source).name for source in sources[1:])])
     if holding:
         raise DataError(where, f"both have a column {column}: rename or remove one")
     names = [str(name) for table in tables for name in table.frame.columns]
@@ -174,8 +212,3 @@ def holder(tables: Sequence[Table], column: str) -> Table:
     if len(names) == 1 and re.search("[;\t]", names[0]):
         hint = ": columns must be separated by commas, or by tabs in a file whose name ends in .tsv"
     raise DataError(where, f"has no column {column}{hint}")
-
-
-def shown(text: str) -> str:
-    """Return a cell as it stands in an error."""
-    return repr(text if len(text) <= 40 else text[:37] + "...")
