@@ -1,4 +1,8 @@
-"""Metrics as sums that add up over batches, sites and folds: no site shows a sample, a score or a label."""
+"""Metrics as sums that add up over batches, sites and folds.
+
+A site shows counts and sums over all its samples, not one sample's score or label; of very few samples, though, sums
+tell nearly as much.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.metrics import BINS, Tally, empty, intervals, pack_tally, summarise, tally, tally_bytes, unpack_tally
@@ -28,6 +28,7 @@ NUMBER = Regression(name="regression")
     centre=st.sampled_from([0.0, 1e-170, 5.0, -1e9]),
     times=st.integers(1, 50),
 )
+@example(task=TASKS[3], seed=0, samples=9, scale=1e-300, centre=0.0, times=1)  # squares of which nothing is left
 def test_honest_tallies_come_through(
     task: TaskSpec, seed: int, samples: int, scale: float, centre: float, times: int
 ) -> None:
