@@ -145,6 +145,10 @@ class Course:
         every, step = self._spec.federation.compare_every, self.replica.step
         return bool(every and step and step % every == 0 and self.compared != step)
 
+    def batch_sizes(self, site: int) -> list[int]:
+        """Return the sizes of a site's batches in an epoch of this fold."""
+        return self._sizes[site]
+
     def share(self, site: int, samples: int) -> float:
         """Return the part that a site's samples have in the next step, if the sites of the last one take part."""
         if not samples:
@@ -211,8 +215,13 @@ class Course:
 
     def _begin(self) -> None:
         """Begin a fold, or go on with it."""
-        self._sizes = [batch_sizes(samples, self._spec.training.step_size) for samples in self.roster[self.fold]]
-        self.replica.steps_per_epoch = max(map(len, self._sizes))
+        largest = self._spec.training.step_size
+        steps = math.ceil(max(self.roster[self.fold]) / largest)
+        even = self._spec.training.batches == "even"
+        self._sizes = [
+            parts(samples, steps if even else math.ceil(samples / largest)) for samples in self.roster[self.fold]
+        ]
+        self.replica.steps_per_epoch = steps
 
     def _next_fold(self) -> None:
         """Begin anew with the initial weights, unless this was the last fold."""
@@ -288,7 +297,11 @@ class Course:
 
 def batch_sizes(samples: int, largest: int) -> list[int]:
     """Return the sizes of an epoch's batches: as few as can be, and as equal, so that none is a straggler of one."""
-    count = math.ceil(samples / largest)
+    return parts(samples, math.ceil(samples / largest))
+
+
+def parts(samples: int, count: int) -> list[int]:
+    """Return the sizes of so many parts, as equal as can be, the larger ones first."""
     return [samples // count + (batch < samples % count) for batch in range(count)]
 
 

@@ -92,6 +92,9 @@ class Training(Part):
     """Passes over the data."""
     batch_size: PositiveInt
     """Samples per site and forward pass."""
+    batches: Literal["full", "even"] = "full"
+    """Full batches until a site's samples are used up, or as many at every site as the largest has, so that every site
+    is in every step with its share: for sites of unequal size, whose small ones would else be in the first steps alone."""
     accumulate: PositiveInt = 1
     """Batches per site and step: their gradients travel together, as those of one batch so many times as large."""
     optimizer: Annotated[Adam | Sgd, Field(discriminator="name")]

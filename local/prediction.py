@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from common.preparation import Preparing
 from torch import Tensor
 
 from common.artifacts import Which, load_model
@@ -17,6 +16,7 @@ from common.data import TableData
 from common.errors import DataError, UserError
 from common.losses import losses
 from common.metrics import summarise, tally
+from common.preparation import Preparing
 from common.spec import RunSpec
 from common.tasks import MultiLabel, Regression
 from local.data import SiteData, read_samples
@@ -103,7 +103,7 @@ def predict_file(
     saved = load_model(folder, which, allowed_factories)
     spec, task = saved.spec, saved.spec.task
     torch.set_num_threads(spec.training.threads)
-    reading = read_samples(spec, data / spec.data.file if data.is_dir() else data, training=False)
+    reading = read_samples(spec, data, training=False)
     for note in reading.notes:
         print(f"warning: {note}", file=sys.stderr)
     if not len(reading.inputs):

@@ -17,7 +17,7 @@ from common import __version__
 from common.arrays import pack_counts, pack_sums
 from common.capture import FactorCapture
 from common.course import Course, batch_sizes
-from common.errors import ModelError, NonFiniteError, ProtocolError, RunFailedError, UserError
+from common.errors import FewSamplesError, ModelError, NonFiniteError, ProtocolError, RunFailedError, UserError
 from common.factors import norm
 from common.losses import losses, mean_loss
 from common.messages import (
@@ -53,6 +53,7 @@ from local.baseline import guess
 from local.data import Samples, SiteData
 from local.data.prepared import Prepared, prepare
 
+MOST_OUTPUT = 1e30  # beyond which sums of squares over all sites would be no numbers any more
 EVALUATION_BATCH = 1024  # samples per forward pass without gradients
 B = TypeVar("B", bound=Body)
 R = TypeVar("R")
@@ -185,6 +186,7 @@ class _Trainer:
                 f"data: {got} samples to train on{fold_by_fold}, but this run began with {began}: a site goes on with "
                 "the same data"
             )
+        self._check_batches()
         while course.stage is not None:
             yield from self._exchange(Kind.SUMS, self._stage, Sums)
         while True:
@@ -213,6 +215,20 @@ class _Trainer:
     def _samples(self) -> list[tuple[int, int, int]]:
         """Return how many samples each fold trains on, validates and tests with."""
         return [(len(split.train), len(split.validation), len(split.test)) for split in self.data.splits]
+
+    def _check_batches(self) -> None:
+        """Check that no step has fewer of this site's samples than may be behind what leaves it.
+
+        Raises:
+            FewSamplesError: one has: of even batches that is known only when all sites have said hello.
+        """
+        few = [size for size in self.course.batch_sizes(self.index) if 0 < size < self.data.fewest]
+        if few:
+            raise FewSamplesError(
+                "training.batches",
+                f"{self.spec.training.batches} batches make steps of {min(few)} samples here, but this site's policy "
+                f"allows none of fewer than {self.data.fewest} (min_rows)",
+            )
 
     def _hello(self) -> Hello:
         return Hello(
@@ -243,7 +259,7 @@ class _Trainer:
         epoch = course.fold * self.spec.training.epochs + course.epoch
         generator.manual_seed(derive(self.plan.seed, "order", self.index, epoch))
         order = torch.randperm(len(train), generator=generator)
-        batches = order.split(batch_sizes(len(order), self.spec.training.step_size))
+        batches = order.split(course.batch_sizes(self.index))
         while course.step < self.replica.steps_per_epoch:
             self.between_steps()
             if course.comparison_due:
@@ -339,7 +355,7 @@ class _Trainer:
         """Return what the model's outputs for a split add up to, and at a test what guesses from the site alone do."""
         samples: Samples = getattr(prepared, split)
         outputs = self._outputs(samples)
-        if not bool(torch.isfinite(outputs).all()):
+        if not bool((outputs.abs() < MOST_OUTPUT).all()):
             raise NonFiniteError(f"the network's output for the {split} samples")
         baseline = b""
         if split == "test":
@@ -366,7 +382,7 @@ class _Trainer:
             part = slice(at, at + EVALUATION_BATCH)
             found = losses(task, outputs[part].double(), labels[part])
             numbers, true = prepared.in_units(outputs[part]), prepared.in_units(labels[part])
-            total += tally(task, numbers, true, found, centre=prepared.centre)
+            total += tally(task, numbers, true, found, centre=prepared.centre, base=prepared.base)
         return pack_tally(total)
 
     def _exchange(self, kind: Kind, make: Callable[[], Body], answer: type[B]) -> Exchange[B]:

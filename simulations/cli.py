@@ -58,14 +58,18 @@ def simulate(
     relay: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Slow links and faults between sites and aggregator.")
     ] = None,
+    pooled: Annotated[
+        bool, typer.Option("--pooled", help="Train on all sites' data together instead: what to measure against.")
+    ] = False,
 ) -> None:
     """Train one model across sites on this machine, each a process of its own."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would not survive the fork
     from remote.view import show_result
+    from simulations.resolving import with_columns
     from simulations.spec import read_simulation
 
     if resume is not None:
-        if file or output or sites or data or set_ or lockstep or relay:
+        if file or output or sites or data or set_ or lockstep or relay or pooled:
             raise UserError("--resume: goes on with a run as it was; only --json and --allow-factory go with it")
         read, directory = _cut_short(resume), resume
     elif file is None:
@@ -73,13 +77,13 @@ def simulate(
     elif lockstep and relay is not None:
         raise UserError("--relay: --lockstep has no links that could be slow or faulty; leave one of the two out")
     else:
-        read = read_simulation(file, set_ or [], sites=sites, data=data, relay=relay)
+        read = with_columns(read_simulation(file, set_ or [], sites=sites, data=data, relay=relay))
         directory = output or Path("runs") / f"{read.run.name}-{datetime.now():%Y%m%d-%H%M%S}"
     if sites is not None and file is not None and not json_:
         before = len(read_simulation(file, set_ or [], data=data).run.federation.sites)
         typer.echo(_changed_batch(read.run, before))
-    if lockstep:
-        summary = _lockstep(read, directory, tuple(allow_factory or ()), json_)
+    if lockstep or pooled:
+        summary = _lockstep(read, directory, tuple(allow_factory or ()), json_, pooled=pooled)
     else:
         from remote.aggregator import Keeping
         from simulations.simulator import simulate as run
@@ -259,8 +263,9 @@ def _wide_console() -> Console:
 
 
 def _lockstep(
-    read: SimulationFile, directory: Path, allow_factories: tuple[str, ...], json_output: bool
+    read: SimulationFile, directory: Path, allow_factories: tuple[str, ...], json_output: bool, *, pooled: bool = False
 ) -> dict[str, Any]:
+    """Run all sites in this process, or one site that has all their data."""
     import torch
     from rich.console import Console
 
@@ -269,12 +274,19 @@ def _lockstep(
     from remote.recorder import new_directory
     from remote.view import PlainView, Waiting
     from simulations.lockstep import run
+    from simulations.pooling import SITE, pooled_data, pooled_spec
     from simulations.spec import write_sites
 
     torch.set_num_threads(read.run.training.threads)
     new_directory(directory)
     configs = write_sites(read, directory / "sites", "http://127.0.0.1:0")
-    data = {name: read_site(read.run, Path(c.data), i) for i, (name, c) in enumerate(configs.items())}
+    data = {
+        name: read_site(read.run, Path(config.data), index, allow_factories)
+        for index, (name, config) in enumerate(configs.items())
+    }
+    spec = read.run
+    if pooled:
+        spec, data = pooled_spec(spec, data), {SITE: pooled_data(data)}
     view: PlainView | None = None
 
     def tick(aggregator: Aggregator) -> None:
@@ -287,6 +299,6 @@ def _lockstep(
         view.tick()
 
     options: dict[str, Any] = {"allowed_factories": allow_factories, "device": read.simulation.device}
-    run(read.run, data, directory, on_round=tick, **options)
+    run(spec, data, directory, on_round=tick, **options)
     summary: dict[str, Any] = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
     return summary

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from operator import add
@@ -9,6 +10,7 @@ from operator import add
 import torch
 from torch import Tensor
 
+from common.documents import validate
 from common.preparation import Preparing
 from common.spec import LeaveOneSiteOut, RunSpec
 from local.data import Samples, SiteData
@@ -17,16 +19,18 @@ from local.data.folds import Split
 SITE = "together"  # name of the one site that has everything
 
 
-def pooled_spec(spec: RunSpec) -> RunSpec:
-    """Return the run of one site with everything: the same global batch, and gradients that nobody has to send."""
+def pooled_spec(spec: RunSpec, data: Mapping[str, SiteData]) -> RunSpec:
+    """Return the run of one site with everything: as many steps, and gradients that nobody has to send."""
     document = spec.model_dump(mode="json")
     document["federation"]["sites"] = [SITE]
     document["federation"]["quorum"] = "all"
-    document["training"]["batch_size"] *= len(spec.federation.sites)
+    sizes = [len(site.splits[0].train) for site in data.values()]
+    steps = math.ceil(max(sizes) / spec.training.step_size)
+    document["training"] |= {"batch_size": math.ceil(sum(sizes) / steps), "accumulate": 1}
     document["method"] = {"name": "dsgd"}
     if isinstance(spec.evaluation, LeaveOneSiteOut):
         document["evaluation"] = {"name": "k-fold", "folds": spec.tested_folds, "refit": spec.evaluation.refit}
-    return RunSpec.model_validate(document)
+    return validate(RunSpec, document)
 
 
 def pooled_data(data: Mapping[str, SiteData]) -> SiteData:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from common.course import Course
@@ -25,6 +26,7 @@ class Prepared:
         fit: what all sites' training rows say.
         own: what this site's alone say.
         centre: from which evaluation takes deviations of numbers: the same in all folds, so that their sums add up.
+        base: log-odds of every class or label, around which evaluation bins scores most finely; the same in all folds.
         numbers: whether labels are numbers.
     """
 
@@ -34,6 +36,7 @@ class Prepared:
     fit: Fit
     own: OwnFit
     centre: float
+    base: Tensor | None
     numbers: bool
 
     def in_units(self, outputs: Tensor) -> Tensor:
@@ -60,5 +63,8 @@ def prepare(spec: RunSpec, data: SiteData, course: Course, replica: Replica) -> 
         whole.take(rows).to(str(like.device)) for rows in (split.train, split.validation, split.test)
     )
     numbers = isinstance(spec.task, Regression)
-    centre = preparing.fit(course.totals_of(0)).target_mean if numbers else 0.0
-    return Prepared(train, validation, test, fit, own, centre, numbers)
+    first = preparing.fit(course.totals_of(0))
+    base = None
+    if first.class_counts is not None and first.class_weights is None:
+        base = torch.logit(first.class_counts.double() / max(first.rows, 1), eps=1e-6)
+    return Prepared(train, validation, test, fit, own, first.target_mean, base, numbers)
