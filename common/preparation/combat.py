@@ -20,7 +20,7 @@ from torch import Tensor
 from common.preparation.moments import BLOCK, ROUND_OFF, means
 from common.preparation.stages import Field, Stage
 
-COLLINEAR = 1e-10  # of products of covariates in standard units: a direction with less has no slope
+COLLINEAR = 1e-10  # of the covariates' correlations: a direction with less has no slope
 SETTLED = 1e-10
 ITERATIONS = 1000
 
@@ -48,12 +48,13 @@ class SiteEffects(NamedTuple):
 
 def effects_stage(features: int, covariates: int, gaps: bool) -> Stage:
     """Return the first stage; where rows may lack a feature, covariates are summed up for each feature anew."""
-    groups, products = features if gaps else 1, covariates * (covariates + 1) // 2
+    groups, pairs = features if gaps else 1, covariates * (covariates - 1) // 2
     return Stage(
         (
             Field("counts", (groups,), "count"),
             Field("covariates", (groups, covariates), "sum"),
-            Field("products", (groups, products), "sum"),
+            Field("squares", (groups, covariates), "square"),
+            Field("products", (groups, pairs), "sum"),
             Field("sums", (features,), "sum"),
             Field("cross", (covariates, features), "sum"),
         )
@@ -69,15 +70,17 @@ def effects(features: Tensor, covariates: Tensor, gaps: bool) -> dict[str, Tenso
     """Return a site's sums for the first stage."""
     y = _centred(features)
     present = _present(features, gaps)
-    rows, columns = torch.triu_indices(covariates.shape[1], covariates.shape[1])
-    products, cross = [], []
+    rows, columns = _pairs(covariates.shape[1])
+    squares, products, cross = [], [], []
     for x, at in _centred_covariates(covariates, present):
-        products.append(torch.einsum("ngp,ngq->gpq", x, x)[:, rows, columns])
+        squares.append(x.square().sum(0))
+        products.append((x[:, :, rows] * x[:, :, columns]).sum(0))
         cross.append(torch.einsum("ngp,ng->pg", x, y[:, at]) if gaps else x[:, 0].T @ y)
     number = present.to(torch.float64)
     return {
         "counts": number.sum(0),
         "covariates": number.T @ covariates,
+        "squares": torch.cat(squares),
         "products": torch.cat(products),
         "sums": torch.where(present, features, 0.0).sum(0),
         "cross": torch.cat(cross, 1),
@@ -98,17 +101,16 @@ def residuals(features: Tensor, covariates: Tensor, gaps: bool, slopes: Tensor) 
 
 def lines(totals: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return grand means and slopes from the totals of the first stage."""
-    counts, covariates, cross = totals["counts"], totals["covariates"], totals["cross"]
-    size = covariates.shape[1]
-    rows, columns = torch.triu_indices(size, size)
-    products = torch.zeros(len(counts), size, size, dtype=torch.float64)
-    products[:, rows, columns] = products[:, columns, rows] = totals["products"]
-    lengths = products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
+    counts, cross = totals["counts"], totals["cross"]
+    rows, columns = _pairs(len(cross))
+    lengths = totals["squares"].sqrt()
     lengths = torch.where(lengths > 0, lengths, 1.0)
-    scaled = torch.linalg.pinv(products / lengths[:, :, None] / lengths[:, None], rtol=COLLINEAR, hermitian=True)
-    inverse = scaled / lengths[:, :, None] / lengths[:, None]
+    correlations = torch.diag_embed((totals["squares"] > 0).to(torch.float64))
+    pairs = (totals["products"] / lengths[:, rows] / lengths[:, columns]).clamp(-1, 1)
+    correlations[:, rows, columns] = correlations[:, columns, rows] = pairs
+    inverse = torch.linalg.pinv(correlations, rtol=COLLINEAR, hermitian=True) / lengths[:, :, None] / lengths[:, None]
     slopes = (inverse @ cross.T[:, :, None]).squeeze(2).T
-    at_mean = (means(counts[:, None], covariates).T * slopes).sum(0)
+    at_mean = (means(counts[:, None], totals["covariates"]).T * slopes).sum(0)
     return means(counts, totals["sums"]) - at_mean, slopes
 
 
@@ -176,6 +178,12 @@ def _noise(features: Tensor) -> Tensor:
     return ROUND_OFF * features.abs().nan_to_num(nan=0.0).amax(0)
 
 
+def _pairs(covariates: int) -> tuple[Tensor, Tensor]:
+    """Return the first and the second of every two covariates."""
+    first, second = torch.triu_indices(covariates, covariates, offset=1)
+    return first, second
+
+
 def _present(features: Tensor, gaps: bool) -> Tensor:
     """Return which rows have which feature, or just that all have all."""
     return features.isnan().logical_not() if gaps else torch.ones(len(features), 1, dtype=torch.bool)
@@ -195,7 +203,8 @@ def _centred(values: Tensor) -> Tensor:
 def _centred_covariates(covariates: Tensor, present: Tensor) -> Iterator[tuple[Tensor, slice]]:
     """Yield covariates [n, groups, covariates] around their means over the present rows, and the groups' place."""
     rows, size = covariates.shape
-    for start in range(0, present.shape[1], step := max(1, BLOCK // max(1, rows * size))):
-        at = slice(start, min(start + step, present.shape[1]))
+    step = max(1, BLOCK // max(1, rows * size))
+    for start in range(0, present.shape[1], step):
+        at = slice(start, start + step)
         wide = covariates[:, None].masked_fill(present[:, at, None].logical_not(), math.nan)
         yield _centred(wide.flatten(1)).reshape(wide.shape), at

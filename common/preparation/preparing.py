@@ -71,7 +71,11 @@ class Preparing:
         return vector
 
     def fit(self, totals: Mapping[str, Tensor]) -> Fit:
-        """Return what the totals of all stages say."""
+        """Return what the totals of all stages say.
+
+        Raises:
+            ValueError: they say nothing finite, though each contribution does.
+        """
         found = {name: stage.unpack(totals[name]) for name, stage in self._stages.items()}
         known: dict[str, Tensor] = {}
         target = (0.0, 1.0)
@@ -96,6 +100,8 @@ class Preparing:
                 known["mean"], known["scale"] = self._but_levels(mean, scale)
             if self._impute:
                 known["fill"] = mean
+        if not all(value.isfinite().all() for value in known.values()):
+            raise ValueError("preparation: the sites' totals lead to NaN or infinity, expected finite numbers")
         return Fit(int(rows), target_mean=target[0], target_scale=target[1], **known)
 
     def own(self, fit: Fit, rows: Rows) -> OwnFit:

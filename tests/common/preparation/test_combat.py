@@ -120,6 +120,10 @@ def test_neither_order_nor_a_site_without_rows_matters(order: list[int], seed: i
     again = fitted(preparing, [sites[i] for i in order] + [none]).tensors()
     for name, value in first.items():
         torch.testing.assert_close(again[name], value, rtol=1e-9, atol=1e-12)
+    totals: dict[str, torch.Tensor] = {}
+    for stage in preparing.stages:
+        totals[stage] = preparing.contribution(stage, totals, none)
+        assert not totals[stage].any()
 
 
 def test_covariates_that_repeat_each_other_are_one() -> None:
@@ -196,6 +200,22 @@ def test_covariates_are_all_there() -> None:
     for wrong in (None, x[:, :1], np.where(x > 60, np.nan, x) * [np.nan, 1]):
         with pytest.raises(ValueError, match="covariates: got"):
             preparing.contribution("site-effects", {}, rows(y, covariates=wrong))
+
+
+def test_totals_that_no_rows_have_are_an_error_or_finite() -> None:
+    preparing = Preparing(combat_spec())
+    site = sites_of(cohort((5,)))[0]
+    sane = preparing.contribution("site-effects", {}, site)
+    for value in (1e300, 1e-300):
+        for place in range(len(sane)):
+            wild = sane.clone()
+            wild[place] = value
+            if preparing.check("site-effects", wild) is None:
+                try:
+                    squares = preparing.contribution("residuals", {"site-effects": wild}, site)
+                except ValueError:
+                    continue
+                assert squares.isfinite().all()
 
 
 def test_a_fit_is_saved_and_read_again() -> None:
