@@ -116,7 +116,7 @@ class OwnFit:
 def _tensors(part: Fit | OwnFit) -> dict[str, Tensor]:
     known = {name: value for name, value in vars(part).items() if value is not None}
     return {
-        name: value if isinstance(value, Tensor) else torch.tensor(value, dtype=_dtype(name))
+        name: value.contiguous() if isinstance(value, Tensor) else torch.tensor(value, dtype=_dtype(name))
         for name, value in known.items()
     }
 

@@ -221,7 +221,7 @@ class Preparing:
         expected = (len(inputs), self._layout.covariates)
         given = torch.zeros(len(inputs), 0) if covariates is None else covariates
         if given.shape != expected or not given.isfinite().all():
-            raise ValueError(f"covariates: got {list(given.shape)}, expected {list(expected)} and none missing")
+            raise ValueError(f"covariates: got {list(given.shape)}, expected {list(expected)}, and no number missing")
         return inputs[:, self._layout.harmonised].to(torch.float64), given.to(torch.float64)
 
     def _but_levels(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load, save
 
 from common.preparation import Fit, OwnFit, Preparing, Rows
 from common.spec import RunSpec
@@ -218,11 +219,12 @@ def test_totals_that_no_rows_have_are_an_error_or_finite() -> None:
                 assert squares.isfinite().all()
 
 
-def test_a_fit_is_saved_and_read_again() -> None:
-    spec = combat_spec()
-    preparing, sites = Preparing(spec), sites_of(cohort((9, 8)))
+@pytest.mark.parametrize("keep", [0, 2])
+def test_a_fit_is_saved_and_read_again(keep: int) -> None:
+    spec = combat_spec(keep)
+    preparing, sites = Preparing(spec), sites_of(cohort((9, 8), keep=keep))
     fit, owns, applied = prepared(preparing, sites)
-    again, own = Fit.of(spec, fit.tensors()), OwnFit.of(spec, owns[0].tensors())
+    again, own = Fit.of(spec, load(save(fit.tensors()))), OwnFit.of(spec, load(save(owns[0].tensors())))
     site = sites[0]
     assert np.array_equal(preparing.apply(again, own, site.inputs, site.covariates, torch.float64), applied[0])
     with pytest.raises(ValueError, match="slopes"):
