@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from common.preparation.fit import Fit, OwnFit
-from common.preparation.preparing import Preparing, Rows
+from common.preparation.preparing import Preparing
+from common.preparation.rows import Rows
 
 __all__ = ["Fit", "OwnFit", "Preparing", "Rows"]

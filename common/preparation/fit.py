@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from common.preparation.combat import Pooled, SiteEffects
 from common.preparation.layout import Layout
 from common.spec import RunSpec
 from common.tasks import Regression
@@ -27,6 +28,9 @@ class Fit:
         fill: float64 [channels], what is put where a value is missing.
         mean: float64 [channels], what is subtracted.
         scale: float64 [channels], by what is divided then.
+        grand_mean: float64 [features], of harmonisation: see `common.preparation.combat.Pooled`.
+        slopes: float64 [covariates, features], likewise.
+        deviation: float64 [features], likewise.
     """
 
     rows: int = 0
@@ -37,6 +41,16 @@ class Fit:
     fill: Tensor | None = None
     mean: Tensor | None = None
     scale: Tensor | None = None
+    grand_mean: Tensor | None = None
+    slopes: Tensor | None = None
+    deviation: Tensor | None = None
+
+    @property
+    def pooled(self) -> Pooled | None:
+        """What harmonisation knows of all sites; None where there is none."""
+        if self.grand_mean is None or self.slopes is None or self.deviation is None:
+            return None
+        return Pooled(self.grand_mean, self.slopes, self.deviation)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all that is known, by name."""
@@ -49,9 +63,14 @@ class Fit:
         Raises:
             ValueError: a tensor does not fit the spec.
         """
-        width, channels = spec.task.outputs, Layout.of(spec).channels
-        classes = {} if isinstance(spec.task, Regression) else {"class_counts": (width,), "class_weights": (width,)}
-        shapes = {"fill": (channels,), "mean": (channels,), "scale": (channels,)} | classes
+        layout, width = Layout.of(spec), (spec.task.outputs,)
+        features = (len(layout.harmonised),)
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("fill", "mean", "scale"), (layout.channels,))
+        if not isinstance(spec.task, Regression):
+            shapes |= {"class_counts": width, "class_weights": width}
+        if spec.preparation.harmonise:
+            slopes = (layout.covariates, *features)
+            shapes |= {"grand_mean": features, "slopes": slopes, "deviation": features}
         return cls(**_taken(tensors, shapes, ("rows", "target_mean", "target_scale")))
 
 
@@ -62,10 +81,19 @@ class OwnFit:
     Args:
         mean: float64 [channels], what is subtracted where every site standardises by itself.
         scale: float64 [channels], by what is divided then.
+        location: float64 [features], what the site adds: see `common.preparation.combat.SiteEffects`.
+        spread: float64 [features], what it multiplies by.
     """
 
     mean: Tensor | None = None
     scale: Tensor | None = None
+    location: Tensor | None = None
+    spread: Tensor | None = None
+
+    @property
+    def effects(self) -> SiteEffects | None:
+        """What harmonisation takes away; None where it is nothing."""
+        return None if self.location is None or self.spread is None else SiteEffects(self.location, self.spread)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all that is known, by name."""
@@ -79,13 +107,16 @@ class OwnFit:
             ValueError: a tensor does not fit the spec.
         """
         layout = Layout.of(spec)
-        return cls(**_taken(tensors, {"mean": (layout.channels,), "scale": (layout.channels,)}, ()))
+        shapes = dict.fromkeys(("mean", "scale"), (layout.channels,))
+        if spec.preparation.harmonise:
+            shapes |= dict.fromkeys(("location", "spread"), (len(layout.harmonised),))
+        return cls(**_taken(tensors, shapes, ()))
 
 
 def _tensors(part: Fit | OwnFit) -> dict[str, Tensor]:
     known = {name: value for name, value in vars(part).items() if value is not None}
     return {
-        name: value if isinstance(value, Tensor) else torch.tensor(value, dtype=_dtype(name))
+        name: value.contiguous() if isinstance(value, Tensor) else torch.tensor(value, dtype=_dtype(name))
         for name, value in known.items()
     }
 

@@ -2,47 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from common.data import TableData
 from common.errors import SpecError
-from common.preparation import labels, moments
+from common.preparation import combat, labels, moments
 from common.preparation.fit import Fit, OwnFit
 from common.preparation.layout import Layout
+from common.preparation.rows import Rows
 from common.preparation.stages import Field, Stage
 from common.spec import RunSpec
 from common.tasks import Regression
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """The training rows of one fold at one site; there may be none.
-
-    Args:
-        inputs: [n, *shape], float32 or float64, NaN where a value is missing; int64 for tokens.
-        labels: int64 [n] for classes, float64 [n] for numbers, float64 [n, labels] of 0 and 1.
-        covariates: float64 [n, …], what harmonisation keeps; None where it keeps nothing.
-    """
-
-    inputs: Tensor
-    labels: Tensor
-    covariates: Tensor | None = None
-
-    def of_at_least(self, fewest: int) -> Rows:
-        """Return what may leave a site that lets out no sum of fewer samples: no rows, or rows without some columns."""
-        if len(self.inputs) < fewest:
-            covariates = None if self.covariates is None else self.covariates[:0]
-            return Rows(self.inputs[:0], self.labels[:0], covariates)
-        if not self.inputs.is_floating_point() or not self.inputs.isnan().any():
-            return self
-        few = moments.samples_with(self.inputs) < fewest
-        inputs = self.inputs.masked_fill(moments.along_channels(few, self.inputs.ndim), math.nan)
-        return Rows(inputs, self.labels, self.covariates)
 
 
 class Preparing:
@@ -59,11 +32,11 @@ class Preparing:
         self._task, self._standardise = spec.task, spec.preparation.standardise
         self._tokens = spec.data.tokens is not None
         if self._tokens and self._standardise != "none":
-            raise SpecError(
-                "preparation.standardise", f'got {self._standardise}, expected "none": tokens are no numbers'
-            )
+            problem = f"got {self._standardise}, expected none: tokens are no numbers"
+            raise SpecError("preparation.standardise", problem)
         self._impute = isinstance(spec.data, TableData) and spec.data.missing == "impute"
         self._layout = Layout.of(spec)
+        self._combat = spec.preparation.harmonise if len(self._layout.harmonised) else None
         self._balance = not isinstance(spec.task, Regression) and spec.task.class_weights == "balanced"
         self._stages = self._needed(isinstance(spec.data, TableData))
 
@@ -98,7 +71,11 @@ class Preparing:
         return vector
 
     def fit(self, totals: Mapping[str, Tensor]) -> Fit:
-        """Return what the totals of all stages say."""
+        """Return what the totals of all stages say.
+
+        Raises:
+            ValueError: they say nothing finite, though each contribution does.
+        """
         found = {name: stage.unpack(totals[name]) for name, stage in self._stages.items()}
         known: dict[str, Tensor] = {}
         target = (0.0, 1.0)
@@ -114,6 +91,8 @@ class Preparing:
             around = moments.means(*found["labels"].values())
             mean, scale = moments.mean_and_scale(found["labels"]["rows"], around, *found["label-squares"].values())
             target = (float(mean), float(scale))
+        if "site-effects" in found:
+            known |= combat.pooled(found["site-effects"], found["residuals"])._asdict()
         if "sums" in found:
             mean = moments.means(*found["sums"].values())
             if "squares" in found:
@@ -121,14 +100,19 @@ class Preparing:
                 known["mean"], known["scale"] = self._but_levels(mean, scale)
             if self._impute:
                 known["fill"] = mean
+        if not all(value.isfinite().all() for value in known.values()):
+            raise ValueError("preparation: the sites' totals lead to NaN or infinity, expected finite numbers")
         return Fit(int(rows), target_mean=target[0], target_scale=target[1], **known)
 
     def own(self, fit: Fit, rows: Rows) -> OwnFit:
         """Return what a site's training rows say beyond the fit; of no rows, what changes nothing."""
-        if not len(rows.inputs) or self._standardise != "site":
+        if not len(rows.inputs):
             return OwnFit()
-        mean, scale = self._but_levels(*moments.own_mean_and_scale(rows.inputs, self._layout.channels))
-        return OwnFit(mean, scale)
+        inputs, effects = self._harmonised(fit.pooled, rows)
+        mean = scale = None
+        if self._standardise == "site":
+            mean, scale = self._but_levels(*moments.own_mean_and_scale(inputs, self._layout.channels))
+        return OwnFit(mean, scale, *(effects or ()))
 
     def apply(
         self, fit: Fit, own: OwnFit | None, inputs: Tensor, covariates: Tensor | None, dtype: torch.dtype
@@ -144,21 +128,19 @@ class Preparing:
         """
         if self._tokens:
             return inputs
-        mean, scale = (
-            (fit.mean, fit.scale) if self._standardise == "federated" or own is None else (own.mean, own.scale)
-        )
-        if fit.fill is None and (mean is None or scale is None):
+        known = (own or OwnFit()) if self._standardise == "site" else fit
+        if fit.pooled and own and own.effects:
+            inputs = self._without(fit.pooled, own.effects, inputs, covariates)
+        if fit.fill is None and known.mean is None:
             return inputs.to(dtype)
-        prepared = torch.empty(inputs.shape, dtype=dtype)
-        done = 0
+        prepared, done = torch.empty(inputs.shape, dtype=dtype), 0
         for block in moments.blocks(inputs):
-            values = block.to(torch.float64)
+            values, dimensions = block.to(torch.float64), block.ndim
             if fit.fill is not None:
-                values = torch.where(values.isnan(), moments.along_channels(fit.fill, values.ndim), values)
-            if mean is not None and scale is not None:
-                values = (values - moments.along_channels(mean, values.ndim)) / moments.along_channels(
-                    scale, values.ndim
-                )
+                values = torch.where(values.isnan(), fit.fill, values)
+            if known.mean is not None and known.scale is not None:
+                values = values - moments.along_channels(known.mean, dimensions)
+                values = values / moments.along_channels(known.scale, dimensions)
             prepared[done : done + len(block)] = values
             done += len(block)
         return prepared
@@ -180,6 +162,10 @@ class Preparing:
             stages["label-squares"] = Stage((Field("deviations", (), "sum"), Field("squares", (), "square")))
         elif self._balance or table:
             stages["labels"] = Stage((rows, Field("counts", (task.outputs,), "count")))
+        if self._combat:
+            features = len(self._layout.harmonised)
+            stages["site-effects"] = combat.effects_stage(features, self._layout.covariates, self._impute)
+            stages["residuals"] = combat.residuals_stage(features)
         if self._impute or self._standardise == "federated":
             stages["sums"] = Stage((Field("counts", channels, "count"), Field("sums", channels, "sum")))
         if self._standardise == "federated":
@@ -197,11 +183,46 @@ class Preparing:
         if stage == "label-squares":
             away = rows.labels.to(torch.float64) - moments.means(*before["labels"].values())
             return {"deviations": away.sum(), "squares": away.square().sum()}
+        if stage in ("site-effects", "residuals"):
+            features, covariates = self._measured(rows.inputs, rows.covariates)
+            if stage == "site-effects":
+                return combat.effects(features, covariates, self._impute)
+            return combat.residuals(features, covariates, self._impute, combat.lines(before["site-effects"])[1])
+        of_all = combat.pooled(before["site-effects"], before["residuals"]) if self._combat else None
+        inputs, _ = self._harmonised(of_all, rows)
         if stage == "sums":
-            counts, sums = moments.sums(rows.inputs, self._layout.channels)
+            counts, sums = moments.sums(inputs, self._layout.channels)
             return {"counts": counts, "sums": sums}
-        deviations, squares = moments.squares(rows.inputs, moments.means(*before["sums"].values()))
+        deviations, squares = moments.squares(inputs, moments.means(*before["sums"].values()))
         return {"deviations": deviations, "squares": squares}
+
+    def _harmonised(self, of_all: combat.Pooled | None, rows: Rows) -> tuple[Tensor, combat.SiteEffects | None]:
+        """Return a site's training inputs without its effects, and these."""
+        if of_all is None or self._combat is None:
+            return rows.inputs, None
+        features, covariates = self._measured(rows.inputs, rows.covariates)
+        own = combat.own_effects(features, covariates, of_all, self._combat.empirical_bayes)
+        return self._without(of_all, own, rows.inputs, rows.covariates), own
+
+    def _without(
+        self, of_all: combat.Pooled, own: combat.SiteEffects, inputs: Tensor, covariates: Tensor | None
+    ) -> Tensor:
+        """Return inputs without a site's effects, float64."""
+        features, kept = self._measured(inputs, covariates)
+        columns = combat.harmonised(features, kept, of_all, own)
+        return inputs.to(torch.float64).index_copy(1, self._layout.harmonised, columns)
+
+    def _measured(self, inputs: Tensor, covariates: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the columns that are harmonised and the covariates, float64.
+
+        Raises:
+            ValueError: the covariates are not those of the spec, or one is missing.
+        """
+        expected = (len(inputs), self._layout.covariates)
+        given = torch.zeros(len(inputs), 0) if covariates is None else covariates
+        if given.shape != expected or not given.isfinite().all():
+            raise ValueError(f"covariates: got {list(given.shape)}, expected {list(expected)}, and no number missing")
+        return inputs[:, self._layout.harmonised].to(torch.float64), given.to(torch.float64)
 
     def _but_levels(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Leave columns of 0 and 1 as they are."""

@@ -46,9 +46,15 @@ class Stage:
         return sum(field.size for field in self.fields)
 
     def pack(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Return the fields' values as one vector, float64."""
-        parts = [values[field.name].to(torch.float64).expand(field.shape).reshape(-1) for field in self.fields]
-        return torch.cat(parts)
+        """Return the fields' values as one vector, float64.
+
+        Raises:
+            ValueError: a value has another shape.
+        """
+        for field in self.fields:
+            if values[field.name].shape != field.shape:
+                raise ValueError(f"{field.name}: got {list(values[field.name].shape)}, expected {list(field.shape)}")
+        return torch.cat([values[field.name].to(torch.float64).reshape(-1) for field in self.fields])
 
     def unpack(self, vector: Tensor) -> dict[str, Tensor]:
         """Return a vector's values by field."""
