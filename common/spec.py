@@ -93,8 +93,8 @@ class Training(Part):
     batch_size: PositiveInt
     """Samples per site and forward pass."""
     batches: Literal["full", "even"] = "full"
-    """Full batches until a site's samples are used up, or as many at every site as the largest has, so that every site
-    is in every step with its share: for sites of unequal size, whose small ones would else be in the first steps alone."""
+    """Full batches until a site's samples are used up; or as many at every site as the largest has, so that every site
+    is in every step with its share: for sites of unequal size, of which the small ones are else in the first alone."""
     accumulate: PositiveInt = 1
     """Batches per site and step: their gradients travel together, as those of one batch so many times as large."""
     optimizer: Annotated[Adam | Sgd, Field(discriminator="name")]
@@ -316,6 +316,9 @@ class LeaveOneSiteOut(Part):
     """Train once more at all sites in the end: the model that is kept."""
 
 
+EvaluationSpec = Holdout | KFold | LeaveOneSiteOut
+
+
 class RunSpec(Part):
     """One training: what every site and the aggregator agree on."""
 
@@ -331,7 +334,7 @@ class RunSpec(Part):
     """Schema of the data."""
     preparation: Annotated[Preparation, Field(validate_default=True)] = Preparation()
     """What is done to inputs before they are trained on."""
-    evaluation: Annotated[Holdout | KFold | LeaveOneSiteOut, Field(discriminator="name")] = Holdout()
+    evaluation: Annotated[EvaluationSpec, Field(discriminator="name")] = Holdout()
     """Which samples the trained model is tested on."""
     training: Training
     """Optimizer, schedule, splits."""
@@ -356,6 +359,14 @@ class RunSpec(Part):
         elif data is not None and combat is not None:
             raise ValueError(f"harmonise: the reader {data.reader} has no table with columns, expected none")
         return preparation
+
+    @field_validator("evaluation")
+    @classmethod
+    def _held_out_sites_are_prepared(cls, evaluation: EvaluationSpec, info: ValidationInfo) -> EvaluationSpec:
+        preparation = info.data.get("preparation")
+        if isinstance(evaluation, LeaveOneSiteOut) and preparation and preparation.standardise == "site":
+            raise ValueError("a site that is left out has no training samples to standardise by, as preparation asks for")
+        return evaluation
 
     @field_validator("training")
     @classmethod

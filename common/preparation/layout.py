@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.data import TableData
+from common.data import TableData, covariate_width
 from common.preparation.moments import channels_of
 from common.spec import RunSpec
 
@@ -20,7 +20,7 @@ class Layout:
         channels: how many means and scales the inputs have.
         levels: bool [channels], whether a column says 0 or 1 for a level of a categorical input.
         harmonised: int64, the columns from which site effects are removed: no levels, and nothing that is kept.
-        covariates: how many columns the covariates have; a categorical one has one for each of its levels.
+        covariates: how many columns the covariates have; a categorical one has one less than it has levels.
     """
 
     channels: int
@@ -42,5 +42,5 @@ class Layout:
             width = len(data.categorical.get(column, ("",)))
             levels += [column in data.categorical] * width
             measured += [combat is not None and column not in data.categorical and column not in keep] * width
-        covariates = sum(len(data.categorical.get(column, ("",))) for column in keep)
-        return cls(channels, torch.tensor(levels), torch.tensor(measured).nonzero().flatten(), covariates)
+        kept = covariate_width(data, keep)
+        return cls(channels, torch.tensor(levels), torch.tensor(measured).nonzero().flatten(), kept)
