@@ -48,8 +48,10 @@ class Network(Part):
     @classmethod
     def _filled_from_preset(cls, given: Any) -> Any:
         preset = given.get("preset") if isinstance(given, dict) else None
-        if not isinstance(preset, str) or preset not in cls.presets:
+        if not isinstance(preset, str) or not cls.presets:
             return given
+        if preset not in cls.presets:
+            raise ValueError(f"preset: got {preset}, expected one of {', '.join(cls.presets)}")
         for field, value in cls.presets[preset].items():
             if given.get(field, value) not in (value, list(value) if isinstance(value, tuple) else value):
                 raise ValueError(f"the preset {preset} has {field} {value}, but {field} {given[field]} is asked for")
