@@ -82,6 +82,17 @@ def test_gradients_are_autograds_and_linear_layers_have_factors(network: str) ->
 
 
 @every_network
+def test_half_precision_computes_nearly_the_same(network: str) -> None:
+    spec = spec_of(network, dtype="float32")
+    model, x = build_model(spec).eval(), inputs_of(spec, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = model(x)
+    torch.testing.assert_close(outputs.float(), model(x), rtol=0.05, atol=0.05)
+    outputs.float().sin().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@every_network
 def test_sites_of_unequal_size_train_as_one(network: str) -> None:
     spec = spec_of(network, method={"name": "dad", "wire": "float64"})
     assert_update_is_of_the_pooled_batch(spec)
