@@ -95,7 +95,7 @@ class Recurrent(Network):
     pooling: Literal["last", "mean"] = "last"
     """What the output is computed from: the last layer's state after the last frame, or the mean over all frames."""
     dropout: Fraction = 0.0
-    """Probability with which a layer's output is dropped in training."""
+    """Probability with which a value between two layers, or before the output, is dropped in training."""
     preset: Literal["paper", "small"] | None = None
     """Widths: "paper" has 512, 256, "small" 128, 64. Another width beside it is an error."""
 
