@@ -48,8 +48,10 @@ class Network(Part):
     @classmethod
     def _filled_from_preset(cls, given: Any) -> Any:
         preset = given.get("preset") if isinstance(given, dict) else None
-        if not isinstance(preset, str) or preset not in cls.presets:
+        if not isinstance(preset, str) or not cls.presets:
             return given
+        if preset not in cls.presets:
+            raise ValueError(f"preset: got {preset}, expected one of {', '.join(cls.presets)}")
         for field, value in cls.presets[preset].items():
             if given.get(field, value) not in (value, list(value) if isinstance(value, tuple) else value):
                 raise ValueError(f"the preset {preset} has {field} {value}, but {field} {given[field]} is asked for")
@@ -93,7 +95,7 @@ class Recurrent(Network):
     pooling: Literal["last", "mean"] = "last"
     """What the output is computed from: the last layer's state after the last frame, or the mean over all frames."""
     dropout: Fraction = 0.0
-    """Probability with which a layer's output is dropped in training."""
+    """Probability with which a value between two layers, or before the output, is dropped in training."""
     preset: Literal["paper", "small"] | None = None
     """Widths: "paper" has 512, 256, "small" 128, 64. Another width beside it is an error."""
 

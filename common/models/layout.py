@@ -19,10 +19,10 @@ class ChannelsFirst(nn.Module):
         self.dims, self.last = dims, last
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a view of the input."""
+        """Return the input, in the layout that convolutions' gradients have too."""
         if x.dim() == self.dims + 1:
             return x.unsqueeze(1)
-        return x.movedim(-1, 1) if self.last else x
+        return x.movedim(-1, 1).contiguous() if self.last else x
 
 
 def channels_first(spec: Vit | Cnn | Cnn3d, shape: tuple[int, ...], dims: int) -> tuple[ChannelsFirst, tuple[int, ...]]:

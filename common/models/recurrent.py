@@ -93,16 +93,16 @@ class RecurrentNetwork(nn.Module):
             present = present[:frames]
             series = series[:frames].masked_fill(~present, 0)  # a gradient of 0 by NaN would be NaN
         valid = present.unbind() if padded else None
+        states = list[Tensor]()
         for layer in self.layers:
-            states = layer(series, valid)
-            series = self.dropout(torch.stack(states)) if self.mean or layer is not self.layers[-1] else series
+            states = layer(self.dropout(torch.stack(states)) if states else series, valid)
         if not self.mean:
-            pooled = self.dropout(states[-1])
+            pooled = states[-1]
         elif padded:
-            pooled = series.masked_fill(~present, 0).sum(dim=0) / present.sum(dim=0).clamp_min(1)
+            pooled = torch.stack(states).masked_fill(~present, 0).sum(dim=0) / present.sum(dim=0).clamp_min(1)
         else:
-            pooled = series.mean(dim=0)
-        logits: Tensor = self.head(pooled)
+            pooled = torch.stack(states).mean(dim=0)
+        logits: Tensor = self.head(self.dropout(pooled))
         return logits
 
 

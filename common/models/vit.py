@@ -59,8 +59,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return tokens [n, tokens, width] for as many."""
         x = x + self.dropout(self.attention(self.norm1(x)))
-        hidden: Tensor = self.widen(self.norm2(x))
-        return x + self.dropout(self.narrow(F.gelu(hidden)))
+        hidden: Tensor = self.dropout(self.narrow(F.gelu(self.widen(self.norm2(x)))))
+        return x + hidden
 
 
 class VisionTransformer(nn.Module):

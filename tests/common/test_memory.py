@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,3 +36,24 @@ def test_a_limit_that_is_none_leaves_what_the_machine_has(tmp_path: Path, monkey
     monkeypatch.setattr(memory, "FREE", tmp_path / "missing")
     assert available() is None
     check_memory(run_spec(model={"name": "mlp", "hidden": [100_000, 100_000]}))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "field"),
+    [
+        ({"name": "linear"}, [10**10], "model"),
+        ({"name": "gru", "hidden": [10**6]}, [4, 4], "model.hidden"),
+        ({"name": "lstm", "hidden": [4, 10**6]}, [4, 4], "model.hidden"),
+        ({"name": "vit", "width": 10**6, "depth": 1, "heads": 1, "patch": 2}, [4, 4], "model.width"),
+        ({"name": "cnn", "filters": [10**6, 10**6]}, [4, 4], "model.filters"),
+        ({"name": "cnn3d", "filters": [10**6, 10**6]}, [4, 4, 4], "model.filters"),
+    ],
+)
+def test_every_network_of_ours_is_refused_before_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], shape: list[int], field: str
+) -> None:
+    (tmp_path / "memory.max").write_text(str(2**33))
+    monkeypatch.setattr(memory, "LIMITS", (tmp_path / "memory.max",))
+    with pytest.raises(SpecError, match="the network has") as error:
+        check_memory(run_spec(model=model, data={"shape": shape}))
+    assert error.value.field == field
