@@ -13,7 +13,7 @@ from common.errors import DataError, UserError
 from common.seeds import derive
 from common.spec import RunSpec
 from local.data.npz import read_npz
-from local.data.reading import Reading
+from local.data.reading import Reading, is_folder
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 
@@ -84,7 +84,7 @@ def read_samples(spec: RunSpec, path: Path, *, training: bool = True) -> Reading
     """
     data, dtype, keep = spec.data, spec.training.dtype, spec.preparation.keep
     if isinstance(data, NpzData):
-        return read_npz(path / data.file if path.is_dir() else path, data, spec.task, dtype, training=training)
+        return read_npz(path / data.file if is_folder(path) else path, data, spec.task, dtype, training=training)
     from local.data.csv import read_csv  # pandas takes half a second, for which npz files need not wait
     from local.data.freesurfer import read_freesurfer
 
