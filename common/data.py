@@ -24,7 +24,7 @@ def _file_names(given: str | tuple[str, ...]) -> str | tuple[str, ...]:
     if wrong or not names:
         got = json.dumps(wrong[0]) if wrong else "no name"
         raise ValueError(
-            f"got {got}, expected the name of a file in the data folder, or a list of such names; * and ? stand for others"
+            f"got {got}, expected the name of a file in the data folder, with * and ? as in a shell, or a list of them"
         )
     return given
 

@@ -168,7 +168,8 @@ def _inputs(path: Path, array: Array, data: NpzData, dtype: str, lengths: Array 
     if lengths is not None and (len(expected) != 2 or data.tokens is not None):
         raise DataError(path, "has an array length, expected one only of series of real numbers, [time, features]")
     if data.tokens is not None:
-        _check_rows(path, "x", array, (array >= 0) & (array < data.tokens), f"expected 0 to {data.tokens - 1}")
+        whole = (array >= 0) & (array < data.tokens) & (array == np.floor(array))
+        _check_rows(path, "x", array, whole, f"expected whole numbers from 0 to {data.tokens - 1}")
         return array.astype(np.int64)
     with np.errstate(over="ignore", invalid="ignore"):  # what became infinite is found below
         values = array.astype(dtype)

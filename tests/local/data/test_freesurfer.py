@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import DataError
 from common.spec import RunSpec
-from local.data import read_samples, read_site
+from local.data import read_samples
 from tests.conftest import run_spec
 
 DATA: dict[str, Any] = {
@@ -82,11 +82,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"stats": STATS + "  3  18  1  1.0  Left-Amygdala\n"}, "aseg.stats: has 2 different values of Left-Amygdala"),
     (
         {"stats": STATS.replace("1200000.0", "much")},
-        "sub-1/aseg.stats, column BrainSeg: holds 'much', expected a",
+        "sub-1/aseg.stats: column BrainSeg: holds 'much', expected a",
     ),
-    ({"pairs": PAIRS.replace("1500", "inf")}, "b.txt, column Left-Amygdala: holds 'inf', expected a finite number"),
+    ({"pairs": PAIRS.replace("1500", "inf")}, "b.txt: column Left-Amygdala: holds 'inf', expected a finite number"),
     ({"pairs": PAIRS.replace("\t1500", " 1500")}, "b.txt: row 2: has no tab"),
-    ({"pairs": PAIRS.replace("1500", "NA")}, "b.txt, column Left-Amygdala: is missing"),
+    ({"pairs": PAIRS.replace("1500", "NA")}, "b.txt: column Left-Amygdala: is missing"),
 ]
 
 
@@ -94,7 +94,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_every_fault_is_named(tmp_path: Path, files: dict[str, Any], said: str) -> None:
     folder = write(tmp_path, **files)
     with pytest.raises(DataError, match=said):
-        read_site(spec_of(), folder, 0)
+        read_samples(spec_of(), folder)
 
 
 def test_a_link_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
@@ -103,10 +103,10 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     (folder / "b.txt").unlink()
     (folder / "b.txt").symlink_to(tmp_path / "secret.txt")
     with pytest.raises(DataError, match=r"'b\.txt' leads out of the folder"):
-        read_site(spec_of(), folder, 0)
+        read_samples(spec_of(), folder)
 
 
 def test_a_missing_number_is_dropped_where_the_schema_says_so(tmp_path: Path) -> None:
     found = read_samples(spec_of(missing="drop"), write(tmp_path, pairs=PAIRS.replace("1500", "")) / "people.csv")
     assert found.keys == ("sub-1/aseg.stats",)
-    assert "b.txt, column Left-Amygdala: is missing; 1 of 2 rows lack a value and are left out" in found.notes[0]
+    assert "b.txt: column Left-Amygdala: is missing; 1 of 2 rows lack a value and are left out" in found.notes[0]
