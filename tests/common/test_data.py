@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.data import canonical
+from common.data import TableData, canonical, covariate_width, resolve_features
 from common.documents import validate
 from common.errors import SpecError
 from common.spec import RunSpec
@@ -107,3 +107,36 @@ def test_nonsense_is_named(data: dict[str, Any], field: str, said: str) -> None:
         run_spec(data=data)
     assert error.value.field == field
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("keep", "said"),
+    [
+        (["site", "age"], ""),
+        (["group"], "harmonise.keep: group is what is predicted"),
+        (["site", "site"], "harmonise.keep: site stands there more than once"),
+        (["age"], "data.categorical: site is neither among the inputs nor in harmonise.keep"),
+    ],
+)
+def test_kept_columns_may_have_levels_of_their_own(keep: list[str], said: str) -> None:
+    data = CSV | {"categorical": {"sex": ["M", "F"], "site": ["a", "b", "c"]}}
+    preparation = {"harmonise": {"name": "combat", "keep": keep}}
+    if not said:
+        spec = run_spec(data=data, preparation=preparation)
+        assert isinstance(spec.data, TableData)
+        assert (spec.data.shape, covariate_width(spec.data, spec.preparation.keep)) == ((4,), 3)
+        return
+    with pytest.raises(SpecError, match=said) as error:
+        run_spec(data=data, preparation=preparation)
+    assert error.value.field == "preparation"
+
+
+def test_patterns_are_checked_when_they_are_resolved() -> None:
+    data = run_spec(data=CSV | {"features": ["v*", "[*]"], "label": "vol"}).data
+    assert isinstance(data, TableData)
+    whole = resolve_features(data, ["vol", "v1", "v?", "w", "v1"])
+    assert (whole.features, whole.inputs) == (("v1", "v[?]", "[*]"), ("v1", "v?", "*"))
+    assert resolve_features(whole, []) == whole
+    for columns, said in ((["x"], '"v\\*" stands for no column'), (["v\n1"], "stands for a column 'v.n1': rename it")):
+        with pytest.raises(SpecError, match=said):
+            resolve_features(data, columns)
