@@ -24,7 +24,7 @@ def _file_names(given: str | tuple[str, ...]) -> str | tuple[str, ...]:
     if wrong or not names:
         got = json.dumps(wrong[0]) if wrong else "no name"
         raise ValueError(
-            f"got {got}, expected names of files in the data folder, without folders; * and ? as in a shell"
+            f"got {got}, expected the name of a file in the data folder, with * and ? as in a shell, or a list of them"
         )
     return given
 
@@ -237,8 +237,10 @@ def check_kept(data: TableData, keep: Sequence[str]) -> None:
     if twice := _twice(keep):
         raise ValueError(f"harmonise.keep: {twice} stands there more than once")
     if not data.patterns:
-        for column in set(data.categorical).difference(data.inputs, keep):
-            raise ValueError(f"data.categorical: {column} is neither among the inputs nor in harmonise.keep")
+        used = {*data.inputs, *keep}
+        for column in data.categorical:
+            if column not in used:
+                raise ValueError(f"data.categorical: {column} is neither among the inputs nor in harmonise.keep")
 
 
 def _twice(names: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from common.spec import KFold, RunSpec
 from common.tasks import Classification
 from local.data.folds import Split, folds
 from local.data.npz import read_npz
-from local.data.reading import Array, Reading
+from local.data.reading import Array, Reading, is_folder
 
 MEANING: dict[Warning, str] = {
     "one-class": "all samples are of one class: there is no AUC of this site alone",
@@ -108,7 +108,7 @@ def read_samples(spec: RunSpec, path: Path, *, training: bool = True) -> Reading
     """
     data, dtype, keep = spec.data, spec.training.dtype, spec.preparation.keep
     if isinstance(data, NpzData):
-        return read_npz(path / data.file if path.is_dir() else path, data, spec.task, dtype, training=training)
+        return read_npz(path / data.file if is_folder(path) else path, data, spec.task, dtype, training=training)
     from local.data.csv import read_csv  # pandas takes half a second, for which npz files need not wait
     from local.data.freesurfer import read_freesurfer
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from common.data import CsvData
 from local.data.encoding import encode
 from local.data.files import each, find, read_each, read_one
-from local.data.reading import Reading
+from local.data.reading import Reading, is_folder
 from local.data.tables import Table, join, keys_of, read_table
 
 
@@ -25,8 +25,8 @@ def read_csv(path: Path, data: CsvData, dtype: str, *, keep: Sequence[str] = (),
     Raises:
         DataError: naming file, row and column of what cannot be used.
     """
-    folder = path if path.is_dir() else path.parent
-    table, told = read_one(folder, data.file) if path.is_dir() else (read_table(path), ())
+    folder = path if is_folder(path) else path.parent
+    table, told = read_one(folder, data.file) if path is folder else (read_table(path), ())
     others, told_too = read_each(folder, data.covariates)
     return csv_samples(data, [table, *others], dtype, keep=keep, notes=told + told_too, training=training)
 

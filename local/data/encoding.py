@@ -143,7 +143,7 @@ def _column(
 
 
 def _label(data: TableData, tables: Sequence[Table], target: str, gaps: _Gaps) -> Array:
-    """Return a label: the number of its class, 0 or 1 of one among several, else its number; NaN where it is missing."""
+    """Return a label: its class's place, 0 or 1 of one among several, else a number; NaN where it is missing."""
     table = holder(tables, target)
     levels = data.values if isinstance(data.label, str) else ("0", "1")
     numbers = _codes(table, target, levels) if levels else _numbers(table, target, "float64")

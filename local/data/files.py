@@ -25,7 +25,7 @@ def _matching(folder: Path, pattern: str) -> list[Path]:
     try:
         files = sorted(path for path in folder.iterdir() if fits(path.name, pattern) and path.is_file())
     except OSError as error:
-        raise DataError(folder, f"cannot be read: {error.strerror or error}") from None
+        raise DataError(folder / pattern, f"cannot be looked for: {error.strerror or error}") from None
     files = [path for path in files if not path.name.startswith((".", "~"))]  # an office program's marks of open files
     if not files:
         raise DataError(folder / pattern, "stands for no file, expected at least one in the folder")

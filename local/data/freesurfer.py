@@ -12,8 +12,8 @@ from common.data import FreesurferData
 from common.errors import DataError
 from local.data.encoding import encode, number
 from local.data.files import each, read_each, read_one
-from local.data.reading import MISSING, Reading, shown
-from local.data.tables import Table, check_file, holder, join, keys_of, nearest, read_table
+from local.data.reading import MISSING, Reading, is_folder, shown
+from local.data.tables import Table, check_file, holder, join, nearest, read_table
 
 COLUMNS = ("Index", "SegId", "NVoxels", "Volume_mm3", "StructName")  # of aseg.stats, where it does not say
 
@@ -33,22 +33,19 @@ def read_freesurfer(
     Raises:
         DataError: naming file, row and column of what cannot be used.
     """
-    folder = path if path.is_dir() else path.parent
+    folder = path if is_folder(path) else path.parent
     first, *others = each(data.covariates)
-    table, notes = read_one(folder, first) if path.is_dir() else (read_table(path), ())
+    table, notes = read_one(folder, first) if path is folder else (read_table(path), ())
     more, told = read_each(folder, tuple(others))
-    keys_of(table, data.key, lambda text: str(Path(text)))
-    tables, left_out, dropped = join([table, *more], data.key, data.missing)
-    subjects, names = tables[0], tables[0].texts(data.key)
-    files = [_file(subjects, row, data.key, folder) for row in range(len(subjects))]
-    wanted = {data.key, *data.covariate_features, *(name for name in keep if name not in data.features)}
+    tables, left_out, dropped = join([table, *more], data.key, data.missing, lambda text: str(Path(text)))
+    files, regions = _files(tables[0], data.key, folder), data.regions
+    wanted = {data.key, *data.covariate_features, *(name for name in keep if name not in regions)}
     wanted |= {data.group} if training and data.group is not None else set()
     wanted |= {name for name in data.targets if training or any(name in table.frame for table in tables)}
     for column in sorted(wanted):
         holder(tables, column)
     tables = [Table(table.source, table.frame[[c for c in table.frame if c in wanted]]) for table in tables]
-    regions = data.regions
-    cells = [_cells(file, regions) for file in files]
+    cells, names = [_cells(file, regions) for file in files], tables[0].texts(data.key)
     frame = pd.DataFrame(cells, index=pd.Index(names, dtype=object), columns=pd.Index(regions), dtype=object)
     tables.append(Table(folder, frame))
     notes += told + left_out
@@ -67,23 +64,24 @@ def freesurfer_columns(folder: Path, data: FreesurferData) -> list[str]:
     holder((table,), data.key)
     if not len(table):
         raise DataError(table.source, "has no rows")
-    return list(dict.fromkeys(names[-1] for names, _ in _values(_file(table, 0, data.key, folder))))
+    return list(dict.fromkeys(names[-1] for names, _ in _values(_files(table.take([0]), data.key, folder)[0])))
 
 
-def _file(table: Table, row: int, key: str, folder: Path) -> Path:
-    """Return the file of a row's subject.
+def _files(table: Table, key: str, folder: Path) -> list[Path]:
+    """Return the file of every row's subject.
 
     Raises:
-        DataError: it cannot be one, or is not in the folder.
+        DataError: a name is none, or leads out of the folder.
     """
-    name = table.texts(key)[row]
-    try:
-        inside = (folder / name).resolve().is_relative_to(folder.resolve())
-    except (OSError, ValueError, RuntimeError):  # a name too long, one with a NUL, a loop of links
-        raise table.error(row, key, f"{shown(name)} is not a file's name") from None
-    if not inside:
-        raise table.error(row, key, f"{shown(name)} leads out of the folder")
-    return folder / name
+    names = table.texts(key)
+    for row, name in enumerate(names):
+        try:
+            inside = (folder / name).resolve().is_relative_to(folder.resolve())
+        except (OSError, ValueError, RuntimeError):  # a name too long, one with a NUL, a loop of links
+            raise table.error(row, key, f"{shown(name)} is not a file's name") from None
+        if not inside:
+            raise table.error(row, key, f"{shown(name)} leads out of the folder")
+    return [folder / name for name in names]
 
 
 def _cells(file: Path, names: Iterable[str]) -> list[str]:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from common.coinstac.fields import FILE
-from common.data import FreesurferData, NpzData
-from common.errors import DataError, UserError
+from common.data import CsvData, FreesurferData, NpzData
+from common.errors import DataError, SpecError, UserError
+from common.patterns import is_pattern
 from common.spec import RunSpec
 
 Rows = Sequence[Mapping[str, Any]]
@@ -33,16 +34,29 @@ def lay_out(spec: RunSpec, values: Mapping[str, Any], mounted: Path, folder: Pat
         if isinstance(spec.data, NpzData):
             _link(_found(mounted, _one_file(values["data_file"], "Data file (data_file)")), folder / spec.data.file)
             return
+        table = folder / _one_name(spec.data)
         key = spec.data.key if isinstance(spec.data, FreesurferData) else None
         rows = _table(values.get("covariates"), key)
         if rows is None:
-            _link(_found(mounted, _one_file(values["covariates"], "Table (covariates)")), folder / spec.data.file)
+            _link(_found(mounted, _one_file(values["covariates"], "Table (covariates)")), table)
             return
-        _write_table(rows, folder / spec.data.file)
+        _write_table(rows, table)
         for name in (str(row[key]) for row in rows if key is not None):
             _copy(_found(mounted, name), name, folder)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
+
+
+def _one_name(data: CsvData | FreesurferData) -> str:
+    """Return the name under which the spec looks for the one table that a member gives.
+
+    Raises:
+        SpecError: it looks for several.
+    """
+    several = isinstance(data, CsvData) and data.covariates is not None
+    if several or not isinstance(data.file, str) or is_pattern(data.file):
+        raise SpecError("data", "names several tables, expected one: the platform hands over one of each member")
+    return data.file
 
 
 def _one_file(given: Any, field: str) -> str:

@@ -34,12 +34,13 @@ def read_npz(path: Path, data: NpzData, task: TaskSpec, dtype: str, *, training:
     arrays = read_arrays(path, ARRAYS)
     if "x" not in arrays:
         raise DataError(path, "has no array x, expected the inputs")
-    inputs, notes = _inputs(path, arrays["x"], data, dtype, arrays.get("length")), ()
+    inputs = _inputs(path, arrays["x"], data, dtype, arrays.get("length"))
     count, labels = len(inputs), arrays.get("y")
+    notes: tuple[str, ...] = ()
+    if labels is not None and not training and labels.dtype.kind == "f" and np.isnan(labels).any():
+        labels, notes = None, (f"{path}: y holds NaN; labels are not used",)
     if labels is not None:
-        unlabelled = labels.dtype.kind == "f" and bool(np.isnan(labels).any())
-        labels = None if unlabelled and not training else _labels(path, labels, count, task)
-        notes = (f"{path}: y holds NaN; labels are not used",) if labels is None else ()
+        labels = _labels(path, labels, count, task)
     split = whole_numbers(path, "split", arrays["split"], count, 3) if "split" in arrays else None
     keys = _texts(path, "key", arrays["key"], count) if "key" in arrays else None
     groups = _texts(path, "group", arrays["group"], count) if "group" in arrays else None
@@ -165,11 +166,10 @@ def _inputs(path: Path, array: Array, data: NpzData, dtype: str, lengths: Array 
         raise DataError(path, f"x holds {array.dtype}, expected numbers")
     array = array.reshape(len(array), *expected)
     if lengths is not None and (len(expected) != 2 or data.tokens is not None):
-        raise DataError(
-            path, "has an array length, which only series of real numbers have: data.shape [time, features]"
-        )
+        raise DataError(path, "has an array length, expected one only of series of real numbers, [time, features]")
     if data.tokens is not None:
-        _check_rows(path, "x", array, (array >= 0) & (array < data.tokens), f"expected 0 to {data.tokens - 1}")
+        whole = (array >= 0) & (array < data.tokens) & (array == np.floor(array))
+        _check_rows(path, "x", array, whole, f"expected whole numbers from 0 to {data.tokens - 1}")
         return array.astype(np.int64)
     with np.errstate(over="ignore", invalid="ignore"):  # what became infinite is found below
         values = array.astype(dtype)

@@ -40,6 +40,14 @@ class Reading:
     notes: tuple[str, ...] = ()
 
 
+def is_folder(path: Path) -> bool:
+    """Tell a folder from a file that is there; what cannot be found counts as a folder, in which nothing is."""
+    try:
+        return path.is_dir() or not path.exists()
+    except OSError:
+        return True
+
+
 def shown(text: str) -> str:
     """Return a cell as it stands in an error."""
     return repr(text if len(text) <= 40 else text[:37] + "...")

@@ -139,15 +139,26 @@ def append(tables: Sequence[Table]) -> Table:
     return Table(first.source, pd.concat(frames))
 
 
-def join(tables: Sequence[Table], key: str, missing: str) -> tuple[list[Table], tuple[str, ...], int]:
-    """Return the rows whose keys are in all tables, in the first one's order, what is to be told of others, their count.
+def join(
+    tables: Sequence[Table], key: str, missing: str, form: Callable[[str], str] = canonical
+) -> tuple[list[Table], tuple[str, ...], int]:
+    """Return the rows whose keys are in all tables, in the first one's order.
+
+    Args:
+        tables: one, or several.
+        key: the column.
+        missing: "refuse" raises an error where a key is not in all tables; else it is left out.
+        form: returns the text by which keys are compared.
+
+    Returns:
+        The tables, the key left in the first alone; what is to be told of keys that were left out; how many these are.
 
     Raises:
-        DataError: a key is missing or stands in a table twice; unless rows may be left out, not all tables have it.
+        DataError: a key is missing, stands in a table twice, or is not in all.
     """
-    first, ours = tables[0], keys_of(tables[0], key)
+    positions = [keys_of(table, key, form) for table in tables]
+    first, ours = tables[0], positions[0]
     everywhere, anywhere, notes = set(ours), set(ours), []
-    positions = [ours, *(keys_of(table, key) for table in tables[1:])]
     for second, theirs in zip(tables[1:], positions[1:], strict=True):
         for table, own, other, others in ((first, ours, second, theirs), (second, theirs, first, ours)):
             alone = [row for found, row in own.items() if found not in others]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.data import canonical
+from common.data import TableData, canonical, covariate_width, resolve_features
 from common.documents import validate
 from common.errors import SpecError
 from common.spec import RunSpec
@@ -79,15 +79,27 @@ def test_digits_that_a_float_would_lose_tell_values_apart() -> None:
         (CSV | {"values": [0, 1, None]}, "data.values[2]", "got null"),
         (CSV | {"features": []}, "data", "features: got none"),
         (CSV | {"features": ["age", "sex", "age"]}, "data", "features: age stands there more than once"),
-        (CSV | {"label": "age"}, "data", "label: is among the features too"),
-        (CSV | {"key": "age"}, "data", "key: is among the features too"),
+        (CSV | {"label": "age"}, "data", "label: age is among the features too"),
+        (CSV | {"key": "age"}, "data", "key: age is among the features too"),
         (CSV | {"key": "group"}, "data", "label: group is the key too"),
-        (CSV | {"categorical": {"site": ["a"]}}, "data", "categorical: site is not among the features"),
+        (CSV | {"group": "age"}, "data", "group: age is among the features too"),
+        (CSV | {"categorical": {"group": ["a"]}}, "data", "categorical: group is the label"),
+        (
+            CSV | {"categorical": {"site": ["a"]}},
+            "preparation",
+            "data.categorical: site is neither among the inputs nor",
+        ),
         (CSV | {"categorical": {"sex": ["M", "M"]}}, "data", "sex: M stands there more than once"),
         (CSV | {"covariates": "people.csv"}, "data", "key: is missing"),
         (CSV | {"file": "../people.csv"}, "data.file", 'got "../people.csv"'),
+        (CSV | {"file": ["a.csv", "b/*.csv"]}, "data.file", 'got "b/*.csv"'),
+        (CSV | {"file": []}, "data.file", "got no name"),
         (CSV | {"shape": [4]}, "data.shape", "not known here"),
-        (FREESURFER | {"categorical": {"eTIV": ["1"]}}, "data", "eTIV is not among the covariate_features"),
+        (
+            FREESURFER | {"categorical": {"eTIV": ["1"]}},
+            "data",
+            "eTIV is a region, expected one of the covariate_features",
+        ),
     ],
 )
 def test_nonsense_is_named(data: dict[str, Any], field: str, said: str) -> None:
@@ -95,3 +107,36 @@ def test_nonsense_is_named(data: dict[str, Any], field: str, said: str) -> None:
         run_spec(data=data)
     assert error.value.field == field
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("keep", "said"),
+    [
+        (["site", "age"], ""),
+        (["group"], "harmonise.keep: group is what is predicted"),
+        (["site", "site"], "harmonise.keep: site stands there more than once"),
+        (["age"], "data.categorical: site is neither among the inputs nor in harmonise.keep"),
+    ],
+)
+def test_kept_columns_may_have_levels_of_their_own(keep: list[str], said: str) -> None:
+    data = CSV | {"categorical": {"sex": ["M", "F"], "site": ["a", "b", "c"]}}
+    preparation = {"harmonise": {"name": "combat", "keep": keep}}
+    if not said:
+        spec = run_spec(data=data, preparation=preparation)
+        assert isinstance(spec.data, TableData)
+        assert (spec.data.shape, covariate_width(spec.data, spec.preparation.keep)) == ((4,), 3)
+        return
+    with pytest.raises(SpecError, match=said) as error:
+        run_spec(data=data, preparation=preparation)
+    assert error.value.field == "preparation"
+
+
+def test_patterns_are_checked_when_they_are_resolved() -> None:
+    data = run_spec(data=CSV | {"features": ["v*", "[*]"], "label": "vol"}).data
+    assert isinstance(data, TableData)
+    whole = resolve_features(data, ["vol", "v1", "v?", "w", "v1"])
+    assert (whole.features, whole.inputs) == (("v1", "v[?]", "[*]"), ("v1", "v?", "*"))
+    assert resolve_features(whole, []) == whole
+    for columns, said in ((["x"], '"v\\*" stands for no column'), (["v\n1"], "stands for a column 'v.n1': rename it")):
+        with pytest.raises(SpecError, match=said):
+            resolve_features(data, columns)

@@ -81,7 +81,7 @@ def test_tokens_stay_whole_numbers_within_their_range(tmp_path: Path) -> None:
     folder = write_site(tmp_path, 20, 0, x=np.full((20, 6), 4))
     assert read_site(spec, folder, 0).train.inputs.dtype == torch.int64
     write_site(tmp_path, 20, 0, x=np.full((20, 6), 5))
-    with pytest.raises(DataError, match="x holds 5 to 5, expected 0 to 4"):
+    with pytest.raises(DataError, match=r"x holds 5 in row 0, place \[0\], expected whole numbers from 0 to 4"):
         read_site(spec, folder, 0)
 
 

@@ -184,7 +184,7 @@ def test_columns_of_levels_and_kept_columns_stay_and_moments_are_of_harmonised_r
     sites = []
     for y, x in known:
         age, levels = x[:, 0], np.column_stack([x[:, 1], 1 - x[:, 1]])
-        inputs, covariates = np.column_stack([y[:, 0], age, levels, y[:, 1]]), np.column_stack([age, levels])
+        inputs, covariates = np.column_stack([y[:, 0], age, levels, y[:, 1]]), np.column_stack([age, levels[:, 1]])
         sites.append(rows(inputs, covariates=covariates))
     _, _, applied = prepared(Preparing(spec), sites)
     got = np.concatenate(applied)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from common.errors import DataError
 from common.spec import RunSpec
-from local.data import read_samples, read_site
+from local.data import read_samples
 from tests.conftest import run_spec
 
 DATA: dict[str, Any] = {
@@ -82,11 +83,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"stats": STATS + "  3  18  1  1.0  Left-Amygdala\n"}, "aseg.stats: has 2 different values of Left-Amygdala"),
     (
         {"stats": STATS.replace("1200000.0", "much")},
-        "sub-1/aseg.stats, column BrainSeg: holds 'much', expected a",
+        "sub-1/aseg.stats: column BrainSeg: holds 'much', expected a",
     ),
-    ({"pairs": PAIRS.replace("1500", "inf")}, "b.txt, column Left-Amygdala: holds 'inf', expected a finite number"),
+    ({"pairs": PAIRS.replace("1500", "inf")}, "b.txt: column Left-Amygdala: holds 'inf', expected a finite number"),
     ({"pairs": PAIRS.replace("\t1500", " 1500")}, "b.txt: row 2: has no tab"),
-    ({"pairs": PAIRS.replace("1500", "NA")}, "b.txt, column Left-Amygdala: is missing"),
+    ({"pairs": PAIRS.replace("1500", "NA")}, "b.txt: column Left-Amygdala: is missing"),
 ]
 
 
@@ -94,7 +95,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_every_fault_is_named(tmp_path: Path, files: dict[str, Any], said: str) -> None:
     folder = write(tmp_path, **files)
     with pytest.raises(DataError, match=said):
-        read_site(spec_of(), folder, 0)
+        read_samples(spec_of(), folder)
 
 
 def test_a_link_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
@@ -103,10 +104,35 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     (folder / "b.txt").unlink()
     (folder / "b.txt").symlink_to(tmp_path / "secret.txt")
     with pytest.raises(DataError, match=r"'b\.txt' leads out of the folder"):
-        read_site(spec_of(), folder, 0)
+        read_samples(spec_of(), folder)
 
 
 def test_a_missing_number_is_dropped_where_the_schema_says_so(tmp_path: Path) -> None:
     found = read_samples(spec_of(missing="drop"), write(tmp_path, pairs=PAIRS.replace("1500", "")) / "people.csv")
     assert found.keys == ("sub-1/aseg.stats",)
-    assert "b.txt, column Left-Amygdala: is missing; 1 of 2 rows lack a value and are left out" in found.notes[0]
+    assert "b.txt: column Left-Amygdala: is missing; 1 of 2 rows lack a value and are left out" in found.notes[0]
+
+
+def test_subjects_have_groups_kept_columns_and_gaps_like_the_rows_of_any_table(tmp_path: Path) -> None:
+    folder = write(tmp_path, PEOPLE.replace(",25", ","), pairs=PAIRS.replace("1500", "NA"))
+    (folder / "more.csv").write_text("file,iq,family\nb.txt,101,f2\n./sub-1/aseg.stats,99,01\nc.txt,1,f3\n")
+    changes = {"covariates": ["people.csv", "more.csv"], "missing": "impute", "group": "family"}
+    keep = {"harmonise": {"name": "combat", "keep": ["iq", "eTIV"]}}
+    task = {"name": "regression"}
+    spec = run_spec(task=task, data=DATA | changes | {"label": "group", "values": []}, preparation=keep)
+    for path in (folder, folder / "people.csv"):
+        found = read_samples(spec, path)
+        assert np.isnan(found.inputs).tolist() == [[False, False, False, True], [False, True, False, False]]
+        assert found.groups == ("1", "f2")
+        assert found.covariates is not None
+        assert found.covariates.tolist() == [[99, 1560284.5], [101, 1.4e6]]
+        assert found.labels is not None
+        assert found.labels.tolist() == [0, 1]
+        assert found.dropped == 1
+        assert len(found.notes) == 2
+
+
+def test_for_a_prediction_neither_label_nor_group_is_needed(tmp_path: Path) -> None:
+    folder = write(tmp_path, "file,age\nb.txt,30\n")
+    found = read_samples(spec_of(group="family"), folder, training=False)
+    assert (found.labels, found.groups, found.keys) == (None, None, ("b.txt",))

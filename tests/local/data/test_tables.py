@@ -112,7 +112,12 @@ BAD: list[tuple[dict[str, Any], str | bytes | None, str | bytes | None, str]] = 
     ({}, BRAINS.replace("1400", "1e39"), PEOPLE, "row 3, column volume: holds '1e39', expected a finite number"),
     ({}, BRAINS, PEOPLE.replace("30", "x" * 99), "row 2, column age: holds 'x{37}...', expected"),
     ({}, BRAINS.replace("s2,1400", "\n\ns2,NA"), PEOPLE, "brains.csv: row 5, column volume: is missing"),
-    ({}, BRAINS.replace("1400", "NA"), PEOPLE, r"row 3, column volume: is missing \(1 of 3 rows lack .* \"drop\"$"),
+    (
+        {},
+        BRAINS.replace("1400", "NA"),
+        PEOPLE,
+        r"row 3, column volume: is missing \(1 of 3 rows lack .* set data.missing to drop$",
+    ),
     ({}, BRAINS, PEOPLE.replace("41,F,1.0", "41,F,"), r"people.csv: row 4, column group: is missing"),
     (
         {},
@@ -164,7 +169,7 @@ def test_every_fault_is_named(
 ) -> None:
     write(tmp_path, brains, people)
     with pytest.raises(DataError, match=said) as error:
-        read_site(spec_of(**changes), tmp_path, 0)
+        read_samples(spec_of(**changes), tmp_path)
     assert str(error.value).startswith(str(tmp_path))
 
 
