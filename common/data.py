@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
+from common.columns import Column, FileName, Labelled, Level, PositiveInt
 from common.documents import Part
+from common.imaging import FunctionData, ImagesData, NiftiData
 from common.tasks import Classification, MultiLabel, TaskSpec
-
-PositiveInt = Annotated[int, Field(ge=1)]
-FileName = Annotated[str, Field(pattern=r"^[\w][\w.-]*$")]
-Column = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]{0,198}[^\s\x00-\x1f\x7f])?$")]
-
-
-def canonical(value: object) -> str:
-    """Return a cell's value as the text by which it is compared: 1, "1", " 1.0" and "01" are the same."""
-    text = str(value).strip()
-    if len(text) > 18:  # digits that a float would lose
-        return text
-    if re.fullmatch(r"[+-]?[0-9]+(\.0*)?", text):
-        return str(int(text.partition(".")[0]))
-    if re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text):
-        number = float(text)
-        return str(int(number)) if number.is_integer() else repr(number)
-    return text
-
-
-def _level(given: object) -> object:
-    return canonical(given) if isinstance(given, str | int | float) else given
-
-
-Level = Annotated[str, BeforeValidator(_level), Field(min_length=1, max_length=200)]
 
 
 class NpzData(Part):
@@ -50,23 +27,16 @@ class NpzData(Part):
     """Number of distinct tokens where inputs are whole numbers for an embedding; null where they are real."""
 
 
-class TableData(Part):
+class TableData(Labelled):
     """What all tables have in common: columns that are inputs, and one that is the label."""
 
     features: Annotated[tuple[Column, ...], Field(max_length=100_000)]
     """Inputs, in this order."""
-    label: Column | tuple[Column, ...]
-    """Column of the label; of the task multi-label a list of columns, each 0 or 1."""
-    values: tuple[Level, ...] = ()
-    """Values of the label, in the order of the classes; numbers are compared as numbers, everything else as text. None
-    for the tasks regression, whose label is a number, and multi-label."""
     categorical: dict[Column, Annotated[tuple[Level, ...], Field(min_length=1)]] = Field(default={})
     """Inputs that hold no numbers, each with its levels: such an input becomes one of 0 or 1 for every level."""
     missing: Literal["refuse", "drop", "impute"] = "refuse"
     """What is done about a row that lacks an input: say so and stop, leave it out and say so, or put the mean of all
     sites' training samples there. A row that lacks its label is left out by the latter two."""
-    group: Column | None = None
-    """Column of what belongs together, such as a family: its samples are all in one fold."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -77,11 +47,6 @@ class TableData(Part):
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample's input."""
         return (sum(len(self.categorical[c]) if c in self.categorical else 1 for c in self.inputs),)
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """Columns of what is predicted."""
-        return (self.label,) if isinstance(self.label, str) else self.label
 
     @property
     def tokens(self) -> None:
@@ -129,8 +94,11 @@ class FreesurferData(TableData):
         return self.covariates
 
 
-def _consistent(data: NpzData | CsvData | FreesurferData) -> NpzData | CsvData | FreesurferData:
-    if isinstance(data, NpzData):
+AnyData = NpzData | CsvData | FreesurferData | NiftiData | ImagesData | FunctionData
+
+
+def _consistent(data: AnyData) -> AnyData:
+    if not isinstance(data, CsvData | FreesurferData):
         return data
     inputs = data.inputs
     encodable = inputs if isinstance(data, CsvData) else data.covariate_features
@@ -163,13 +131,13 @@ def _consistent(data: NpzData | CsvData | FreesurferData) -> NpzData | CsvData |
     return data
 
 
-def check_task(data: NpzData | CsvData | FreesurferData, task: TaskSpec) -> None:
+def check_task(data: AnyData, task: TaskSpec) -> None:
     """Check that a schema's labels are those of a task.
 
     Raises:
         ValueError: naming the field.
     """
-    if not isinstance(data, TableData):
+    if not isinstance(data, Labelled):
         return
     several = not isinstance(data.label, str)
     if several != (task.name == "multi-label"):
@@ -188,7 +156,12 @@ def _reader(given: Any) -> str:
 
 
 DataSpec = Annotated[
-    Annotated[NpzData, Tag("npz")] | Annotated[CsvData, Tag("csv")] | Annotated[FreesurferData, Tag("freesurfer")],
+    Annotated[NpzData, Tag("npz")]
+    | Annotated[CsvData, Tag("csv")]
+    | Annotated[FreesurferData, Tag("freesurfer")]
+    | Annotated[NiftiData, Tag("nifti")]
+    | Annotated[ImagesData, Tag("images")]
+    | Annotated[FunctionData, Tag("function")],
     Discriminator(_reader),
     AfterValidator(_consistent),
 ]

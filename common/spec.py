@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from common.data import Column, DataSpec, TableData, check_task
+from common.columns import Column
+from common.data import DataSpec, TableData, check_task
 from common.documents import Part
 from common.networks import ModelSpec
 from common.tasks import Metric, TaskSpec

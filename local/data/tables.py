@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from common.data import canonical
+from common.columns import canonical
 from common.errors import DataError
 
 MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null", "none"})  # in small letters

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.data import canonical
+from common.columns import canonical
 from common.documents import validate
 from common.errors import SpecError
 from common.spec import RunSpec
