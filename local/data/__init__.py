@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +11,10 @@ from torch import Tensor
 
 from common.data import CsvData, NpzData
 from common.errors import DataError, UserError
+from common.imaging import FunctionData, ImagesData, NiftiData
 from common.seeds import derive
 from common.spec import RunSpec
+from local.data.function import read_function
 from local.data.npz import read_npz
 from local.data.reading import Reading
 
@@ -61,32 +64,48 @@ class SiteData:
         return SiteData(self.train.to(device), self.validation.to(device), self.test.to(device), self.notes)
 
 
-def read_site(spec: RunSpec, folder: Path, site_index: int) -> SiteData:
+def read_site(spec: RunSpec, folder: Path, site_index: int, allowed: Collection[str] = ()) -> SiteData:
     """Read a site's data and split them.
+
+    Args:
+        spec: the run.
+        folder: of the site's data.
+        site_index: the site's place in the plan.
+        allowed: names "package.module:function" of readers that the site permits.
 
     Raises:
         DataError: what cannot be used, by file, row and column; or nothing is left to train on.
     """
-    return split_samples(spec, read_samples(spec, folder / spec.data.file), site_index)
+    return split_samples(spec, read_samples(spec, folder / spec.data.file, allowed=allowed), site_index)
 
 
-def read_samples(spec: RunSpec, path: Path, *, training: bool = True) -> Reading:
+def read_samples(spec: RunSpec, path: Path, *, training: bool = True, allowed: Collection[str] = ()) -> Reading:
     """Read what the run's schema says.
 
     Args:
         spec: the run.
         path: of the file with which the schema begins; its other files lie beside it.
         training: whether the samples are to be trained on; predictions need no labels.
+        allowed: names "package.module:function" of readers that the caller permits.
 
     Raises:
+        PolicyError: the schema names a function that is not allowed.
         DataError: what cannot be used, by file, row and column.
     """
-    data, classes, dtype = spec.data, spec.task.classes, spec.training.dtype
+    data, task, dtype = spec.data, spec.task, spec.training.dtype
     if isinstance(data, NpzData):
-        return read_npz(path, data, classes, dtype)
+        return read_npz(path, data, task, dtype)
+    if isinstance(data, FunctionData):
+        return read_function(path, data, task, dtype, allowed)
     from local.data.csv import read_csv  # pandas takes half a second, for which npz files need not wait
     from local.data.freesurfer import read_freesurfer
+    from local.data.images import read_images
+    from local.data.nifti import read_nifti
 
+    if isinstance(data, NiftiData):
+        return read_nifti(path, data, task, dtype, training=training)
+    if isinstance(data, ImagesData):
+        return read_images(path, data, task, dtype, training=training)
     if isinstance(data, CsvData):
         return read_csv(path, data, dtype, training=training)
     return read_freesurfer(path, data, dtype, training=training)

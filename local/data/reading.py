@@ -24,6 +24,7 @@ class Reading:
         keys: name of each sample, or its row in the file; None where they are counted from 0.
         groups: what each sample's fold follows from; None where its key does.
         covariates: float64 [samples, …], the columns whose effects harmonisation keeps; None where there are none.
+        lengths: int64 [samples], steps of each sample before its padding, 1 to all; None where none are padded.
         dropped: how many rows of the source were left out.
         notes: what the person at the site should be told, one sentence each.
     """
@@ -35,5 +36,6 @@ class Reading:
     keys: tuple[str, ...] | None = None
     groups: tuple[str, ...] | None = None
     covariates: Array | None = None
+    lengths: Array | None = None
     dropped: int = 0
     notes: tuple[str, ...] = ()
