@@ -75,8 +75,7 @@ def read_listed(
 
 
 def _gaps(labels: Array) -> Array:
-    missing: Array = np.isnan(labels.reshape(len(labels), -1)).any(axis=1)
-    return missing
+    return np.asarray(np.isnan(labels.reshape(len(labels), -1)).any(axis=1))
 
 
 def _complete(

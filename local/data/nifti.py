@@ -42,7 +42,7 @@ def _volume(file: Path, data: NiftiData, dtype: str) -> Array:
             image = nibabel.load(file, mmap=False)
             if not isinstance(image, nibabel.Nifti1Image):
                 raise DataError(file, "is no NIfTI file")
-            kind, axes = np.dtype(image.dataobj.dtype), tuple(map(int, image.shape))
+            kind, axes = image.get_data_dtype(), tuple(map(int, image.shape))
             if kind.kind not in "biuf":
                 raise DataError(file, f"holds {kind}, expected one number a voxel")
             expected = (*data.shape[-3:], *data.shape[:-3])  # a file's channels are its last axis
