@@ -7,15 +7,14 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
+from common.columns import COLUMN, Column, FileName, Labelled, Level, PositiveInt
 from common.documents import Part
 from common.errors import SpecError
+from common.imaging import FunctionData, ImagesData, NiftiData
 from common.patterns import escaped, fits, is_pattern, literal
 from common.tasks import Classification, MultiLabel, TaskSpec
-
-PositiveInt = Annotated[int, Field(ge=1)]
-FileName = Annotated[str, Field(pattern=r"^[\w][\w.-]*$")]
 
 
 def _file_names(given: str | tuple[str, ...]) -> str | tuple[str, ...]:
@@ -30,28 +29,6 @@ def _file_names(given: str | tuple[str, ...]) -> str | tuple[str, ...]:
 
 
 Files = Annotated[str | tuple[str, ...], AfterValidator(_file_names)]
-COLUMN = r"^[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]{0,198}[^\s\x00-\x1f\x7f])?$"
-Column = Annotated[str, Field(pattern=COLUMN)]
-
-
-def canonical(value: object) -> str:
-    """Return a cell's value as the text by which it is compared: 1, "1", " 1.0" and "01" are the same."""
-    text = str(value).strip()
-    if len(text) > 18:  # digits that a float would lose
-        return text
-    if re.fullmatch(r"[+-]?[0-9]+(\.0*)?", text):
-        return str(int(text.partition(".")[0]))
-    if re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text):
-        number = float(text)
-        return str(int(number)) if number.is_integer() else repr(number)
-    return text
-
-
-def _level(given: object) -> object:
-    return canonical(given) if isinstance(given, str | int | float) else given
-
-
-Level = Annotated[str, BeforeValidator(_level), Field(min_length=1, max_length=200)]
 
 
 class NpzData(Part):
@@ -69,7 +46,7 @@ class NpzData(Part):
     """Number of distinct tokens where inputs are whole numbers for an embedding; null where they are real."""
 
 
-class TableData(Part):
+class TableData(Labelled):
     """What all tables have in common: columns that are inputs, and one that is the label."""
 
     features: Annotated[tuple[Column, ...], Field(max_length=100_000)]
@@ -77,11 +54,6 @@ class TableData(Part):
     names them all in its place. A column's own * is written [*], its ? [?]."""
     exclude: Annotated[tuple[Column, ...], Field(max_length=100_000)] = ()
     """Columns, or patterns of them, that no pattern in `features` stands for; nor does any for key, label or group."""
-    label: Column | tuple[Column, ...]
-    """Column of the label; of the task multi-label a list of columns, each 0 or 1."""
-    values: tuple[Level, ...] = ()
-    """Values of the label, in the order of the classes; numbers are compared as numbers, everything else as text. None
-    for the tasks regression, whose label is a number, and multi-label."""
     categorical: dict[Column, Annotated[tuple[Level, ...], Field(min_length=1)]] = Field(default={})
     """Inputs and kept columns that hold no numbers, each with its levels: such an input becomes one of 0 or 1 for every
     level."""
@@ -90,8 +62,6 @@ class TableData(Part):
     sites' training samples there. A row that lacks its label is left out by the latter two."""
     key: Column | None = None
     """Column that names the subject in every table; null where one table has none, and rows go by their number."""
-    group: Column | None = None
-    """Column of what belongs together, such as a family: its samples are all in one fold."""
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -126,11 +96,6 @@ class TableData(Part):
             SpecError: a pattern stands for some inputs.
         """
         return (sum(len(self.categorical[c]) if c in self.categorical else 1 for c in self.inputs),)
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """Columns of what is predicted."""
-        return (self.label,) if isinstance(self.label, str) else self.label
 
     @property
     def tokens(self) -> None:
@@ -182,7 +147,10 @@ class FreesurferData(TableData):
         return self.covariates
 
 
-def _consistent(data: NpzData | CsvData | FreesurferData) -> NpzData | CsvData | FreesurferData:
+AnyData = NpzData | CsvData | FreesurferData | NiftiData | ImagesData | FunctionData
+
+
+def _consistent(data: AnyData) -> AnyData:
     if isinstance(data, TableData):
         check_columns(data)
     return data
@@ -292,13 +260,13 @@ def covariate_width(data: TableData, keep: Sequence[str]) -> int:
     return sum(len(data.categorical[column]) - 1 if column in data.categorical else 1 for column in keep)
 
 
-def check_task(data: NpzData | CsvData | FreesurferData, task: TaskSpec) -> None:
+def check_task(data: AnyData, task: TaskSpec) -> None:
     """Check that a schema's labels are those of a task.
 
     Raises:
         ValueError: naming the field.
     """
-    if not isinstance(data, TableData):
+    if not isinstance(data, Labelled):
         return
     several = not isinstance(data.label, str)
     if several != (task.name == "multi-label"):
@@ -317,7 +285,12 @@ def _reader(given: Any) -> str:
 
 
 DataSpec = Annotated[
-    Annotated[NpzData, Tag("npz")] | Annotated[CsvData, Tag("csv")] | Annotated[FreesurferData, Tag("freesurfer")],
+    Annotated[NpzData, Tag("npz")]
+    | Annotated[CsvData, Tag("csv")]
+    | Annotated[FreesurferData, Tag("freesurfer")]
+    | Annotated[NiftiData, Tag("nifti")]
+    | Annotated[ImagesData, Tag("images")]
+    | Annotated[FunctionData, Tag("function")],
     Discriminator(_reader),
     AfterValidator(_consistent),
 ]

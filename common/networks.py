@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
-from common.data import FileName
+from common.columns import FileName
 from common.documents import Part
 
 PositiveInt = Annotated[int, Field(ge=1)]

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from common.data import Column, DataSpec, TableData, check_kept, check_task
+from common.columns import Column
+from common.data import DataSpec, TableData, check_kept, check_task
 from common.documents import Part
 from common.networks import ModelSpec
 from common.tasks import Metric, TaskSpec
@@ -365,7 +366,9 @@ class RunSpec(Part):
     def _held_out_sites_are_prepared(cls, evaluation: EvaluationSpec, info: ValidationInfo) -> EvaluationSpec:
         preparation = info.data.get("preparation")
         if isinstance(evaluation, LeaveOneSiteOut) and preparation and preparation.standardise == "site":
-            raise ValueError("a site that is left out has no training samples to standardise by, as preparation asks for")
+            raise ValueError(
+                "a site that is left out has no training samples to standardise by, as preparation asks for"
+            )
         return evaluation
 
     @field_validator("training")

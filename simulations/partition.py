@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from common.columns import Column, Level, PositiveInt, canonical
 from common.documents import Part
 from common.errors import DataError, SpecError
 from common.seeds import derive
-from common.spec import PositiveFloat
-from local.data.npz import whole_numbers
-from simulations.sources import Pool
+from common.spec import PositiveFloat, RunSpec, SiteName
+from common.tasks import Regression, TaskSpec
+from simulations.pools import Pool, Rows
 
-Rows = NDArray[np.intp]
+DRAWS = 200  # of proportions, until no site has too few samples
+BINS = 10
 
 
 class Iid(Part):
@@ -37,11 +40,16 @@ class Iid(Part):
 
 
 class Dirichlet(Part):
-    """Deal each class in proportions drawn from a Dirichlet distribution: sites differ in their mix of classes."""
+    """Deal each class in proportions drawn from a Dirichlet distribution: sites differ in their mix of classes.
+
+    Of the task regression a class is a tenth of the samples, by size of the label; of multi-label a set of labels.
+    """
 
     name: Literal["dirichlet"]
     alpha: PositiveFloat
     """Small: a site sees few classes; large: all sites are alike."""
+    minimum: PositiveInt = 1
+    """Fewest samples of a site: proportions are drawn again until every site has them."""
 
     def deal(self, labels: NDArray[Any], sites: int, generator: np.random.Generator) -> list[Rows]:
         """Return each site's rows."""
@@ -54,38 +62,125 @@ class Dirichlet(Part):
         return [generator.permutation(np.concatenate(part)) for part in parts]
 
 
+class ByColumn(Part):
+    """Give every site the rows of a table in which a column has certain values, such as the scanner's name."""
+
+    name: Literal["column"]
+    column: Column
+    """The column."""
+    values: dict[SiteName, Annotated[tuple[Level, ...], Field(min_length=1)]] | None = None
+    """Values of each site; other rows belong to nobody. Null: the value is the site's name in letters of either case;
+    or, where not all sites are found so, there is one value for each, in order."""
+
+    @model_validator(mode="after")
+    def _values_belong_to_one_site(self) -> ByColumn:
+        owners: dict[str, str] = {}
+        for site, values in (self.values or {}).items():
+            for value in values:
+                if owners.setdefault(value, site) != site:
+                    raise ValueError(f"values: {value} belongs to both {owners[value]} and {site}")
+        return self
+
+    def deal(self, pool: Pool, sites: tuple[str, ...]) -> list[Rows]:
+        """Return each site's rows, in the table's order.
+
+        Raises:
+            SpecError: `values` are of other sites.
+            DataError: there is no such column, or its values are not those of the sites.
+        """
+        cells = np.array([canonical(cell) for cell in pool.cells(self.column)], object)
+        held = sorted(set(cells), key=_in_order)
+        owned = self._owned(held, sites, pool.origin)
+        for value in (value for values in owned for value in values):
+            if value not in held:
+                raise DataError(pool.origin, f"column {self.column}: no row holds {value!r}, found {_some(held)}")
+        return [np.flatnonzero(np.isin(cells, values)) for values in owned]
+
+    def _owned(self, held: list[str], sites: tuple[str, ...], origin: str) -> list[list[str]]:
+        if self.values is not None:
+            if set(self.values) != set(sites):
+                problem = f"got {', '.join(self.values)}, expected each of run.federation.sites: {', '.join(sites)}"
+                raise SpecError("simulation.partition.values", problem)
+            return [list(self.values[site]) for site in sites]
+        named = [[value for value in held if value.lower() == site] for site in sites]
+        if all(named):
+            return named
+        if len(held) == len(sites):
+            return [[value] for value in held]
+        problem = f"column {self.column} has {len(held)} values ({_some(held)}), which are not the names of the"
+        raise DataError(origin, f"{problem} {len(sites)} sites: tell whose they are by simulation.partition.values")
+
+
 class Folder(Part):
     """Leave every site what is in its own folder: with the source folders, and no other."""
 
     name: Literal["folder"]
 
 
-Partition = Annotated[Iid | Dirichlet | Folder, Field(discriminator="name")]
+Partition = Annotated[Iid | Dirichlet | ByColumn | Folder, Field(discriminator="name")]
 
 
-def partition(pool: Pool, how: Iid | Dirichlet, sites: tuple[str, ...], classes: int, seed: int) -> dict[str, Pool]:
-    """Deal a pool out to sites; training and test samples separately, where the pool tells them apart.
+def partition(pool: Pool, how: Iid | Dirichlet | ByColumn, run: RunSpec) -> dict[str, Rows]:
+    """Deal a pool's rows out to the run's sites; at random, training and test samples are dealt separately.
 
     Raises:
         DataError: a label or a split mark is out of range or missing, or a site is left without samples.
     """
-    labels = whole_numbers(pool.origin, "y (the label)", pool.y, len(pool.x), classes)
-    marks = np.zeros(len(labels), np.int64)
-    if pool.split is not None:
-        marks = whole_numbers(pool.origin, "split", pool.split, len(pool.x), 3)
-    generator = np.random.default_rng(derive(seed, "partition"))
-    parts: list[list[Rows]] = [[] for _ in sites]
+    sites, labels = run.federation.sites, pool.labels(run)
+    least = how.minimum if isinstance(how, Dirichlet) else 1
+    if isinstance(how, ByColumn):
+        dealt = how.deal(pool, sites)
+    else:
+        classes, marks = strata(labels, run.task), pool.marks()
+        generator = np.random.default_rng(derive(run.seed, "partition"))
+        for _ in range(DRAWS if isinstance(how, Dirichlet) else 1):
+            dealt = _deal(how, classes, marks, len(sites), generator)
+            if min(map(len, dealt)) >= least:
+                break
+    few = min(range(len(sites)), key=lambda site: len(dealt[site]))
+    if len(dealt[few]) < least:
+        left = f"with {len(dealt[few])} samples, fewer than {least}" if len(dealt[few]) else "without samples"
+        raise DataError(pool.origin, f"{sites[few]} is left {left}: {len(labels)} samples for {len(sites)} sites")
+    return dict(zip(sites, dealt, strict=True))
+
+
+def _deal(
+    how: Iid | Dirichlet, classes: NDArray[Any], marks: NDArray[Any], sites: int, generator: np.random.Generator
+) -> list[Rows]:
+    parts: list[list[Rows]] = [[np.empty(0, np.intp)] for _ in range(sites)]
     for mark in np.unique(marks):
         rows = np.flatnonzero(marks == mark)
-        for part, chosen in zip(parts, how.deal(labels[rows], len(sites), generator), strict=True):
+        for part, chosen in zip(parts, how.deal(classes[rows], sites, generator), strict=True):
             part.append(rows[chosen])
-    dealt: dict[str, Pool] = {}
-    for site, part in zip(sites, parts, strict=True):
-        rows = np.concatenate(part) if part else np.empty(0, np.intp)
-        if not len(rows):
-            raise DataError(
-                pool.origin, f"{site} is left without samples: {len(labels)} samples for {len(sites)} sites"
-            )
-        split = None if pool.split is None else marks[rows].astype(np.uint8)
-        dealt[site] = Pool(pool.x[rows], labels[rows], split, pool.origin)
-    return dealt
+    return [np.concatenate(part) for part in parts]
+
+
+def strata(labels: NDArray[Any], task: TaskSpec) -> NDArray[np.int64]:
+    """Return the class by which each row is dealt: its label's, its tenth of numbers, or its set of labels.
+
+    Args:
+        labels: of the task; rows that lack one have a class of their own.
+        task: what they belong to.
+    """
+    missing = np.isnan(labels).reshape(len(labels), -1).any(axis=1)
+    if isinstance(task, Regression):
+        known = labels[~missing]
+        edges = np.quantile(known, np.arange(1, BINS) / BINS) if len(known) else known
+        classes = np.searchsorted(edges, labels, side="right")
+    elif labels.ndim == 2:
+        classes = np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
+    else:
+        classes = np.where(missing, 0, labels)
+    return np.where(missing, -1, classes).astype(np.int64)
+
+
+def _in_order(value: str) -> tuple[float, str]:
+    """Sort numbers by size, before texts."""
+    try:
+        return float(value), value
+    except ValueError:
+        return math.inf, value
+
+
+def _some(values: list[str]) -> str:
+    return ", ".join(values[:10]) + ", …" * (len(values) > 10)

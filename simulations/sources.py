@@ -1,29 +1,31 @@
-"""Public data sets to be split over simulated sites. Plain arrays: the simulator forks, and runs no torch operation."""
+"""Public data sets, and files of your own, to be dealt out to simulated sites. No torch: the simulator forks."""
 
 from __future__ import annotations
 
+import csv
+import gzip
 import importlib.util
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from common.documents import Part
 from common.errors import DataError, UserError
-from local.data.npz import read_arrays
+from local.data.npz import NAMES, read_arrays
 from local.data.reading import Array
+from simulations.pools import ArrayPool
 
+if TYPE_CHECKING:
+    from simulations.tables import TablePool
 
-@dataclass(frozen=True, eq=False)
-class Pool:
-    """All samples together: x [samples, …], y [samples], split [samples] (0 train, 1 validation, 2 test) or None."""
-
-    x: Array
-    y: Array
-    split: Array | None
-    origin: str
+NUCLEUS = (
+    *("radius", "texture", "perimeter", "area", "smoothness", "compactness", "concavity", "concave points", "symmetry"),
+    "fractal dimension",
+)
 
 
 class Digits(Part):
@@ -31,17 +33,44 @@ class Digits(Part):
 
     name: Literal["digits"]
 
-    def load(self) -> Pool:
+    def load(self) -> ArrayPool:
         """Read the file that scikit-learn brings, without importing it (which takes a second)."""
-        package = importlib.util.find_spec("sklearn")
-        if package is None or package.origin is None:
-            raise UserError("simulation.source: digits needs scikit-learn: pip install scikit-learn")
-        path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
-        try:
-            table = np.loadtxt(path, delimiter=",", dtype=np.uint8)
-        except (OSError, ValueError) as error:
-            raise DataError(path, f"cannot be read: {error}") from None
-        return Pool(table[:, :-1], table[:, -1], None, str(path))
+        path = _bundled(self.name, "digits.csv.gz")
+        table = np.array(_rows(path, ","), np.uint8)
+        return ArrayPool(str(path), table[:, :-1], table[:, -1])
+
+
+class Diabetes(Part):
+    """Progression of 442 patients' diabetes after a year, a number, that comes with scikit-learn; unscaled.
+
+    Columns: age, sex (1 or 2), bmi, bp, s1 to s6 and progression.
+    """
+
+    name: Literal["diabetes"]
+
+    def load(self) -> TablePool:
+        """Read the files that scikit-learn brings."""
+        inputs, target = (_bundled(self.name, f"diabetes_{part}.csv.gz") for part in ("data_raw", "target"))
+        columns = ("age", "sex", "bmi", "bp", "s1", "s2", "s3", "s4", "s5", "s6", "progression")
+        rows = zip(_rows(inputs, " "), _rows(target, " "), strict=True)
+        return _table(inputs, columns, ((*row, f"{float(number):g}") for row, (number,) in rows))
+
+
+class BreastCancer(Part):
+    """Diagnoses of 569 tumours from their cells' nuclei (Wisconsin), that come with scikit-learn.
+
+    Columns: "mean radius" to "mean fractal dimension", "radius error" to "fractal dimension error", "worst radius" to
+    "worst fractal dimension", and diagnosis: malignant or benign.
+    """
+
+    name: Literal["breast-cancer"]
+
+    def load(self) -> TablePool:
+        """Read the file that scikit-learn brings."""
+        path = _bundled(self.name, "breast_cancer.csv")
+        (_, _, *classes), *rows = _rows(path, ",")
+        columns = [form.format(measure) for form in ("mean {}", "{} error", "worst {}") for measure in NUCLEUS]
+        return _table(path, (*columns, "diagnosis"), ((*row, classes[int(label)]) for *row, label in rows))
 
 
 class Mnist(Part):
@@ -51,31 +80,48 @@ class Mnist(Part):
     path: str = "../shared/data/mnist.npz"
     """The file."""
 
-    def load(self) -> Pool:
+    def load(self) -> ArrayPool:
         """Read the file; its own test set stays the test set."""
         path = Path(self.path)
         arrays = _arrays(path, ("x_train", "y_train", "x_test", "y_test"))
         counts = len(arrays["y_train"].reshape(-1)), len(arrays["y_test"].reshape(-1))
-        return Pool(
+        return ArrayPool(
+            self.path,
             np.concatenate([arrays["x_train"], arrays["x_test"]]),
             np.concatenate([arrays["y_train"].reshape(-1), arrays["y_test"].reshape(-1)]),
-            np.repeat(np.array([0, 2], np.uint8), counts),
-            self.path,
+            {"split": np.repeat(np.array([0, 2], np.uint8), counts)},
         )
 
 
 class Npz(Part):
-    """A npz file of your own with x, y and optionally split (0 train, 1 validation, 2 test)."""
+    """A npz file of your own with x, y and optionally split (0 train, 1 validation, 2 test), key, group and length."""
 
     name: Literal["npz"]
     path: str
     """The file."""
 
-    def load(self) -> Pool:
+    def load(self) -> ArrayPool:
         """Read the file."""
         arrays = _arrays(Path(self.path), ("x", "y"))
-        split = read_arrays(Path(self.path), ("split",)).get("split")
-        return Pool(arrays["x"], arrays["y"].reshape(-1), split, self.path)
+        others = read_arrays(Path(self.path), [name for name in NAMES if name not in arrays])
+        return ArrayPool(self.path, arrays["x"], arrays["y"], others)
+
+
+class OneTable(Part):
+    """A table of your own (CSV) with a row per sample, whose rows are dealt out with all of their columns."""
+
+    name: Literal["table"]
+    path: str
+    """The file."""
+
+    def load(self) -> TablePool:
+        """Read the file."""
+        from simulations.tables import TablePool  # pandas takes half a second, which other sources need not
+
+        path = Path(self.path)
+        if not path.exists():
+            raise DataError(path, "does not exist; pass the file's place with --data")
+        return TablePool.read(path)
 
 
 class Folders(Part):
@@ -106,7 +152,34 @@ class Folders(Part):
         return found
 
 
-Source = Annotated[Digits | Mnist | Npz | Folders, Field(discriminator="name")]
+Source = Annotated[
+    Digits | Mnist | Npz | Diabetes | BreastCancer | OneTable | Folders,
+    Field(discriminator="name"),
+]
+BUNDLED = frozenset({"digits", "diabetes", "breast-cancer"})  # they need no file of the user's
+
+
+def _bundled(source: str, name: str) -> Path:
+    """Return the place of a file that scikit-learn brings, without importing it, which takes a second."""
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise UserError(f"simulation.source: {source} needs scikit-learn: pip install scikit-learn")
+    return Path(package.origin).parent / "datasets" / "data" / name
+
+
+def _rows(path: Path, delimiter: str) -> list[list[str]]:
+    try:
+        held = path.read_bytes()
+        text = (gzip.decompress(held) if path.suffix == ".gz" else held).decode()
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise DataError(path, f"cannot be read: {error}") from None
+    return list(csv.reader(text.splitlines(), delimiter=delimiter))
+
+
+def _table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> TablePool:
+    from simulations.tables import TablePool
+
+    return TablePool.of(path, columns, rows)
 
 
 def _arrays(path: Path, names: tuple[str, ...]) -> dict[str, Array]:

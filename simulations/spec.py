@@ -6,19 +6,21 @@ import importlib
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 from pydantic import Field, ValidationInfo, field_validator
 
+from common.data import CsvData
 from common.documents import Part, load_json, replace, validate
 from common.errors import SpecError
+from common.patterns import is_pattern
 from common.spec import RunSpec
 from local.config import Device, SiteConfig
 from local.policy import MethodName, Policy
 from simulations.faults import RelaySpec
-from simulations.partition import Folder, Iid, Partition, partition
-from simulations.sources import Folders, Source
+from simulations.partition import ByColumn, Folder, Iid, Partition, partition
+from simulations.sources import BUNDLED, BreastCancer, Diabetes, Folders, OneTable, Source
 
 POLICY = "policy.json"
+TABLES = Diabetes | BreastCancer | OneTable
 
 
 class SimulationSpec(Part):
@@ -37,8 +39,12 @@ class SimulationSpec(Part):
     @classmethod
     def _fits_the_source(cls, partition: Partition, info: ValidationInfo) -> Partition:
         source = info.data.get("source")
-        if source is not None and isinstance(source, Folders) != isinstance(partition, Folder):
-            expected = '{"name": "folder"}' if isinstance(source, Folders) else "iid or dirichlet"
+        if source is None:
+            return partition
+        table = isinstance(source, TABLES)
+        if isinstance(source, Folders) != isinstance(partition, Folder) or isinstance(partition, ByColumn) > table:
+            expected = "iid, dirichlet or column" if table else "iid or dirichlet"
+            expected = '{"name": "folder"}' if isinstance(source, Folders) else expected
             raise ValueError(f"got {partition.name}, expected {expected} for the source {source.name}")
         return partition
 
@@ -54,9 +60,15 @@ class SimulationFile(Part):
     @field_validator("simulation")
     @classmethod
     def _source_has_what_is_read(cls, simulation: SimulationSpec, info: ValidationInfo) -> SimulationSpec:
-        reader = info.data["run"].data.reader if "run" in info.data else "npz"
-        if reader != "npz" and not isinstance(simulation.source, Folders):
-            raise ValueError(f"source: {simulation.source.name} has nothing for data.reader {reader}: take folders")
+        source = simulation.source
+        if "run" not in info.data or isinstance(source, Folders):
+            return simulation
+        data, reader = info.data["run"].data, "csv" if isinstance(source, TABLES) else "npz"
+        if data.reader != reader:
+            instead = {"npz": "folders or npz", "csv": "folders or table"}.get(data.reader, "folders")
+            raise ValueError(f"source: {source.name} has nothing for data.reader {data.reader}: take {instead}")
+        if isinstance(data, CsvData) and data.covariates is not None:
+            raise ValueError(f"source: {source.name} is one table, but data.covariates is a second: take folders")
         return simulation
 
 
@@ -81,8 +93,8 @@ def read_simulation(
             raise SpecError("--sites", "the source 'folders' has its own sites; run.federation.sites chooses")
         document = _assign(document, ("run", "federation", "sites"), [f"site-{i + 1:02d}" for i in range(sites)])
     if data is not None:
-        if _source(document) == "digits":
-            raise SpecError("--data", "the source 'digits' comes with its data and takes no file")
+        if _source(document) in BUNDLED:
+            raise SpecError("--data", f"the source '{_source(document)}' comes with its data and takes no file")
         document = _assign(document, ("simulation", "source", "path"), str(data))
     if relay is not None:
         validate(RelaySpec, load_json(relay), file=relay)  # so that errors name its own file
@@ -163,9 +175,12 @@ def _places(run: RunSpec, simulation: SimulationSpec, folder: Path, dealt: bool)
         assert isinstance(source, Folders)
         return source.find(sites)
     places = {site: folder / site / "data" for site in sites}
+    name = run.data.file
+    if not isinstance(name, str) or is_pattern(name):
+        raise SpecError("run.data.file", f"the source {source.name} is dealt out as one file, expected its name")
     if not dealt:
-        for site, pool in partition(source.load(), how, sites, run.task.classes, run.seed).items():
+        pool = source.load()
+        for site, rows in partition(pool, how, run).items():
             places[site].mkdir(parents=True, exist_ok=True)
-            arrays = {"x": pool.x, "y": pool.y} | ({} if pool.split is None else {"split": pool.split})
-            np.savez(places[site] / run.data.file, allow_pickle=False, **arrays)
+            pool.write(rows, run, places[site] / name)
     return places

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from common.data import CsvData, NpzData
+from common.imaging import FunctionData, ImagesData, NiftiData
 from common.messages import Warning
 from common.preparation import Rows
 from common.spec import KFold, RunSpec
 from common.tasks import Classification
 from local.data.folds import Split, folds
+from local.data.function import read_function
 from local.data.npz import read_npz
 from local.data.reading import Array, Reading, is_folder
 
@@ -91,10 +93,10 @@ def read_site(spec: RunSpec, folder: Path, site_index: int, allowed: Collection[
     Raises:
         DataError: what cannot be used, by file, row and column; or nothing is left to train on.
     """
-    return split_samples(spec, read_samples(spec, folder), site_index)
+    return split_samples(spec, read_samples(spec, folder, allowed=allowed), site_index)
 
 
-def read_samples(spec: RunSpec, path: Path, *, training: bool = True) -> Reading:
+def read_samples(spec: RunSpec, path: Path, *, training: bool = True, allowed: Collection[str] = ()) -> Reading:
     """Read what the run's schema says.
 
     Args:
@@ -102,16 +104,27 @@ def read_samples(spec: RunSpec, path: Path, *, training: bool = True) -> Reading
         path: the folder of the schema's files, or one file that is read in the place of the schema's `file`, whatever
             that is called; the schema's other files lie beside it.
         training: whether the samples are to be trained on; predictions need no labels.
+        allowed: names "package.module:function" of readers that the caller permits.
 
     Raises:
+        PolicyError: the schema names a function that is not allowed.
         DataError: what cannot be used, by file, row and column.
     """
-    data, dtype, keep = spec.data, spec.training.dtype, spec.preparation.keep
+    data, task = spec.data, spec.task
+    dtype, keep = spec.training.dtype, spec.preparation.keep
     if isinstance(data, NpzData):
-        return read_npz(path / data.file if is_folder(path) else path, data, spec.task, dtype, training=training)
+        return read_npz(path / data.file if is_folder(path) else path, data, task, dtype, training=training)
+    if isinstance(data, FunctionData):
+        return read_function(path, data, task, dtype, allowed)
     from local.data.csv import read_csv  # pandas takes half a second, for which npz files need not wait
     from local.data.freesurfer import read_freesurfer
+    from local.data.images import read_images
+    from local.data.nifti import read_nifti
 
+    if isinstance(data, NiftiData):
+        return read_nifti(path, data, task, dtype, training=training)
+    if isinstance(data, ImagesData):
+        return read_images(path, data, task, dtype, training=training)
     if isinstance(data, CsvData):
         return read_csv(path, data, dtype, keep=keep, training=training)
     return read_freesurfer(path, data, dtype, keep=keep, training=training)

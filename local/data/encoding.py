@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.data import TableData, canonical
+from common.columns import canonical
+from common.data import TableData
 from common.errors import DataError
 from local.data.reading import MISSING, Array, Reading, shown
 from local.data.tables import Table, holder

@@ -34,6 +34,8 @@ def lay_out(spec: RunSpec, values: Mapping[str, Any], mounted: Path, folder: Pat
         if isinstance(spec.data, NpzData):
             _link(_found(mounted, _one_file(values["data_file"], "Data file (data_file)")), folder / spec.data.file)
             return
+        if not isinstance(spec.data, CsvData | FreesurferData):
+            raise UserError(f"data.reader: {spec.data.reader} has no files that a form could name")
         table = folder / _one_name(spec.data)
         key = spec.data.key if isinstance(spec.data, FreesurferData) else None
         rows = _table(values.get("covariates"), key)

@@ -1,21 +1,23 @@
-"""npz files of plain arrays: read and checked, every fault named with its file and row."""
+"""Plain arrays, from npz files or elsewhere: read and checked, every fault named with its array and row."""
 
 from __future__ import annotations
 
 import math
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from common.data import NpzData, canonical
+from common.columns import canonical
+from common.data import NpzData
 from common.errors import DataError
+from common.imaging import FunctionData
 from common.tasks import Classification, MultiLabel, TaskSpec
 from local.data.reading import MISSING, Array, Reading, shown
 
-ARRAYS = ("x", "y", "split", "key", "group", "length")
+NAMES = ("x", "y", "split", "key", "group", "length")
 
 
 def read_npz(path: Path, data: NpzData, task: TaskSpec, dtype: str, *, training: bool = True) -> Reading:
@@ -31,7 +33,31 @@ def read_npz(path: Path, data: NpzData, task: TaskSpec, dtype: str, *, training:
     Raises:
         DataError: unreadable file, no inputs, wrong shape, a value out of range.
     """
-    arrays = read_arrays(path, ARRAYS)
+    return samples_of(path, read_arrays(path, NAMES), data, task, dtype, training=training)
+
+
+def samples_of(
+    path: str | Path,
+    arrays: Mapping[str, Array],
+    data: NpzData | FunctionData,
+    task: TaskSpec,
+    dtype: str,
+    *,
+    training: bool = True,
+) -> Reading:
+    """Check arrays, and return them as samples.
+
+    Args:
+        path: where they come from, named in errors.
+        arrays: x, and what else there is of NAMES.
+        data: the schema.
+        task: what is predicted.
+        dtype: of the inputs, such as "float32".
+        training: whether the samples are to be trained on; for predictions labels may be NaN.
+
+    Raises:
+        DataError: no inputs, wrong shape, a value out of range.
+    """
     if "x" not in arrays:
         raise DataError(path, "has no array x, expected the inputs")
     inputs = _inputs(path, arrays["x"], data, dtype, arrays.get("length"))
@@ -40,7 +66,7 @@ def read_npz(path: Path, data: NpzData, task: TaskSpec, dtype: str, *, training:
     if labels is not None and not training and labels.dtype.kind == "f" and np.isnan(labels).any():
         labels, notes = None, (f"{path}: y holds NaN; labels are not used",)
     if labels is not None:
-        labels = _labels(path, labels, count, task)
+        labels = labels_in(path, "y", labels, count, task)
     split = whole_numbers(path, "split", arrays["split"], count, 3) if "split" in arrays else None
     keys = _texts(path, "key", arrays["key"], count) if "key" in arrays else None
     groups = _texts(path, "group", arrays["group"], count) if "group" in arrays else None
@@ -115,22 +141,27 @@ def _check_rows(path: str | Path, name: str, array: Array, good: Array, expected
         raise DataError(path, f"{name} holds {array[(row, *place)]} in {where}, {expected}")
 
 
-def _labels(path: Path, array: Array, count: int, task: TaskSpec) -> Array:
+def labels_in(path: str | Path, name: str, array: Array, count: int, task: TaskSpec) -> Array:
+    """Return a task's labels: int64 [count] of classes, float64 [count] of numbers, [count, labels] of 0 and 1.
+
+    Raises:
+        DataError: naming the first wrong row.
+    """
     if isinstance(task, Classification):
-        return whole_numbers(path, "y", array, count, task.classes)
+        return whole_numbers(path, name, array, count, task.classes)
     if not isinstance(task, MultiLabel):
-        return numbers(path, "y", array, count)
+        return numbers(path, name, array, count)
     expected = "expected 0 or 1"
     if array.dtype.kind not in "biuf":
-        raise DataError(path, f"y holds text or objects ({array.dtype}), {expected}")
+        raise DataError(path, f"{name} holds text or objects ({array.dtype}), {expected}")
     if array.shape != (count, task.labels) and not (task.labels == 1 and array.shape == (count,)):
-        raise DataError(path, f"y has shape {list(array.shape)}, expected [{count}, {task.labels}]")
+        raise DataError(path, f"{name} has shape {list(array.shape)}, expected [{count}, {task.labels}]")
     array = array.reshape(count, task.labels)
-    _check_rows(path, "y", array, (array == 0) | (array == 1), expected)
+    _check_rows(path, name, array, (array == 0) | (array == 1), expected)
     return array.astype(np.float64)
 
 
-def _texts(path: Path, name: str, array: Array, count: int) -> tuple[str, ...]:
+def _texts(path: str | Path, name: str, array: Array, count: int) -> tuple[str, ...]:
     """Return an array of names as text.
 
     Raises:
@@ -150,7 +181,7 @@ def _texts(path: Path, name: str, array: Array, count: int) -> tuple[str, ...]:
     return texts
 
 
-def _check_distinct(path: Path, keys: Sequence[str]) -> None:
+def _check_distinct(path: str | Path, keys: Sequence[str]) -> None:
     rows: dict[str, int] = {}
     for row, text in enumerate(keys):
         before = rows.setdefault(canonical(text), row)
@@ -158,7 +189,7 @@ def _check_distinct(path: Path, keys: Sequence[str]) -> None:
             raise DataError(path, f"key holds {shown(text)} in row {row} and in row {before}")
 
 
-def _inputs(path: Path, array: Array, data: NpzData, dtype: str, lengths: Array | None) -> Array:
+def _inputs(path: str | Path, array: Array, data: NpzData | FunctionData, dtype: str, lengths: Array | None) -> Array:
     expected = data.shape
     if array.ndim == 0 or math.prod(array.shape[1:]) != math.prod(expected):
         raise DataError(path, f"x has shape {list(array.shape)}, expected [samples, {', '.join(map(str, expected))}]")
@@ -181,6 +212,7 @@ def _inputs(path: Path, array: Array, data: NpzData, dtype: str, lengths: Array 
     bad = ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
     if bad.any():
         raise DataError(path, f"x holds NaN or infinity in {int(bad.sum())} samples, first in row {int(bad.argmax())}")
-    values *= np.asarray(data.scale, values.dtype)
+    if isinstance(data, NpzData):
+        values *= np.asarray(data.scale, values.dtype)
     values[beyond] = np.nan
     return values

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from common.data import canonical
+from common.columns import canonical
 from common.errors import DataError
 from local.data.reading import MISSING, shown
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.data import TableData, canonical, covariate_width, resolve_features
+from common.columns import canonical
+from common.data import TableData, covariate_width, resolve_features
 from common.documents import validate
 from common.errors import SpecError
 from common.spec import RunSpec

@@ -1,0 +1,52 @@
+"""Names and values in the columns of tables: what the schemas of several readers have in common."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from common.documents import Part
+
+PositiveInt = Annotated[int, Field(ge=1)]
+FileName = Annotated[str, Field(pattern=r"^[\w][\w.-]*$")]
+COLUMN = r"^[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]{0,198}[^\s\x00-\x1f\x7f])?$"
+Column = Annotated[str, Field(pattern=COLUMN)]
+
+
+def canonical(value: object) -> str:
+    """Return a cell's value as the text by which it is compared: 1, "1", " 1.0" and "01" are the same."""
+    text = str(value).strip()
+    if len(text) > 18:  # digits that a float would lose
+        return text
+    if re.fullmatch(r"[+-]?[0-9]+(\.0*)?", text):
+        return str(int(text.partition(".")[0]))
+    if re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text):
+        number = float(text)
+        return str(int(number)) if number.is_integer() else repr(number)
+    return text
+
+
+def _level(given: object) -> object:
+    return canonical(given) if isinstance(given, str | int | float) else given
+
+
+Level = Annotated[str, BeforeValidator(_level), Field(min_length=1, max_length=200)]
+
+
+class Labelled(Part):
+    """A table with a row per sample, and columns for what is predicted."""
+
+    label: Column | tuple[Column, ...]
+    """Column of the label; of the task multi-label a list of columns, each 0 or 1."""
+    values: tuple[Level, ...] = ()
+    """Values of the label, in the order of the classes; numbers are compared as numbers, everything else as text. None
+    for the tasks regression, whose label is a number, and multi-label."""
+    group: Column | None = None
+    """Column of what belongs together, such as a family: its samples are all in one fold."""
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Columns of what is predicted."""
+        return (self.label,) if isinstance(self.label, str) else self.label

@@ -1,0 +1,136 @@
+"""Pictures: in a sub-folder for each class, or listed by a table."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.columns import canonical
+from common.errors import DataError, UserError
+from common.imaging import ImagesData
+from common.tasks import TaskSpec
+from local.data.listed import find, read_listed, stack
+from local.data.reading import Array, Reading
+from local.data.tables import nearest
+
+if TYPE_CHECKING:
+    import PIL.Image
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
+FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
+
+
+def read_images(path: Path, data: ImagesData, task: TaskSpec, dtype: str, *, training: bool) -> Reading:
+    """Read the pictures of a folder, or those that a table lists.
+
+    Raises:
+        UserError: Pillow is not installed.
+        DataError: naming the file, and the table's row, of what cannot be used.
+    """
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError:
+        raise UserError(
+            "data.reader: images needs Pillow, which is not installed: pip install 'rankdad[images]'"
+        ) from None
+
+    def load(file: Path) -> Array:
+        return _picture(file, data)
+
+    if data.file != ".":
+        return read_listed(path, data, data.shape, task, dtype, load, training=training)
+    found = list(_files(path, data, training))
+    if not found:
+        raise DataError(path, "holds no pictures")
+    names = tuple(name for name, _ in found)
+
+    def fault(row: int, problem: str) -> DataError:
+        return DataError(path, f"{names[row]!r} {problem}")
+
+    files: list[Path] = []
+    for row, name in enumerate(names):
+        try:
+            files.append(find(path, name))
+        except DataError as error:
+            raise fault(row, error.problem) from None
+    inputs = stack(path, files, data.shape, dtype, load, fault)
+    classes = [label for _, label in found]
+    return Reading(path, inputs, None if None in classes else np.array(classes, np.int64), keys=names)
+
+
+def _files(folder: Path, data: ImagesData, training: bool) -> Iterator[tuple[str, int | None]]:
+    """Yield each picture's path from a folder, and its class; for predictions pictures may lie there without one."""
+    entries = _entries(folder, folder)
+    folders = [entry for entry in entries if entry.is_dir()]
+    loose = [entry.name for entry in entries if entry not in folders]
+    if loose and (training or folders):
+        raise DataError(folder, f"{loose[0]!r} is not a folder, expected a sub-folder for each of data.values")
+    yield from ((name, None) for name in loose)
+    for entry in folders:
+        if canonical(entry.name) not in data.values:
+            hint = nearest(entry.name, data.values) or f", expected one of {', '.join(data.values[:10])}"
+            raise DataError(folder, f"the sub-folder {entry.name!r} is not among data.values{hint}")
+        label = data.values.index(canonical(entry.name))
+        yield from ((f"{entry.name}/{file.name}", label) for file in _entries(folder, folder / entry.name))
+
+
+def _entries(folder: Path, inner: Path) -> list[os.DirEntry[str]]:
+    """Return what a folder shows, in order of names; what begins with a dot is hidden."""
+    try:
+        with os.scandir(inner) as found:
+            return sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    except OSError as error:
+        raise DataError(folder, f"{inner.name!r} cannot be read: {error.strerror or error}") from None
+
+
+def _picture(file: Path, data: ImagesData) -> Array:
+    """Return a picture's pixels [channels, height, width] from 0 to 1."""
+    from PIL import Image
+
+    if file.suffix.lower() not in ENDINGS:
+        raise DataError(file, f"is no picture by its name, expected one that ends in {', '.join(ENDINGS)}")
+    height, width = data.size
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(file, formats=FORMATS) as image:
+                frames = getattr(image, "n_frames", 1)
+                if frames > 1:
+                    raise DataError(file, f"holds {frames} pictures, expected one")
+                if image.size != (width, height) and not data.resize:  # before its pixels are read
+                    own = f"{image.height} × {image.width}"
+                    problem = f"is {own} pixels in height and width, expected {height} × {width}: set data.resize"
+                    raise DataError(file, f"{problem} to true to scale pictures")
+                picture = _coloured(file, image, data.mode)
+            if picture.size != (width, height):
+                picture = picture.resize((width, height), Image.Resampling.BILINEAR)
+    except DataError:
+        raise
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        raise DataError(file, f"has more than {Image.MAX_IMAGE_PIXELS} pixels") from None
+    except Exception as error:  # damaged bytes make Pillow raise errors of many kinds
+        words = " ".join(str(error).split())
+        raise DataError(file, f"is truncated, damaged or no picture: {words!r}") from None
+    pixels = np.asarray(picture, np.float64)
+    if picture.mode != "F":
+        pixels /= 255
+    return np.moveaxis(np.broadcast_to(np.atleast_3d(pixels), (*data.size, data.shape[0])), -1, 0)
+
+
+def _coloured(file: Path, image: PIL.Image.Image, mode: str) -> PIL.Image.Image:
+    """Return a picture in 8 bits a channel, or, if it has 16, as grey real numbers from 0 to 1."""
+    from PIL import Image
+
+    if image.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(image) / 65535).astype(np.float32))
+    if image.mode in ("I", "F"):
+        raise DataError(file, "has pixels of 32 bits, expected 8 or 16")
+    if image.mode == "P":  # its palette may hold transparency, which grey cannot be made of directly
+        image = image.convert("RGBA")
+    return image.convert("RGB" if mode == "rgb" else "L")

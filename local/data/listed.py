@@ -1,0 +1,148 @@
+"""Samples of a file each: listed by a table, found in the site's folder, and read one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from common.errors import DataError
+from common.imaging import ListedData
+from common.tasks import TaskSpec
+from local.data.labels import as_labels, labels_of
+from local.data.reading import MISSING, Array, Reading, shown
+from local.data.tables import Table, check_file, holder, keys_of, read_table
+
+Load = Callable[[Path], Array]
+Fault = Callable[[int, str], DataError]
+
+
+def read_listed(
+    path: Path, data: ListedData, shape: tuple[int, ...], task: TaskSpec, dtype: str, load: Load, *, training: bool
+) -> Reading:
+    """Read the samples that a table lists.
+
+    Args:
+        path: of the table; files' names start at its folder, and do not leave it.
+        data: the schema.
+        shape: of a sample.
+        task: what the labels belong to.
+        dtype: of the inputs, such as "float32".
+        load: reads one file; a DataError of its own tells what is wrong.
+        training: whether the samples are to be trained on; for predictions labels may be missing.
+
+    Raises:
+        DataError: naming the table's row and column, and the file, of what cannot be used.
+    """
+    table = read_table(path)
+    whole, notes = len(table), tuple[str, ...]()
+    if not whole:
+        raise DataError(path, "has no rows")
+    for column in filter(None, (data.key, data.image, data.group)):
+        holder((table,), column)
+    labels = labels_of(table, data, task) if training or set(data.targets) & set(table.frame) else None
+    if not training:
+        lacking = np.zeros(whole, bool) if labels is None else _gaps(labels)
+        if lacking.any():
+            where = table.error(int(lacking.argmax()), data.targets[0], "is missing; labels are not used")
+            labels, notes = None, (str(where),)
+    table, labels, dropped = _complete(table, data, labels, training)
+    notes += dropped
+    keys_of(table, data.image, lambda text: str(Path(text)))
+    if data.key is not None:
+        keys_of(table, data.key)
+    names = table.texts(data.image)
+
+    def fault(row: int, problem: str) -> DataError:
+        return table.error(row, data.image, f"{names[row]!r} {problem}")
+
+    files: list[Path] = []
+    for row, name in enumerate(names):
+        try:
+            files.append(find(path.parent, name))
+        except DataError as error:
+            raise table.error(row, data.image, f"{shown(name)} {error.problem}") from None
+    return Reading(
+        path,
+        stack(path, files, shape, dtype, load, fault),
+        None if labels is None else as_labels(labels, task),
+        keys=tuple(table.texts(data.key or data.image)),
+        groups=None if data.group is None else tuple(table.texts(data.group)),
+        dropped=whole - len(table),
+        notes=notes,
+    )
+
+
+def _gaps(labels: Array) -> Array:
+    return np.asarray(np.isnan(labels.reshape(len(labels), -1)).any(axis=1))
+
+
+def _complete(
+    table: Table, data: ListedData, labels: Array | None, training: bool
+) -> tuple[Table, Array | None, tuple[str, ...]]:
+    """Return the rows that lack nothing, their labels, and what is to be told of the others."""
+    lacking = {data.image: _empty(table, data.image)}
+    if training and labels is not None:
+        for place, column in enumerate(data.targets):
+            lacking[column] = np.isnan(labels.reshape(len(labels), -1)[:, place])
+    if training and data.group is not None:
+        lacking[data.group] = _empty(table, data.group)
+    left_out = np.logical_or.reduce(list(lacking.values()))
+    if not left_out.any():
+        return table, labels, ()
+    column = next(column for column, rows in lacking.items() if rows.any())
+    count, row = f"{int(left_out.sum())} of {len(table)} rows lack a value", int(lacking[column].argmax())
+    if data.missing == "refuse":
+        raise table.error(row, column, f'is missing ({count}): complete it, or set data.missing to "drop"')
+    if left_out.all():
+        raise table.error(row, column, f"is missing; {count}, and none is left")
+    kept = np.flatnonzero(~left_out)
+    note = str(table.error(row, column, f"is missing; {count} and are left out"))
+    return table.take(kept.tolist()), None if labels is None else labels[kept], (note,)
+
+
+def _empty(table: Table, column: str) -> Array:
+    return np.array([text.lower() in MISSING for text in table.texts(column)], bool)
+
+
+def find(folder: Path, name: str) -> Path:
+    """Return the place of a file within a folder.
+
+    Raises:
+        DataError: there is none, or it lies outside.
+    """
+    try:
+        inside = (folder / name).resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError):  # a name too long, one with a NUL, a loop of links
+        raise DataError(name, "is not a file's name") from None
+    if not inside:
+        raise DataError(name, "leads out of the folder")
+    check_file(folder / name)
+    return folder / name
+
+
+def stack(source: Path, files: Sequence[Path], shape: tuple[int, ...], dtype: str, load: Load, fault: Fault) -> Array:
+    """Read files into one array [files, …shape] of the replica's dtype, one at a time.
+
+    Args:
+        source: what lists them.
+        files: in order.
+        shape: of each.
+        dtype: of the array.
+        load: reads one; a DataError of its own tells what is wrong.
+        fault: returns the error that names a file by its row, with what is wrong.
+
+    Raises:
+        DataError: as `fault` says; or they do not fit into memory.
+    """
+    try:
+        inputs = np.empty((len(files), *shape), dtype)
+    except (MemoryError, ValueError):
+        raise DataError(source, f"{len(files)} samples of shape {list(shape)} do not fit into memory") from None
+    for row, file in enumerate(files):
+        try:
+            inputs[row] = load(file)
+        except DataError as error:
+            raise fault(row, error.problem) from None
+    return inputs

@@ -1,0 +1,80 @@
+"""All samples of a simulation together, from which sites are dealt theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import DataError
+from common.spec import RunSpec
+from local.data.npz import labels_in, whole_numbers
+from local.data.reading import Array
+
+Rows = NDArray[np.intp]
+
+
+class Pool(Protocol):
+    """Samples in rows."""
+
+    @property
+    def origin(self) -> str:
+        """Where they come from, named in errors."""
+
+    def labels(self, run: RunSpec) -> Array:
+        """Return the rows' labels, as `local.data` has them; NaN where one is missing."""
+
+    def marks(self) -> Array:
+        """Return what each row is for, int64: 0 training, 1 validation, 2 test; 0 for all where it is not said."""
+
+    def cells(self, column: str) -> list[str]:
+        """Return a column's cells."""
+
+    def write(self, rows: Rows, run: RunSpec, path: Path) -> None:
+        """Write some of the rows as a site's file."""
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayPool:
+    """Arrays by row.
+
+    Args:
+        origin: the file, named in errors.
+        x: inputs.
+        y: labels.
+        others: split, key, group, length, as a npz file has them.
+    """
+
+    origin: str
+    x: Array
+    y: Array
+    others: Mapping[str, Array] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, array in self.others.items():
+            if array.shape[:1] != self.x.shape[:1]:
+                raise DataError(self.origin, f"{name} has shape {list(array.shape)} for {len(self.x)} samples")
+
+    def labels(self, run: RunSpec) -> Array:
+        """Return the labels, checked against the run's task."""
+        return labels_in(self.origin, "y (the label)", self.y, len(self.x), run.task)
+
+    def marks(self) -> Array:
+        """Return the data's own split."""
+        if "split" not in self.others:
+            return np.zeros(len(self.x), np.int64)
+        return whole_numbers(self.origin, "split", self.others["split"], len(self.x), 3)
+
+    def cells(self, column: str) -> list[str]:
+        """Raise an error: there are none."""
+        raise DataError(self.origin, f"is no table, and has no column {column}")
+
+    def write(self, rows: Rows, run: RunSpec, path: Path) -> None:
+        """Write a npz file."""
+        arrays = {"x": self.x, "y": self.labels(run), **self.others}
+        with path.open("wb") as file:  # by its name alone NumPy may choose another
+            np.savez(file, allow_pickle=False, **{name: array[rows] for name, array in arrays.items()})

@@ -1,0 +1,69 @@
+"""One table of all samples, whose rows are dealt out as tables of the sites'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from common.columns import Labelled
+from common.spec import RunSpec
+from local.data.labels import labels_of
+from local.data.reading import MISSING, Array
+from local.data.tables import Table, holder, read_table
+from simulations.pools import Rows
+
+
+@dataclass(frozen=True, eq=False)
+class TablePool:
+    """A table by row."""
+
+    table: Table
+
+    @classmethod
+    def read(cls, path: Path) -> TablePool:
+        """Read a file.
+
+        Raises:
+            DataError: it is no readable table.
+        """
+        return cls(read_table(path))
+
+    @classmethod
+    def of(cls, origin: Path, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> TablePool:
+        """Make a table of cells."""
+        return cls(Table(origin, pd.DataFrame([list(row) for row in rows], columns=list(columns), dtype=object)))
+
+    @property
+    def origin(self) -> str:
+        """The file, named in errors."""
+        return str(self.table.source)
+
+    def labels(self, run: RunSpec) -> Array:
+        """Return the labels, checked against the run's schema and task; NaN where one is missing."""
+        assert isinstance(run.data, Labelled)  # the simulation's file sees to that
+        return labels_of(self.table, run.data, run.task)
+
+    def marks(self) -> Array:
+        """Return 0 for all rows: tables have no split."""
+        return np.zeros(len(self.table), np.int64)
+
+    def cells(self, column: str) -> list[str]:
+        """Return a column's cells.
+
+        Raises:
+            DataError: there is no such column, or a cell is empty.
+        """
+        texts = holder((self.table,), column).texts(column)
+        for row, text in enumerate(texts):
+            if text.lower() in MISSING:
+                raise self.table.error(row, column, "is missing, expected what tells the row's site")
+        return texts
+
+    def write(self, rows: Rows, run: RunSpec, path: Path) -> None:
+        """Write a table with all columns."""
+        separator = "\t" if path.suffix.lower() == ".tsv" else ","
+        self.table.frame.iloc[rows].to_csv(path, index=False, sep=separator)
