@@ -10,7 +10,7 @@ from pathlib import Path
 UNUSED = (
     *("torch/test", "torch/include", "torch/share", "torch/bin/*test*", "torch/bin/*Test*"),
     *("torch/bin/protoc*", "**/*.a", "**/*.h", "**/*.pxd", "**/*.pyi"),
-    # scikit-learn brings the digits, one file; nothing computes with it or with what it needs
+    # scikit-learn brings data sets, a few files; nothing computes with it or with what it needs
     *("scipy", "scipy-*", "scipy.libs", "scikit_learn*", "joblib*", "threadpoolctl*", "narwhals*", "cloudpickle*"),
     # figures are PNG: fontTools is for PDF and PostScript
     *("fontTools", "fonttools*", "matplotlib/mpl-data/sample_data", "matplotlib/mpl-data/fonts/afm"),
@@ -18,7 +18,7 @@ UNUSED = (
     *("pillow.libs/libavif*", "PIL/_avif*", "pygments/lexers/[a-z]*.py"),
     *("matplotlib/mpl-data/fonts/ttf/cm*", "matplotlib/mpl-data/fonts/ttf/STIX*", "numpy/f2py"),
 )
-DIGITS = "sklearn/datasets/data/digits.csv.gz"
+DATA_SETS = frozenset({"digits.csv.gz", "diabetes_data_raw.csv.gz", "diabetes_target.csv.gz", "breast_cancer.csv"})
 
 
 def prune(environment: Path) -> None:
@@ -31,7 +31,8 @@ def prune(environment: Path) -> None:
     unused = [path for pattern in UNUSED for path in packages.glob(pattern)]
     unused += [path for path in packages.glob("*/**/tests") if path.is_dir()]
     unused += [path for path in (environment / "bin").iterdir() if not path.name.startswith("python")]
-    unused += [path for path in (packages / "sklearn").rglob("*") if path.is_file() and path != packages / DIGITS]
+    kept = {packages / "sklearn" / "datasets" / "data" / name for name in DATA_SETS}
+    unused += [path for path in (packages / "sklearn").rglob("*") if path.is_file() and path not in kept]
     for path in unused:
         if path.is_dir():
             shutil.rmtree(path)
@@ -40,7 +41,7 @@ def prune(environment: Path) -> None:
     for library in packages.glob("**/*.so*"):
         if "torch" not in library.parts and library.is_file() and not library.is_symlink():
             drop_symbols(library)
-    (packages / "sklearn" / "__init__.py").write_text('"""Of scikit-learn this image has the digits alone."""\n')
+    (packages / "sklearn" / "__init__.py").write_text('"""Of scikit-learn this image has data sets alone."""\n')
 
 
 def drop_symbols(library: Path) -> None:

@@ -139,8 +139,9 @@ def partition(pool: Pool, how: Iid | Dirichlet | ByColumn, run: RunSpec) -> dict
                 break
     few = min(range(len(sites)), key=lambda site: len(dealt[site]))
     if len(dealt[few]) < least:
-        left = f"with {len(dealt[few])} samples, fewer than {least}" if len(dealt[few]) else "without samples"
-        raise DataError(pool.origin, f"{sites[few]} is left {left}: {len(labels)} samples for {len(sites)} sites")
+        left = f"{sites[few]} is left {f'with {len(dealt[few])}' if len(dealt[few]) else 'without'} samples"
+        advice = f"; lower simulation.partition.minimum, {least}, or raise alpha" if least > 1 else ""
+        raise DataError(pool.origin, f"{left}: {len(labels)} samples for {len(sites)} sites{advice}")
     return dict(zip(sites, dealt, strict=True))
 
 
