@@ -269,7 +269,10 @@ def _lockstep(
     import torch
     from rich.console import Console
 
+    from torch import Tensor
+
     from local.data import read_site
+    from local.prediction import write_predictions
     from remote.aggregator import Aggregator
     from remote.recorder import new_directory
     from remote.view import PlainView, Waiting
@@ -298,7 +301,10 @@ def _lockstep(
             view.start()
         view.tick()
 
+    def tested(site: str, fold: int, outputs: Tensor) -> None:
+        write_predictions(directory / "sites" / site / "predictions", spec, data[site], fold, outputs)
+
     options: dict[str, Any] = {"allowed_factories": allow_factories, "device": read.simulation.device}
-    run(spec, data, directory, on_round=tick, **options)
+    run(spec, data, directory, on_round=tick, tested=tested, **options)
     summary: dict[str, Any] = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
     return summary
