@@ -39,9 +39,10 @@ def read_listed(
     whole, notes = len(table), tuple[str, ...]()
     if not whole:
         raise DataError(path, "has no rows")
-    for column in filter(None, (data.key, data.image, data.group)):
+    group = data.group if training or data.group in table.frame else None  # predictions need none
+    for column in filter(None, (data.key, data.image, group)):
         holder((table,), column)
-    labels = labels_of(table, data, task) if training or set(data.targets) & set(table.frame) else None
+    labels = labels_of(table, data, task) if training or set(data.targets) <= set(table.frame) else None
     if not training:
         lacking = np.zeros(whole, bool) if labels is None else _gaps(labels)
         if lacking.any():
@@ -68,7 +69,7 @@ def read_listed(
         stack(path, files, shape, dtype, load, fault),
         None if labels is None else as_labels(labels, task),
         keys=tuple(table.texts(data.key or data.image)),
-        groups=None if data.group is None else tuple(table.texts(data.group)),
+        groups=None if group is None else tuple(table.texts(group)),
         dropped=whole - len(table),
         notes=notes,
     )

@@ -58,10 +58,10 @@ def _volume(file: Path, data: NiftiData, dtype: str) -> Array:
     if bad:
         raise DataError(file, f"holds NaN or infinity in {bad} of {voxels.size} voxels")
     if data.normalise == "volume":
-        spread = voxels.std(dtype=np.float64)
+        mean, spread = float(voxels.mean(dtype=np.float64)), float(voxels.std(dtype=np.float64))
         if not spread:
             raise DataError(file, "holds the same number in all voxels, which cannot be normalised")
-        voxels = (voxels - voxels.mean(dtype=np.float64)) / spread
+        voxels = (voxels - mean) / spread
     return voxels.reshape(expected) if len(data.shape) == 3 else np.moveaxis(voxels.reshape(expected), -1, 0)
 
 

@@ -175,7 +175,7 @@ def test_incomplete_rows_are_left_out_where_the_schema_says_so(tmp_path: Path) -
 
 def test_predictions_need_no_labels(tmp_path: Path) -> None:
     def read(people: str) -> Reading:
-        return read_samples(spec_of(), write(tmp_path, people), training=False)
+        return read_samples(spec_of(group="site"), write(tmp_path, people), training=False)
 
     assert read("image\na.nii\n").labels is None
     found = read(PEOPLE.replace("control", ""))
