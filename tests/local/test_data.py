@@ -87,7 +87,7 @@ def test_tokens_stay_whole_numbers_within_their_range(tmp_path: Path) -> None:
     folder = write_site(tmp_path, 20, 0, x=np.full((20, 6), 4))
     assert read_site(spec, folder, 0).samples.inputs.dtype == torch.int64
     write_site(tmp_path, 20, 0, x=np.full((20, 6), 5))
-    with pytest.raises(DataError, match="x holds 5 in row 0, .* expected 0 to 4"):
+    with pytest.raises(DataError, match=r"x holds 5 in row 0, .* expected 0 to 4"):
         read_site(spec, folder, 0)
 
 

@@ -175,7 +175,7 @@ REFUSED: dict[str, tuple[Lie, str]] = {
     "says hello": (lambda run: replace(run.hello, round=run.round), "409 k: got HELLO in round 1, expected STEP"),
     "tests": (
         always(Kind.EVALUATION, evaluation(epoch=9)),
-        "409 d.split: got test of epoch 9 in fold 0, expected valid",
+        "409 d.split: got test of epoch 9 in fold 0, expected",
     ),
     "validates another epoch": (evaluating(epoch=99), "409 d.split: got validation of epoch 99 in fold 0, expec"),
     "stops": (always(Kind.DECISION, Decision(epoch=0, best=True, stop=True)), "409 d: got epoch=0 best=True stop=True"),
