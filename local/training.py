@@ -361,8 +361,8 @@ class _Trainer:
         if split == "test":
             self.tested(self.course.fold, prepared.in_units(outputs))
             guesses = guess(self.spec.task, prepared.train.labels.cpu(), prepared.fit).expand_as(outputs)
-            baseline = self._tally(prepared, guesses, samples)
-        fold, model = self.course.fold, self._tally(prepared, outputs, samples)
+            baseline = self._tally(prepared, split, guesses, samples)
+        fold, model = self.course.fold, self._tally(prepared, split, outputs, samples)
         return Evaluation(split=split, fold=fold, epoch=epoch, tally=model, baseline=baseline)
 
     def _outputs(self, samples: Samples) -> Tensor:
@@ -376,13 +376,14 @@ class _Trainer:
                     raise ModelError(error) from error
         return torch.cat(outputs[1:] or outputs)
 
-    def _tally(self, prepared: Prepared, outputs: Tensor, samples: Samples) -> bytes:
+    def _tally(self, prepared: Prepared, split: Split, outputs: Tensor, samples: Samples) -> bytes:
         task, labels, total = self.spec.task, samples.labels.cpu(), empty(self.spec.task)
+        centre, base = prepared.around(split)
         for at in range(0, len(labels), EVALUATION_BATCH):
             part = slice(at, at + EVALUATION_BATCH)
             found = losses(task, outputs[part].double(), labels[part])
             numbers, true = prepared.in_units(outputs[part]), prepared.in_units(labels[part])
-            total += tally(task, numbers, true, found, centre=prepared.centre, base=prepared.base)
+            total += tally(task, numbers, true, found, centre=centre, base=base)
         return pack_tally(total)
 
     def _exchange(self, kind: Kind, make: Callable[[], Body], answer: type[B]) -> Exchange[B]:

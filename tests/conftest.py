@@ -10,7 +10,7 @@ import torch
 
 from common.documents import validate
 from common.spec import RunSpec
-from local.data import SiteData, read_site
+from local.data import Samples, SiteData, read_site
 
 SITES = ("alpha", "beta", "gamma")
 SHARED = Path(__file__).parent.parent.parent / "shared" / "data"
@@ -47,6 +47,11 @@ def write_site(folder: Path, count: int, seed: int, **arrays: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     np.savez(folder / "data.npz", **({"x": x, "y": y} | arrays))
     return folder
+
+
+def part_of(data: SiteData, name: str, fold: int = 0) -> Samples:
+    """What a fold trains on, validates or tests with, as it was read."""
+    return data.samples.take(getattr(data.splits[fold], name))
 
 
 @pytest.fixture

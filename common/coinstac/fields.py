@@ -29,6 +29,7 @@ FIELDS = (
         tooltip="Names of all sites with commas between them, as the members give them. A run does not begin with "
         "others. Empty: whoever takes part, in alphabetical order.",
     ),
+    Field("task", "", STUDY, "task.name", default="classification", fixed=True),
     Field("classes", "Number of classes", STUDY, "task.classes", Classification, 2),
     Field(
         "reader",
@@ -132,7 +133,15 @@ FIELDS = (
         tooltip="Learning-rate schedule: keep it, or let it fall along a cosine over the whole run.",
     ),
     Field("warmup", "Steps of warm-up", TRAINING, "training.schedule.warmup", Cosine, when=("schedule", ("cosine",))),
-    Field("monitor", "Metric that chooses the best model", TRAINING, "training.monitor", Training),
+    Field(
+        "monitor",
+        "Metric that chooses the best model",
+        TRAINING,
+        "training.monitor",
+        Training,
+        "auc",
+        values=Classification(classes=2).metrics,
+    ),
     Field(
         "stop_early",
         "Stop early",

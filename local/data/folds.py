@@ -101,10 +101,12 @@ class _Units:
     def __init__(self, spec: RunSpec, reading: Reading) -> None:
         assert reading.labels is not None
         names = reading.groups or reading.keys or tuple(map(str, range(len(reading.labels))))
-        self.names, first, self._of = np.unique(np.array(names, object), return_index=True, return_inverse=True)
+        order = np.lexsort(np.atleast_2d(reading.labels.T))  # so that a group's least label stands for it
+        self.names, first, of = np.unique(np.array(names, object)[order], return_index=True, return_inverse=True)
+        self._of = of[np.argsort(order)]
         self._seed = spec.evaluation.seed if isinstance(spec.evaluation, KFold) else spec.seed
         stratified = isinstance(spec.evaluation, KFold) and spec.evaluation.stratified
-        self._strata = _strata(reading.labels[first]) if stratified else None
+        self._strata = _strata(reading.labels[order][first]) if stratified else None
         self.fold = self._folds(spec.tested_folds)[self._of]
 
     def _hashes(self, *what: str | int) -> list[int]:

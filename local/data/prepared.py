@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,8 +26,7 @@ class Prepared:
         test: samples that nothing else has seen.
         fit: what all sites' training rows say.
         own: what this site's alone say.
-        centre: from which evaluation takes deviations of numbers: the same in all folds, so that their sums add up.
-        base: log-odds of every class or label, around which evaluation bins scores most finely; the same in all folds.
+        first: what they say in the first fold.
         numbers: whether labels are numbers.
     """
 
@@ -35,13 +35,23 @@ class Prepared:
     test: Samples
     fit: Fit
     own: OwnFit
-    centre: float
-    base: Tensor | None
+    first: Fit
     numbers: bool
 
     def in_units(self, outputs: Tensor) -> Tensor:
         """Return a network's outputs, or labels as it learns them, in the label's own unit where that is a number."""
         return outputs.double() * self.fit.target_scale + self.fit.target_mean if self.numbers else outputs
+
+    def around(self, split: Literal["validation", "test"]) -> tuple[float, Tensor | None]:
+        """Return from where evaluation takes deviations of numbers, and log-odds around which it bins scores finely.
+
+        Tests of all folds add up, and so take those of the first; what chooses the best epoch knows no other fold,
+        where this one's test samples are trained on.
+        """
+        fit = self.first if split == "test" else self.fit
+        if fit.class_counts is None or fit.class_weights is not None:
+            return fit.target_mean, None
+        return fit.target_mean, torch.logit(fit.class_counts.double() / max(fit.rows, 1), eps=1e-6)
 
 
 def prepare(spec: RunSpec, data: SiteData, course: Course, replica: Replica) -> Prepared:
@@ -63,8 +73,4 @@ def prepare(spec: RunSpec, data: SiteData, course: Course, replica: Replica) -> 
         whole.take(rows).to(str(like.device)) for rows in (split.train, split.validation, split.test)
     )
     numbers = isinstance(spec.task, Regression)
-    first = preparing.fit(course.totals_of(0))
-    base = None
-    if first.class_counts is not None and first.class_weights is None:
-        base = torch.logit(first.class_counts.double() / max(first.rows, 1), eps=1e-6)
-    return Prepared(train, validation, test, fit, own, first.target_mean, base, numbers)
+    return Prepared(train, validation, test, fit, own, preparing.fit(course.totals_of(0)), numbers)

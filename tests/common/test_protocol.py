@@ -16,12 +16,13 @@ from common.drift import SKETCH_BYTES
 from common.errors import NonFiniteError, ProtocolError, RankdadError
 from common.factors import Factor
 from common.messages import Evaluation, Failure, Goodbye, Kind, Message, Step
-from common.metrics import BINS
+from common.metrics import pack_tally, tally_bytes
 from common.models import build_model
 from common.plan import Plan, make_plan
 from common.protocol import body_bytes, body_limit, pack, unpack
 from common.routes import Payload
 from common.wire import as_received, decode, encode, is_lossless, wire_bytes
+from tests.common.metrics.samples import tallied
 from tests.conftest import run_spec
 
 
@@ -145,7 +146,21 @@ ROUND = bytes(8)
 NAN = torch.tensor([float("nan")]).numpy().tobytes()
 GOOD = pack(step_of(3), PLAN, up=True)
 BUFFER: bytes = msgpack.unpackb(GOOD)["b"]
-EVALUATION = Evaluation(split="test", epoch=0, samples=3, loss=1.0, correct=2, scores=bytes(3 * 2 * BINS * 4))
+SCORES = torch.tensor([[2.0, 0.5, 0.1], [0.3, 0.2, 0.9], [0.3, 1.2, 0.9]])
+TALLY = pack_tally(tallied(PLAN.task, SCORES, torch.tensor([0, 1, 1])))
+EVALUATION = Evaluation(split="test", fold=0, epoch=0, tally=TALLY, baseline=TALLY)
+
+
+def evaluation(**changes: Any) -> bytes:
+    return pack(Message(Kind.EVALUATION, 0, EVALUATION.model_copy(update=changes)), PLAN, up=True)
+
+
+def hello(**changes: Any) -> bytes:
+    digest = "0" * 64
+    fields = {"version": "1", "spec_sha256": digest, "plan_sha256": digest, "weights_sha256": digest}
+    body = fields | {"samples": bytes(12), "dropped": 0, "warnings": []} | changes
+    packed: bytes = msgpack.packb({"k": 1, "r": ROUND, "p": 0, "d": body})
+    return packed
 
 
 @pytest.mark.parametrize(
@@ -181,11 +196,16 @@ EVALUATION = Evaluation(split="test", epoch=0, samples=3, loss=1.0, correct=2, s
         (msgpack.packb({"k": 6, "r": ROUND, "p": 0, "d": {"weights_sha256": "../x"}}), "weights_sha256"),
         (msgpack.packb({"k": 6, "r": ROUND, "p": 0, "d": 3}), "d."),
         (msgpack.packb({"k": 7, "r": ROUND, "p": 0, "d": {"site": "a", "reason": "x" * 501}}), "reason"),
-        (pack(Message(Kind.EVALUATION, 0, EVALUATION.model_copy(update={"scores": b"1234"})), PLAN, up=True), "scores"),
-        (
-            pack(Message(Kind.EVALUATION, 0, EVALUATION.model_copy(update={"scores": b"\xff" * 24000})), PLAN, up=True),
-            "negative",
-        ),
+        (evaluation(tally=b"1234"), "d.tally: got 4 bytes"),
+        (evaluation(tally=b"\xff" * tally_bytes(PLAN.task)), "d.tally: a count is larger than"),
+        (evaluation(baseline=b""), "d.baseline: got 0 bytes"),
+        (evaluation(split="validation", baseline=b"1"), "d.baseline: got 1 bytes"),
+        (evaluation(fold=-1), "d.fold: "),
+        (msgpack.packb({"k": 9, "r": ROUND, "p": 0, "d": {"stage": "sums", "values": b""}}), "no stage of preparation"),
+        (hello(samples=b"1234"), "d.samples: got 4 bytes, expected 12"),
+        (hello(warnings=["x"]), "d.warnings.0: "),
+        (hello(warnings=["one-class"] * 11), "d.warnings: "),
+        (hello(dropped=-1), "d.dropped: "),
     ],
 )
 def test_nonsense_is_refused_with_a_reason(body: bytes, reason: str) -> None:

@@ -10,29 +10,35 @@ import pytest
 import torch
 
 from common.errors import DataError
-from local.data import read_samples, read_site, split_samples
-from tests.conftest import run_spec, write_site
+from local.data import SiteData, read_samples, read_site, split_samples
+from tests.conftest import part_of, run_spec, write_site
+
+PARTS = ("train", "validation", "test")
+
+
+def sizes(data: SiteData) -> list[int]:
+    return [len(part_of(data, name)) for name in PARTS]
 
 
 def test_splits_are_whole_disjoint_and_seeded(tmp_path: Path) -> None:
     spec = run_spec(training={"validation": 0.2, "test": 0.3})
     folder = write_site(tmp_path, 100, 0, x=np.arange(600.0).reshape(100, 6))
     data = read_site(spec, folder, 0)
-    assert [len(part) for part in (data.train, data.validation, data.test)] == [50, 20, 30]
-    first = [row for part in (data.train, data.validation, data.test) for row in part.inputs[:, 0].tolist()]
+    assert sizes(data) == [50, 20, 30]
+    first = [row for name in PARTS for row in part_of(data, name).inputs[:, 0].tolist()]
     assert sorted(first) == [float(6 * row) for row in range(100)]
     again, other = read_site(spec, folder, 0), read_site(spec, folder, 1)
-    assert torch.equal(again.test.inputs, data.test.inputs)
-    assert not torch.equal(other.test.inputs, data.test.inputs)
+    assert torch.equal(again.splits[0].test, data.splits[0].test)
+    assert not torch.equal(other.splits[0].test, data.splits[0].test)
 
 
 def test_the_files_own_split_decides(tmp_path: Path) -> None:
     split = np.array([0] * 60 + [2] * 40)
     data = read_site(run_spec(training={"validation": 0.25}), write_site(tmp_path, 100, 0, split=split), 0)
-    assert [len(part) for part in (data.train, data.validation, data.test)] == [45, 15, 40]
+    assert sizes(data) == [45, 15, 40]
     split[:10] = 1
     data = read_site(run_spec(), write_site(tmp_path, 100, 0, split=split), 0)
-    assert [len(part) for part in (data.train, data.validation, data.test)] == [50, 10, 40]
+    assert sizes(data) == [50, 10, 40]
 
 
 X, Y = np.zeros((10, 6)), np.zeros(10)
@@ -79,7 +85,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
 def test_tokens_stay_whole_numbers_within_their_range(tmp_path: Path) -> None:
     spec = run_spec(data={"shape": [6], "tokens": 5})
     folder = write_site(tmp_path, 20, 0, x=np.full((20, 6), 4))
-    assert read_site(spec, folder, 0).train.inputs.dtype == torch.int64
+    assert read_site(spec, folder, 0).samples.inputs.dtype == torch.int64
     write_site(tmp_path, 20, 0, x=np.full((20, 6), 5))
     with pytest.raises(DataError, match=r"x holds 5 in row 0, place \[0\], expected whole numbers from 0 to 4"):
         read_site(spec, folder, 0)
@@ -90,7 +96,8 @@ def test_a_reading_can_be_split_again(tmp_path: Path) -> None:
     path = write_site(tmp_path, 100, 0, split=np.array([0] * 60 + [2] * 40)) / "data.npz"
     reading = read_samples(spec, path)
     first, again = split_samples(spec, reading, 0), split_samples(spec, reading, 0)
-    assert [len(part) for part in (again.train, again.validation, again.test)] == [45, 15, 40]
-    assert torch.equal(first.train.inputs, again.train.inputs)
-    assert torch.equal(split_samples(spec, reading, 1).test.inputs, again.test.inputs)
-    assert not torch.equal(split_samples(spec, reading, 1).train.inputs, again.train.inputs)
+    assert sizes(again) == [45, 15, 40]
+    assert torch.equal(first.splits[0].train, again.splits[0].train)
+    (own,), (elsewhere,) = again.splits, split_samples(spec, reading, 1).splits
+    assert torch.equal(elsewhere.test, own.test)
+    assert not torch.equal(elsewhere.train, own.train)

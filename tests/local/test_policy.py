@@ -23,6 +23,7 @@ from common.protocol import step_bytes, unpack
 from common.spec import MethodSpec, RunSpec
 from local.config import SiteConfig
 from local.data import Samples, SiteData
+from local.data.folds import Split
 from local.policy import UNREDUCED, MethodName, Policy
 from local.site import check_site, run_site
 from tests.conftest import run_spec, write_site
@@ -96,14 +97,20 @@ def test_a_step_as_large_as_the_limit_is_allowed() -> None:
         check({"max_upload": size - 1}, spec)
 
 
+def data_of(*sizes: int) -> SiteData:
+    """So many samples to train on, to validate and to test."""
+    samples = Samples(torch.ones(sum(sizes), 6), torch.zeros(sum(sizes)).long())
+    return SiteData(samples, (Split(*torch.arange(sum(sizes)).split(list(sizes))),))
+
+
 def test_an_epochs_smallest_step_decides() -> None:
     """33 samples in steps of at most 8 are 7, 7, 7, 6 and 6."""
-    spec = run_spec(method=RANK_DAD)
-    Policy(min_rows=6).check_samples(spec, 33)
+    spec, data = run_spec(method=RANK_DAD), data_of(33, 0, 0)
+    Policy(min_rows=6).check_samples(spec, data)
     with pytest.raises(PolicyError, match=r"^training.batch_size: .* steps of 6 samples here, .* fewer than 7"):
-        Policy(min_rows=7).check_samples(spec, 33)
+        Policy(min_rows=7).check_samples(spec, data)
     with pytest.raises(PolicyError, match=r"^method.rank: .* of 6 samples here, .* at most 0 \(rows_per_rank 7\)"):
-        Policy(rows_per_rank=7).check_samples(spec, 33)
+        Policy(rows_per_rank=7).check_samples(spec, data)
 
 
 def test_accumulated_batches_are_one_step() -> None:
@@ -119,11 +126,10 @@ def test_a_small_step_sends_fewer_rows(policy: dict[str, int], samples: int, row
 
 
 def test_a_split_that_is_too_small_is_not_evaluated() -> None:
-    train, validation, test = (Samples(torch.ones(count, 6), torch.zeros(count).long()) for count in (30, 5, 4))
-    data = Policy(min_rows=5).contributed(SiteData(train, validation, test))
-    assert (data.train, data.validation) == (train, validation)
-    assert data.test.inputs.shape == (0, 6)
-    assert data.test.labels.shape == (0,)
+    data = Policy(min_rows=5).contributed(data_of(30, 5, 4))
+    (split,) = data.splits
+    assert [len(rows) for rows in (split.train, split.validation, split.test)] == [30, 5, 0]
+    assert data.fewest == 5
 
 
 @pytest.mark.parametrize("reducer", ["auto", "block", "exact", "spi"])

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import uvicorn
 
+from common.arrays import pack_counts
 from common.messages import Hello, Kind, Message, Step
 from common.protocol import pack
 from common.replica import Replica
@@ -46,9 +47,9 @@ class Served:
             "spec_sha256": plan.spec_sha256,
             "plan_sha256": plan.sha256(),
             "weights_sha256": plan.weights_sha256,
-            "train": 10 + SITES.index(site),
-            "validation": 2,
-            "test": 2,
+            "samples": pack_counts([(10 + SITES.index(site), 2, 2)]),
+            "dropped": 0,
+            "warnings": [],
         }
         return pack(Message(Kind.HELLO, 0, Hello.model_validate(fields | changes)), plan, up=True)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from common.arrays import pack_counts
 from common.errors import ProtocolError, RunFailedError, SpecError
 from common.factors import Factor
 from common.messages import Failure, Hello, Kind, Message, Step
@@ -36,9 +37,9 @@ def hello_of(aggregator: Aggregator, **changes: Any) -> bytes:
         "spec_sha256": plan.spec_sha256,
         "plan_sha256": plan.sha256(),
         "weights_sha256": plan.weights_sha256,
-        "train": 10,
-        "validation": 2,
-        "test": 2,
+        "samples": pack_counts([(10, 2, 2)] * plan.folds),
+        "dropped": 0,
+        "warnings": [],
     }
     return pack(Message(Kind.HELLO, 0, Hello.model_validate(fields | changes)), plan, up=True)
 
@@ -50,7 +51,7 @@ def hello_of(aggregator: Aggregator, **changes: Any) -> bytes:
         ({"spec_sha256": "0" * 64}, "its spec differs"),
         ({"weights_sha256": "0" * 64}, "its initial weights differ"),
         ({"plan_sha256": "0" * 64}, "its plan differs"),
-        ({"train": 0}, "no samples to train on"),
+        ({"samples": pack_counts([(0, 2, 2)])}, "no samples to train on"),
     ],
 )
 def test_hello_names_the_site_that_differs_and_in_what(

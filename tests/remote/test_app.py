@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from common.arrays import pack_counts
 from common.messages import Roster
 from common.protocol import unpack
 from remote import app, host
@@ -87,7 +88,7 @@ def test_a_long_wait_is_answered_not_yet_and_the_body_counts_once(
     others = [Later(served, "POST", f"/rounds/{site}", served.hello(site)) for site in SITES[1:]]
     assert asking.wait() == others[0].wait() == others[1].wait()
     roster = unpack(asking.answer[1], served.aggregator.plan, up=False)
-    assert roster.body == Roster(train=[10, 11, 12])
+    assert roster.body == Roster(train=pack_counts([(10, 11, 12)]))
 
 
 def test_an_answer_of_a_round_before_goes_to_nobody_who_waits_for_another(served: Served) -> None:

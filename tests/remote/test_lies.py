@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from common.arrays import pack_counts
 from common.course import Course
 from common.drift import SKETCH_BYTES
 from common.errors import ProtocolError, RunFailedError
@@ -28,15 +29,19 @@ from common.messages import (
     Message,
     Sketch,
     Step,
+    Sums,
 )
-from common.metrics import BINS
+from common.metrics import pack_tally
+from common.metrics.sums import parts
 from common.protocol import pack, unpack
 from common.replica import Replica
+from common.tasks import Classification
 from local.data import SiteData
 from local.training import Result, TrainingState, train
 from remote import aggregator as aggregator_module
 from remote.aggregator import Aggregator, Keeping
 from remote.rounds import Answer, Effect
+from tests.common.metrics.samples import tallied
 from tests.conftest import SITES, run_spec
 
 LIAR, HONEST = SITES[0], SITES[1:]  # what the first in the plan says has often decided for all
@@ -45,8 +50,13 @@ SKETCH = Sketch(weights=bytes(SKETCH_BYTES))
 GOODBYE = Goodbye(weights_sha256="0" * 64, sketch=bytes(SKETCH_BYTES))
 
 
+TASK = Classification(classes=3)
+ONE = tallied(TASK, torch.tensor([[2.0, 0.5, 0.1]]), torch.tensor([0]))
+TALLY = pack_tally(ONE)
+
+
 def evaluation(**changes: Any) -> Evaluation:
-    fields = {"split": "test", "epoch": 0, "samples": 1, "loss": 1.0, "correct": 1, "scores": bytes(3 * 2 * BINS * 4)}
+    fields = {"split": "test", "fold": 0, "epoch": 0, "tally": TALLY, "baseline": TALLY}
     return Evaluation.model_validate(fields | changes)
 
 
@@ -144,19 +154,39 @@ def empty_step(run: Run) -> Message:
     return Message(Kind.STEP, run.round, Step(0.0, 0.0, 0.0, payload))
 
 
+def losing(loss: float) -> bytes:
+    """A tally with that sum of losses, which stands first among the sums."""
+    sums = ONE.sums.clone()
+    sums[0] = loss
+    return pack_tally(replace(ONE, sums=sums))
+
+
+def more_right() -> bytes:
+    """A tally with one hit more than there are samples."""
+    found = replace(ONE, counts=ONE.counts.clone())
+    parts(TASK, found).confusion[0, 0, 0] += 1
+    return pack_tally(found)
+
+
 REFUSED: dict[str, tuple[Lie, str]] = {
     "says goodbye": (always(Kind.GOODBYE, GOODBYE), "409 k: got GOODBYE in round 1, expected STEP"),
     "compares": (always(Kind.COMPARISON, SKETCH), "409 k: got COMPARISON in round 1, expected STEP"),
     "sends buffers": (always(Kind.BUFFERS, Buffers(samples=9, values=b"")), "409 k: got BUFFERS in round 1, expected"),
     "says hello": (lambda run: replace(run.hello, round=run.round), "409 k: got HELLO in round 1, expected STEP"),
-    "tests": (always(Kind.EVALUATION, evaluation(epoch=9)), "409 d.split: got test of epoch 9, expected validation of"),
-    "validates another epoch": (evaluating(epoch=99), "409 d.split: got validation of epoch 99, expected validation"),
+    "tests": (
+        always(Kind.EVALUATION, evaluation(epoch=9)),
+        "409 d.split: got test of epoch 9 in fold 0, expected",
+    ),
+    "validates another epoch": (evaluating(epoch=99), "409 d.split: got validation of epoch 99 in fold 0, expec"),
     "stops": (always(Kind.DECISION, Decision(epoch=0, best=True, stop=True)), "409 d: got epoch=0 best=True stop=True"),
     "decides another epoch": (always(Kind.DECISION, Decision(epoch=9, best=True, stop=False)), "409 d: got epoch=9"),
     "denies the best": (always(Kind.DECISION, Decision(epoch=0, best=False, stop=False)), "409 d: got epoch=0 best=F"),
-    "counts too many": (evaluating(samples=2**52), "422 d: 4503599627370496 samples, expected at most 1099511627776"),
-    "counts more right than there are": (evaluating(correct=2), "422 d: 2 of 1 samples are correct"),
-    "loses too much": (evaluating(loss=1e308), "422 d: a loss of 1e+308, expected at most"),
+    "validates another fold": (evaluating(fold=1), "409 d.split: got validation of epoch 0 in fold 1, expected valid"),
+    "counts too many": (evaluating(tally=b"\xff" * len(TALLY)), "422 d.tally: a count is larger than 2147483647"),
+    "counts more right than there are": (evaluating(tally=more_right()), "422 d.tally: a confusion matrix does not"),
+    "loses too much": (evaluating(tally=losing(1e308)), "422 d.tally: a sum is NaN or larger than 1e+300"),
+    "loses nothing it can": (evaluating(tally=losing(float("nan"))), "422 d.tally: a sum is NaN or larger than"),
+    "sums up": (always(Kind.SUMS, Sums(stage="labels", values=b"")), "422 d.values: no stage of preparation is called"),
 }
 TAKEN: dict[str, Lie] = {
     "is silent": lambda run: None,
@@ -195,7 +225,7 @@ def test_a_liar_ends_its_own_part_alone(tmp_path: Path, data: dict[str, SiteData
     honest_digest(Run(tmp_path / "run", data), TAKEN[lie])
 
 
-@pytest.mark.parametrize("train", [2**52, 8_000_001])
+@pytest.mark.parametrize("train", [2**32 - 1, 8_000_001])
 def test_a_hello_with_more_samples_than_can_be_ends_the_run_by_name_not_by_memory(
     tmp_path: Path, data: dict[str, SiteData], train: int
 ) -> None:
@@ -205,7 +235,7 @@ def test_a_hello_with_more_samples_than_can_be_ends_the_run_by_name_not_by_memor
         contextlib.closing(run.aggregator),
         pytest.raises(RunFailedError, match=said),
     ):
-        run.go(lambda run: None, train=train)
+        run.go(lambda run: None, samples=pack_counts([(train, 0, 0)]))
 
 
 def test_asking_for_the_state_again_and_again_fills_neither_ledger_nor_summary(

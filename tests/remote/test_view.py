@@ -7,13 +7,23 @@ import io
 from rich.console import Console
 
 from common.messages import Pooled
+from common.tasks import Classification
 from remote.progress import Progress
+from remote.study import Study
 from remote.view import LiveView, PlainView, Waiting, view_of
 
+TASK = Classification(classes=3)
 
-def running() -> Progress:
-    pooled = Pooled(split="validation", epoch=0, samples=9, loss=0.25, accuracy=0.75, auc=0.98765, auc_error=2e-6)
-    progress = Progress("study", "rank-dad", ("alpha", "beta"), epochs=4, dense_bytes=67_000, steps_per_epoch=10)
+
+def begun(method: str, sites: tuple[str, ...], folds: int = 1) -> Progress:
+    return Progress("study", method, sites, TASK, 4, folds, 67_000, Study(TASK, sites))
+
+
+def running(folds: int = 1) -> Progress:
+    values: dict[str, float | None] = {"auc": 0.98765, "accuracy": 0.75, "loss": 0.25}
+    pooled = Pooled(split="validation", fold=0, epoch=0, samples=9, values=values, auc_error=2e-6, absent=0)
+    progress = begun("rank-dad", ("alpha", "beta"), folds)
+    progress.steps_per_epoch = [10] * folds
     progress.step, progress.epoch, progress.loss, progress.train_loss = 10, 1, 0.5, 0.6
     progress.up = progress.down = 10 * 2 * 1000
     progress.seconds, progress.step_seconds, progress.validation = 2.0, 1.0, pooled
@@ -54,7 +64,7 @@ def test_plain_lines_say_each_thing_once() -> None:
 
 
 def test_before_the_first_hello_nothing_divides_by_zero() -> None:
-    progress = Progress("study", "dsgd", ("alpha",), epochs=4, dense_bytes=67_000)
+    progress = begun("dsgd", ("alpha",))
     assert "waiting for all sites to say hello" in shown(progress, Waiting(("alpha",), 3.0), terminal=True)
 
 
@@ -70,3 +80,11 @@ def test_who_is_left_out_and_who_is_back_is_said_once() -> None:
     assert out.getvalue().splitlines()[2:] == ["goes on without beta", "all sites are back"]
     said = "0 of 2 sites in · waiting for alpha (1 s) · without beta"
     assert said in shown(running(), alone, terminal=True)
+
+
+def test_of_several_folds_it_says_which() -> None:
+    progress = running(folds=3)
+    assert "fold 1 of 3 · epoch 1 of 4 · training loss" in shown(progress, Waiting(), terminal=False)
+    progress.fold, progress.step = 1, 50
+    assert "fold 2 of 3 · epoch 2 of 4" in (text := shown(progress, Waiting(), terminal=True))
+    assert "50/120 steps" in text

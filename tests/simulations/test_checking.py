@@ -19,7 +19,7 @@ from common.protocol import step_bytes
 from common.routes import Payload
 from local.data import SiteData
 from simulations.checking import show_plan, show_verification, verify
-from tests.conftest import run_spec
+from tests.conftest import part_of, run_spec
 
 Data = Callable[..., dict[str, SiteData]]
 RANK_DAD = {"name": "rank-dad", "rank": 2, "reducer": "exact"}
@@ -28,7 +28,7 @@ RANK_DAD = {"name": "rank-dad", "rank": 2, "reducer": "exact"}
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_exact_methods_are_exact_and_the_rest_is_near_optimal(site_data: Data, dtype: str) -> None:
     spec = run_spec(model={"name": "mlp", "hidden": [64, 64]}, method=RANK_DAD, training={"dtype": dtype})
-    data = {site: parts.train for site, parts in site_data(spec).items()}
+    data = {site: part_of(own, "train") for site, own in site_data(spec).items()}
     found = {verification.method: verification for verification in verify(spec, data)[0]}
     assert list(found) == ["dsgd", "dad", "edad", "top-rows", "rank-dad", "powersgd"]
     assert {name for name, one in found.items() if one.is_exact(dtype)} == {"dsgd", "dad", "edad"}
@@ -56,7 +56,7 @@ def test_an_exact_method_that_is_not_is_found_out(site_data: Data, monkeypatch: 
 
     monkeypatch.setattr(dad, "pooled", wrong)
     spec = run_spec(model={"name": "mlp", "hidden": [64, 64]}, method={"name": "dad"})
-    data = {site: parts.train for site, parts in site_data(spec).items()}
+    data = {site: part_of(own, "train") for site, own in site_data(spec).items()}
     data["gamma"] = data["gamma"].take(torch.arange(3))
     found, _ = verify(spec, data)
     assert {one.method: one.is_exact("float32") for one in found[:3]} == {"dsgd": True, "dad": False, "edad": True}
@@ -82,7 +82,7 @@ def test_check_prints_every_parameter_and_the_largest_body(tmp_path: Path) -> No
 
 def test_a_method_that_does_not_fit_is_left_out_and_says_why(site_data: Data) -> None:
     spec = run_spec(model={"name": "mlp", "hidden": [64, 64], "activation": "gelu"}, method=RANK_DAD)
-    found, misfits = verify(spec, {site: parts.train for site, parts in site_data(spec).items()})
+    found, misfits = verify(spec, {site: part_of(own, "train") for site, own in site_data(spec).items()})
     assert [one.method for one in found] == ["dsgd", "dad", "top-rows", "rank-dad", "powersgd"]
     assert len(misfits) == 1
     assert "edad is left out" in misfits[0]
@@ -104,7 +104,7 @@ def test_a_method_that_does_not_fit_is_left_out_and_says_why(site_data: Data) ->
 )
 def test_bytes_as_sent_are_those_that_the_plan_predicts(site_data: Data, method: dict[str, Any]) -> None:
     spec = run_spec(model={"name": "mlp", "hidden": [64, 64]}, method=method, training={"batch_size": 30})
-    data = {site: parts.train.take(torch.arange(30) % 20) for site, parts in site_data(spec).items()}
+    data = {site: part_of(own, "train").take(torch.arange(30) % 20) for site, own in site_data(spec).items()}
     plan = make_plan(spec, build_model(spec))
     (own,) = [one for one in verify(spec, data)[0] if one.method == method["name"]]
     assert own.up == step_bytes(plan, up=True)

@@ -19,7 +19,7 @@ from common.spec import RunSpec
 from local.data import SiteData
 from local.training import Result
 from simulations.lockstep import run
-from tests.conftest import SITES, run_spec
+from tests.conftest import SITES, part_of, run_spec
 
 Data = Callable[..., dict[str, SiteData]]
 
@@ -126,7 +126,7 @@ def test_the_run_directory_says_what_happened(tmp_path: Path, site_data: Data) -
         rows_of(tmp_path / "run" / "steps.csv"),
         rows_of(tmp_path / "run" / "metrics.csv"),
     )
-    per_epoch = -(-max(len(site.train) for site in data.values()) // 8)
+    per_epoch = -(-max(len(site.splits[0].train) for site in data.values()) // 8)
     assert (summary["status"], summary["steps"], summary["epochs"]) == ("completed", 2 * per_epoch, 2)
     assert [int(row["step"]) for row in steps] == list(range(1, 2 * per_epoch + 1))
     assert sum(int(row["bytes_up"]) for row in steps) == round(summary["bytes_up_per_site_step"] * 3 * 2 * per_epoch)
@@ -135,7 +135,7 @@ def test_the_run_directory_says_what_happened(tmp_path: Path, site_data: Data) -
     assert [(row["split"], row["site"]) for row in metrics[:4]] == [("validation", s) for s in ("pooled", *SITES)]
     assert [row["split"] for row in metrics].count("test") == 4
     pooled = next(row for row in metrics if row["site"] == "pooled")
-    assert int(pooled["samples"]) == sum(len(site.validation) for site in data.values())
+    assert int(pooled["samples"]) == sum(len(site.splits[0].validation) for site in data.values())
     assert json.loads((tmp_path / "run" / "run.json").read_text())["method"]["rank"] == 2
     assert json.loads((tmp_path / "run" / "plan.json").read_text())["sites"] == list(SITES)
 
@@ -155,9 +155,9 @@ def test_stopping_and_best_look_at_validation_only(tmp_path: Path, site_data: Da
         for site in data.values():
             for part in ("test", "validation"):
                 if part == changed:
-                    getattr(site, part).inputs.copy_(-getattr(site, part).inputs)
+                    site.samples.inputs[getattr(site.splits[0], part)] *= -1
         (result, *_) = run(spec, data, tmp_path / changed).values()
-        ends[changed] = (result.best_epoch, result.epochs, result.test.loss)
+        ends[changed] = (result.best_epoch, result.epochs, result.test.values["loss"])
     assert ends["nothing"][:2] == ends["test"][:2]
     assert ends["nothing"][2] != ends["test"][2]
     assert ends["nothing"][1] == ends["nothing"][0] + 1 + 2 < 12, "this run is meant to stop early"
@@ -193,7 +193,7 @@ def test_buffers_are_averaged_and_equal_everywhere(tmp_path: Path, site_data: Da
     factory = "tests.simulations.test_lockstep:masked"
     spec = run_spec(model={"name": "factory", "factory": factory}, method={"name": "rank-dad", "rank": 1})
     data = site_data(spec, (100, 60, 36))
-    assert len(data["alpha"].train) % 8 == 1
+    assert len(data["alpha"].splits[0].train) % 8 == 1
     results = run(spec, data, tmp_path / "run", allowed_factories=[factory])
     weights = final_weights(results)
     assert weights["1.running_mean"].abs().sum() > 0
@@ -209,7 +209,7 @@ def test_a_site_that_cannot_go_on_ends_the_run_also_if_it_is_every_site(
     spec = run_spec(method={"name": "rank-dad", "rank": 2})
     data = site_data(spec)
     for site in ill:
-        data[site].train.inputs[:] = float("nan")
+        data[site].samples.inputs[:] = float("nan")
     with pytest.raises(RunFailedError, match=f"{ill[0]} could not go on: the training loss in step 1 holds NaN"):
         run(spec, data, tmp_path / "run")
     summary = summary_of(tmp_path / "run")
@@ -339,7 +339,8 @@ def test_unequal_sites_train_as_one_pooled_batch_clipped_after_pooling(tmp_path:
     data = site_data(spec)
     found = final_weights(run(spec, data, tmp_path / "run"))
     model = build_model(spec)
-    inputs, labels = (torch.cat([getattr(site.train, part) for site in data.values()]) for part in ("inputs", "labels"))
+    train = [part_of(site, "train") for site in data.values()]
+    inputs, labels = (torch.cat([getattr(own, name) for own in train]) for name in ("inputs", "labels"))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for _ in range(4):
         optimizer.zero_grad()

@@ -68,7 +68,7 @@ class Site:
         began = course.round
 
         def between_steps() -> None:
-            if replica.step % EVERY == 0 and course.round > began:
+            if course.steps % EVERY == 0 and course.round > began:
                 checkpoints.save(course, self.state.residuals)
 
         self.training = train(self.spec, plan, self.data, self.state, between_steps=between_steps)
@@ -244,12 +244,12 @@ def test_any_steps_model_comes_out_of_the_ledger_alone(tmp_path: Path, site_data
     run = Run(spec, site_data(spec), tmp_path)
     digest = run.go(lambda message: None)
     steps = run.aggregator.recorder.progress.step
-    assert export(tmp_path / "run", None, tmp_path / "last").digest() == digest
+    assert export(tmp_path / "run", None, tmp_path / "last").replica.digest() == digest
     assert load_file(tmp_path / "last" / "model" / "final.safetensors").keys() == Replica(spec).weights().keys()
     replica = Replica(spec)
     Checkpoints(tmp_path / "alpha", run.aggregator.plan, "alpha").load(Course(spec, run.aggregator.plan, replica))
     assert 0 < replica.step < steps
-    assert export(tmp_path / "run", replica.step, tmp_path / "earlier").digest() == replica.digest() != digest
+    assert export(tmp_path / "run", replica.step, tmp_path / "earlier").replica.digest() == replica.digest() != digest
     with pytest.raises(UserError, match=f"got {steps + 1}, expected 1 to {steps}"):
         export(tmp_path / "run", steps + 1, tmp_path / "beyond")
 
@@ -284,7 +284,7 @@ def test_a_quorum_goes_on_without_a_site_which_catches_up(
     assert set(progress.left_out) == {"gamma"}
     assert set(progress.weights_sha256) == set(SITES)
     assert progress.drift == 0.0
-    assert export(tmp_path / "run", None, tmp_path / "replayed").digest() == digest
+    assert export(tmp_path / "run", None, tmp_path / "replayed").replica.digest() == digest
 
 
 def test_a_site_gone_for_good_is_left_out_and_the_run_says_so(tmp_path: Path, site_data: Data) -> None:
@@ -298,7 +298,7 @@ def test_a_site_gone_for_good_is_left_out_and_the_run_says_so(tmp_path: Path, si
     assert set(progress.weights_sha256) == {"alpha", "gamma"}
     assert progress.left_out["beta"] > progress.step / 2
     assert run.now <= undisturbed.now + QUORUM["grace"] + 1, "only the first round without it waits for its grace"
-    assert export(tmp_path / "run", None, tmp_path / "replayed").digest() == digest
+    assert export(tmp_path / "run", None, tmp_path / "replayed").replica.digest() == digest
 
 
 def test_an_aggregator_that_dies_in_a_run_of_a_quorum_goes_on_from_its_ledger(tmp_path: Path, site_data: Data) -> None:
@@ -306,7 +306,7 @@ def test_an_aggregator_that_dies_in_a_run_of_a_quorum_goes_on_from_its_ledger(tm
     run = Run(spec, site_data(spec), tmp_path)
     away = without(run, "gamma", 14, 50, killed=False)
     digest = run.go(lambda message: away(message) or ("aggregator" if message % 9 == 0 else None))
-    assert export(tmp_path / "run", None, tmp_path / "replayed").digest() == digest
+    assert export(tmp_path / "run", None, tmp_path / "replayed").replica.digest() == digest
 
 
 @pytest.mark.parametrize("retention", list(Retention))
@@ -326,7 +326,7 @@ def test_a_site_that_lost_its_disk_goes_on_without_residuals_and_the_ledger_says
     (reset,) = run.aggregator.recorder.progress.resets
     assert reset["site"] == "beta"
     assert 10 <= reset["round"] < 20
-    assert export(tmp_path / "run", None, tmp_path / "replayed").digest() == digest
+    assert export(tmp_path / "run", None, tmp_path / "replayed").replica.digest() == digest
 
 
 def test_the_tail_alone_is_enough_to_recover_and_has_a_bound(tmp_path: Path, site_data: Data) -> None:
@@ -339,7 +339,7 @@ def test_the_tail_alone_is_enough_to_recover_and_has_a_bound(tmp_path: Path, sit
     for kind in ("contributions", "updates"):
         assert 2 <= len(list((tmp_path / "run" / "ledger").glob(f"{kind}-*"))) <= 4
     steps = run.aggregator.recorder.progress.step
-    assert export(tmp_path / "run", steps - 1, tmp_path / "exported").step == steps - 1
+    assert export(tmp_path / "run", steps - 1, tmp_path / "exported").steps == steps - 1
     with pytest.raises(UserError, match="keeps only the last checkpoints"):
         export(tmp_path / "run", 2, tmp_path / "exported")
 

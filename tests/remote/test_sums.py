@@ -1,0 +1,82 @@
+"""Sums that no samples have are refused, and change nothing for those who send true ones."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common.arrays import pack_counts, pack_sums
+from common.errors import ProtocolError
+from common.messages import Kind, Message, Sums
+from common.protocol import pack
+from common.replica import Replica
+from remote.aggregator import Aggregator
+from remote.rounds import Ready
+from tests.conftest import SITES, run_spec
+from tests.remote.test_aggregator import answer, hello_of
+
+STAGES = {"labels": 4, "sums": 12, "squares": 12}  # rows and classes; counts and sums of six features; of their squares
+TRUE = torch.tensor([[10.0, 5, 4, 1], [10.0, 4, 4, 2]], dtype=torch.float64)
+
+
+def of(**changes: float) -> torch.Tensor:
+    """True sums but for one of the second fold's."""
+    sums = TRUE.clone()
+    for place, value in changes.items():
+        sums[1, int(place[1:])] = value
+    return sums
+
+
+@pytest.mark.parametrize(
+    ("stage", "values", "status", "said"),
+    [
+        ("sums", pack_sums(torch.ones(2, 12)), 409, "d.stage: got sums, expected labels"),
+        ("means", pack_sums(TRUE), 422, "d.values: no stage of preparation is called 'means'"),
+        ("x" * 64, pack_sums(TRUE), 422, "d.stage: "),
+        ("labels", pack_sums(TRUE[0]), 422, "d.values: got 32 bytes, expected 64"),
+        ("labels", pack_sums(of(_0=math.nan)), 422, "d.values: a number is NaN"),
+        ("labels", pack_sums(of(_0=1e308)), 422, "d.values: a number is NaN or beyond"),
+        ("labels", pack_sums(of(_2=-1.0)), 422, "d.values: counts: expected no number below 0"),
+        ("labels", pack_sums(of(_0=10.5)), 422, "d.values: rows: expected whole numbers"),
+        ("labels", pack_sums(of(_1=2.0**60)), 422, "d.values: counts: expected whole numbers of rows"),
+    ],
+)
+def test_sums_that_no_samples_have_are_refused(
+    tmp_path: Path, stage: str, values: bytes, status: int, said: str
+) -> None:
+    made = begun(tmp_path)
+    with contextlib.closing(made):
+        body = pack(Message(Kind.SUMS, 1, Sums.model_construct(stage=stage, values=values)), made.plan, up=True)
+        with pytest.raises(ProtocolError) as error:
+            made.receive("alpha", body)
+        assert (error.value.status, str(error.value)[: len(said)]) == (status, said)
+        assert not made.barrier.holds("alpha")
+        effects: list[Any] = []
+        for site in SITES:
+            effects = made.receive(
+                site, pack(Message(Kind.SUMS, 1, Sums(stage="labels", values=pack_sums(TRUE))), made.plan, up=True)
+            )
+        assert isinstance(effects[0], Ready)
+        answer(made, effects)
+        assert torch.equal(made.course.totals["labels"], 3 * TRUE)
+        assert made.course.stage == "sums"
+
+
+def begun(tmp_path: Path) -> Aggregator:
+    spec = run_spec(
+        task={"name": "classification", "classes": 3, "class_weights": "balanced"},
+        preparation={"standardise": "federated"},
+        evaluation={"name": "k-fold", "folds": 2, "refit": False},
+    )
+    made = Aggregator(spec, Replica(spec), tmp_path / "run", lambda: 0.0)
+    assert {stage.name: stage.size for stage in made.plan.stages} == STAGES
+    effects: list[Any] = []
+    for site in SITES:
+        effects = made.receive(site, hello_of(made, samples=pack_counts([(10, 2, 2)] * 2)))
+    answer(made, effects)
+    return made
