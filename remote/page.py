@@ -12,7 +12,10 @@ h1 { margin-bottom: .3em } h2 { font-size: 1.2em; margin: 1.8em 0 .4em; border-b
 table { border-collapse: collapse; margin: .5em 0; font-variant-numeric: tabular-nums }
 th, td { padding: .2em .8em .2em 0; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top }
 .numbers td + td, .numbers th + th { text-align: right; padding-left: .8em }
-.numbers tbody tr:first-child { font-weight: bold }
+.numbers thead th { vertical-align: bottom; border-bottom-color: #111 } .note { color: #444; font-size: .9em }
+.wide { font-size: .8em } .wide td + td, .wide th + th { padding-left: .3em } .wide td, .wide th { padding-right: .3em }
+.numbers .group { text-align: center; border-bottom-color: #bbb }
+.main td:nth-child(2) { font-weight: bold } .main { font-size: .92em } .main td { white-space: nowrap }
 .facts th { font-weight: normal; color: #444; white-space: nowrap } td { overflow-wrap: anywhere }
 .good, .bad { padding: .4em .8em; border-left: 6px solid #0072B2; background: #eef5fa; overflow-wrap: anywhere }
 .bad { border-color: #D55E00; background: #fcf0e8 }
@@ -53,11 +56,26 @@ def paragraph(text: str, kind: str = "") -> str:
     return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of numbers whose rows begin with their name; the first row stands out."""
+def note(text: str) -> str:
+    """Return a paragraph in small print."""
+    return paragraph(text, "note")
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], groups: Sequence[tuple[str, int]] = (), kind: str = ""
+) -> str:
+    """Return a table of numbers whose rows begin with their name.
+
+    Args:
+        head: of every column.
+        rows: their cells.
+        groups: heads above the columns', each over so many of them.
+        kind: a further class of the style sheet.
+    """
     lines = "\n".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    return f'<table class="numbers">\n<thead><tr>{top}</tr></thead>\n<tbody>\n{lines}\n</tbody>\n</table>'
+    over = "".join(f'<th class="group" colspan="{count}">{escape(name)}</th>' for name, count in groups)
+    top = (f"<tr>{over}</tr>\n" if over else "") + f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in head)}</tr>"
+    return f'<table class="{f"numbers {kind}".strip()}">\n<thead>{top}</thead>\n<tbody>\n{lines}\n</tbody>\n</table>'
 
 
 def facts(values: Mapping[str, str]) -> str:

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
-
-from remote.page import facts, heading, image, page, paragraph, section, table
-from remote.results import Results, metric_rows, read_results, rows_of
+from remote.page import facts, heading, image, page, paragraph, section
+from remote.quality import epochs, quality, warned
+from remote.reading import guide, number
+from remote.results import Results, read_results
 from remote.view import size
 
 NO_FIGURES = "figures need matplotlib, which is not installed: pip install 'rankdad[plots]'"
-HEADS = {"auc": "AUC", "auc_error": "AUC's largest error"}
-DIGITS = {"samples": ".0f", "auc": ".5f", "auc_error": ".2g"}
 CAPTIONS = {
     "loss_over_epochs": "Training and validation loss of all sites together, by epoch.",
     "loss_over_steps": "Training loss of all sites together, by optimizer step.",
     "auc_over_epochs": "Validation AUC by epoch.",
     "accuracy_over_epochs": "Validation accuracy by epoch.",
-    "test_auc_by_site": "Test AUC of each site, and of all sites' samples together.",
-    "test_accuracy_by_site": "Test accuracy of each site, and of all sites' samples together.",
+    "mae_over_epochs": "Validation mean absolute error by epoch.",
+    "pearson_r_over_epochs": "Validation correlation by epoch.",
+    "test_auc_by_site": "Test AUC of each site that has one, and of all samples together.",
+    "test_accuracy_by_site": "Test accuracy of each site, and of all samples together.",
+    "test_mae_by_site": "Test mean absolute error of each site, and of all samples together.",
+    "test_pearson_r_by_site": "Test correlation within each site, and of all samples together.",
+    "confusion": "Test samples by true and predicted value, coloured by their part of the true value's samples.",
+    "calibration": "Test predictions by confidence in 15 equal bins: how often they are right, and how many they are.",
 }
 STATUS = {
     "completed": "The run is complete.",
@@ -33,7 +35,7 @@ STATUS = {
 }
 SENDS_INPUTS = ("dad", "edad", "top-rows")
 
-Figures = Callable[[pd.DataFrame, pd.DataFrame, Mapping[str, Any]], dict[str, bytes]]
+Figures = Callable[[Results], dict[str, bytes]]
 
 
 def drawer() -> Figures | None:
@@ -55,7 +57,7 @@ def report(directory: Path) -> str:
         UserError: it holds no run, or a file in it cannot be read.
     """
     run = read_results(directory)
-    parts = (_head, _quality, _ending, _pictures, _what, _traffic, _reading, _privacy, _versions)
+    parts = (_head, quality, warned, _ending, _pictures, _what, _traffic, _reading, _privacy, _versions)
     return page(run.spec.name, (part(run) for part in parts))
 
 
@@ -63,51 +65,31 @@ def _head(run: Results) -> str:
     summary = run.summary
     said = STATUS.get(summary.status, f"The run's status is {summary.status}.")
     said += f" Reason: {summary.reason}" if summary.reason else ""
-    sites, epochs, steps = len(run.spec.federation.sites), summary.epochs, summary.steps
-    counts = f"{_count(sites, 'site')}, {_count(epochs, 'epoch')}, {_count(steps, 'step')}, {_time(summary.seconds)}"
+    sites, steps = len(run.spec.federation.sites), summary.steps
+    tested, folds = run.spec.tested_folds, run.spec.folds
+    trained = (
+        _count(summary.epochs, "epoch")
+        if folds == 1
+        else f"{_count(tested, 'fold')} of at most {_count(run.spec.training.epochs, 'epoch')}"
+    )
+    trained += ", once more on all samples" if folds > tested else ""
+    counts = f"{_count(sites, 'site')}, {trained}, {_count(steps, 'step')}, {_time(summary.seconds)}"
     mood = "good" if summary.status == "completed" else "bad"
     return "\n".join([heading(run.spec.name), paragraph(said, mood), paragraph(counts)])
 
 
-def _quality(run: Results) -> str:
-    pooled, sites = metric_rows(run.metrics)
-    if pooled or sites:
-        said = f"On samples set aside from training, by the model of the best epoch, {run.summary.best_epoch + 1}."
-        return section("Test", paragraph(said), _metrics({"pooled": pooled, **sites}))
-    validation = run.metrics[run.metrics["split"] == "validation"]
-    if validation.empty:
-        return section("Test", paragraph("There are no results yet: no epoch is complete."))
-    last = validation["epoch"].max()
-    said = f"There is no test yet, for it ends a run. This is the validation after epoch {last + 1:.0f}."
-    return section("Validation", paragraph(said), _metrics(rows_of(validation[validation["epoch"] == last])))
-
-
-def _metrics(rows: Mapping[str, Mapping[str, float]]) -> str:
-    names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    head = ["", *(HEADS.get(name, name) for name in names)]
-    return table(
-        head,
-        [
-            ["all sites together" if site == "pooled" else site]
-            + [_number(row.get(name), DIGITS.get(name, ".4f")) for name in names]
-            for site, row in rows.items()
-        ],
-    )
-
-
 def _ending(run: Results) -> str:
     summary = run.summary
-    best = f"{summary.best_epoch + 1} of {summary.epochs}, by validation {run.spec.monitor}"
     left = [f"{site} ({count} of {_count(summary.steps, 'step')})" for site, count in summary.left_out.items()]
     resets = [f"{reset.site} (in round {reset.round})" for reset in summary.resets]
-    drift = f"{_number(summary.drift, '.1g')} of the weights' size (at most {run.spec.federation.drift:g} is tolerated)"
+    drift = f"{summary.drift or 0:.1g} of the weights' size (at most {run.spec.federation.drift:g} is tolerated)"
     return section(
         "How it ended",
         facts(
             {
                 "status": summary.status,
                 "reason": summary.reason or "–",
-                "best epoch": best if summary.epochs else "–",
+                "model": epochs(run) if summary.epochs else "–",
                 "sites left out of steps": ", ".join(left) or "none",
                 "sites that lost their state": ", ".join(resets) or "none",
                 "largest drift between sites": "–" if summary.drift is None else drift,
@@ -136,14 +118,17 @@ def _pictures(run: Results) -> str:
     draw = drawer()
     if draw is None:
         return section("Figures", paragraph(f"This page has none: {NO_FIGURES}"))
-    pictures = draw(run.metrics, run.steps, run.summary.model_dump())
+    pictures = draw(run)
     parts = [image(png, CAPTIONS.get(name, name)) for name, png in pictures.items()]
     return section("Figures", *(parts or [paragraph("There is nothing to draw yet.")]))
 
 
 def _what(run: Results) -> str:
     spec, plan = run.spec, run.plan
-    parts = {name: getattr(spec, name) for name in ("task", "model", "data", "training", "method", "federation")}
+    parts = {
+        name: getattr(spec, name)
+        for name in ("task", "model", "data", "preparation", "evaluation", "training", "method", "federation")
+    }
     said = {"name": spec.name, "sites": ", ".join(spec.federation.sites), "seed": str(spec.seed)}
     for name, part in parts.items():
         document = part.model_dump(mode="json", exclude={"sites"}, exclude_none=True)
@@ -172,37 +157,18 @@ def _traffic(run: Results) -> str:
             {
                 "up, per site and step": f"{size(summary.bytes_up_per_site_step)}; a full gradient is {dense}",
                 "down, per site and step": f"{size(summary.bytes_down_per_site_step)}; a full gradient is {dense}",
-                "against full gradients": f"{_number(ratio, '.1f')} times fewer bytes, both ways together",
+                "against full gradients": f"{number(ratio, 1)} times fewer bytes, both ways together",
                 "all steps, all sites": f"{size(steps['bytes_up'].sum())} up, {size(steps['bytes_down'].sum())} down",
                 "the whole run": _time(summary.seconds),
-                "a step": f"{summary.seconds_per_step:.3f} s on average, {_number(steps['seconds'].median(), '.3f')} s "
-                f"in the median, of which the aggregator {_number(steps['aggregation_seconds'].median(), '.3f')} s",
+                "a step": f"{summary.seconds_per_step:.3f} s on average, {number(steps['seconds'].median())} s "
+                f"in the median, of which the aggregator {number(steps['aggregation_seconds'].median())} s",
             }
         ),
     )
 
 
 def _reading(run: Results) -> str:
-    pooled, sites = metric_rows(run.metrics)
-    said = [
-        "All sites together means all their samples as if they lay in one place; yet no site sent a sample, a score or "
-        "a label. Loss is the mean cross-entropy in nats, accuracy the proportion of samples whose class was right, "
-        "AUC the chance that a sample of a class gets a higher score for it than another, averaged over classes.",
-        "The AUC comes from histograms of scores, not from the scores themselves. It differs from the exact one by at "
-        "most the largest error beside it" + (f", here {pooled['auc_error']:.2g}." if "auc_error" in pooled else "."),
-    ]
-    counted = {site: row["samples"] for site, row in sites.items() if row.get("samples")}
-    few = "Figures of single sites are uncertain where samples are few, and say little about differences between sites."
-    if counted:
-        least = min(counted, key=lambda site: counted[site])
-        few += (
-            f" The fewest test samples, {counted[least]:.0f}, are those of {least}: chance alone moves an accuracy "
-            f"there by up to about ± {1 / math.sqrt(counted[least]):.2f} (twice the largest standard error)."
-        )
-    best = (
-        "The best epoch is chosen on validation samples, so their metrics look a little better than those of the test."
-    )
-    return section("How to read this", *map(paragraph, [*said, few, best, "– stands for what was not measured."]))
+    return section("How to read this", *map(paragraph, guide(run)))
 
 
 def _privacy(run: Results) -> str:
@@ -221,10 +187,6 @@ def _privacy(run: Results) -> str:
 
 def _versions(run: Results) -> str:
     return section("Versions and machine of the aggregator", facts({**run.summary.versions, **run.summary.machine}))
-
-
-def _number(value: float | None, digits: str) -> str:
-    return "–" if value is None or not math.isfinite(value) else f"{value:{digits}}"
 
 
 def _count(count: int, noun: str) -> str:

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import pandas as pd
 from pydantic import Field
 
+from common.data import TableData
 from common.documents import Part, load_json, validate
 from common.errors import UserError, one_line
 from common.spec import RunSpec
+from common.tasks import Classification, Regression
 
 TEXT = ("split", "site", "left_out")
-KEYS = ("epoch", "split", "site", "train_loss")  # what is no metric of a split
-METRICS = (*KEYS, "samples", "loss", "accuracy", "auc", "auc_error")
+KEYS = ("fold", "epoch", "split", "site", "train_loss")  # what is no metric of a split
+METRICS = (*KEYS, "samples", "loss")
+SITES = ("site", "samples")
+RANKED = ("auc", "pearson_r")  # a guess that is the same for all samples of a site and fold has none there
+LABEL_CELLS = ("true negatives", "false positives", "false negatives", "true positives")
+BASELINE = "baseline_"  # before the name of a metric of the guess that knows only the site
 STEPS = ("step", "epoch", "loss", "seconds", "aggregation_seconds", "bytes_up", "bytes_down", "left_out")
 
 
@@ -29,6 +36,54 @@ class Reset(Part):
     """Its name."""
     round: int
     """When it went on without residuals."""
+
+
+class Spread(Part, extra="ignore"):
+    """A metric over folds or sites."""
+
+    mean: float | None = None
+    """Mean of those that have it."""
+    sd: float | None = None
+    """Standard deviation between them."""
+    count: int = 0
+    """How many have it."""
+    missing: int = 0
+    """How many do not."""
+
+
+class Interval(Part, extra="ignore"):
+    """Where a metric lies with a confidence of 95 %."""
+
+    low: float
+    """Lower end."""
+    high: float
+    """Upper end."""
+    method: str
+    """Its name."""
+
+
+Values = dict[str, float | None]
+
+
+class Figures(Part, extra="ignore"):
+    """What the tests of all folds say together, by metric; nothing before the first test."""
+
+    test: Values | None = None
+    """All samples that have been tested, with their number."""
+    folds: dict[str, Spread] = Field(default={})
+    """Over folds."""
+    sites: dict[str, Spread] = Field(default={})
+    """Over sites."""
+    intervals: dict[str, Interval] = Field(default={})
+    """Of the metrics that have one."""
+    within_sites: Values = Field(default={})
+    """With every site's own level taken out."""
+    baseline: Values = Field(default={})
+    """Of a guess that knows only the site."""
+    confusion: tuple[tuple[int | tuple[int, int], ...], ...] = ()
+    """Samples by true and predicted class, or by label, true and predicted value."""
+    calibration: tuple[tuple[float | None, float | None, int], ...] = ()
+    """Mean confidence, frequency of hits and count by bin of confidence."""
 
 
 class Summary(Part, extra="ignore"):
@@ -45,6 +100,9 @@ class Summary(Part, extra="ignore"):
     bytes_down_per_site_step: float = 0.0
     dense_bytes: int = 0
     times_fewer_bytes_than_dense: float | None = None
+    metrics: Figures = Figures()
+    rows_dropped: dict[str, int] = Field(default={})
+    warnings: dict[str, tuple[str, ...]] = Field(default={})
     left_out: dict[str, int] = Field(default={})
     resets: tuple[Reset, ...] = ()
     drift: float | None = None
@@ -73,7 +131,8 @@ class Results:
         spec: of the run.
         plan: of the run.
         summary: as it was last written.
-        metrics: a row per epoch, split and site, and one for `pooled`.
+        metrics: a row per fold, epoch, split and site, and one for `pooled`.
+        sites: a row per site, of all folds' tests.
         steps: a row per step.
     """
 
@@ -81,7 +140,47 @@ class Results:
     plan: PlanFacts
     summary: Summary
     metrics: pd.DataFrame
+    sites: pd.DataFrame
     steps: pd.DataFrame
+
+    @property
+    def tests(self) -> pd.DataFrame:
+        """The pooled row of every test so far; the last training, on all samples, has none."""
+        rows = self.metrics
+        return rows[(rows["split"] == "test") & (rows["site"] == "pooled") & (rows["samples"] > 0)]
+
+    @property
+    def test(self) -> dict[str, float]:
+        """Metrics of all samples that have been tested, each by a model that has not seen it; what is known of them."""
+        if self.summary.metrics.test is not None:
+            return known(self.summary.metrics.test)
+        rows = rows_of(self.tests)
+        return rows.get("pooled", {}) if len(self.tests) == 1 else {}
+
+    @property
+    def confusion(self) -> list[list[int]]:
+        """Counts of a row for every true class by predicted class, or for every label in the order of `LABEL_CELLS`."""
+        return [list(np.ravel(row).tolist()) for row in self.summary.metrics.confusion]
+
+    @property
+    def by_site(self) -> dict[str, dict[str, float]]:
+        """The same of every site, and those of the baseline, each with `baseline_` before its name."""
+        return rows_of(self.sites)
+
+
+def known(values: Mapping[str, float | None]) -> dict[str, float]:
+    """Return those that are finite numbers."""
+    return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+
+
+def class_names(spec: RunSpec) -> list[str]:
+    """Return what the run's classes or labels are called; nothing for a number."""
+    data, task = spec.data, spec.task
+    if isinstance(task, Regression):
+        return []
+    if not isinstance(data, TableData):
+        return [str(place) for place in range(task.outputs)]
+    return [str(value) for value in data.values] if isinstance(task, Classification) else list(data.targets)
 
 
 def read_results(directory: Path) -> Results:
@@ -93,11 +192,16 @@ def read_results(directory: Path) -> Results:
     path = directory / "run.json"
     if not path.is_file():
         raise UserError(f"{directory}: holds no run, expected the directory of one, with its run.json")
+    metrics = read_table(directory / "metrics.csv", METRICS).fillna({"fold": 0})
+    sites = read_table(directory / "sites.csv", SITES)
+    if sites.empty:  # of a run from before there were folds
+        sites = metrics[(metrics["split"] == "test") & (metrics["site"] != "pooled") & (metrics["fold"] == 0)]
     return Results(
         validate(RunSpec, load_json(path), file=path),
         _optional(PlanFacts, directory / "plan.json"),
         _optional(Summary, directory / "summary.json"),
-        read_table(directory / "metrics.csv", METRICS),
+        metrics,
+        sites,
         read_table(directory / "steps.csv", STEPS),
     )
 
@@ -130,20 +234,7 @@ def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     return table
 
 
-def metric_rows(metrics: pd.DataFrame) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """Return the test metrics of all sites together, and by site; what was not measured is left out.
-
-    Args:
-        metrics: as `metrics.csv` holds them.
-    """
-    rows = rows_of(metrics[metrics["split"] == "test"])
-    return rows.pop("pooled", {}), rows
-
-
-def rows_of(metrics: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """Return the metrics of one split and epoch by site, `pooled` among them; what was not measured is left out."""
-    names = [str(name) for name in metrics.columns if name not in KEYS]
-    return {
-        str(row["site"]): {name: float(row[name]) for name in names if pd.notna(row[name]) and math.isfinite(row[name])}
-        for row in metrics.to_dict("records")
-    }
+def rows_of(table: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Return a table's metrics by site, `pooled` among them; what was not measured is left out."""
+    names = [str(name) for name in table.columns if name not in KEYS]
+    return {str(row["site"]): known({name: row[name] for name in names}) for row in table.to_dict("records")}

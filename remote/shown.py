@@ -9,7 +9,7 @@ from typing import Any
 from common.coinstac.messages import Results
 from common.documents import load_json
 from remote.report import drawer, report
-from remote.results import metric_rows, read_results
+from remote.results import BASELINE, read_results
 
 
 def for_sites(directory: Path) -> Results:
@@ -29,7 +29,10 @@ def for_people(directory: Path) -> dict[str, Any]:
         UserError: the directory holds no run.
     """
     run, figures = read_results(directory), drawer()
-    pooled, by_site = metric_rows(run.metrics)
-    drawn = figures(run.metrics, run.steps, run.summary.model_dump()) if figures else {}
+    drawn = figures(run) if figures else {}
     pictures = {name: base64.b64encode(png).decode("ascii") for name, png in drawn.items()}
-    return {"global_metrics": pooled, "site_metrics": by_site, "global_stats": pictures, "local_stats": {}}
+    by_site = {
+        site: {name: value for name, value in row.items() if not name.startswith(BASELINE)}
+        for site, row in run.by_site.items()
+    }
+    return {"global_metrics": run.test, "site_metrics": by_site, "global_stats": pictures, "local_stats": {}}
