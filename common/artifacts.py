@@ -17,7 +17,7 @@ from common import __version__
 from common.course import under
 from common.documents import load_json, validate
 from common.errors import DataError, UserError, one_line
-from common.models import build_model
+from common.models import build_network
 from common.preparation import Fit, OwnFit
 from common.spec import RunSpec
 
@@ -87,7 +87,7 @@ def load_model(directory: Path, which: Which, allowed_factories: Collection[str]
     path = directory / "model.json"
     document = load_json(path)
     spec = validate(RunSpec, document.get("run") if isinstance(document, dict) else None, file=path)
-    model = build_model(spec, allowed_factories)
+    model = build_network(spec, allowed_factories)
     weights_path = directory / f"{which}.safetensors"
     try:
         model.load_state_dict(load_file(weights_path))

@@ -7,12 +7,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
+from common.allowed import FunctionName
 from common.columns import FileName
 from common.documents import Part
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-FactoryName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 Presets = Mapping[str, Mapping[str, Any]]  # by name: what fields they fill
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 # Not strict, so that a list of JSON is still one after a preset has been filled in; what it holds is strict.
@@ -205,7 +205,7 @@ class Factory(Network):
     """A function of the user's that returns the model; a site resolves it only through its own allow-list."""
 
     name: Literal["factory"]
-    factory: FactoryName
+    factory: FunctionName
     """Where the function is: "package.module:function"."""
     arguments: dict[str, JsonValue] = Field(default={})
     """Keyword arguments of the function."""

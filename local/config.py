@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from common.allowed import FunctionName
 from common.documents import Part, load_json, validate
 from common.errors import SpecError, UserError
-from common.networks import FactoryName
 from common.spec import PositiveFloat, SiteName
 
 TOKEN = "RANKDAD_TOKEN"  # in the environment: the token, where no file is named
-PATHS = ("data", "output", "spec", "policy", "token_file", "ca", "certificate", "key")
+PATHS = ("data", "output", "weights", "spec", "policy", "token_file", "ca", "certificate", "key")
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
 
 
@@ -34,8 +34,10 @@ class SiteConfig(Part):
     """Folder for the trained model, the timings and the log."""
     spec: str | None = None
     """A copy of the run's spec: the site then takes part in this run alone."""
-    allow_factories: tuple[FactoryName, ...] = ()
-    """Model factories whose code the site has read and permits to run."""
+    allow_factories: tuple[FunctionName, ...] = ()
+    """Model factories and readers whose code the site has read and permits to run."""
+    weights: str | None = None
+    """Folder of the pretrained weights that a run's spec may name."""
     policy: str | None = None
     """The file with the site's limits on what leaves it (`local.policy`); without one the defaults hold."""
     device: Device = "cpu"

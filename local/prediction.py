@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from common.artifacts import Which, load_model
-from common.data import TableData
+from common.columns import Labelled
 from common.errors import DataError, UserError
 from common.losses import losses
 from common.metrics import summarise, tally
@@ -60,15 +60,15 @@ def predictions(spec: RunSpec, outputs: Tensor) -> pd.DataFrame:
 def class_names(spec: RunSpec) -> Array:
     """Return the names of classes or labels, as the schema has them."""
     if isinstance(spec.task, MultiLabel):
-        return np.array(spec.data.targets if isinstance(spec.data, TableData) else range(spec.task.labels))
-    if isinstance(spec.data, TableData) and spec.data.values:
+        return np.array(spec.data.targets if isinstance(spec.data, Labelled) else range(spec.task.labels))
+    if isinstance(spec.data, Labelled) and spec.data.values:
         return np.array(spec.data.values)
     return np.arange(spec.task.outputs)
 
 
 def key_name(spec: RunSpec) -> str:
     """Return the name of the column that names the samples."""
-    return (spec.data.key if isinstance(spec.data, TableData) else None) or "row"
+    return getattr(spec.data, "key", None) or "row"
 
 
 def label_columns(spec: RunSpec, table: pd.DataFrame, labels: Array) -> None:
@@ -103,7 +103,7 @@ def predict_file(
     saved = load_model(folder, which, allowed_factories)
     spec, task = saved.spec, saved.spec.task
     torch.set_num_threads(spec.training.threads)
-    reading = read_samples(spec, data, training=False)
+    reading = read_samples(spec, data, training=False, allowed=allowed_factories)
     for note in reading.notes:
         print(f"warning: {note}", file=sys.stderr)
     if not len(reading.inputs):

@@ -56,7 +56,7 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
         spec = _spec(config, offered)
         torch.set_num_threads(spec.training.threads)
         check_memory(spec)
-        replica = Replica(spec, config.allow_factories, config.device)
+        replica = _replica(config, spec)
         plan = make_plan(spec, replica.model)
         with _refusing(client, plan, config.name):
             policy.check(spec, plan)
@@ -122,7 +122,7 @@ def check_site(config: SiteConfig) -> None:
     policy = Policy.read(config.policy)
     with AggregatorClient.of(config, say) as client:
         spec = _spec(config, client.run())
-    plan = make_plan(spec, Replica(spec, config.allow_factories, config.device).model)
+    plan = make_plan(spec, _replica(config, spec).model)
     policy.check(spec, plan)
     data = _data(config, spec, policy)
     say(
@@ -163,6 +163,11 @@ def _data(config: SiteConfig, spec: RunSpec, policy: Policy) -> SiteData:
             say(f"warning: {split}: left out, {left_out} samples where the policy's min_rows is {policy.min_rows}")
     policy.check_samples(spec, data)
     return data
+
+
+def _replica(config: SiteConfig, spec: RunSpec) -> Replica:
+    weights = None if config.weights is None else Path(config.weights)
+    return Replica(spec, config.allow_factories, config.device, weights)
 
 
 def check_device(device: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,6 +30,7 @@ def aggregator(
     allow_factory: Annotated[
         list[str] | None, typer.Option("--allow-factory", help="Permit a model factory 'package.module:function'.")
     ] = None,
+    weights: Annotated[Path | None, typer.Option(help="Folder of pretrained weights that the spec names.")] = None,
     ledger: Annotated[bool, typer.Option(help="Write down all that is decided, to go on after a crash.")] = True,
     durability: Annotated[
         Durability, typer.Option(help="Of the ledger: 'power' outlasts a power failure, and syncs every record.")
@@ -80,7 +81,8 @@ def aggregator(
     keeping = Keeping(durability, retention) if ledger else None
     if keeping is None and spec.federation.least < len(spec.federation.sites):
         raise UserError("--no-ledger: federation.quorum lets sites be late, and these catch up from the ledger")
-    run_aggregator(spec, output, listening, Console(), allow_factory or (), keeping=keeping, access=access)
+    options: dict[str, Any] = {"keeping": keeping, "access": access, "weights": weights}
+    run_aggregator(spec, output, listening, Console(), allow_factory or (), **options)
     show_result(load_json(output / "summary.json"), output)
 
 
@@ -91,11 +93,12 @@ def export(
     allow_factory: Annotated[
         list[str] | None, typer.Option("--allow-factory", help="Permit a model factory 'package.module:function'.")
     ] = None,
+    weights: Annotated[Path | None, typer.Option(help="Folder of pretrained weights that the spec names.")] = None,
 ) -> None:
     """Rebuild the model of any step from a run's ledger."""
     from remote.export import export as run
 
-    course = run(directory, step, output, allow_factory or ())
+    course = run(directory, step, output, allow_factory or (), weights)
     typer.echo(f"the model after step {course.steps} is in {output / 'model'}, sha256 {course.replica.digest()[:16]}…")
 
 

@@ -9,7 +9,6 @@ from collections.abc import Collection
 from pathlib import Path
 
 import torch
-from common.preparation import Preparing
 
 from common.artifacts import save_model
 from common.checkpoints import Checkpoints
@@ -19,13 +18,20 @@ from common.errors import UserError
 from common.ledger import oldest_update, read_updates
 from common.messages import Kind
 from common.plan import make_plan
+from common.preparation import Preparing
 from common.protocol import unpack
 from common.replica import Replica
 from common.spec import RunSpec
 from remote.aggregator import CHECKPOINTS, LEDGER
 
 
-def export(directory: Path, step: int | None, output: Path, allowed_factories: Collection[str] = ()) -> Course:
+def export(
+    directory: Path,
+    step: int | None,
+    output: Path,
+    allowed_factories: Collection[str] = (),
+    weights: Path | None = None,
+) -> Course:
     """Write the model as it was after a step, as the final one of the output folder; return where the run was.
 
     A run that is still going on is only read.
@@ -35,13 +41,14 @@ def export(directory: Path, step: int | None, output: Path, allowed_factories: C
         step: counted from 1; None takes the last there is.
         output: for `model/`.
         allowed_factories: model factories that the caller permits.
+        weights: folder of the pretrained weights that the spec names.
 
     Raises:
         UserError: there is no ledger, it is that of other versions, or it does not reach so far.
     """
     spec = validate(RunSpec, load_json(directory / "run.json"), file=directory / "run.json")
     torch.set_num_threads(spec.training.threads)
-    replica = Replica(spec, allowed_factories)
+    replica = Replica(spec, allowed_factories, weights=weights)
     plan = make_plan(spec, replica.model)
     course = Course(spec, plan, replica)
     ledger = directory / LEDGER

@@ -39,6 +39,7 @@ def run_aggregator(
     *,
     keeping: Keeping | None = Keeping(),  # noqa: B008
     access: Access | None = None,
+    weights: Path | None = None,
 ) -> None:
     """Serve a run until it ends.
 
@@ -51,6 +52,7 @@ def run_aggregator(
         lifeline: see `remote.server.serve`.
         keeping: see `Aggregator`; a run that was cut short goes on from its ledger.
         access: who may connect, and how; anyone on this machine without it.
+        weights: folder of the pretrained weights that the spec names.
 
     Raises:
         UserError: the model or the directory cannot be made.
@@ -60,7 +62,8 @@ def run_aggregator(
     torch.set_num_threads(spec.training.threads)
     check_memory(spec)
     resumes = keeping is not None and (output / LEDGER).exists()
-    aggregator = Aggregator(spec, Replica(spec, allowed_factories), output, time.perf_counter, keeping=keeping)
+    replica = Replica(spec, allowed_factories, weights=weights)
+    aggregator = Aggregator(spec, replica, output, time.perf_counter, keeping=keeping)
     effects = aggregator.resume() if resumes else []
     if resumes:
         console.print(f"goes on from its ledger in round {aggregator.barrier.round}", highlight=False)

@@ -268,7 +268,6 @@ def _lockstep(
     """Run all sites in this process, or one site that has all their data."""
     import torch
     from rich.console import Console
-
     from torch import Tensor
 
     from local.data import read_site
@@ -304,7 +303,12 @@ def _lockstep(
     def tested(site: str, fold: int, outputs: Tensor) -> None:
         write_predictions(directory / "sites" / site / "predictions", spec, data[site], fold, outputs)
 
-    options: dict[str, Any] = {"allowed_factories": allow_factories, "device": read.simulation.device}
+    weights = None if read.simulation.weights is None else Path(read.simulation.weights)
+    options: dict[str, Any] = {
+        "allowed_factories": allow_factories,
+        "device": read.simulation.device,
+        "weights": weights,
+    }
     run(spec, data, directory, on_round=tick, tested=tested, **options)
     summary: dict[str, Any] = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
     return summary

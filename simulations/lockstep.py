@@ -32,6 +32,7 @@ def run(
     *,
     allowed_factories: Collection[str] = (),
     device: str = "cpu",
+    weights: Path | None = None,
     on_round: Callable[[Aggregator], None] = lambda aggregator: None,
     tested: Callable[[str, int, Tensor], None] = lambda site, fold, outputs: None,
 ) -> dict[str, Result]:
@@ -43,6 +44,7 @@ def run(
         directory: of the run.
         allowed_factories: model factories that the caller permits.
         device: where the sites train.
+        weights: folder of the pretrained weights that the spec names.
         on_round: called after every round.
         tested: given every site's outputs for the test samples of every fold.
 
@@ -52,11 +54,11 @@ def run(
     Raises:
         RunFailedError: a site could not go on, and the run not without it.
     """
-    aggregator = Aggregator(spec, Replica(spec, allowed_factories), directory, time.perf_counter)
+    aggregator = Aggregator(spec, Replica(spec, allowed_factories, weights=weights), directory, time.perf_counter)
     plan = aggregator.plan
     trainings = {}
     for site in plan.sites:
-        course = Course(spec, plan, Replica(spec, allowed_factories, device))
+        course = Course(spec, plan, Replica(spec, allowed_factories, device, weights))
         trainings[site] = train(spec, plan, data[site], TrainingState(site, course), tested=partial(tested, site))
     results: dict[str, Result] = {}
     answers: dict[str, bytes] = {}

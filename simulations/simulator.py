@@ -250,7 +250,8 @@ def _aggregator(
     console = Console(stderr=json_output)
     with log_path(directory, "aggregator").open("w", encoding="utf-8", buffering=1) as log:
         options = (file.run, directory, listening, console, allow_factories, lifeline)
-        _run(lambda: run_aggregator(*options, keeping=keeping, access=access), log)
+        weights = None if file.simulation.weights is None else Path(file.simulation.weights)
+        _run(lambda: run_aggregator(*options, keeping=keeping, access=access, weights=weights), log)
 
 
 def _site(other_end: Connection, listening: socket.socket, config: SiteConfig) -> None:

@@ -32,6 +32,8 @@ class SimulationSpec(Part):
     """How they are dealt out: folder with the source folders."""
     device: Device = "cpu"
     """Where all sites train."""
+    weights: str | None = None
+    """Folder of the pretrained weights that the run names."""
     relay: RelaySpec | None = None
     """What stands between sites and aggregator, slow and faulty; null connects them directly."""
 
@@ -161,6 +163,7 @@ def write_sites(
             data=str(places[site]),
             output=str(own),
             allow_factories=allow_factories,
+            weights=simulation.weights,
             policy=str(own / POLICY),
             device=simulation.device,
             patience=patience,

@@ -39,13 +39,13 @@ def write(folder: Path) -> Path:
 
 
 def test_a_sub_folder_is_a_class(tmp_path: Path) -> None:
-    found = read_samples(spec_of(), write(tmp_path) / spec_of().data.file)
+    found = read_samples(spec_of(), write(tmp_path))
     assert found.keys == ("cat/a.TIF", "cat/b.bmp", "dog/1.png")
     assert found.labels is not None
     assert (found.labels.dtype.name, found.labels.tolist()) == ("int64", [0, 0, 1])
     assert (found.inputs.dtype.name, found.inputs.shape) == ("float32", (3, *spec_of().data.shape))
     assert np.allclose(found.inputs[2], np.array([1, 0, 0.2])[:, None, None] * np.ones((4, 6)))
-    assert len(read_site(spec_of(), tmp_path, 0).train) == 2
+    assert len(read_site(spec_of(), tmp_path, 0).splits[0].train) == 2
 
 
 def test_a_table_lists_pictures_with_labels_of_any_task(tmp_path: Path) -> None:

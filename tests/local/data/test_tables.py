@@ -191,7 +191,7 @@ def test_rows_that_lack_something_are_left_out_and_reported(tmp_path: Path) -> N
         "row 7, column subject: 1 of 6 keys are not in brains.csv, the first is 's7'; they are left out",
         "row 4, column age: is missing; 2 of 5 rows lack a value and are left out",
     ]
-    assert read_site(spec, tmp_path, 0).to("cpu").notes == found.notes
+    assert read_site(spec, tmp_path, 0).notes == found.notes
 
 
 def test_a_level_that_looks_like_nothing_is_a_level_where_the_schema_says_so() -> None:
@@ -261,6 +261,5 @@ def test_the_tables_of_a_real_consortium(tmp_path: Path) -> None:
     people, women = 0, 0
     for index, folder in enumerate(folders):
         data = read_site(spec, folder, index)
-        labels = [part.labels for part in (data.train, data.validation, data.test)]
-        people, women = people + sum(map(len, labels)), women + sum(int(label.sum()) for label in labels)
+        people, women = people + len(data.samples), women + int(data.samples.labels.sum())
     assert (len(folders), people, women) == (20, 1035, 157)
