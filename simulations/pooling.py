@@ -20,13 +20,14 @@ SITE = "together"  # name of the one site that has everything
 
 
 def pooled_spec(spec: RunSpec, data: Mapping[str, SiteData]) -> RunSpec:
-    """Return the run of one site with everything: as many steps, and gradients that nobody has to send."""
+    """Return the run of one site with everything: about as many steps, and gradients that nobody has to send."""
     document = spec.model_dump(mode="json")
     document["federation"]["sites"] = [SITE]
     document["federation"]["quorum"] = "all"
-    sizes = [len(site.splits[0].train) for site in data.values()]
-    steps = math.ceil(max(sizes) / spec.training.step_size)
-    document["training"] |= {"batch_size": math.ceil(sum(sizes) / steps), "accumulate": 1}
+    folds = [[len(site.splits[fold].train) for site in data.values()] for fold in range(spec.folds)]
+    steps = [math.ceil(max(sizes) / spec.training.step_size) for sizes in folds]
+    batches = (math.ceil(sum(sizes) / count) for sizes, count in zip(folds, steps, strict=True) if count)
+    document["training"] |= {"batch_size": max(batches), "accumulate": 1}
     document["method"] = {"name": "dsgd"}
     if isinstance(spec.evaluation, LeaveOneSiteOut):
         document["evaluation"] = {"name": "k-fold", "folds": spec.tested_folds, "refit": spec.evaluation.refit}

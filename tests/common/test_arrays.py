@@ -17,8 +17,8 @@ from common.arrays import LARGEST_SUM, pack_counts, pack_sums, unpack_counts, un
 def test_what_is_packed_comes_back(rows: int, columns: int, data: st.DataObject) -> None:
     counts = [[data.draw(st.integers(0, 2**32 - 1)) for _ in range(columns)] for _ in range(rows)]
     assert unpack_counts(pack_counts(counts), rows, columns) == tuple(map(tuple, counts))
-    sums = torch.tensor([[data.draw(st.floats(-1e300, 1e300)) for _ in range(columns)] for _ in range(rows)])
-    sums = sums.double().reshape(rows, columns)
+    drawn = [[data.draw(st.floats(-1e300, 1e300)) for _ in range(columns)] for _ in range(rows)]
+    sums = torch.tensor(drawn, dtype=torch.float64).reshape(rows, columns)
     assert torch.equal(unpack_sums(pack_sums(sums), rows, columns), sums)
 
 

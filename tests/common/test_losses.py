@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from sklearn.metrics import log_loss, mean_absolute_error, mean_squared_error
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 
 from common.losses import losses, mean_loss
 from common.preparation import Preparing, Rows
-from common.tasks import Classification, MultiLabel, Regression
+from common.tasks import Classification, MultiLabel, Regression, TaskSpec
 from tests.conftest import run_spec
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -35,7 +36,7 @@ def test_balanced_classes_count_alike_over_all_sites() -> None:
     assert isinstance(total, torch.Tensor)
     weights = preparing.fit({"labels": total}).class_weights
     assert weights is not None
-    known = compute_class_weight("balanced", classes=[0, 1, 2], y=LABELS.numpy())
+    known = compute_class_weight("balanced", classes=np.arange(3), y=LABELS.numpy())
     torch.testing.assert_close(weights, torch.from_numpy(known))
     expected = log_loss(LABELS.numpy(), LOGITS.softmax(dim=1).numpy(), sample_weight=known[LABELS.numpy()])
     assert float(mean_loss(spec.task, LOGITS, LABELS, weights)) == pytest.approx(expected)
@@ -65,10 +66,9 @@ def test_numbers_have_squared_absolute_and_huber_losses() -> None:
 @pytest.mark.parametrize(
     "task", [Classification(classes=3), MultiLabel(name="multi-label", labels=3), Regression(name="regression")]
 )
-def test_parts_of_a_batch_add_up(task: Classification | MultiLabel | Regression) -> None:
+def test_parts_of_a_batch_add_up(task: TaskSpec) -> None:
     outputs = LOGITS[:, : task.outputs]
     labels = F.one_hot(LABELS, 3).double() if isinstance(task, MultiLabel) else LABELS
     parts = zip(outputs.split([2, 5]), labels.split([2, 5]), strict=True)
-    assert float(sum(losses(task, *part).sum() for part in parts)) / 7 == pytest.approx(
-        float(mean_loss(task, outputs, labels))
-    )
+    total = sum(float(losses(task, *part).sum()) for part in parts)
+    assert total / 7 == pytest.approx(float(mean_loss(task, outputs, labels)))

@@ -45,6 +45,7 @@ def of(**changes: float) -> torch.Tensor:
         ("labels", pack_sums(of(_0=10.5)), 422, "d.values: rows: expected whole numbers"),
         ("labels", pack_sums(of(_1=2.0**60)), 422, "d.values: counts: expected whole numbers of rows"),
     ],
+    ids=lambda value: "" if isinstance(value, bytes) else str(value)[:40],
 )
 def test_sums_that_no_samples_have_are_refused(
     tmp_path: Path, stage: str, values: bytes, status: int, said: str
@@ -58,9 +59,8 @@ def test_sums_that_no_samples_have_are_refused(
         assert not made.barrier.holds("alpha")
         effects: list[Any] = []
         for site in SITES:
-            effects = made.receive(
-                site, pack(Message(Kind.SUMS, 1, Sums(stage="labels", values=pack_sums(TRUE))), made.plan, up=True)
-            )
+            sums = Sums(stage="labels", values=pack_sums(TRUE))
+            effects = made.receive(site, pack(Message(Kind.SUMS, 1, sums), made.plan, up=True))
         assert isinstance(effects[0], Ready)
         answer(made, effects)
         assert torch.equal(made.course.totals["labels"], 3 * TRUE)

@@ -1,0 +1,216 @@
+"""Whole runs of several folds: each is trained as if it were alone, and nothing of what it tests reaches it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from common.preparation import Preparing
+from common.spec import RunSpec
+from local.data import Samples, SiteData, read_site
+from remote.aggregator import Aggregator
+from simulations.lockstep import run
+from tests.conftest import SITES, run_spec, write_site
+
+Data = Callable[..., dict[str, SiteData]]
+METHODS: list[dict[str, Any]] = [
+    {"name": "dsgd"},
+    {"name": "rank-dad", "rank": 1, "reducer": "exact", "feedback": "both"},
+]
+K_FOLD: dict[str, Any] = {"name": "k-fold", "folds": 3}
+SITE_OUT: dict[str, Any] = {"name": "leave-one-site-out"}
+
+
+def spec_of(evaluation: dict[str, Any], method: dict[str, Any], **training: Any) -> RunSpec:
+    """Everything that training samples decide: means, scales, weights of classes, the best epoch."""
+    return run_spec(
+        task={"name": "classification", "classes": 3, "class_weights": "balanced"},
+        preparation={"standardise": "federated"},
+        evaluation=evaluation,
+        method=method,
+        training={"epochs": 3, "monitor": "loss", **training},
+    )
+
+
+class Trace:
+    """What each fold ended with: its final and best weights, what preparation found, what validation said."""
+
+    def __init__(self, spec: RunSpec, data: dict[str, SiteData], folder: Path) -> None:
+        self.spec = spec
+        self.final: list[dict[str, Tensor]] = [{} for _ in range(spec.folds)]
+        self.best: list[dict[str, Tensor]] = [{} for _ in range(spec.folds)]
+        self.fit: list[dict[str, Tensor]] = [{} for _ in range(spec.folds)]
+        self.tested: dict[tuple[str, int], Tensor] = {}
+        self.results = run(spec, data, folder, on_round=self._note, tested=self._test)
+        with (folder / "metrics.csv").open(newline="") as file:
+            self.rows = list(csv.DictReader(file))
+        self.summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+
+    def _note(self, aggregator: Aggregator) -> None:
+        course = aggregator.course
+        if course.roster and course.stage is None and not course.trains and not course.tested:
+            self.final[course.fold], self.best[course.fold] = course.replica.weights(), course.best_weights
+            self.fit[course.fold] = Preparing(self.spec).fit(course.totals_of(course.fold)).tensors()
+
+    def _test(self, site: str, fold: int, outputs: Tensor) -> None:
+        self.tested[site, fold] = outputs
+
+    def validated(self, fold: int) -> list[dict[str, str]]:
+        return [row for row in self.rows if row["fold"] == str(fold) and row["split"] == "validation"]
+
+    def equals(self, other: Trace, fold: int) -> bool:
+        pairs = [(getattr(self, name)[fold], getattr(other, name)[fold]) for name in ("final", "best", "fit")]
+        return all(same(*pair) for pair in pairs) and self.validated(fold) == other.validated(fold)
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    assert one
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def elsewhere(data: dict[str, SiteData], fold: int) -> dict[str, SiteData]:
+    """Other inputs and labels in the rows that one fold tests."""
+    changed = {}
+    for site, own in data.items():
+        inputs, labels, rows = own.samples.inputs.clone(), own.samples.labels.clone(), own.splits[fold].test
+        inputs[rows], labels[rows] = -3 * inputs[rows] + 1, (labels[rows] + 1) % 3
+        changed[site] = replace(own, samples=Samples(inputs, labels))
+    return changed
+
+
+@pytest.mark.parametrize("method", METHODS, ids=["dsgd", "rank-dad"])
+@pytest.mark.parametrize("evaluation", [K_FOLD, SITE_OUT], ids=["k-fold", "leave-one-site-out"])
+def test_what_a_fold_tests_reaches_nothing_of_it(
+    tmp_path: Path, site_data: Data, evaluation: dict[str, Any], method: dict[str, Any]
+) -> None:
+    spec = spec_of(evaluation, method)
+    data = site_data(spec, (40, 30, 21))
+    before, after = (
+        Trace(spec, data, tmp_path / "before"),
+        Trace(spec, elsewhere(data, 1), tmp_path / "after"),
+    )
+    assert [before.equals(after, fold) for fold in range(4)] == [False, True, False, False]
+    tested = [key for key in before.tested if key[1] == 1 and len(before.tested[key])]
+    assert tested == ([("beta", 1)] if evaluation is SITE_OUT else [(site, 1) for site in SITES])
+    assert not any(torch.equal(before.tested[key], after.tested[key]) for key in tested)
+
+
+@pytest.mark.parametrize("monitor", ["auc", "loss"])
+def test_nor_does_it_choose_the_epoch_by_bins_that_know_other_folds(
+    tmp_path: Path, site_data: Data, monitor: str
+) -> None:
+    """Without weights of classes, scores are binned around the frequencies of classes."""
+    spec = spec_of(K_FOLD, METHODS[0], monitor=monitor, early_stopping={"patience": 1})
+    spec = spec.model_copy(update={"task": run_spec().task})
+    data = site_data(spec, (40, 30, 21))
+    before, after = Trace(spec, data, tmp_path / "before"), Trace(spec, elsewhere(data, 2), tmp_path / "after")
+    assert [before.equals(after, fold) for fold in range(4)] == [False, False, True, False]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=["dsgd", "rank-dad"])
+def test_a_fold_is_trained_as_if_it_were_the_only_one(tmp_path: Path, site_data: Data, method: dict[str, Any]) -> None:
+    """One step an epoch, so that the order of samples is none: same weights, no moments and residuals of the first."""
+    spec = spec_of(K_FOLD, method | {"wire": "float64"}, batch_size=100, epochs=4, dtype="float64")
+    alone = spec.model_copy(update={"evaluation": run_spec().evaluation})
+    data = site_data(spec, (40, 30, 21))
+    trace = Trace(spec, data, tmp_path / "folds")
+    for fold in (1, 3):
+        own = {site: replace(part, splits=(part.splits[fold],)) for site, part in data.items()}
+        single = Trace(alone, own, tmp_path / f"fold-{fold}")
+        for name, value in single.final[0].items():
+            torch.testing.assert_close(trace.final[fold][name], value, rtol=0, atol=1e-9)
+        if fold == 1:
+            for site in SITES:
+                torch.testing.assert_close(trace.tested[site, 1], single.tested[site, 0], rtol=0, atol=1e-8)
+    assert not same(trace.final[1], trace.final[0])
+
+
+def test_a_rerun_of_folds_gives_the_same_bits_and_every_sample_is_tested_once(tmp_path: Path, site_data: Data) -> None:
+    spec = spec_of(K_FOLD, {"name": "rank-dad", "rank": 1})
+    data = site_data(spec, (40, 30, 21))
+    one, again = (Trace(spec, site_data(spec, (40, 30, 21)), tmp_path / name) for name in ("one", "again"))
+    assert all(one.equals(again, fold) for fold in range(4))
+    result = one.results["alpha"]
+    assert same(result.final, one.final[3])
+    assert result.fit.rows == sum(len(site.splits[3].train) for site in data.values())
+    tests = [row for row in one.rows if row["split"] == "test" and row["site"] == "pooled"]
+    assert [row["fold"] for row in tests] == ["0", "1", "2", "3"]
+    assert sum(int(row["samples"]) for row in tests) == one.summary["metrics"]["test"]["samples"] == 91
+    with (tmp_path / "one" / "sites.csv").open(newline="") as file:
+        sites = list(csv.DictReader(file))
+    assert [(row["site"], row["samples"]) for row in sites] == [("alpha", "40"), ("beta", "30"), ("gamma", "21")]
+    assert len(set(one.summary["weights_sha256"].values()) | {one.summary["aggregator_sha256"]}) == 1
+    per_epoch = [max(-(-len(site.splits[fold].train) // 8) for site in data.values()) for fold in range(4)]
+    assert one.summary["steps"] == 3 * sum(per_epoch)
+
+
+def test_a_number_is_learnt_and_told_in_its_own_unit(tmp_path: Path) -> None:
+    spec = run_spec(
+        task={"name": "regression"},
+        preparation={"standardise": "federated"},
+        evaluation=K_FOLD,
+        method={"name": "rank-dad", "rank": 2},
+        training={"epochs": 5, "optimizer": {"name": "adam", "lr": 0.05}},
+    )
+    data = {}
+    for place, site in enumerate(SITES):
+        x = np.random.default_rng(place).normal(100, 20, size=(50, 6))
+        folder = write_site(tmp_path / site, 50, place, x=x, y=5000 + 10 * x[:, 0] - 5 * x[:, 1])
+        data[site] = read_site(spec, folder, place)
+    trace = Trace(spec, data, tmp_path / "run")
+    test = trace.summary["metrics"]["test"]
+    assert test["samples"] == 150
+    assert test["r2"] > 0.8
+    assert 10 < test["mae"] < 100, "in the label's unit, whose standard deviation is about 220"
+    for (site, fold), outputs in trace.tested.items():
+        labels = data[site].samples.labels[data[site].splits[fold].test]
+        assert fold == 3 or float((outputs[:, 0] - labels).abs().mean()) < 200
+    assert {"mae", "r2", "pearson_r", "loss"} <= set(trace.rows[0])
+
+
+def test_several_labels_are_learnt_at_once(tmp_path: Path) -> None:
+    spec = run_spec(
+        task={"name": "multi-label", "labels": 2, "class_weights": "balanced"},
+        evaluation=K_FOLD,
+        training={"epochs": 4, "optimizer": {"name": "adam", "lr": 0.05}},
+    )
+    data = {}
+    for place, site in enumerate(SITES):
+        x = np.random.default_rng(place).normal(size=(60, 6))
+        folder = write_site(tmp_path / site, 60, place, x=x, y=np.stack([x[:, 0] > 0.8, x[:, 1] > 0], axis=1))
+        data[site] = read_site(spec, folder, place)
+    trace = Trace(spec, data, tmp_path / "run")
+    test = trace.summary["metrics"]["test"]
+    assert test["samples"] == 180
+    assert test["auc"] > 0.9
+    assert test["balanced_accuracy"] > 0.75
+    assert trace.fit[0]["class_weights"].tolist() == pytest.approx([3.7, 1.0], rel=0.35), "negatives by positives"
+
+
+def test_even_batches_have_every_site_in_every_step_with_its_share(tmp_path: Path, site_data: Data) -> None:
+    spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"batches": "even"})
+    seen: list[float] = []
+
+    def shares(aggregator: Aggregator) -> None:
+        course = aggregator.course
+        if course.trains and course.step < course.replica.steps_per_epoch:
+            sizes = [course.batch_sizes(place)[course.step] for place in range(3)]
+            seen.append(sum(course.share(place, size) for place, size in enumerate(sizes)))
+
+    data = site_data(spec)
+    run(spec, data, tmp_path / "run", on_round=shares)
+    assert seen
+    assert seen == pytest.approx([1.0] * len(seen))
+    with (tmp_path / "run" / "steps.csv").open(newline="") as file:
+        steps = list(csv.DictReader(file))
+    assert len(steps) == 2 * -(-len(data["alpha"].splits[0].train) // 8)
+    assert all(float(row[f"norm:{site}"]) > 0 for row in steps for site in SITES)
