@@ -48,9 +48,8 @@ def metric_by_site(sites: pd.DataFrame, name: str, pooled: float | None, mean: f
 
     line: Callable[..., object] = axes.axvline if named else axes.axhline
     if BASELINE + name in sites and name not in RANKED:
-        dots(
-            BASELINE + name, "a guess that knows only the site", marker="D", mfc="none", mec=GREY, ms=9 if named else 6
-        )
+        size = 9 if named else 6
+        dots(BASELINE + name, "a guess that knows only the site", marker="D", mfc="none", mec=GREY, ms=size)
     dots(name, "single sites", marker="o", color=BLUE, ms=6 if named else 4, alpha=1 if named else 0.6)
     if pooled is not None:
         line(pooled, color=ORANGE, ls="--", lw=1.6, label=f"all samples together, {pooled:.3f}", zorder=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 
 from common.spec import Holdout, KFold, LeaveOneSiteOut
 from common.tasks import Classification
@@ -29,13 +30,9 @@ def quality(run: Results) -> str:
     last = validation.iloc[-1]
     rows = rows_of(validation[(validation["epoch"] == last["epoch"]) & (validation["fold"] == last["fold"])])
     if not any(row.get("samples") for row in rows.values()):
-        return section(
-            "Test", paragraph("There is no test yet, for it ends a fold, and no samples are for validation.")
-        )
+        return section("Test", paragraph("There is no test yet, and no samples are for validation."))
     fold = f" of fold {last['fold'] + 1:.0f}" if run.spec.folds > 1 else ""
-    said = (
-        f"There is no test yet, for it ends a fold. This is the validation after epoch {last['epoch'] + 1:.0f}{fold}."
-    )
+    said = f"There is no test yet. This is the validation after epoch {last['epoch'] + 1:.0f}{fold}."
     return section("Validation", paragraph(said), _by_site(run, rows))
 
 
@@ -119,23 +116,20 @@ def epochs(run: Results) -> str:
     if not (validation["samples"] > 0).any():
         return f"the last epoch, {named}, for no samples are for validation"
     each = " in each fold" if run.spec.tested_folds > 1 else ""
-    return (
-        f"the best epoch{each}, {named} of at most {run.spec.training.epochs}, by validation {NAMES[run.spec.monitor]}"
-    )
+    monitor = NAMES[run.spec.monitor]
+    return f"the best epoch{each}, {named} of at most {run.spec.training.epochs}, by validation {monitor}"
 
 
 def _sites(run: Results) -> str:
-    said = [paragraph("Figures of all folds. Beside the model's is that of a guess that knows only the site.")]
+    guessed = any(name.startswith(BASELINE) for row in run.by_site.values() for name in row)
+    said = "Figures of the tests of all folds, site by site."
+    said += " Beside the model's is that of a guess that knows only the site." if guessed else ""
+    parts = [_by_site(run, run.by_site)]
     hidden = [NAMES[name] for name in RANKED if any(BASELINE + name in row for row in run.by_site.values())]
     if hidden:
-        said.append(
-            note(
-                f"That guess is one and the same for all samples of a site that a fold tests, so it ranks none of them: "
-                f"its {' and '.join(hidden)} within one site would tell about folds alone, and {'is' if len(hidden) == 1 else 'are'} "
-                "left out."
-            )
-        )
-    return section("Sites", said[0], _by_site(run, run.by_site), *said[1:])
+        ranks = "That guess is the same for all samples of a site that a fold tests, and ranks none of them: its "
+        parts.append(note(f"{ranks}{' and '.join(hidden)} within a site would tell of folds alone, and has no column."))
+    return section("Sites", paragraph(said), *parts)
 
 
 def _by_site(run: Results, rows: Mapping[str, Mapping[str, float]]) -> str:
@@ -146,10 +140,8 @@ def _by_site(run: Results, rows: Mapping[str, Mapping[str, float]]) -> str:
     columns: list[tuple[str, int]] = []
     for name in names:
         both = name not in RANKED and any(BASELINE + name in row for row in rows.values())
-        middle = sorted(abs(row[name]) for row in rows.values() if name in row)[
-            len([1 for row in rows.values() if name in row]) // 2
-        ]
-        columns += [(key, _digits(name, {name: middle})) for key in ([name, BASELINE + name] if both else [name])]
+        digits = _digits(name, {name: median(row[name] for row in rows.values() if name in row)})
+        columns += [(key, digits) for key in ([name, BASELINE + name] if both else [name])]
         groups.append((NAMES[name], 1 + both))
         head += ["model", "guess"] if both else ["model"]
     cells = [
@@ -167,9 +159,7 @@ def _confusion(run: Results) -> list[str]:
         return []
     title = "Confusion of classes" if isinstance(run.spec.task, Classification) else "Hits and misses by label"
     if isinstance(run.spec.task, Classification) and len(names) > WRITTEN:
-        return [
-            section(title, paragraph(f"summary.json has the {len(names)} × {len(names)} counts (metrics.confusion)."))
-        ]
+        return [section(title, paragraph(f"The counts of the {len(names)} classes are in summary.json."))]
     if isinstance(run.spec.task, Classification):
         head, about = ["true class", *names, "recall"], "Samples by true class (rows) and predicted class (columns)."
         rows = [
@@ -178,15 +168,11 @@ def _confusion(run: Results) -> list[str]:
         ]
         return [section(title, paragraph(about), table(head, rows))]
     head = ["label", *LABEL_CELLS, "sensitivity", "specificity"]
-    rows = [
-        [
-            name,
-            *(f"{count:,}" for count in row),
-            number(_part(row[3], row[2] + row[3])),
-            number(_part(row[0], row[0] + row[1])),
-        ]
-        for name, row in zip(names, counts, strict=True)
-    ]
+    rows = []
+    for name, (negative, false_positive, false_negative, positive) in zip(names, counts, strict=True):
+        cells = [f"{count:,}" for count in (negative, false_positive, false_negative, positive)]
+        shares = _part(positive, positive + false_negative), _part(negative, negative + false_positive)
+        rows.append([name, *cells, *map(number, shares)])
     return [section(title, table(head, rows))]
 
 

@@ -55,7 +55,7 @@ def _numbers(run: Results) -> list[str]:
         said.append(f"Within sites, each one's own mean taken out of labels and predictions, the model has {left}.")
     if "r2" in guess and "r2" in test and guess["r2"] < 1:
         less = (test["r2"] - guess["r2"]) / (1 - guess["r2"])
-        ends = f"{less:.0%} smaller than" if less > 0 else "no smaller than"
+        ends = f"{less * 100:.0f} % smaller than" if less > 0 else "no smaller than"
         said.append(f"Its squared error over all samples is {ends} that of the guess.")
     return said
 
@@ -67,21 +67,16 @@ def _classes(run: Results) -> list[str]:
         said.append(UNSEEN)
     else:
         reached = " and ".join(
-            f"{'an' if name in ('auc', 'accuracy') else 'a'} {NAMES[name]} of {number(guess[name])}"
-            for name in ("auc", "accuracy", "balanced_accuracy")
-            if name in guess
+            f"an {NAMES[name]} of {number(guess[name])}" for name in ("auc", "accuracy") if name in guess
         )
         said.append(f"A guess that knows only the site, the frequencies of the labels it trains on, reaches {reached}.")
         said += _against(run, "auc")
     if "auc" in within and "auc" in test:
-        said.append(
-            f"Within sites, over pairs of samples of the same site, the model's AUC is {number(within['auc'])}:"
-        )
-        gap = test["auc"] - within["auc"]
-        if gap > LITTLE:
-            said.append(f"{number(gap)} of the pooled AUC comes from differences between sites.")
+        said.append(f"Over pairs of samples of the same site its AUC is {number(within['auc'])}:")
+        if test["auc"] - within["auc"] > LITTLE:
+            said.append("differences between sites make the pooled AUC look better than the model is within them.")
         else:
-            said.append("next to nothing of the pooled AUC comes from differences between sites.")
+            said.append("the pooled AUC owes next to nothing to differences between sites.")
     return [*said, *_against(run, "accuracy")]
 
 
@@ -111,9 +106,9 @@ def _beaten(run: Results) -> list[str]:
 
 
 UNSEEN = (
-    "No label of the site that is tested is known in training, so the guess here is from the labels of all other sites: "
-    "it is the same for a whole site, and tends to the wrong side of it. What the model earns over all samples is not "
-    "from knowing the site's labels, but may still be from features that tell how sites differ."
+    "No label of the site that is tested is known in training, so the guess here is from the labels of all other "
+    "sites: it is the same for a whole site, and errs away from it, which puts its AUC or correlation below chance. "
+    "What the model earns over all samples may still be from features that tell how sites differ."
 )
 
 
@@ -141,9 +136,8 @@ def notes(run: Results) -> list[str]:
         kind = "classes have" if isinstance(task, Classification) else "labels have"
         said.append(f"{absent} {kind} no AUC, for want of samples, and are left out of its mean.")
     if "auc_error" in run.test:
-        said.append(
-            f"AUCs are from histograms of scores: the pooled one is off by at most {run.test['auc_error']:.1g}."
-        )
+        error = run.test["auc_error"]
+        said.append(f"AUCs are from histograms of scores: the pooled one is off by at most {error:.1g}.")
     return said
 
 

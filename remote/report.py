@@ -33,6 +33,8 @@ STATUS = {
     "interrupted": "The run was interrupted.",
     "running": "The run is not over: when this page was made it was going on, or had been cut off.",
 }
+LISTED = 30  # entries of a list in the specification
+PARTS = ("task", "model", "data", "preparation", "evaluation", "training", "method", "federation")
 SENDS_INPUTS = ("dad", "edad", "top-rows")
 
 Figures = Callable[[Results], dict[str, bytes]]
@@ -66,13 +68,9 @@ def _head(run: Results) -> str:
     said = STATUS.get(summary.status, f"The run's status is {summary.status}.")
     said += f" Reason: {summary.reason}" if summary.reason else ""
     sites, steps = len(run.spec.federation.sites), summary.steps
-    tested, folds = run.spec.tested_folds, run.spec.folds
-    trained = (
-        _count(summary.epochs, "epoch")
-        if folds == 1
-        else f"{_count(tested, 'fold')} of at most {_count(run.spec.training.epochs, 'epoch')}"
-    )
-    trained += ", once more on all samples" if folds > tested else ""
+    tested, folds, most = run.spec.tested_folds, run.spec.folds, _count(run.spec.training.epochs, "epoch")
+    trained = _count(summary.epochs, "epoch") if folds == 1 else f"{_count(tested, 'fold')} of at most {most}"
+    trained += ", then all samples once more" if folds > tested else ""
     counts = f"{_count(sites, 'site')}, {trained}, {_count(steps, 'step')}, {_time(summary.seconds)}"
     mood = "good" if summary.status == "completed" else "bad"
     return "\n".join([heading(run.spec.name), paragraph(said, mood), paragraph(counts)])
@@ -125,10 +123,7 @@ def _pictures(run: Results) -> str:
 
 def _what(run: Results) -> str:
     spec, plan = run.spec, run.plan
-    parts = {
-        name: getattr(spec, name)
-        for name in ("task", "model", "data", "preparation", "evaluation", "training", "method", "federation")
-    }
+    parts = {name: getattr(spec, name) for name in PARTS}
     said = {"name": spec.name, "sites": ", ".join(spec.federation.sites), "seed": str(spec.seed)}
     for name, part in parts.items():
         document = part.model_dump(mode="json", exclude={"sites"}, exclude_none=True)
@@ -143,6 +138,8 @@ def _what(run: Results) -> str:
 
 
 def _plain(value: object) -> str:
+    if isinstance(value, list) and len(value) > LISTED:
+        return f"{json.dumps(value[:LISTED], ensure_ascii=False)[:-1]}, … ({len(value)} in all)]"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
