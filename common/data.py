@@ -79,7 +79,7 @@ class TableData(Labelled):
             raise SpecError(
                 "data.features",
                 f"{json.dumps(self.patterns[0])} is a pattern, expected the names of the columns that it stands for: "
-                "sites must agree on them before data are read",
+                "sites must agree on them before data are read (rankdad resolve writes them)",
             )
         return self.named
 

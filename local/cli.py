@@ -1,4 +1,4 @@
-"""Commands of a site: `rankdad site`, `rankdad predict`."""
+"""Commands of a site: `rankdad site`, `rankdad predict`, `rankdad resolve`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def mount(app: typer.Typer) -> None:
     """Add this folder's commands."""
     app.command()(site)
     app.command()(predict)
+    app.command()(resolve)
 
 
 def site(
@@ -52,3 +53,32 @@ def predict(
     from local.prediction import predict_file
 
     predict_file(directory, data, output, "final" if final else "best", allow_factory or ())
+
+
+def resolve(
+    file: Annotated[Path, typer.Argument(metavar="RUN.json", help="A run's spec, alone or under the key 'run'.")],
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="A site's data folder, whose columns all sites have.")],
+    output: Annotated[Path, typer.Option(help="File to write.")],
+) -> None:
+    """Replace the patterns among a run's features by the columns that a site's tables have."""
+    import json
+
+    from common.data import TableData
+    from common.documents import load_json, validate
+    from common.errors import UserError
+    from common.spec import RunSpec
+    from local.data.columns import resolved
+
+    document = load_json(file)
+    under = "run" if isinstance(document, dict) and "run" in document else None
+    spec = validate(RunSpec, document["run"] if under else document, file=file, under=under or "")
+    if not isinstance(spec.data, TableData) or not spec.data.patterns:
+        raise UserError(f"{file}: data.features has no pattern: the run can be started as it is")
+    found = resolved(spec.data, data)
+    (document["run"] if under else document)["data"] = found.model_dump(mode="json", exclude_defaults=True)
+    validate(RunSpec, document["run"] if under else document, file=file, under=under or "")
+    try:
+        output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--output: {output} cannot be written: {error.strerror or error}") from None
+    typer.echo(f"{len(found.features)} features; the run is in {output}")
