@@ -221,6 +221,60 @@ def test_everybody_dies_again_and_again(tmp_path: Path, site_data: Data) -> None
     assert all(torch.equal(best[0][name], best[1][name]) for name in best[0])
 
 
+def crash_in_the_second_fold(tmp_path: Path, site_data: Data, pick: Callable[[list[int]], list[int]]) -> None:
+    spec = run_spec(
+        method=METHODS[0],
+        preparation={"standardise": "federated"},
+        evaluation={"name": "k-fold", "folds": 2},
+        training={"epochs": 1, "batch_size": 5, "schedule": {"name": "cosine", "warmup": 2}},
+    )
+    data = site_data(spec, (40, 30, 21))
+    run, fold_of = Run(spec, data, tmp_path / "undisturbed"), dict[int, int]()
+    undisturbed = run.go(lambda message: fold_of.update({message: run.aggregator.course.fold}))
+    second = [message for message, fold in fold_of.items() if fold == 1]
+    figures = run.aggregator.recorder.progress.study.summary()
+    for victim in ("aggregator", "beta"):
+        for when in pick(second):
+            disturbed = Run(spec, data, tmp_path / f"{victim}-{when}")
+            assert disturbed.go(_once(victim, when)) == undisturbed, (victim, when)
+            assert disturbed.aggregator.recorder.progress.study.summary() == figures
+    course = Course(spec, run.aggregator.plan, Replica(spec))
+    Checkpoints(tmp_path / "undisturbed" / "alpha", run.aggregator.plan, "alpha").load(course)
+    assert course.fold == 2
+    exported = export(tmp_path / "undisturbed" / "run", course.steps, tmp_path / "exported")
+    assert (exported.fold, exported.replica.digest()) == (2, course.replica.digest())
+
+
+def test_whoever_dies_in_a_later_fold_the_weights_and_figures_are_the_same(tmp_path: Path, site_data: Data) -> None:
+    """Before its first step, when checkpoints are of the fold before; in it; and when it is over."""
+    crash_in_the_second_fold(tmp_path, site_data, lambda second: [second[1], second[len(second) // 2], second[-1] + 1])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_whoever_dies_whenever_in_a_later_fold_they_are_the_same(tmp_path: Path, site_data: Data) -> None:
+    crash_in_the_second_fold(tmp_path, site_data, lambda second: [*range(1, 12), *second, second[-1] + 1])
+
+
+def test_a_site_that_lost_its_disk_in_a_later_fold_goes_on(tmp_path: Path, site_data: Data) -> None:
+    spec = run_spec(
+        method={"name": "rank-dad", "rank": 1}, evaluation={"name": "k-fold", "folds": 2}, training={"epochs": 2}
+    )
+    run = Run(spec, site_data(spec, (40, 30, 21)), tmp_path)
+
+    def crash(message: int) -> str | None:
+        course = run.aggregator.course
+        if course.fold != 1 or course.step != 2 or run.aggregator.recorder.progress.resets:
+            return None
+        shutil.rmtree(tmp_path / "beta")
+        return "beta"
+
+    digest = run.go(crash)
+    (reset,) = run.aggregator.recorder.progress.resets
+    assert reset["site"] == "beta"
+    assert export(tmp_path / "run", None, tmp_path / "replayed").replica.digest() == digest
+
+
 def test_a_checkpoint_of_another_run_is_refused_and_a_torn_one_passed_over(tmp_path: Path, site_data: Data) -> None:
     spec = run_spec(method={"name": "rank-dad", "rank": 2})
     run = Run(spec, site_data(spec), tmp_path)
