@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import safetensors.torch
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -281,11 +282,18 @@ class Course:
         """Go to where a standing and tensors were taken.
 
         Raises:
+            ValueError: folds or sums are not those of this run.
             RuntimeError, KeyError: the tensors are not those of this replica.
         """
+        folds, totals = self._plan.folds, under("total", tensors)
+        shapes = {stage.name: (torch.float64, (folds, stage.size)) for stage in self._plan.stages}
+        if standing.fold >= folds or [len(fold) for fold in standing.roster] != [len(self._plan.sites)] * folds:
+            raise ValueError(f"fold {standing.fold} or its roster is none of this run's {folds} folds")
+        if {name: (total.dtype, tuple(total.shape)) for name, total in totals.items()} != shapes:
+            raise ValueError("what preparation has added up is not what this run asks for")
         for name in SCALARS:
             setattr(self, name, getattr(standing, name))
-        self.totals = under("total", tensors)
+        self.totals = totals
         self._meet(standing.roster)
         self.missing = frozenset(standing.missing)
         self.replica.load_state(under("replica", tensors), standing.steps - standing.before)

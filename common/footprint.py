@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from common.checkpoints import EVERY, KEPT
@@ -23,8 +24,9 @@ class Footprint:
     Args:
         step: that one optimizer step adds to the ledger.
         step_update: what of it is updates, and stays with `--retention all`.
-        epoch: that the end of an epoch adds (buffers, evaluation, decision); hello and goodbye are smaller.
+        epoch: that the end of an epoch adds (buffers, evaluation, decision).
         epoch_update: what of it is updates.
+        once: that hello, preparation, the tests of all folds, and goodbye add.
         checkpoint: of the aggregator.
     """
 
@@ -32,17 +34,17 @@ class Footprint:
     step_update: int
     epoch: int
     epoch_update: int
+    once: int
     checkpoint: int
 
     def whole(self, steps: int, epochs: int) -> int:
         """Return the size of all updates and the last contributions of a run, checkpoints beside."""
         kept = min(steps, WINDOW)
-        ends = epochs + 2  # the run's beginning and its end
-        return steps * self.step_update + kept * (self.step - self.step_update) + ends * self.epoch
+        return steps * self.step_update + kept * (self.step - self.step_update) + epochs * self.epoch + self.once
 
     def tail(self, epochs: int = 0) -> int:
         """Return the size of ledger and checkpoints with `--retention tail`, with so many ends of epochs in it."""
-        return WINDOW * self.step + (epochs + 2) * self.epoch + KEPT * self.checkpoint
+        return WINDOW * self.step + epochs * self.epoch + self.once + KEPT * self.checkpoint
 
 
 def footprint(plan: Plan) -> Footprint:
@@ -52,10 +54,19 @@ def footprint(plan: Plan) -> Footprint:
     update = step_bytes(plan, up=False) + exchanges * HEAD_BYTES + sites  # and who is missing
     contributions = sites * (step_bytes(plan, up=True) + exchanges * HEAD_BYTES)
     epoch_update = 3 * control + plan.buffer_bytes + sites * DIGEST
-    evaluation = 2 * tally_bytes(plan.task)
-    epoch = epoch_update + sites * (3 * control + plan.buffer_bytes + evaluation)
-    checkpoint = 2 * plan.replica_bytes + _residual_bytes(plan)
-    return Footprint(update + contributions, update, epoch, epoch_update, checkpoint)
+    tally, sums = tally_bytes(plan.task), 8 * plan.folds * sum(stage.size for stage in plan.stages)
+    epoch = epoch_update + sites * (3 * control + plan.buffer_bytes + tally)
+    beginning = (2 + len(plan.stages)) * control + 4 * plan.folds * max(3, sites) + sums
+    once = (sites + 1) * (beginning + plan.folds * control) + sites * (DIGEST + plan.folds * 2 * tally)
+    checkpoint = 2 * plan.replica_bytes + _residual_bytes(plan) + sums + _study_bytes(plan)
+    return Footprint(update + contributions, update, epoch, epoch_update, once, checkpoint)
+
+
+def _study_bytes(plan: Plan) -> int:
+    """Return the largest size of what the folds before have tested: two tallies a site, as text."""
+    if plan.folds == 1:  # which is tested after the last checkpoint
+        return 0
+    return len(plan.sites) * (2 * math.ceil(4 / 3 * tally_bytes(plan.task)) + CONTROL) + plan.folds * CONTROL
 
 
 def _residual_bytes(plan: Plan) -> int:

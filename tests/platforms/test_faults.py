@@ -69,7 +69,7 @@ def test_an_unforeseen_error_at_a_site_keeps_its_words_there(
         ({"lr": 10**400}, "(lr): got 1"),
         ({"spec": {"model": {"name": "mlp", "hidden": ["x"] * 400}}}, "model.hidden[0]"),
         ({"spec": {"federation": {"sites": 5}}}, "federation.sites: got 5, expected a list of names"),
-        ({"hidden": "99999999999999999999"}, "owner: Hidden layers (hidden): a network of these widths"),
+        ({"hidden": "99999999999999999999"}, "owner: Hidden layers (hidden): a network of this size"),
         ({"hidden": "1000000, 1000000"}, "owner: Hidden layers (hidden): the network has"),
         ({"data_file": ["a\0b"]}, "is no file's name"),
     ],

@@ -24,7 +24,6 @@ def tallies(task: TaskSpec, fold: int, sizes: tuple[int, ...] = (40, 30, 20)) ->
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_figures_are_of_all_folds_and_go_on_from_json(task: TaskSpec) -> None:
     study, again = Study(task, SITES), Study(task, SITES)
-    assert study.pooled is None
     assert study.summary() == {}
     study.add(tallies(task, 0), tallies(task, 5))
     again.restore(json.loads(json.dumps(study.state())))
@@ -63,7 +62,7 @@ def test_a_fold_that_tests_nothing_and_a_site_that_is_away_are_no_figures() -> N
     task = TASKS[1]
     study = Study(task, SITES)
     study.add({site: empty(task) for site in SITES}, {})
-    assert study.pooled is None
+    assert study.summary() == {}
     first = {"alpha": tallies(task, 0)["alpha"]}
     study.add(first, first)
     study.add({site: empty(task) for site in SITES}, {})

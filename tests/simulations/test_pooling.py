@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from local.data import SiteData
 from simulations.lockstep import run
 from simulations.pooling import SITE, first_training_rows, pooled_data, pooled_spec
 from tests.conftest import SITES, part_of, run_spec
+from tests.simulations.test_lockstep import rows_of
 
 Data = Callable[..., dict[str, SiteData]]
 FOLDS: dict[str, Any] = {"name": "k-fold", "folds": 2}
@@ -55,7 +55,7 @@ def test_one_step_an_epoch_trains_as_the_federation_does(tmp_path: Path, site_da
     (together,) = run(alone, {SITE: pooled_data(data)}, tmp_path / "together").values()
     for name, value in apart.final.items():
         torch.testing.assert_close(together.final[name], value, rtol=0, atol=1e-9)
-    tables = [list(csv.DictReader((tmp_path / name / "metrics.csv").open())) for name in ("apart", "together")]
+    tables = [rows_of(tmp_path / name / "metrics.csv") for name in ("apart", "together")]
     pooled = [[row for row in table if row["site"] == "pooled" and row["split"] == "test"] for table in tables]
     assert len(pooled[0]) == 3
     for one, other in zip(*pooled, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import time
 from collections.abc import Callable, Generator
@@ -12,13 +13,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import safetensors.torch
 import torch
 from safetensors.torch import load_file
 
 from common import footprint as footprint_module
 from common.checkpoints import Checkpoints, take_over
 from common.course import Course
-from common.errors import UserError
+from common.errors import ProtocolError, UserError
 from common.footprint import footprint
 from common.ledger import Retention
 from common.messages import Ask, Message
@@ -219,6 +221,93 @@ def test_everybody_dies_again_and_again(tmp_path: Path, site_data: Data) -> None
     assert often.aggregator.course.epoch == calm.aggregator.course.epoch
     best = [load_file(tmp_path / name / "run" / "model" / "best.safetensors") for name in ("undisturbed", "often")]
     assert all(torch.equal(best[0][name], best[1][name]) for name in best[0])
+
+
+def crash_in_the_second_fold(tmp_path: Path, site_data: Data, pick: Callable[[list[int]], list[int]]) -> None:
+    spec = run_spec(
+        method=METHODS[0],
+        preparation={"standardise": "federated"},
+        evaluation={"name": "k-fold", "folds": 2},
+        training={"epochs": 1, "batch_size": 5, "schedule": {"name": "cosine", "warmup": 2}},
+    )
+    data = site_data(spec, (40, 30, 21))
+    run, fold_of = Run(spec, data, tmp_path / "undisturbed"), dict[int, int]()
+    undisturbed = run.go(lambda message: fold_of.update({message: run.aggregator.course.fold}))
+    second = [message for message, fold in fold_of.items() if fold == 1]
+    figures = run.aggregator.recorder.progress.study.summary()
+    for victim in ("aggregator", "beta"):
+        for when in pick(second):
+            disturbed = Run(spec, data, tmp_path / f"{victim}-{when}")
+            assert disturbed.go(_once(victim, when)) == undisturbed, (victim, when)
+            assert disturbed.aggregator.recorder.progress.study.summary() == figures
+    most, steps = footprint(run.aggregator.plan), run.aggregator.recorder.progress.step
+    assert size_of(tmp_path / "undisturbed" / "run" / "ledger") <= most.whole(steps, 3)
+    assert size_of(tmp_path / "undisturbed" / "run" / "checkpoints") <= 2 * most.checkpoint
+    course = Course(spec, run.aggregator.plan, Replica(spec))
+    Checkpoints(tmp_path / "undisturbed" / "alpha", run.aggregator.plan, "alpha").load(course)
+    assert course.fold == 2
+    exported = export(tmp_path / "undisturbed" / "run", course.steps, tmp_path / "exported")
+    assert (exported.fold, exported.replica.digest()) == (2, course.replica.digest())
+
+
+def test_whoever_dies_in_a_later_fold_the_weights_and_figures_are_the_same(tmp_path: Path, site_data: Data) -> None:
+    """Before its first step, when checkpoints are of the fold before; in it; and when it is over."""
+    crash_in_the_second_fold(tmp_path, site_data, lambda second: [second[1], second[len(second) // 2], second[-1] + 1])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_whoever_dies_whenever_in_a_later_fold_they_are_the_same(tmp_path: Path, site_data: Data) -> None:
+    crash_in_the_second_fold(tmp_path, site_data, lambda second: [*range(1, 12), *second, second[-1] + 1])
+
+
+def test_a_site_that_lost_its_disk_in_a_later_fold_goes_on(tmp_path: Path, site_data: Data) -> None:
+    spec = run_spec(
+        method={"name": "rank-dad", "rank": 1}, evaluation={"name": "k-fold", "folds": 2}, training={"epochs": 2}
+    )
+    run = Run(spec, site_data(spec, (40, 30, 21)), tmp_path)
+
+    def crash(message: int) -> str | None:
+        course = run.aggregator.course
+        if course.fold != 1 or course.step != 2 or run.aggregator.recorder.progress.resets:
+            return None
+        shutil.rmtree(tmp_path / "beta")
+        return "beta"
+
+    digest = run.go(crash)
+    (reset,) = run.aggregator.recorder.progress.resets
+    assert reset["site"] == "beta"
+    assert export(tmp_path / "run", None, tmp_path / "replayed").replica.digest() == digest
+
+
+@pytest.mark.parametrize(
+    "changes", [{"fold": 3}, {"roster": [[9, 9, 9]]}, {"roster": [[9, 9]] * 3}, {"total": torch.ones(3, 1)}]
+)
+def test_a_snapshot_of_other_folds_is_refused_and_changes_nothing(
+    tmp_path: Path, site_data: Data, changes: dict[str, Any]
+) -> None:
+    spec = run_spec(
+        preparation={"standardise": "federated"},
+        evaluation={"name": "k-fold", "folds": 2},
+        training={"epochs": 1, "batch_size": 5},
+    )
+    run = Run(spec, site_data(spec, (40, 30, 21)), tmp_path)
+    run.go(lambda message: None)
+    good = Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter, keeping=KEEPING)
+    with contextlib.closing(good):
+        snapshot = good.snapshot("beta")
+    assert snapshot is not None
+    size = int.from_bytes(snapshot[:4], "little")
+    document, tensors = json.loads(snapshot[4 : 4 + size]), safetensors.torch.load(snapshot[4 + size :])
+    if "total" in changes:
+        tensors |= {"total/sums": changes["total"]}
+    standing = json.dumps(document | {name: value for name, value in changes.items() if name != "total"}).encode()
+    course = Course(spec, run.aggregator.plan, Replica(spec))
+    with pytest.raises(ProtocolError, match="snapshot cannot be used"):
+        take_over(course, len(standing).to_bytes(4, "little") + standing + safetensors.torch.save(tensors))
+    assert (course.round, course.fold, course.roster) == (0, 0, ())
+    take_over(course, snapshot)
+    assert course.fold == document["fold"] == 2
 
 
 def test_a_checkpoint_of_another_run_is_refused_and_a_torn_one_passed_over(tmp_path: Path, site_data: Data) -> None:

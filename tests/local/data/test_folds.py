@@ -26,7 +26,9 @@ def spec_of(count: int = 3, **changes: Any) -> RunSpec:
 
 def reading_of(keys: list[str], labels: Any = None, groups: list[str] | None = None, split: Any = None) -> Reading:
     labels = np.zeros(len(keys), np.int64) if labels is None else np.asarray(labels)
-    return Reading("data", np.zeros((len(keys), 6)), labels, split, tuple(keys), groups and tuple(groups))
+    return Reading(
+        "data", np.zeros((len(keys), 6)), labels, split, tuple(keys), None if groups is None else tuple(groups)
+    )
 
 
 def parts_of(splits: tuple[Split, ...], count: int) -> Array:
@@ -112,7 +114,7 @@ def test_groups_of_several_labels_are_dealt_out_in_any_order_of_rows(labels: lis
     for shift in range(1, 8):
         order = np.roll(np.arange(8), shift)[::-1]
         moved = [[part[row] for row in order] for part in (keys, labels, groups)]
-        assert by_key(spec, reading_of(moved[0], moved[1], moved[2])) == found  # type: ignore[arg-type]
+        assert by_key(spec, reading_of(moved[0], moved[1], moved[2])) == found
 
 
 def test_numbers_are_dealt_out_from_small_to_large() -> None:
