@@ -78,7 +78,7 @@ def confusion(
     wholes = table.reshape(len(rows), -1, whole)
     parts = (wholes / np.maximum(wholes.sum(axis=2, keepdims=True), 1)).reshape(table.shape)
     figure, axes = plain_axes(*about, height=min(6.5, 1.2 + 0.45 * len(rows)))
-    figure.set_figwidth(min(WIDTH, 2.2 + 0.8 * len(columns)))
+    figure.set_figwidth(min(WIDTH, 3.4 + 0.8 * len(columns)))
     axes.grid(visible=False)
     colours = LinearSegmentedColormap.from_list("blue", ["#FFFFFF", BLUE])
     shown = axes.imshow(parts, cmap=colours, vmin=0, vmax=1, aspect="auto", interpolation="nearest")

@@ -77,7 +77,9 @@ def _test(run: Results) -> str:
         "sites: mean ± SD": column(lambda name: spread(found.sites, name)),
         "sites with it": column(counted),
         "within sites": column(lambda name: number(within.get(name), _digits(name, test))),
-        guess_of(run): column(lambda name: number(baseline.get(name), _digits(name, test))),
+        "guess without site" if isinstance(run.spec.evaluation, LeaveOneSiteOut) else "site-only guess": column(
+            lambda name: number(baseline.get(name), _digits(name, test))
+        ),
     }
     if run.spec.tested_folds == 1 or isinstance(run.spec.evaluation, LeaveOneSiteOut):
         del columns["folds: mean ± SD"]
