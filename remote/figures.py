@@ -66,7 +66,7 @@ def _confusion(run: Results) -> Figure | None:
     if not counts:
         return None
     if isinstance(run.spec.task, MultiLabel):
-        return confusion(counts, names, LABEL_CELLS, ("predicted", "label"), 2)
+        return confusion(counts, names, LABEL_CELLS, ("", "label"), 2)
     return confusion(counts, names, names, ("predicted class", "true class"), len(names))
 
 

@@ -95,8 +95,8 @@ def _against(run: Results, name: str) -> list[str]:
     if guess < interval.low:
         return [f"{found} lies above the guess's."]
     if guess > interval.high:
-        return [f"{found} lies below the guess's: the model does worse than knowing the site."]
-    return [f"{found} holds the guess's: no gain over knowing the site is shown."]
+        return [f"{found} lies below the guess's: the model does worse than the guess."]
+    return [f"{found} holds the guess's: no gain over the guess is shown."]
 
 
 def _beaten(run: Results) -> list[str]:

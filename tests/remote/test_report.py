@@ -245,8 +245,8 @@ def test_test_metrics_are_numbers_only(tmp_path: Path) -> None:
     ("model", "guess", "said"),
     [
         (0.75, 0.62, "its 95 % interval lies above the guess's."),
-        (0.65, 0.62, "no gain over knowing the site is shown"),
-        (0.5, 0.62, "does worse than knowing the site"),
+        (0.65, 0.62, "no gain over the guess is shown"),
+        (0.5, 0.62, "does worse than the guess"),
     ],
 )
 def test_the_guess_that_knows_only_the_site_is_told_from_the_model(
