@@ -11,6 +11,7 @@ from common.tasks import Classification, MultiLabel, Regression
 from remote.canvas import MEASURES, png
 from remote.curves import losses, losses_by_step, metric_by_epoch
 from remote.outcomes import calibration, confusion, metric_by_site
+from remote.reading import guess_of
 from remote.results import LABEL_CELLS, Results, class_names
 
 
@@ -47,7 +48,7 @@ def _drawn(run: Results) -> dict[str, Figure | None]:
             if name in validation
         },
         **{
-            f"test_{name}_by_site": metric_by_site(sites, name, test.get(name), means.get(name))
+            f"test_{name}_by_site": metric_by_site(sites, name, test.get(name), means.get(name), guess_of(run))
             for name in measures
             if name in sites
         },
@@ -65,7 +66,7 @@ def _confusion(run: Results) -> Figure | None:
     if not counts:
         return None
     if isinstance(run.spec.task, MultiLabel):
-        return confusion(counts, names, LABEL_CELLS, ("predicted", "label"), 2)
+        return confusion(counts, names, LABEL_CELLS, ("", "label"), 2)
     return confusion(counts, names, names, ("predicted class", "true class"), len(names))
 
 

@@ -18,14 +18,17 @@ TICKED = 40  # classes up to which each has its name
 QUANTILE = 1.96  # of 95 %
 
 
-def metric_by_site(sites: pd.DataFrame, name: str, pooled: float | None, mean: float | None) -> Figure | None:
-    """Draw a metric of every site, of the guess that knows only the site, of all samples, and the mean over sites.
+def metric_by_site(
+    sites: pd.DataFrame, name: str, pooled: float | None, mean: float | None, guess: str
+) -> Figure | None:
+    """Draw a metric of every site, of the baseline there, of all samples, and the mean over sites.
 
     Args:
         sites: as `sites.csv` has them.
         name: of the metric.
         pooled: of all samples.
         mean: over sites.
+        guess: what the baseline is called.
     """
     sites = sites.dropna(subset=[name])
     if sites.empty:
@@ -49,7 +52,7 @@ def metric_by_site(sites: pd.DataFrame, name: str, pooled: float | None, mean: f
     line: Callable[..., object] = axes.axvline if named else axes.axhline
     if BASELINE + name in sites and name not in RANKED:
         size = 9 if named else 6
-        dots(BASELINE + name, "a guess that knows only the site", marker="D", mfc="none", mec=GREY, ms=size)
+        dots(BASELINE + name, guess, marker="D", mfc="none", mec=GREY, ms=size)
     dots(name, "single sites", marker="o", color=BLUE, ms=6 if named else 4, alpha=1 if named else 0.6)
     if pooled is not None:
         line(pooled, color=ORANGE, ls="--", lw=1.6, label=f"all samples together, {pooled:.3f}", zorder=1)
@@ -75,7 +78,7 @@ def confusion(
     wholes = table.reshape(len(rows), -1, whole)
     parts = (wholes / np.maximum(wholes.sum(axis=2, keepdims=True), 1)).reshape(table.shape)
     figure, axes = plain_axes(*about, height=min(6.5, 1.2 + 0.45 * len(rows)))
-    figure.set_figwidth(min(WIDTH, 2.2 + 0.8 * len(columns)))
+    figure.set_figwidth(min(WIDTH, 3.4 + 0.8 * len(columns)))
     axes.grid(visible=False)
     colours = LinearSegmentedColormap.from_list("blue", ["#FFFFFF", BLUE])
     shown = axes.imshow(parts, cmap=colours, vmin=0, vmax=1, aspect="auto", interpolation="nearest")

@@ -13,9 +13,12 @@ table { border-collapse: collapse; margin: .5em 0; font-variant-numeric: tabular
 th, td { padding: .2em .8em .2em 0; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top }
 .numbers td + td, .numbers th + th { text-align: right; padding-left: .8em }
 .numbers thead th { vertical-align: bottom; border-bottom-color: #111 } .note { color: #444; font-size: .9em }
-.wide { font-size: .8em } .wide td + td, .wide th + th { padding-left: .3em } .wide td, .wide th { padding-right: .3em }
+.wide { font-size: .76em }
+.wide td + td, .wide th + th { padding-left: .3em } .wide td, .wide th { padding-right: .3em }
+.wide td:first-child { min-width: 8em }
 .numbers .group { text-align: center; border-bottom-color: #bbb }
-.main td:nth-child(2) { font-weight: bold } .main { font-size: .92em } .main td { white-space: nowrap }
+.main td:nth-child(2) { font-weight: bold } .main { font-size: .85em } .main td { white-space: nowrap }
+.main td + td, .main th + th { padding: .2em .3em }
 .facts th { font-weight: normal; color: #444; white-space: nowrap } td { overflow-wrap: anywhere }
 .good, .bad { padding: .4em .8em; border-left: 6px solid #0072B2; background: #eef5fa; overflow-wrap: anywhere }
 .bad { border-color: #D55E00; background: #fcf0e8 }

@@ -9,7 +9,7 @@ from statistics import median
 from common.spec import Holdout, KFold, LeaveOneSiteOut
 from common.tasks import Classification
 from remote.page import note, paragraph, section, table
-from remote.reading import NAMES, notes, number, verdict
+from remote.reading import NAMES, guess_of, notes, number, verdict
 from remote.results import BASELINE, LABEL_CELLS, RANKED, Results, Spread, class_names, known, rows_of
 
 WRITTEN = 12  # classes up to which the confusion matrix is a table, too
@@ -46,7 +46,7 @@ def warned(run: Results) -> str:
     dropped = run.summary.rows_dropped
     if dropped:
         each = [f"{site} {count:,}" for site, count in dropped.items()]
-        found.append(f"{_count(sum(dropped.values()), 'row')} of data left out of all tables' rows: {_listed(each)}.")
+        found.append(f"{_count(sum(dropped.values()), 'row')} of data left out: {_listed(each)}.")
     none = "No site has warned of its data, and no row of data was left out."
     return section("Warnings about data", *(paragraph(said, "bad") for said in found) if found else [paragraph(none)])
 
@@ -71,16 +71,18 @@ def _test(run: Results) -> str:
 
     baseline, within = known(found.baseline), known(found.within_sites)
     columns = {
-        "all samples together": column(lambda name: number(test.get(name), _digits(name, test))),
+        "all samples": column(lambda name: number(test.get(name), _digits(name, test))),
         "95 % interval": column(interval),
-        "mean over folds ± SD": column(lambda name: spread(found.folds, name)),
-        "mean over sites ± SD": column(lambda name: spread(found.sites, name)),
-        "sites that have it": column(counted),
+        "folds: mean ± SD": column(lambda name: spread(found.folds, name)),
+        "sites: mean ± SD": column(lambda name: spread(found.sites, name)),
+        "sites with it": column(counted),
         "within sites": column(lambda name: number(within.get(name), _digits(name, test))),
-        "a guess from the site alone": column(lambda name: number(baseline.get(name), _digits(name, test))),
+        "guess without site" if isinstance(run.spec.evaluation, LeaveOneSiteOut) else "site-only guess": column(
+            lambda name: number(baseline.get(name), _digits(name, test))
+        ),
     }
-    if run.spec.tested_folds == 1:
-        del columns["mean over folds ± SD"]
+    if run.spec.tested_folds == 1 or isinstance(run.spec.evaluation, LeaveOneSiteOut):
+        del columns["folds: mean ± SD"]
     shown = {head: cells for head, cells in columns.items() if set(cells) != {"–"}}
     rows = [[NAMES[name], *cells] for name, cells in zip(names, zip(*shown.values(), strict=True), strict=True)]
     parts = [table(["", *shown], rows, kind="main"), *map(paragraph, verdict(run)), *map(note, notes(run))]
@@ -123,7 +125,7 @@ def epochs(run: Results) -> str:
 def _sites(run: Results) -> str:
     guessed = any(name.startswith(BASELINE) for row in run.by_site.values() for name in row)
     said = "Figures of the tests of all folds, site by site."
-    said += " Beside the model's is that of a guess that knows only the site." if guessed else ""
+    said += f" Beside the model's is that of {guess_of(run)}." if guessed else ""
     parts = [_by_site(run, run.by_site)]
     hidden = [NAMES[name] for name in RANKED if any(BASELINE + name in row for row in run.by_site.values())]
     if hidden:

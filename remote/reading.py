@@ -24,7 +24,13 @@ LITTLE = 0.02  # of an AUC, R² or r: a smaller difference is not worth a senten
 
 def number(value: float | None, digits: int = 3) -> str:
     """Return a number as a paper prints it; – where there is none."""
-    return "–" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}".replace("-", "−")
+    return "–" if value is None or not math.isfinite(value) else f"{value:z,.{digits}f}".replace("-", "−")
+
+
+def guess_of(run: Results) -> str:
+    """Return what the baseline is called."""
+    unseen = isinstance(run.spec.evaluation, LeaveOneSiteOut)
+    return "a guess from the other sites' labels" if unseen else "a guess that knows only the site"
 
 
 def verdict(run: Results) -> list[str]:
@@ -89,8 +95,8 @@ def _against(run: Results, name: str) -> list[str]:
     if guess < interval.low:
         return [f"{found} lies above the guess's."]
     if guess > interval.high:
-        return [f"{found} lies below the guess's: the model does worse than knowing the site."]
-    return [f"{found} holds the guess's: no gain over knowing the site is shown."]
+        return [f"{found} lies below the guess's: the model does worse than the guess."]
+    return [f"{found} holds the guess's: no gain over the guess is shown."]
 
 
 def _beaten(run: Results) -> list[str]:
@@ -122,7 +128,9 @@ def notes(run: Results) -> list[str]:
             f"95 % intervals ({each}) are of all samples' predictions, each by a model that has not seen the sample. "
             "They take predictions as independent of one another, and say nothing about other sites than these."
         )
-    if run.spec.tested_folds > 1 and found.folds:
+    if isinstance(run.spec.evaluation, LeaveOneSiteOut):
+        said.append("Every fold is a site, so that figures over folds are those over sites.")
+    elif run.spec.tested_folds > 1 and found.folds:
         said.append(
             "± SD over folds is the standard deviation between folds. Folds share training samples: it is no error of "
             "the mean, and no interval can be made of it."

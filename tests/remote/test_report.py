@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import re
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -22,9 +24,12 @@ from typer.testing import CliRunner, Result
 from common.errors import UserError
 from local.data import SiteData
 from remote.cli import mount
-from remote.figures import NAMED, figures
+from remote.figures import figures
+from remote.outcomes import NAMED
 from remote.report import report
-from remote.results import METRICS, STEPS, metric_rows, read_results
+from remote.results import METRICS, STEPS, Figures, PlanFacts, Results, Summary, read_results
+from remote.results import SITES as SITE_COLUMNS
+from remote.shown import for_people
 from simulations.lockstep import run
 from tests.conftest import SITES, run_document, run_spec
 
@@ -87,37 +92,65 @@ def change(directory: Path, **values: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def tables(sites: list[str], epochs: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Tables of a run that gets better and better, with noise."""
+def results(sites: list[str], epochs: int, folds: int = 1, **metrics: Any) -> Results:
+    """Of a run that gets better and better, with noise; the last fold is not finished if there are several."""
     noise = np.random.default_rng(0)
     rows: list[tuple[object, ...]] = []
-    for epoch, split in [*((epoch, "validation") for epoch in range(epochs)), (epochs - 1, "test")]:
+    for fold, epoch, split in [
+        *((fold, epoch, "validation") for fold in range(folds) for epoch in range(epochs)),
+        *((fold, max(0, epochs - 2), "test") for fold in range(max(1, folds - 1))),
+    ]:
         for site in ["pooled", *sites]:
             loss, gap = 2 / (epoch + 1) + noise.uniform(0, 0.2), noise.uniform(0.1, 0.4) / (epoch + 1)
-            rows.append((epoch, split, site, loss, int(noise.integers(5, 900)), loss, 1 - 2 * gap, 1 - gap, 1e-4))
-    steps = [(step + 1, step // 9, 2 / (step + 1), 0.1, 0.01, 10, 10, "") for step in range(9 * epochs)]
-    return pd.DataFrame(rows, columns=list(METRICS)), pd.DataFrame(steps, columns=list(STEPS))
+            rows.append((fold, epoch, split, site, loss, int(noise.integers(5, 900)), loss, 1 - 2 * gap, 1 - gap))
+    steps = [(s + 1, s // 9 % epochs, 2 / (s + 1), 0.1, 0.01, 10, 10, "") for s in range(9 * epochs * folds)]
+    evaluation = {"name": "holdout"} if folds == 1 else {"name": "k-fold", "folds": folds}
+    spec = run_spec(evaluation=evaluation, federation={"sites": sites})
+    table = pd.DataFrame(rows, columns=[*METRICS, "accuracy", "auc"])
+    tested = table[(table["split"] == "test") & (table["site"] != "pooled") & (table["fold"] == 0)]
+    tested = tested.assign(baseline_accuracy=tested["accuracy"] - 0.1)
+    summary = Summary(metrics=Figures(**metrics), best_epoch=max(0, epochs - 2))
+    return Results(spec, PlanFacts(), summary, table, tested, pd.DataFrame(steps, columns=list(STEPS)))
 
 
 def test_the_page_says_what_the_tables_say(finished: Path) -> None:
     html = report(finished)
     page, summary = Page(html), json.loads((finished / "summary.json").read_text())
-    with (finished / "metrics.csv").open(newline="") as file:
-        test = {row["site"]: row for row in csv.DictReader(file) if row["split"] == "test"}
-    assert set(test) == {"pooled", *SITES}
-    for site, row in test.items():
-        name = "all sites together" if site == "pooled" else site
-        shown = next(cells for cells in page.rows if cells[0:1] == [name])
-        assert shown[1] == row["samples"]
-        for cell, key, digits in zip(shown[2:5], ("loss", "accuracy", "auc"), (4, 4, 5), strict=True):
-            assert cell == f"{float(row[key]):.{digits}f}"
+    with (finished / "sites.csv").open(newline="") as file:
+        sites = list(csv.DictReader(file))
+    metrics = summary["metrics"]
+    auc, interval = f"{metrics['test']['auc']:.3f}", metrics["intervals"]["auc"]
+    cells = next(cells for cells in page.rows if cells[:1] == ["AUC"] and len(cells) > 3)
+    spread, within, guess = metrics["sites"]["auc"], metrics["within_sites"]["auc"], metrics["baseline"]["auc"]
+    assert cells == [
+        "AUC",
+        auc,
+        f"{interval['low']:.3f} to {interval['high']:.3f}",
+        f"{spread['mean']:.3f} ± {spread['sd']:.3f}",
+        "3 of 3",
+        f"{within:.3f}",
+        f"{guess:.3f}",
+    ]
+    assert f"AUC: {interval['method']}" in page.text
+    assert [row["site"] for row in sites] == list(SITES)
+    assert [row["absent"] for row in sites] != ["0", "0", "0"], "a class is absent somewhere, and has a column"
+    for row in sites:
+        shown = next(cells for cells in page.rows if cells[:1] == [row["site"]])
+        keys = ("auc", "accuracy", "baseline_accuracy")
+        assert shown[1:6] == [row["samples"], row["absent"], *(f"{float(row[key]):.3f}" for key in keys)]
+    counts = np.array(metrics["confusion"])
+    assert next(cells for cells in page.rows if cells[:1] == ["1"])[1:4] == [f"{count}" for count in counts[1]]
+    shown_elsewhere = for_people(finished)
+    assert shown_elsewhere["global_metrics"]["samples"] == counts.sum()
+    assert shown_elsewhere["site_metrics"]["beta"]["auc"] == float(sites[1]["auc"])
+    assert not any(name.startswith("baseline") for name in shown_elsewhere["site_metrics"]["beta"])
     digest = summary["weights_sha256"]["alpha"]
     assert page.fact("final weights") == f"equal at all sites and at the aggregator, sha256 {digest}"
     assert page.fact("against full gradients").startswith(f"{summary['times_fewer_bytes_than_dense']:.1f} times")
     assert page.fact("torch") == summary["versions"]["torch"]
     assert page.rows[2] == ["The run is complete."]
     sources = [values["src"] or "" for tag, values in page.tags if tag == "img"]
-    assert len(sources) == 6
+    assert len(sources) == 8
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert "script" not in dict(page.tags)
     assert "://" not in html
@@ -134,6 +167,8 @@ def test_what_went_wrong_is_on_the_page(finished: Path) -> None:
         left_out={"beta": 2},
         resets=[{"site": "gamma", "round": 7}],
         drift=0.25,
+        rows_dropped={hostile: 3, "beta": 1},
+        warnings={"one-class": ["alpha"], "fewer-samples-than-folds": [f"site-{place}" for place in range(40)]},
         weights_sha256={"alpha": "a" * 64, "beta": "b" * 64},
     )
     page = Page(report(finished))
@@ -142,6 +177,10 @@ def test_what_went_wrong_is_on_the_page(finished: Path) -> None:
     assert page.fact("sites that lost their state") == "gamma (in round 7)"
     assert page.fact("largest drift between sites").startswith("0.2 of the weights' size")
     assert page.fact("final weights").startswith("DIFFERENT between sites")
+    assert "1 site has samples of one class alone" in page.text
+    assert "40 sites have fewer samples than" in page.text
+    assert "site-29 and 10 more" in page.text
+    assert f"4 rows of data left out: {hostile} 3, beta 1." in page.text
     assert "script" not in dict(page.tags)
     change(finished, weights_sha256={"alpha": "a" * 64}, aggregator_sha256="c" * 64)
     assert re.match(
@@ -185,29 +224,85 @@ def test_test_metrics_are_numbers_only(tmp_path: Path) -> None:
     document = run_document(federation={"sites": sites})
     directory = begun(tmp_path / "run")
     (directory / "run.json").write_text(json.dumps(document))
-    lines = ["epoch,split,site,train_loss,samples,loss,accuracy,auc,auc_error"]
+    lines = ["epoch,split,site,train_loss,samples,loss,accuracy,auc,auc_error"]  # from before there were folds
     lines += ["0,validation,null,1,9,9,0.1,0.1,0", "0,test,pooled,,30,0.5,0.8,0.9,0.001", "0,test,null,,20,inf,0.75,,"]
     lines += ["0,test,1e5,,10,0.25,1.0,1.0,0.0", "0,test,quiet,,0,,,,"]
     (directory / "metrics.csv").write_text("\n".join(lines) + "\n")
-    pooled, by_site = metric_rows(read_results(directory).metrics)
-    assert pooled == {"samples": 30, "loss": 0.5, "accuracy": 0.8, "auc": 0.9, "auc_error": 0.001}
-    assert by_site == {
+    run = read_results(directory)
+    assert run.test == {"samples": 30, "loss": 0.5, "accuracy": 0.8, "auc": 0.9, "auc_error": 0.001}
+    assert run.by_site == {
         "null": {"samples": 20, "accuracy": 0.75},
         "1e5": {"samples": 10, "loss": 0.25, "accuracy": 1.0, "auc": 1.0, "auc_error": 0.0},
         "quiet": {"samples": 0},
     }
     page = Page(report(directory))
-    assert ["null", "20", "–", "0.7500", "–", "–"] in page.rows
-    assert ["quiet", "0", "–", "–", "–", "–"] in page.rows
+    assert ["null", "20", "–", "0.750", "–"] in page.rows
+    assert ["quiet", "0", "–", "–", "–"] in page.rows
+
+
+@pytest.mark.usefixtures("no_figures")
+@pytest.mark.parametrize(
+    ("model", "guess", "said"),
+    [
+        (0.75, 0.62, "its 95 % interval lies above the guess's."),
+        (0.65, 0.62, "no gain over the guess is shown"),
+        (0.5, 0.62, "does worse than the guess"),
+    ],
+)
+def test_the_guess_that_knows_only_the_site_is_told_from_the_model(
+    finished: Path, model: float, guess: float, said: str
+) -> None:
+    metrics = json.loads((finished / "summary.json").read_text())["metrics"]
+    interval = {"auc": {"low": model - 0.05, "high": model + 0.05, "method": "DeLong"}}
+    values = {"test": {"samples": 9, "auc": model}, "baseline": {"auc": guess}, "within_sites": {"auc": 0.7}}
+    change(finished, metrics=metrics | values | {"intervals": interval})
+    page = Page(report(finished))
+    assert said in page.text
+    assert ("make the pooled AUC look better" in page.text) == (model > 0.72)
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_folds_of_a_number(tmp_path: Path, site_data: Data) -> None:
+    task = {"name": "regression"}
+    spread = {"mean": 2.9, "sd": 0.2, "count": 2, "missing": 1}
+    metrics = {
+        "test": {"samples": 60, "loss": 0.0123, "mae": 2.9, "r2": 0.7, "pearson_r": 0.85, "auc_error": None},
+        "folds": {"mae": spread},
+        "sites": {"mae": spread},
+        "baseline": {"mae": 4.0, "r2": 0.4, "pearson_r": 0.7},
+        "within_sites": {"r2": 0.5, "pearson_r": 0.72},
+    }
+    directory = begun(tmp_path / "folds", metrics=metrics)
+    changes: dict[str, Any] = {"task": task, "evaluation": {"name": "k-fold", "folds": 4, "refit": False}}
+    (directory / "run.json").write_text(json.dumps(run_document(**changes)))
+    lines = ["fold,epoch,split,site,train_loss,samples,mae", "0,1,test,pooled,,30,2.7", "1,0,test,pooled,,30,3.1"]
+    (directory / "metrics.csv").write_text("\n".join(lines) + "\n")
+    text = Page(report(directory)).text
+    assert "So far 2 of 4 folds are tested. The model is that of the last epoch, 1 to 2" in text
+    assert "MAE 2.900 2.900 ± 0.200 2.900 ± 0.200 2 of 3 – 4.000" in text
+    assert "loss 0.0123 " in text
+    assert "reaches r = 0.700 and R² = 0.400" in text
+    assert "Its squared error over all samples is 50 % smaller" in text
+    changes["evaluation"] = {"name": "leave-one-site-out"}
+    (directory / "run.json").write_text(json.dumps(run_document(**changes)))
+    text = Page(report(directory)).text
+    assert "Leave one site out: each of the 3 folds is a site" in text
+    assert "The model that is kept has been trained once more" in text
+    assert "knows only the site" not in text
 
 
 @pytest.mark.parametrize("count", [NAMED, pytest.param(NAMED + 1, marks=pytest.mark.slow)])
 def test_figures_are_small_pictures_and_always_the_same(count: int) -> None:
-    metrics, steps = tables([f"{site:03d}-{'long-name-' * 6}"[:63] for site in range(count)], epochs=12)
-    drawn = figures(metrics, steps, {"best_epoch": 9})
+    confusion = ((count, 0, 0), (1, 2, 3), (0, 0, 0))
+    calibration = ((0.4, 0.5, 20), (None, None, 0), (0.9, 0.8, 1000))
+    names = [f"{site:03d}-{'long-name-' * 6}"[:63] for site in range(count)]
+    metrics: dict[str, Any] = {"confusion": confusion, "calibration": calibration}
+    drawn = figures(results(names, epochs=12, **metrics))
     assert list(drawn) == ["loss_over_epochs", "loss_over_steps", "auc_over_epochs", "accuracy_over_epochs"] + [
         "test_auc_by_site",
         "test_accuracy_by_site",
+        "confusion",
+        "calibration",
     ]
     for name, png in drawn.items():
         assert len(png) < 60_000, name
@@ -220,22 +315,34 @@ def test_figures_are_small_pictures_and_always_the_same(count: int) -> None:
             f"{name} is cut off"
         )
     with matplotlib.rc_context({"text.usetex": True, "axes.facecolor": "black"}):  # a person's own taste
-        marked = figures(metrics.drop(columns="accuracy"), steps, {"best_epoch": 3})
-    changed = [name for name, png in marked.items() if drawn[name] != png]  # the others are equal, byte by byte
-    assert changed == ["loss_over_epochs", "auc_over_epochs"]
+        again = figures(results(names, epochs=12, **metrics))
+    assert again == drawn
+
+
+@pytest.mark.parametrize("folds", [3, pytest.param(40, marks=pytest.mark.slow)])
+def test_curves_of_folds_go_as_far_as_they_have_come(folds: int) -> None:
+    one, several = results(["a", "b"], epochs=4), results(["a", "b"], epochs=4, folds=folds)
+    drawn = figures(several)
+    assert set(drawn) == set(figures(one))
+    cut = dataclasses.replace(several, metrics=several.metrics[several.metrics["fold"] < folds - 1])
+    changed = [name for name, png in figures(cut).items() if drawn[name] != png]
+    assert changed == ["loss_over_epochs", "auc_over_epochs", "accuracy_over_epochs"], "the unfinished fold is drawn"
 
 
 def test_nothing_to_draw_is_no_figure() -> None:
-    metrics, steps = tables(["a"], epochs=1)
-    assert set(figures(metrics, steps[:1], {})) == {"test_auc_by_site", "test_accuracy_by_site"}
-    assert figures(metrics[:0], steps[:0], {}) == {}
-    metrics["loss"] = metrics["auc"] = float("inf")
-    assert set(figures(metrics, steps[:0], {})) == {"test_accuracy_by_site"}
+    run = results(["a"], epochs=1)
+    assert set(figures(dataclasses.replace(run, steps=run.steps[:1]))) == {"test_auc_by_site", "test_accuracy_by_site"}
+    empty = dataclasses.replace(run, metrics=run.metrics[:0], sites=run.sites[:0], steps=run.steps[:0])
+    assert figures(empty) == {}
+    bare = pd.DataFrame(columns=list(SITE_COLUMNS))
+    assert figures(dataclasses.replace(empty, sites=bare)) == {}
+    run.sites["auc"] = float("inf")
+    assert set(figures(dataclasses.replace(run, steps=run.steps[:0]))) == {"test_accuracy_by_site"}
 
 
 def test_without_matplotlib_the_page_says_what_it_lacks(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "remote.figures")
-    monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     path = finished / "page.html"
     done = rankdad("report", finished, "--output", path)
     assert done.exit_code == 0
