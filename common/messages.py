@@ -157,10 +157,14 @@ class Farewell(Control):
 
 
 class Failure(Control):
-    """A site cannot go on, or the answer that tells the others so."""
+    """A site cannot go on, or the answer that tells the others so.
+
+    Before all have said hello it may only have to mend something and come again: then it is not `final`.
+    """
 
     site: Name
     reason: Reason
+    final: bool = True
 
 
 Body = (
@@ -227,9 +231,9 @@ class Ask:
     round: int
 
 
-def failure_message(site: str, round_: int, error: BaseException) -> Message:
-    """Return the message by which a site says that it cannot go on."""
+def failure_message(site: str, round_: int, error: BaseException, *, final: bool = True) -> Message:
+    """Return the message by which a site says that it cannot go on, or only that it has to mend something first."""
     reason = str(error) if isinstance(error, RankdadError) else one_line(error)
     if isinstance(error, KeyboardInterrupt):
         reason = "a person stopped it"
-    return Message(Kind.FAILURE, round_, Failure(site=site, reason=reason[:REASON_CHARACTERS]))
+    return Message(Kind.FAILURE, round_, Failure(site=site, reason=reason[:REASON_CHARACTERS], final=final))

@@ -195,7 +195,8 @@ def _refusing(client: AggregatorClient, plan: Plan, site: str) -> Iterator[None]
     try:
         yield
     except (PolicyError, DataError) as error:
-        client.give_up(pack(failure_message(site, 0, RankdadError(error.told)), plan, up=True))
+        mendable = isinstance(error, DataError)
+        client.give_up(pack(failure_message(site, 0, RankdadError(error.told), final=not mendable), plan, up=True))
         raise
 
 

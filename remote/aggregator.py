@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.preparation import Preparing
-
 from common.arrays import unpack_sums
 from common.artifacts import save_model
 from common.checkpoints import EVERY, Checkpoints
@@ -22,6 +20,7 @@ from common.ledger import Durability, Ledger, Retention
 from common.messages import Body, Failure, Farewell, Kind, Message, Step, Sums
 from common.methods import State
 from common.plan import make_plan
+from common.preparation import Preparing
 from common.protocol import pack, unpack
 from common.reduction.feedback import Residuals
 from common.replica import Replica
@@ -149,7 +148,7 @@ class Aggregator:
             raise ProtocolError(404, "no such site in this run")
         message = unpack(body, self.plan, up=True)
         if isinstance(message.body, Failure) and not self.ended:
-            return self._hear_failure(site, message.body.reason)
+            return self._hear_failure(site, message.body)
         stored = self._ledger.update(message.round) if self._ledger else None
         if stored is not None:  # a site that has gone back to its checkpoint, or was late
             if message.round == self.barrier.round - 1:
@@ -165,6 +164,7 @@ class Aggregator:
         known = self.barrier.holds(site)
         effects = self.barrier.receive(site, body, message, self._clock())
         self._departed.discard(site)
+        self.recorder.progress.problems.pop(site, None)
         if self._ledger and not known and self.barrier.holds(site):
             self._ledger.append(Record(Entry.CONTRIBUTION, message.round, self.plan.sites.index(site), body))
         return effects
@@ -226,11 +226,13 @@ class Aggregator:
             return self.fail(site, reason)
         return self.barrier.depart(site, self._clock())
 
-    def _hear_failure(self, site: str, reason: str) -> list[Effect]:
-        effects = self.depart(site, reason)
-        if self.ended:
-            return effects
-        return [*effects, Answer((site,), self._pack_failure(site, reason))]
+    def _hear_failure(self, site: str, failure: Failure) -> list[Effect]:
+        answer = Answer((site,), self._pack_failure(site, failure.reason))
+        if not failure.final and self.barrier.round == 0:  # it is put right there, and nothing is lost here
+            self.recorder.progress.problems[site] = failure.reason
+            return [answer]
+        effects = self.depart(site, failure.reason)
+        return effects if self.ended else [*effects, answer]
 
     def snapshot(self, site: str) -> bytes | None:
         """Return the run's last checkpoint to a site that has lost its own; None if it can start from the beginning.

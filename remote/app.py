@@ -153,6 +153,7 @@ class Routes:
             "steps": progress.steps,
             "waiting_for": list(barrier.missing()),
             "waiting_seconds": barrier.waiting(perf_counter()),
+            "problems": progress.problems,
         }
         return JSONResponse(document)
 

@@ -51,9 +51,9 @@ class Host:
         """
         self._heard.set()
         effects = self._receive(site, body)
-        if site not in self._present:
+        round_ = self.aggregator.barrier.round
+        if site not in self._present and (round_ or self.aggregator.barrier.holds(site)):
             self._present.add(site)
-            round_ = self.aggregator.barrier.round
             what = "returned" if round_ else "accepted hello"
             self.audit.note(what, address=connection.address, site=site, round=round_)
         match effects:

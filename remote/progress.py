@@ -34,6 +34,7 @@ class Progress:
         validation: of the last epoch.
         study: the tests of all folds so far.
         best_epoch: so far, of the fold.
+        problems: what sites have to mend before they can take part, by site.
         dropped: rows that sites have left out of their data.
         warnings: sites by what is odd about their data.
         step_seconds: in all steps so far.
@@ -65,6 +66,7 @@ class Progress:
     train_loss: float | None = None
     validation: Pooled | None = None
     best_epoch: int = 0
+    problems: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     warnings: dict[str, list[str]] = field(default_factory=dict)
     step_seconds: float = 0.0

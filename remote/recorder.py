@@ -74,6 +74,7 @@ class Recorder:
             [
                 "step",
                 "round",
+                "fold",
                 "epoch",
                 "loss",
                 "seconds",
@@ -163,7 +164,15 @@ class Recorder:
         for site in left_out:
             progress.left_out[site] = progress.left_out.get(site, 0) + 1
         self._steps.row(
-            [progress.step, ready.round, progress.epoch, update.loss, f"{sums.seconds:.6f}", f"{sums.aggregation:.6f}"]
+            [
+                progress.step,
+                ready.round,
+                progress.fold,
+                progress.epoch,
+                update.loss,
+                f"{sums.seconds:.6f}",
+                f"{sums.aggregation:.6f}",
+            ]
             + [sums.up, sums.down, " ".join(left_out), *norms.values(), *ranks]
         )
         self._open = _Sums()
@@ -254,6 +263,7 @@ def summary(progress: Progress) -> dict[str, Any]:
             "test": _metrics(progress.study.pooled),
             **progress.study.summary(),
         },
+        "problems": progress.problems,
         "rows_dropped": progress.dropped,
         "warnings": progress.warnings,
         "left_out": progress.left_out,

@@ -69,6 +69,7 @@ class PlainView:
         self._epoch = self._said = 0
         self._begun = False
         self._left_out: tuple[str, ...] = ()
+        self._problems: dict[str, str] = {}
 
     def start(self) -> None:
         """Say what begins."""
@@ -85,6 +86,10 @@ class PlainView:
         if p.validation is not None and p.epoch and done > self._epoch:
             self._epoch = done
             self._say(f"{_fold(p)}epoch {p.epoch} of {p.epochs} · {_figures(p)} · {_bytes(p)} · {_left(p)}")
+        for site, problem in p.problems.items():
+            if self._problems.get(site) != problem:
+                self._say(f"{site} cannot take part yet: {problem}")
+        self._problems = dict(p.problems)
         now = self._waiting()
         periods = int(now.seconds / WAITING_WORTH_SAYING) if now.sites else 0
         if periods > self._said:
@@ -132,6 +137,8 @@ class LiveView:
         table.add_row(Text("quality", "bold"), _figures(p))
         table.add_row(Text("traffic", "bold"), _bytes(p))
         table.add_row(Text("round", "bold"), self._round())
+        for site, problem in p.problems.items():
+            table.add_row(Text("to mend", "bold"), f"{site}: {problem}")
         return table
 
     def _round(self) -> str:

@@ -53,7 +53,7 @@ def summarise(task: TaskSpec, total: Tally) -> Metrics:
             "auc": area,
             "accuracy": float((hits.double() / part.samples).mean()),
             "loss": part.loss / part.samples,
-            "balanced_accuracy": float(balanced(matrices)[0].mean()),
+            "balanced_accuracy": float(balanced(matrices)[0].mean()) if absent < len(part.scores) else None,
             "f1": _f1(task, matrices),
             "calibration_error": float((gaps / part.samples).mean()),
         }
