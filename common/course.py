@@ -40,7 +40,19 @@ from common.spec import RunSpec
 from common.tasks import LOWER_IS_BETTER
 
 MOST_STEPS = 1_000_000  # of an epoch: everybody lists every site's
-SCALARS = ("round", "fold", "before", "epoch", "step", "compared", "best_value", "best_epoch", "stale", "stopped")
+SCALARS = (
+    "round",
+    "fold",
+    "began",
+    "before",
+    "epoch",
+    "step",
+    "compared",
+    "best_value",
+    "best_epoch",
+    "stale",
+    "stopped",
+)
 
 
 class Standing(Control):
@@ -51,6 +63,7 @@ class Standing(Control):
 
     round: Count
     fold: Count
+    began: Count
     before: Count
     epoch: Count
     step: Count
@@ -77,6 +90,7 @@ class Course:
         roster: training samples of every fold and site, in the plan's order; empty before hello.
         totals: what preparation's stages have added up over sites so far, float64 [folds, …] by stage.
         fold: that is trained now, from 0; as many as there are when all have been tested.
+        began: the fold's first round.
         before: steps of the folds before.
         epoch: of the next step.
         step: of the next step, within its epoch.
@@ -102,7 +116,7 @@ class Course:
         self._updates: list[Payload] = []  # of the step's exchanges so far
         self._sizes: list[list[int]] = []  # of every site's batches in an epoch
         self._initial = replica.weights() if spec.folds > 1 else {}
-        self.round = self.fold = self.before = 0
+        self.round = self.fold = self.began = self.before = 0
         self.epoch = self.step = self.compared = self.best_epoch = self.stale = 0
         self.stopped = self.between_steps = self.decides = False
         self.roster: tuple[tuple[int, ...], ...] = ()
@@ -119,6 +133,12 @@ class Course:
     def steps(self) -> int:
         """Optimizer steps done, of all folds."""
         return self.before + self.replica.step
+
+    @property
+    def moment(self) -> str:
+        """What seeds are derived from: fold and round in it, whenever the folds before have stopped."""
+        within = str(self.round - self.began)
+        return f"{self.fold}/{within}" if self.fold else within
 
     @property
     def stage(self) -> str | None:
@@ -229,7 +249,7 @@ class Course:
         self.fold += 1
         if self.tested:
             return
-        self.before = self.steps
+        self.began, self.before = self.round + 1, self.steps
         self.replica.restart(self._initial)
         self.epoch = self.step = self.compared = self.best_epoch = self.stale = 0
         self.stopped = False

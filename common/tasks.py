@@ -73,3 +73,9 @@ class Regression(Part):
 
 TaskSpec = Classification | MultiLabel | Regression
 LOWER_IS_BETTER = frozenset[Metric]({"loss", "mae", "calibration_error"})
+LABELS = {"auc": "AUC", "f1": "F1", "mae": "MAE", "r2": "R²", "pearson_r": "r"}
+
+
+def shown(metric: str) -> str:
+    """Return a metric's name as people read it."""
+    return LABELS.get(metric, metric.replace("_", " "))

@@ -18,7 +18,7 @@ from common.losses import losses
 from common.metrics import summarise, tally
 from common.preparation import Preparing
 from common.spec import RunSpec
-from common.tasks import MultiLabel, Regression
+from common.tasks import MultiLabel, Regression, shown
 from local.data import SiteData, read_samples
 from local.data.reading import Array
 from local.training import EVALUATION_BATCH
@@ -80,6 +80,10 @@ def label_columns(spec: RunSpec, table: pd.DataFrame, labels: Array) -> None:
         table.insert(0, "label", labels if isinstance(spec.task, Regression) else class_names(spec)[labels])
 
 
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
 def predict_file(
     directory: Path, data: Path, output: Path | None, which: Which, allowed_factories: Collection[str] = ()
 ) -> None:
@@ -122,7 +126,7 @@ def predict_file(
         labels = torch.from_numpy(reading.labels)
         known = preparing.apply_labels(saved.fit, labels) if isinstance(task, Regression) else labels
         found = summarise(task, tally(task, numbers, labels, losses(task, outputs.double(), known)))
-        words = (f"{name} {'–' if value is None else f'{value:.5g}'}" for name, value in found.values.items())
+        words = (f"{shown(name)} {_number(value)}" for name, value in found.values.items())
         print(f"{found.samples} samples: {', '.join(words)}", file=sys.stderr)
     key = key_name(spec)
     try:

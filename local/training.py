@@ -276,7 +276,7 @@ class _Trainer:
         gradients, loss = self._gradients(batch, prepared.fit.class_weights)
         size = self._size(gradients)
         self.lap("compute")
-        seed = derive(self.plan.seed, "site", self.index, self.course.round)
+        seed = derive(self.plan.seed, "site", self.index, self.course.moment)
         share, weight = self.course.share(self.index, len(batch)), float(len(batch))
         state = State(self.state.residuals, self.course.bases)
         exchange = self.course.method.step(gradients, share, state, seed, self.most_rows(len(batch)))
@@ -318,7 +318,7 @@ class _Trainer:
         like = next(model.parameters())
         if not len(batch):
             return gather(self.plan.routes, {}, {}, like), 0.0
-        torch.manual_seed(derive(self.plan.seed, "forward", self.index, self.course.round))
+        torch.manual_seed(derive(self.plan.seed, "forward", self.index, self.course.moment))
         value = 0.0
         with FactorCapture(model, only=self.plan.factor_names) as capture:
             for part in batch.split(batch_sizes(len(batch), self.spec.training.batch_size)):

@@ -34,7 +34,7 @@ from common.messages import (
     Step,
     Sums,
 )
-from common.methods import Method, State, Weighted
+from common.methods import State, Weighted
 from common.methods.base import shares
 from common.metrics import summarise, unpack_tally
 from common.plan import Plan
@@ -61,7 +61,7 @@ def aggregate(spec: RunSpec, plan: Plan, course: Course, ready: Ready, state: St
     """
     messages, sites = ready.messages, [plan.sites[place] for place in ready.places]
     if ready.kind is Kind.STEP:
-        return _step(plan, course.method, messages[0], _bodies(messages, Step), state)
+        return _step(plan, course, messages[0], _bodies(messages, Step), state)
     if ready.kind is Kind.HELLO:
         return _hello(spec, plan, _bodies(messages, Hello)), state
     if ready.kind is Kind.BUFFERS:
@@ -81,10 +81,10 @@ def aggregate(spec: RunSpec, plan: Plan, course: Course, ready: Ready, state: St
     return Farewell(weights_sha256=digests, drift=_drift(course, [goodbye.sketch for goodbye in goodbyes])), state
 
 
-def _step(plan: Plan, method: Method, first: Message, steps: Sequence[Step], state: State) -> tuple[Step, State]:
-    seed = derive(plan.seed, "aggregator", first.round)
+def _step(plan: Plan, course: Course, first: Message, steps: Sequence[Step], state: State) -> tuple[Step, State]:
+    seed = derive(plan.seed, "aggregator", course.moment)
     contributions = [Weighted(step.weight, step.payload) for step in steps]
-    payload, state = method.aggregate(first.phase, contributions, state, seed)
+    payload, state = course.method.aggregate(first.phase, contributions, state, seed)
     sizes = [norm(value) for value in payload]
     for slot, size in zip(plan.layout(first.phase, up=False).slots, sizes, strict=True):
         if not size < LARGEST_NORM:

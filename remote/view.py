@@ -14,12 +14,12 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from common.tasks import shown
 from remote.progress import Progress
 
 WAITING_WORTH_SAYING = 10.0  # seconds between two lines about the same wait
 WAITING_WORTH_SHOWING = 1.0
 TELLING = 3  # metrics of a line
-LABELS = {"auc": "AUC", "f1": "F1", "mae": "MAE", "r2": "R²", "pearson_r": "r"}
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def figures(values: Mapping[str, float | None], auc_error: float | None) -> list
     found = []
     for name, value in values.items():
         bound = "" if name != "auc" or auc_error is None else f" (± {auc_error:.0e})"
-        found.append(f"{LABELS.get(name, name.replace('_', ' '))} {_number(value, 5 if name == 'auc' else 4)}{bound}")
+        found.append(f"{shown(name)} {_number(value, 5 if name == 'auc' else 4)}{bound}")
     return found
 
 
@@ -215,13 +215,13 @@ def size(count: float) -> str:
 
 def _show_study(metrics: dict[str, Any]) -> None:
     for name, interval in metrics["intervals"].items():
-        label, low, high = LABELS.get(name, name.replace("_", " ")), interval["low"], interval["high"]
+        label, low, high = shown(name), interval["low"], interval["high"]
         print(f"         95 % interval of {label}: {low:.4f} to {high:.4f} ({interval['method']})")
     spreads = {"folds": metrics["folds"], "sites": metrics["sites"]}
     for over, found in spreads.items():
         several = {name: spread for name, spread in found.items() if spread["sd"] is not None}
         if several:
-            words = (f"{LABELS.get(name, name)} {one['mean']:.4f} ± {one['sd']:.4f}" for name, one in several.items())
+            words = (f"{shown(name)} {one['mean']:.4f} ± {one['sd']:.4f}" for name, one in several.items())
             print(f"         mean over {over}: {', '.join(words)}")
 
 

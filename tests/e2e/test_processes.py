@@ -110,7 +110,7 @@ def test_started_by_hand_and_predicted_from(tmp_path: Path) -> None:
     header, *rows = done.stdout.splitlines()
     assert header == "row,label,predicted,probability_0,probability_1,probability_2"
     assert len(rows) == 40
-    assert re.match(r"40 samples: accuracy 0\.\d+, AUC [01]\.\d+", done.stderr)
+    assert re.match(r"40 samples: AUC [01]\.\d+, accuracy 0\.\d+", done.stderr)
     table = [line.split(",") for line in rows]
     assert all(sum(map(float, row[3:])) == pytest.approx(1, abs=1e-4) for row in table)
 
@@ -369,6 +369,8 @@ def test_a_site_checks_its_file_and_the_run_before_its_data(tmp_path: Path) -> N
         done = rankdad("site", site_file(tmp_path, aggregator=address))
         assert done.returncode == 2
         assert "y holds 9 in row 0, expected whole numbers from 0 to 2" in done.stderr
+        seen = wait_for_line(aggregator, "alpha cannot take part yet: data.npz: y holds a value in row 0")
+        assert "expected whole numbers from 0 to 2" in seen
     finally:
         aggregator.send_signal(signal.SIGTERM)
         _, err = aggregator.communicate(timeout=10)
