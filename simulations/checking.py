@@ -141,7 +141,10 @@ class Verification:
 
 
 def verify(
-    spec: RunSpec, data: Mapping[str, Samples], allowed_factories: Collection[str] = ()
+    spec: RunSpec,
+    data: Mapping[str, Samples],
+    allowed_factories: Collection[str] = (),
+    weights: Path | None = None,
 ) -> tuple[list[Verification], list[str]]:
     """Take one batch of every site through each method's first step, bytes and all, without training.
 
@@ -149,6 +152,7 @@ def verify(
         spec: the run; its own method is verified as it stands, the others at its rank.
         data: training samples of every site, by name.
         allowed_factories: model factories that the caller permits.
+        weights: folder of the pretrained weights that the spec names.
 
     Returns:
         What was found of each method, and a sentence for each that does not fit the model.
@@ -161,7 +165,7 @@ def verify(
     misfits: list[str] = []
     for method in (own if method["name"] == own["name"] else method for method in methods):
         try:
-            found.append(_verify_one(_with_method(spec, method), data, allowed_factories))
+            found.append(_verify_one(_with_method(spec, method), data, allowed_factories, weights))
         except SpecError as error:
             if method is own:
                 raise
@@ -174,8 +178,10 @@ def _with_method(spec: RunSpec, method: Mapping[str, object]) -> RunSpec:
     return validate(RunSpec, spec.model_dump(mode="json") | {"method": {**method, **wire}})
 
 
-def _verify_one(spec: RunSpec, data: Mapping[str, Samples], allowed_factories: Collection[str]) -> Verification:
-    replica = Replica(spec, allowed_factories)
+def _verify_one(
+    spec: RunSpec, data: Mapping[str, Samples], allowed_factories: Collection[str], weights: Path | None
+) -> Verification:
+    replica = Replica(spec, allowed_factories, weights=weights)
     replica.model.eval()  # without dropout and batch statistics, which no pooled batch would share
     plan = make_plan(spec, replica.model)
     method = method_for(spec, plan.routes, replica.model)

@@ -75,7 +75,13 @@ class SimulationFile(Part):
 
 
 def read_simulation(
-    path: Path, assignments: list[str], *, sites: int | None = None, data: Path | None = None, relay: Path | None = None
+    path: Path,
+    assignments: list[str],
+    *,
+    sites: int | None = None,
+    data: Path | None = None,
+    relay: Path | None = None,
+    weights: Path | None = None,
 ) -> SimulationFile:
     """Read a file for the simulator.
 
@@ -85,6 +91,7 @@ def read_simulation(
         sites: number of sites in place of the file's own.
         data: the source's file in place of the spec's.
         relay: of a relay, in place of the spec's.
+        weights: folder of pretrained weights, in place of the spec's.
 
     Raises:
         UserError: unreadable file, or a wrong field.
@@ -98,6 +105,8 @@ def read_simulation(
         if _source(document) in BUNDLED:
             raise SpecError("--data", f"the source '{_source(document)}' comes with its data and takes no file")
         document = _assign(document, ("simulation", "source", "path"), str(data))
+    if weights is not None:
+        document = _assign(document, ("simulation", "weights"), str(weights))
     if relay is not None:
         validate(RelaySpec, load_json(relay), file=relay)  # so that errors name its own file
         document = _assign(document, ("simulation", "relay"), load_json(relay))
