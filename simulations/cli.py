@@ -24,6 +24,9 @@ FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="A run a
 SitesOption = Annotated[int | None, typer.Option(min=1, max=1000, help="Number of sites, in place of the file's.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=JSON", help="Replace a value of the file.")]
 DataOption = Annotated[Path | None, typer.Option(help="The source's data file, in place of the file's own path.")]
+WeightsOption = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder of the pretrained weights that the run's spec names.")
+]
 AllowOption = Annotated[
     list[str] | None, typer.Option("--allow-factory", help="Permit a model factory 'package.module:function'.")
 ]
@@ -49,6 +52,7 @@ def simulate(
     data: DataOption = None,
     set_: SetOption = None,
     allow_factory: AllowOption = None,
+    weights: WeightsOption = None,
     lockstep: Annotated[bool, typer.Option("--lockstep", help="All in one process, one after the other.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
     resume: Annotated[
@@ -77,7 +81,7 @@ def simulate(
     elif lockstep and relay is not None:
         raise UserError("--relay: --lockstep has no links that could be slow or faulty; leave one of the two out")
     else:
-        read = with_columns(read_simulation(file, set_ or [], sites=sites, data=data, relay=relay))
+        read = with_columns(read_simulation(file, set_ or [], sites=sites, data=data, relay=relay, weights=weights))
         directory = output or Path("runs") / f"{read.run.name}-{datetime.now():%Y%m%d-%H%M%S}"
     if sites is not None and file is not None and not json_:
         before = len(read_simulation(file, set_ or [], data=data).run.federation.sites)
@@ -152,6 +156,7 @@ def check(
     data: DataOption = None,
     set_: SetOption = None,
     allow_factory: AllowOption = None,
+    weights: WeightsOption = None,
 ) -> None:
     """Validate a file, and print what would be sent; for a site's file, reach its aggregator."""
     from common.documents import load_json, replace, validate
@@ -176,7 +181,8 @@ def check(
         _training_data(read)
     else:
         spec = validate(RunSpec, document, file=file)
-    show_plan(spec, make_plan(spec, Replica(spec, allow_factory or ()).model), _wide_console())
+    replica = Replica(spec, allow_factory or (), weights=weights)
+    show_plan(spec, make_plan(spec, replica.model), _wide_console())
 
 
 def verify(
@@ -185,6 +191,7 @@ def verify(
     data: DataOption = None,
     set_: SetOption = None,
     allow_factory: AllowOption = None,
+    weights: WeightsOption = None,
 ) -> None:
     """Compare each method's gradient of a batch per site with autograd's of the pooled batch; fail if it is inexact."""
     import torch
@@ -196,7 +203,7 @@ def verify(
 
     read = with_columns(read_simulation(file, set_ or [], sites=sites, data=data))
     torch.set_num_threads(read.run.training.threads)
-    found, misfits = run(read.run, _training_data(read), allow_factory or ())
+    found, misfits = run(read.run, _training_data(read), allow_factory or (), weights)
     right = show_verification(read.run, found, _wide_console())
     for sentence in misfits:
         typer.echo(sentence)
