@@ -180,9 +180,9 @@ def _with_method(spec: RunSpec, method: Mapping[str, object]) -> RunSpec:
 
 
 def _verify_one(
-    spec: RunSpec, data: Mapping[str, Samples], allowed_factories: Collection[str], weights: Path | None
+    spec: RunSpec, data: Mapping[str, Samples], allowed_factories: Collection[str], folder: Path | None
 ) -> Verification:
-    replica = Replica(spec, allowed_factories, weights=weights)
+    replica = Replica(spec, allowed_factories, weights=folder)
     replica.model.eval()  # without dropout and batch statistics, which no pooled batch would share
     plan = make_plan(spec, replica.model)
     method = method_for(spec, plan.routes, replica.model)
