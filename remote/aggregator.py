@@ -110,7 +110,7 @@ class Aggregator:
                     f"{directory / CHECKPOINTS}: no checkpoint is readable, and the ledger goes on from one"
                 )
         self.recorder = Recorder(directory, spec, self.plan, again=resumes, state=recorded)
-        self.barrier = Barrier.of(spec.federation, clock(), self.course.round)
+        self.barrier = Barrier.of(spec.federation, clock(), self.course.round, len(self.plan.stages))
         self._lossless = is_lossless(self.plan.wire, next(replica.model.parameters()).dtype)
         self._phase = 0  # of the next step message
         self._last: Kind | None = None  # kind of the last update
@@ -222,7 +222,7 @@ class Aggregator:
         """Take note that a site cannot go on; end the run if it cannot do without."""
         self._departed.add(site)
         present = len(self.plan.sites) - len(self._departed)
-        if self.barrier.round == 0 or present < self.spec.federation.least:
+        if present < self.barrier.quorum:
             return self.fail(site, reason)
         return self.barrier.depart(site, self._clock())
 
