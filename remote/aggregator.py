@@ -5,6 +5,7 @@ The replica follows the updates as every site does; so the model is saved here t
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -401,5 +402,8 @@ class Aggregator:
             self._ledger.close()
         best, final = self.course.best_weights, self.course.replica.weights()
         last = min(self.course.fold, self.plan.folds - 1)
-        fit = self._preparing.fit(self.course.totals_of(last)) if self.course.stage is None else None
+        fit = None
+        if self.course.stage is None:
+            with contextlib.suppress(ValueError):  # totals that lead to no finite numbers have ended the run
+                fit = self._preparing.fit(self.course.totals_of(last))
         save_model(self.recorder.directory / "model", self.spec, best, final, fit)
