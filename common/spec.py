@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from common.columns import Column
 from common.data import DataSpec, TableData, check_kept, check_task
 from common.documents import Part
 from common.networks import ModelSpec
+from common.studies import EvaluationSpec, Holdout, KFold, LeaveOneSiteOut, Preparation
 from common.tasks import Metric, TaskSpec
 
 SiteName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
@@ -263,61 +263,6 @@ class Federation(Part):
         if reserved:
             raise ValueError(f"no site can be called {', '.join(reserved)}: results use that name")
         return self
-
-
-class Combat(Part):
-    """Remove what sites add to and multiply every feature by, as ComBat does (Johnson 2007, Fortin 2018)."""
-
-    name: Literal["combat"] = "combat"
-    keep: Annotated[tuple[Column, ...], Field(max_length=100)] = ()
-    """Columns whose effect on the features stays, such as age: covariates, and never what is predicted."""
-    empirical_bayes: bool = True
-    """Whether a site's effects are drawn towards their mean over its features: steadier where sites are small."""
-
-
-class Preparation(Part):
-    """What is done to inputs before they are trained on; every number of it comes from training samples alone."""
-
-    standardise: Literal["none", "federated", "site"] = "none"
-    """Subtract a feature's mean and divide by its standard deviation: all sites' together, or each site's own."""
-    harmonise: Combat | None = None
-    """Removal of site effects; null leaves them."""
-
-    @property
-    def keep(self) -> tuple[str, ...]:
-        """Columns whose effect on the features harmonisation keeps."""
-        return () if self.harmonise is None else self.harmonise.keep
-
-
-class Holdout(Part):
-    """Test once, on `training.test` of every site's samples or on what the data set aside."""
-
-    name: Literal["holdout"] = "holdout"
-
-
-class KFold(Part):
-    """Test every sample once: train as often as there are folds, each time without the samples of one."""
-
-    name: Literal["k-fold"]
-    folds: Annotated[int, Field(ge=2, le=100)] = 5
-    """Number of folds. A sample's fold follows from a hash of its key, or of its group's, and of `seed`."""
-    stratified: bool = False
-    """Deal every class out equally, in the hashes' order, at each site; else a new sample never moves another one."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Another seed makes other folds."""
-    refit: bool = True
-    """Train once more on all samples in the end: the model that is kept."""
-
-
-class LeaveOneSiteOut(Part):
-    """Test every site on a model of all others."""
-
-    name: Literal["leave-one-site-out"]
-    refit: bool = True
-    """Train once more at all sites in the end: the model that is kept."""
-
-
-EvaluationSpec = Holdout | KFold | LeaveOneSiteOut
 
 
 class RunSpec(Part):

@@ -21,7 +21,7 @@ from common.spec import RunSpec
 from common.tasks import MultiLabel, Regression, shown
 from local.data import SiteData, read_samples
 from local.data.reading import Array
-from local.training import EVALUATION_BATCH
+from local.evaluation import outputs_of
 
 
 def write_predictions(folder: Path, spec: RunSpec, data: SiteData, fold: int, outputs: Tensor) -> None:
@@ -115,8 +115,7 @@ def predict_file(
     preparing, dtype = Preparing(spec), next(saved.network.parameters()).dtype
     covariates = None if reading.covariates is None else torch.from_numpy(reading.covariates)
     inputs = preparing.apply(saved.fit, saved.own, torch.from_numpy(reading.inputs), covariates, dtype)
-    with torch.no_grad():
-        outputs = torch.cat([saved.network(batch) for batch in inputs.split(EVALUATION_BATCH)])
+    outputs = outputs_of(saved.network, inputs, task.outputs)
     numbers = preparing.invert_labels(saved.fit, outputs) if isinstance(task, Regression) else outputs
     table = predictions(spec, numbers)
     if reading.keys is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from common.errors import (
     UserError,
 )
 from common.factors import norm
-from common.losses import losses, mean_loss
+from common.losses import mean_loss
 from common.messages import (
     Ask,
     Body,
@@ -48,7 +48,6 @@ from common.messages import (
     Sums,
 )
 from common.methods import State
-from common.metrics import empty, pack_tally, tally
 from common.plan import Plan
 from common.preparation import Fit, OwnFit, Preparing
 from common.protocol import pack_buffers
@@ -57,16 +56,13 @@ from common.replica import saved_buffers
 from common.routes import Payload, gather
 from common.seeds import derive
 from common.spec import RunSpec
-from local.baseline import guess
 from local.data import Samples, SiteData
-from local.data.prepared import Prepared, prepare
+from local.data.prepared import Prepared, Split, prepare
+from local.evaluation import outputs_of, packed_baseline, packed_tally
 
-MOST_OUTPUT = 1e30  # beyond which sums of squares over all sites would be no numbers any more
-EVALUATION_BATCH = 1024  # samples per forward pass without gradients
 B = TypeVar("B", bound=Body)
 R = TypeVar("R")
 Exchange = Generator[Message | Ask, Message | None, R]
-Split = Literal["validation", "test"]
 Lap = Callable[[str], None]
 Tested = Callable[[int, Tensor], None]
 
@@ -367,38 +363,13 @@ class _Trainer:
 
     def _tallies(self, split: Split, prepared: Prepared, epoch: int) -> Evaluation:
         """Return what the model's outputs for a split add up to, and at a test what guesses from the site alone do."""
-        samples: Samples = getattr(prepared, split)
-        outputs = self._outputs(samples)
-        if not bool((outputs.abs() < MOST_OUTPUT).all()):
-            raise NonFiniteError(f"the network's output for the {split} samples")
-        baseline = b""
+        task, samples = self.spec.task, getattr(prepared, split)
+        outputs = outputs_of(self.replica.model, samples.inputs, task.outputs)
+        found, baseline = packed_tally(task, prepared, split, outputs), b""
         if split == "test":
             self.tested(self.course.fold, prepared.in_units(outputs))
-            guesses = guess(self.spec.task, prepared.train.labels.cpu(), prepared.fit).expand_as(outputs)
-            baseline = self._tally(prepared, split, guesses, samples)
-        fold, model = self.course.fold, self._tally(prepared, split, outputs, samples)
-        return Evaluation(split=split, fold=fold, epoch=epoch, tally=model, baseline=baseline)
-
-    def _outputs(self, samples: Samples) -> Tensor:
-        model = self.replica.model.eval()
-        outputs = [torch.empty(0, self.spec.task.outputs)]
-        with torch.no_grad():
-            for at in range(0, len(samples), EVALUATION_BATCH):
-                try:
-                    outputs.append(model(samples.inputs[at : at + EVALUATION_BATCH]).cpu())
-                except Exception as error:
-                    raise ModelError(error) from error
-        return torch.cat(outputs[1:] or outputs)
-
-    def _tally(self, prepared: Prepared, split: Split, outputs: Tensor, samples: Samples) -> bytes:
-        task, labels, total = self.spec.task, samples.labels.cpu(), empty(self.spec.task)
-        centre, base = prepared.around(split)
-        for at in range(0, len(labels), EVALUATION_BATCH):
-            part = slice(at, at + EVALUATION_BATCH)
-            found = losses(task, outputs[part].double(), labels[part])
-            numbers, true = prepared.in_units(outputs[part]), prepared.in_units(labels[part])
-            total += tally(task, numbers, true, found, centre=centre, base=base)
-        return pack_tally(total)
+            baseline = packed_baseline(task, prepared)
+        return Evaluation(split=split, fold=self.course.fold, epoch=epoch, tally=found, baseline=baseline)
 
     def _exchange(self, kind: Kind, make: Callable[[], Body], answer: type[B]) -> Exchange[B]:
         """Send a contribution, unless its round is complete already; return the body of the round's update."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
-from common.spec import Holdout, KFold, LeaveOneSiteOut
+from common.studies import Holdout, KFold, LeaveOneSiteOut
 from common.tasks import Classification
 from remote.page import note, paragraph, section, table
 from remote.reading import NAMES, guess_of, notes, number, verdict

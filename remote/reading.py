@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from common.spec import LeaveOneSiteOut
+from common.studies import LeaveOneSiteOut
 from common.tasks import Classification, Regression
 from remote.results import BASELINE, Results, known
 

@@ -171,6 +171,8 @@ def _fold(p: Progress) -> str:
 def _figures(p: Progress) -> str:
     if p.validation is None:
         return f"training loss {_number(p.loss)}"
+    if not p.validation.samples:
+        return f"training loss {_number(p.train_loss)}"
     found = " · ".join(figures(p.validation.values, p.validation.auc_error)[:TELLING])
     return f"training loss {_number(p.train_loss)} · validation: {found}"
 
@@ -225,13 +227,20 @@ def _show_study(metrics: dict[str, Any]) -> None:
             print(f"         mean over {over}: {', '.join(words)}")
 
 
+def _best(summary: dict[str, Any]) -> str:
+    """Say which epoch's weights were kept, where samples were there to tell."""
+    validation = summary["metrics"]["validation"]
+    chosen = f"best epoch {summary['best_epoch'] + 1}, " if validation and validation["samples"] else ""
+    return f"of the last of {summary['folds']} folds, {chosen}" if summary["folds"] > 1 else chosen
+
+
 def show_result(summary: dict[str, Any], directory: Path) -> None:
     """Print a run's result in a few lines."""
     test = summary["metrics"]["test"] or {}
     equal = len(set(summary["weights_sha256"].values())) == 1
     print(
         f"\n{summary['method']}, {len(summary['sites'])} sites, {summary['steps']} steps, {summary['epochs']} epochs, "
-        f"best epoch {summary['best_epoch'] + 1}, {summary['seconds']:.1f} s"
+        f"{_best(summary)}{summary['seconds']:.1f} s"
     )
     if test.get("samples"):
         known = {name: value for name, value in test.items() if name not in ("samples", "auc_error", "absent")}

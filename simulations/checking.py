@@ -13,13 +13,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from torch.nn import functional as F
 
 from common.capture import FactorCapture
 from common.documents import validate
 from common.errors import SpecError
 from common.factors import Factor
 from common.footprint import WINDOW, footprint
+from common.losses import mean_loss
 from common.messages import Kind, Message, Step
 from common.methods import Method, State, Weighted, method_for
 from common.methods.rank_dad import is_small
@@ -29,6 +29,7 @@ from common.replica import Replica
 from common.routes import Payload, Route, gather, scatter
 from common.seeds import derive
 from common.spec import PowerSgd, RankDad, RunSpec
+from common.tasks import TaskSpec
 from local.data import Samples
 from remote.view import size
 
@@ -179,12 +180,12 @@ def _verify_one(spec: RunSpec, data: Mapping[str, Samples], allowed_factories: C
     plan = make_plan(spec, replica.model)
     method = method_for(spec, plan.routes, replica.model)
     batches = [data[site].take(torch.arange(min(spec.training.batch_size, len(data[site])))) for site in plan.sites]
-    gradients = [_gradients(plan, replica, batch) for batch in batches]
+    gradients = [_gradients(spec.task, plan, replica, batch) for batch in batches]
     norms = [_norm(scatter(plan.routes, own).values()) for own in gradients]
     weights = [float(len(batch)) for batch in batches]
     updates, up, down = _exchange_all(plan, method, gradients, weights)
     applied = method.gradients(updates)
-    pooled = _pooled(replica, batches)
+    pooled = _pooled(spec.task, replica, batches)
     deviations = tuple(
         _deviation(spec, route, value, pooled) for route, value in zip(plan.routes, applied, strict=True)
     )
@@ -223,17 +224,17 @@ def _step(message: Message) -> Step:
     return message.body
 
 
-def _gradients(plan: Plan, replica: Replica, batch: Samples) -> Payload:
+def _gradients(task: TaskSpec, plan: Plan, replica: Replica, batch: Samples) -> Payload:
     with FactorCapture(replica.model, only=plan.factor_names) as capture:
-        capture.backward(F.cross_entropy(replica.model(batch.inputs), batch.labels))
+        capture.backward(mean_loss(task, replica.model(batch.inputs), batch.labels))
     return gather(plan.routes, capture.factors(), capture.dense(), next(replica.model.parameters()))
 
 
-def _pooled(replica: Replica, batches: list[Samples]) -> dict[str, Tensor]:
+def _pooled(task: TaskSpec, replica: Replica, batches: list[Samples]) -> dict[str, Tensor]:
     """Return autograd's gradients of the mean loss over all batches together."""
     replica.model.zero_grad(set_to_none=True)
     inputs, labels = torch.cat([b.inputs for b in batches]), torch.cat([b.labels for b in batches])
-    F.cross_entropy(replica.model(inputs), labels).backward()
+    mean_loss(task, replica.model(inputs), labels).backward()
     return {
         name: torch.zeros_like(p) if p.grad is None else p.grad
         for name, p in replica.model.named_parameters()

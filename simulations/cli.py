@@ -159,6 +159,7 @@ def check(
     from common.replica import Replica
     from common.spec import RunSpec
     from simulations.checking import show_plan
+    from simulations.resolving import with_columns
     from simulations.spec import read_simulation
 
     document = replace(load_json(file), set_ or [])
@@ -170,7 +171,7 @@ def check(
         check_site(config.model_copy(update={"patience": min(config.patience, CHECK_PATIENCE)}))
         return
     if isinstance(document, dict) and "simulation" in document:
-        read = read_simulation(file, set_ or [], sites=sites, data=data)
+        read = with_columns(read_simulation(file, set_ or [], sites=sites, data=data))
         spec = read.run
         _training_data(read)
     else:
@@ -190,9 +191,10 @@ def verify(
 
     from simulations.checking import show_verification
     from simulations.checking import verify as run
+    from simulations.resolving import with_columns
     from simulations.spec import read_simulation
 
-    read = read_simulation(file, set_ or [], sites=sites, data=data)
+    read = with_columns(read_simulation(file, set_ or [], sites=sites, data=data))
     torch.set_num_threads(read.run.training.threads)
     found, misfits = run(read.run, _training_data(read), allow_factory or ())
     right = show_verification(read.run, found, _wide_console())

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from common.documents import validate
 from common.preparation import Preparing
-from common.spec import LeaveOneSiteOut, RunSpec
+from common.spec import RunSpec
+from common.studies import LeaveOneSiteOut
 from local.data import Samples, SiteData
 from local.data.folds import Split
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from common.data import TableData
+from common.data import TableData, resolve_features
 from local.data.columns import resolved
 from simulations.sources import Folders
-from simulations.spec import SimulationFile
+from simulations.spec import TABLES, SimulationFile
 
 
 def with_columns(file: SimulationFile) -> SimulationFile:
-    """Return a simulation whose features are columns: those of the first site, which all others must have too.
+    """Return a simulation whose features are columns: those of its table, or of the first site's folder.
 
     Raises:
-        DataError: the first site has no readable table.
+        DataError: there is no readable table.
         SpecError: a pattern stands for no column.
     """
     data, source = file.run.data, file.simulation.source
-    if not isinstance(data, TableData) or not data.patterns or not isinstance(source, Folders):
+    if not isinstance(data, TableData) or not data.patterns:
         return file
-    sites = file.run.federation.sites
-    found = resolved(data, source.find(sites)[sites[0]])
+    if isinstance(source, Folders):
+        sites = file.run.federation.sites
+        found = resolved(data, source.find(sites)[sites[0]])
+    elif isinstance(source, TABLES):
+        found = resolve_features(data, list(source.load().table.frame.columns))
+    else:
+        return file
     return file.model_copy(update={"run": file.run.model_copy(update={"data": found})})

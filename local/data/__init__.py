@@ -14,7 +14,8 @@ from common.data import CsvData, NpzData
 from common.imaging import FunctionData, ImagesData, NiftiData
 from common.messages import Warning
 from common.preparation import Rows
-from common.spec import KFold, RunSpec
+from common.spec import RunSpec
+from common.studies import KFold
 from common.tasks import Classification
 from local.data.folds import Split, folds
 from local.data.function import read_function

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from common.errors import DataError
 from common.seeds import derive
-from common.spec import Holdout, KFold, RunSpec
+from common.spec import RunSpec
+from common.studies import Holdout, KFold
 from local.data.reading import Array, Reading
 
 TRAIN, VALIDATION, TEST = 0, 1, 2

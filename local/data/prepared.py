@@ -15,6 +15,8 @@ from common.spec import RunSpec
 from common.tasks import Regression
 from local.data import Samples, SiteData
 
+Split = Literal["validation", "test"]
+
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
@@ -42,7 +44,7 @@ class Prepared:
         """Return a network's outputs, or labels as it learns them, in the label's own unit where that is a number."""
         return outputs.double() * self.fit.target_scale + self.fit.target_mean if self.numbers else outputs
 
-    def around(self, split: Literal["validation", "test"]) -> tuple[float, Tensor | None]:
+    def around(self, split: Split) -> tuple[float, Tensor | None]:
         """Return from where evaluation takes deviations of numbers, and log-odds around which it bins scores finely.
 
         Tests of all folds add up, and so take those of the first; what chooses the best epoch knows no other fold,

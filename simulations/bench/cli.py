@@ -84,6 +84,28 @@ def methods(
 
 
 @bench.command()
+def studies(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FILE.json]...", help="Studies; those of twenty sites without."),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds of the folds.")] = "0",
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=JSON", help="Replace a value of the files.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="The data's place, in place of the files' own.")] = None,
+) -> None:
+    """Cross-validated studies as real processes, beside the same training on all sites' data together."""
+    from rich.console import Console
+
+    from simulations.bench.studies import bench_studies
+
+    specs = Path(__file__).parent.parent / "specs"
+    chosen = files or [specs / f"{name}.json" for name in ("brain_age", "sex", "autism")]
+    bench_studies(chosen, set_ or [], data, _whole_numbers("--seeds", seeds), Console(width=150))
+
+
+@bench.command()
 def reduce(
     networks: Annotated[str, typer.Option(help="Which of the paper's networks.")] = "ff,gru,vit",
     ranks: Annotated[str, typer.Option(help="Ranks of the methods.")] = "4,10",

@@ -21,6 +21,7 @@ def free_port() -> int:
         return port
 
 
+@pytest.mark.slow
 def test_a_whole_run_with_start_kits(tmp_path: Path) -> None:
     file, port = simulation(tmp_path), free_port()
     assert rankdad("split", file, "--output", tmp_path / "demo").returncode == 0

@@ -67,7 +67,10 @@ def wait_for_line(process: subprocess.Popen[str], beginning: str) -> str:
 
 @pytest.mark.parametrize(
     "method",
-    [{"name": "rank-dad", "rank": 2}, {"name": "powersgd", "rank": 2, "wire": "int8"}],
+    [
+        {"name": "rank-dad", "rank": 2},
+        pytest.param({"name": "powersgd", "rank": 2, "wire": "int8"}, marks=pytest.mark.slow),
+    ],
     ids=lambda m: m["name"],
 )
 def test_processes_and_lockstep_give_the_same_bits(tmp_path: Path, method: dict[str, Any]) -> None:

@@ -80,8 +80,10 @@ def test_odd_values_end_in_a_sentence(tmp_path: Path, changes: dict[str, Any], s
     assert said in str(raised.value)
 
 
-@pytest.mark.parametrize("living", [False, True], ids=["fresh processes", "the same processes"])
-@pytest.mark.parametrize("iterations", [4, 60], ids=["broken off", "completed"])
+@pytest.mark.parametrize(
+    "living", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["fresh processes", "the same processes"]
+)
+@pytest.mark.parametrize("iterations", [4, pytest.param(60, marks=pytest.mark.slow)], ids=["broken off", "completed"])
 @pytest.mark.parametrize("changes", [{}, {"lr": 0.02}], ids=["the same form", "another form"])
 def test_a_run_in_the_folders_of_an_earlier_one_begins_at_the_beginning(
     tmp_path: Path, living: bool, iterations: int, changes: dict[str, Any]
@@ -100,6 +102,7 @@ def test_a_run_in_the_folders_of_an_earlier_one_begins_at_the_beginning(
     assert digests(tmp_path) == digests(tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_a_message_that_comes_again_to_a_living_process_changes_nothing(tmp_path: Path) -> None:
     class Twice(Iterations):
         def work(self, client: str, given: Mapping[str, Any]) -> Reply:

@@ -48,3 +48,11 @@ def test_another_number_of_sites_says_what_it_does(file: Path, tmp_path: Path, s
     assert done.exit_code == 0, done.output
     assert "6 sites instead of 3: a global batch of 48 samples instead of 24" in done.output
     assert said in done.output
+
+
+@pytest.mark.parametrize(("command", "said"), [("check", "32 × 11"), ("verify", "exact: equal to the pooled gradient")])
+def test_columns_that_patterns_stand_for_are_those_of_the_table(command: str, said: str) -> None:
+    """A regression from a table that comes with scikit-learn."""
+    result = rankdad(command, Path(__file__).parents[2] / "simulations" / "specs" / "diabetes.json")
+    assert result.exit_code == 0, result.exception
+    assert said in result.stdout

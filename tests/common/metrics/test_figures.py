@@ -42,7 +42,7 @@ def test_classes(seed: int, classes: int, samples: int) -> None:
     assert list(found) == list(task.metrics)
     assert found["accuracy"] == pytest.approx(oracle.accuracy_score(labels, guess))
     recalls = oracle.recall_score(labels, guess, labels=present, average="macro")
-    assert found["balanced_accuracy"] == pytest.approx(recalls)
+    assert found["balanced_accuracy"] == (pytest.approx(recalls) if len(present) > 1 else None)
     seen = torch.cat([labels, guess]).unique()
     if classes > 2:
         assert found["f1"] == pytest.approx(oracle.f1_score(labels, guess, labels=seen, average="macro"))

@@ -1,0 +1,55 @@
+"""What a network's outputs for a site's samples add up to, beside guesses from the site alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from common.errors import ModelError, NonFiniteError
+from common.losses import losses
+from common.metrics import empty, pack_tally, tally
+from common.tasks import TaskSpec
+from local.baseline import guess
+from local.data import Samples
+from local.data.prepared import Prepared, Split
+
+BATCH = 1024  # samples per forward pass without gradients
+MOST_OUTPUT = 1e30  # beyond which sums of squares over all sites would be no numbers any more
+
+
+def outputs_of(model: nn.Module, inputs: Tensor, width: int) -> Tensor:
+    """Return a network's outputs [n, width] on the CPU.
+
+    Raises:
+        ModelError: the network raised.
+        NonFiniteError: an output is NaN, infinite or almost.
+    """
+    outputs = [torch.empty(0, width)]
+    model.eval()
+    with torch.no_grad():
+        for batch in inputs.split(BATCH):
+            try:
+                outputs.append(model(batch).cpu())
+            except Exception as error:
+                raise ModelError(error) from error
+    found = torch.cat(outputs[1:] or outputs)
+    if not bool((found.abs() < MOST_OUTPUT).all()):
+        raise NonFiniteError("the network's output")
+    return found
+
+
+def packed_tally(task: TaskSpec, prepared: Prepared, split: Split, outputs: Tensor) -> bytes:
+    """Return what outputs for a split add up to, as a message carries it."""
+    samples: Samples = getattr(prepared, split)
+    labels, total = samples.labels.cpu(), empty(task)
+    centre, base = prepared.around(split)
+    for given, true in zip(outputs.split(BATCH), labels.split(BATCH), strict=True):
+        numbers, known = prepared.in_units(given), prepared.in_units(true)
+        total += tally(task, numbers, known, losses(task, given.double(), true), centre=centre, base=base)
+    return pack_tally(total)
+
+
+def packed_baseline(task: TaskSpec, prepared: Prepared) -> bytes:
+    """Return what guesses from the site's training labels alone add up to over the test samples."""
+    one = guess(task, prepared.train.labels.cpu(), prepared.fit)
+    return packed_tally(task, prepared, "test", one.expand(len(prepared.test), -1))
