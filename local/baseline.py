@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from common.preparation import Fit
 from torch import Tensor
 
+from common.preparation import Fit
 from common.tasks import Classification, MultiLabel, TaskSpec
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from common.preparation import Preparing
 from torch import Tensor
 
 from common.course import batch_sizes
 from common.documents import Part, load_json, validate
 from common.errors import FewSamplesError, PolicyError
 from common.plan import Plan
+from common.preparation import Preparing
 from common.protocol import step_bytes
 from common.spec import MethodSpec, PositiveInt, PowerSgd, RankDad, RunSpec, TopRows
 from local.data import SiteData

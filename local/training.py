@@ -17,7 +17,15 @@ from common import __version__
 from common.arrays import pack_counts, pack_sums
 from common.capture import FactorCapture
 from common.course import Course, batch_sizes
-from common.errors import FewSamplesError, ModelError, NonFiniteError, ProtocolError, RunFailedError, UserError
+from common.errors import (
+    FewSamplesError,
+    ModelError,
+    NonFiniteError,
+    ProtocolError,
+    RankdadError,
+    RunFailedError,
+    UserError,
+)
 from common.factors import norm
 from common.losses import mean_loss
 from common.messages import (
@@ -186,7 +194,10 @@ class _Trainer:
         while course.stage is not None:
             yield from self._exchange(Kind.SUMS, self._stage, Sums)
         while True:
-            prepared = prepare(self.spec, self.data, course, self.replica)
+            try:
+                prepared = prepare(self.spec, self.data, course, self.replica)
+            except ValueError as error:  # totals lead to no finite numbers
+                raise RankdadError(str(error)) from None
             final = yield from self._fold(prepared)
             if course.tested:
                 break
@@ -244,7 +255,10 @@ class _Trainer:
         sums = []
         for fold in range(self.plan.folds):
             rows = self.data.rows(fold).of_at_least(self.data.fewest)
-            sums.append(self.preparing.contribution(stage, course.totals_of(fold), rows))
+            try:
+                sums.append(self.preparing.contribution(stage, course.totals_of(fold), rows))
+            except ValueError as error:
+                raise RankdadError(f"preparation: {error}: a number here, or all sites' mean, is too large") from None
         return Sums(stage=stage, values=pack_sums(torch.stack(sums)))
 
     def _goodbye(self) -> Goodbye:

@@ -5,6 +5,7 @@ The replica follows the updates as every site does; so the model is saved here t
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ class Aggregator:
                     f"{directory / CHECKPOINTS}: no checkpoint is readable, and the ledger goes on from one"
                 )
         self.recorder = Recorder(directory, spec, self.plan, again=resumes, state=recorded)
-        self.barrier = Barrier.of(spec.federation, clock(), self.course.round)
+        self.barrier = Barrier.of(spec.federation, clock(), self.course.round, len(self.plan.stages))
         self._lossless = is_lossless(self.plan.wire, next(replica.model.parameters()).dtype)
         self._phase = 0  # of the next step message
         self._last: Kind | None = None  # kind of the last update
@@ -222,7 +223,7 @@ class Aggregator:
         """Take note that a site cannot go on; end the run if it cannot do without."""
         self._departed.add(site)
         present = len(self.plan.sites) - len(self._departed)
-        if self.barrier.round == 0 or present < self.spec.federation.least:
+        if present < self.barrier.quorum:
             return self.fail(site, reason)
         return self.barrier.depart(site, self._clock())
 
@@ -401,5 +402,8 @@ class Aggregator:
             self._ledger.close()
         best, final = self.course.best_weights, self.course.replica.weights()
         last = min(self.course.fold, self.plan.folds - 1)
-        fit = self._preparing.fit(self.course.totals_of(last)) if self.course.stage is None else None
+        fit = None
+        if self.course.stage is None:
+            with contextlib.suppress(ValueError):  # totals that lead to no finite numbers have ended the run
+                fit = self._preparing.fit(self.course.totals_of(last))
         save_model(self.recorder.directory / "model", self.spec, best, final, fit)

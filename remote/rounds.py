@@ -79,16 +79,20 @@ class Barrier:
     Args:
         sites: names in the plan's order.
         now: seconds on the caller's clock.
-        quorum: how many sites a round needs; all without it. The first round, hello, needs all in any case.
+        quorum: how many sites a round needs; all without it.
         grace: seconds for which the others are waited for when the quorum is in.
+        together: how many rounds need all sites in any case: hello, and those of preparation, whose sums would else be
+            of other samples than their counts.
     """
 
-    def __init__(self, sites: Sequence[str], now: float, quorum: int | None = None, grace: float = 0.0) -> None:
+    def __init__(
+        self, sites: Sequence[str], now: float, quorum: int | None = None, grace: float = 0.0, together: int = 1
+    ) -> None:
         self.round = 0
         self.phase = Phase.COLLECTING
         self.away: set[str] = set()
         self._sites = tuple(sites)
-        self._quorum, self._grace = quorum or len(sites), grace
+        self._quorum, self._grace, self._together = quorum or len(sites), grace, together
         self._bodies: dict[str, bytes] = {}
         self._messages: dict[str, Message] = {}
         self._stored: bytes | None = None  # the update of the round before this, or the failure that ended the run
@@ -96,9 +100,9 @@ class Barrier:
         self._began = self._met = now  # the round; when its quorum was in
 
     @classmethod
-    def of(cls, federation: Federation, now: float, round_: int = 0) -> Barrier:
-        """Return the barrier of a run, at a round."""
-        barrier = cls(federation.sites, now, federation.least, federation.grace)
+    def of(cls, federation: Federation, now: float, round_: int, stages: int) -> Barrier:
+        """Return the barrier of a run with so many rounds of preparation, at a round."""
+        barrier = cls(federation.sites, now, federation.least, federation.grace, 1 + stages)
         barrier.round = round_
         return barrier
 
@@ -180,7 +184,7 @@ class Barrier:
     @property
     def quorum(self) -> int:
         """How many sites this round needs."""
-        return self._quorum if self.round else len(self._sites)
+        return len(self._sites) if self.round < self._together else self._quorum
 
     @property
     def has_quorum(self) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from common.columns import canonical
 from common.data import TableData
 from common.errors import DataError
-from local.data.reading import MISSING, Array, Reading, shown
+from local.data.reading import MISSING, MOST, Array, Reading, shown
 from local.data.tables import Table, holder
 
 
@@ -163,9 +163,11 @@ def _numbers(table: Table, column: str, dtype: str) -> Array:
     """Return a column as numbers; NaN where one is missing."""
     texts = table.texts(column)
     numbers = np.array([number(text) for text in texts], np.float64)
-    for row in np.flatnonzero(~(np.abs(numbers) <= np.finfo(dtype).max)):
+    most = min(float(np.finfo(dtype).max), MOST)
+    for row in np.flatnonzero(~(np.abs(numbers) <= most)):
         if texts[row].lower() not in MISSING:
-            raise table.error(int(row), column, f"holds {shown(texts[row])}, expected a finite number")
+            problem = f"holds {shown(texts[row])}, expected a finite number of at most {most:.0e}"
+            raise table.error(int(row), column, problem)
     return numbers
 
 

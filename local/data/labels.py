@@ -7,7 +7,7 @@ import numpy as np
 from common.columns import Labelled, canonical
 from common.tasks import Classification, MultiLabel, TaskSpec
 from local.data.encoding import number
-from local.data.reading import MISSING, Array, shown
+from local.data.reading import MISSING, MOST, Array, shown
 from local.data.tables import Table, holder
 
 
@@ -36,10 +36,10 @@ def _column(table: Table, column: str, data: Labelled, task: TaskSpec) -> Array:
         places = {level: float(place) for place, level in enumerate(levels)}
         expected = "one of " + ", ".join(levels[:10]) + ", …" * (len(levels) > 10)
     else:
-        places, expected = {}, "a finite number"
+        places, expected = {}, f"a finite number of at most {MOST:.0e}"
     texts = holder((table,), column).texts(column)
     found = np.array([places.get(canonical(text), np.nan) if places else number(text) for text in texts], np.float64)
-    for row in np.flatnonzero(~np.isfinite(found)).tolist():
+    for row in np.flatnonzero(~(np.abs(found) <= MOST)).tolist():
         if texts[row].lower() not in MISSING:
             raise table.error(row, column, f"holds {shown(texts[row])}, expected {expected}")
     return found

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null", "none"})  # in small letters
+MOST = 1e100  # of what is summed up over samples and sites with its squares
 
 
 @dataclass(frozen=True, eq=False)

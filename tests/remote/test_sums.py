@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from common.arrays import pack_counts, pack_sums
 from common.errors import ProtocolError
-from common.messages import Kind, Message, Sums
+from common.messages import Failure, Kind, Message, Sums
 from common.protocol import pack
 from common.replica import Replica
 from remote.aggregator import Aggregator
@@ -59,24 +60,43 @@ def test_sums_that_no_samples_have_are_refused(
         assert not made.barrier.holds("alpha")
         effects: list[Any] = []
         for site in SITES:
-            sums = Sums(stage="labels", values=pack_sums(TRUE))
-            effects = made.receive(site, pack(Message(Kind.SUMS, 1, sums), made.plan, up=True))
+            effects = made.receive(site, labels_of(made))
         assert isinstance(effects[0], Ready)
         answer(made, effects)
         assert torch.equal(made.course.totals["labels"], 3 * TRUE)
         assert made.course.stage == "sums"
 
 
-def begun(tmp_path: Path) -> Aggregator:
+def begun(tmp_path: Path, clock: Callable[[], float] = lambda: 0.0, **changes: Any) -> Aggregator:
     spec = run_spec(
         task={"name": "classification", "classes": 3, "class_weights": "balanced"},
         preparation={"standardise": "federated"},
         evaluation={"name": "k-fold", "folds": 2, "refit": False},
+        **changes,
     )
-    made = Aggregator(spec, Replica(spec), tmp_path / "run", lambda: 0.0)
+    made = Aggregator(spec, Replica(spec), tmp_path / "run", clock)
     assert {stage.name: stage.size for stage in made.plan.stages} == STAGES
     effects: list[Any] = []
     for site in SITES:
         effects = made.receive(site, hello_of(made, samples=pack_counts([(10, 2, 2)] * 2)))
     answer(made, effects)
     return made
+
+
+def test_sums_need_every_site_whatever_the_quorum(tmp_path: Path) -> None:
+    """Else squares would be of other samples than the counts of the round before, and scales wrong."""
+    now = [0.0]
+    made = begun(tmp_path, lambda: now[0], federation={"sites": list(SITES), "quorum": 1, "grace": 1})
+    with contextlib.closing(made):
+        for site in SITES[:-1]:
+            made.receive(site, labels_of(made))
+        now[0] = 9.0
+        assert (made.tick(), made.barrier.missing()) == ([], SITES[-1:])
+        made.receive(
+            SITES[0], pack(Message(Kind.FAILURE, 1, Failure(site=SITES[0], reason="gone")), made.plan, up=True)
+        )
+        assert made.ended, "it cannot be done without"
+
+
+def labels_of(made: Aggregator) -> bytes:
+    return pack(Message(Kind.SUMS, 1, Sums(stage="labels", values=pack_sums(TRUE))), made.plan, up=True)

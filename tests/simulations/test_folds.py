@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.errors import RunFailedError
 from common.preparation import Preparing
 from common.spec import RunSpec
 from local.data import Samples, SiteData, read_site
@@ -214,3 +215,14 @@ def test_even_batches_have_every_site_in_every_step_with_its_share(tmp_path: Pat
         steps = list(csv.DictReader(file))
     assert len(steps) == 2 * -(-len(data["alpha"].splits[0].train) // 8)
     assert all(float(row[f"norm:{site}"]) > 0 for row in steps for site in SITES)
+
+
+def test_sums_too_large_end_the_run_with_a_sentence(tmp_path: Path, site_data: Data) -> None:
+    spec = run_spec(task={"name": "regression"}, evaluation=K_FOLD)
+    data = site_data(spec, (40, 30, 21))
+    samples = data["beta"].samples
+    labels = samples.labels.double()
+    labels[0] = 1e200
+    data["beta"] = replace(data["beta"], samples=Samples(samples.inputs, labels))
+    with pytest.raises(RunFailedError, match="preparation: label-squares: squares: expected numbers up to"):
+        run(spec, data, tmp_path / "run")

@@ -86,6 +86,7 @@ BAD: list[tuple[dict[str, Any], str, str, str]] = [
     # changes of the schema, what stands in the table, what takes its place, what is said
     ({}, "30", "old", "row 3, column age: holds 'old', expected a finite number"),
     ({}, "30", "inf", "row 3, column age: holds 'inf', expected a finite number"),
+    ({}, "30", "1e200", "row 3, column age: holds '1e200', expected a finite number of at most 1e\\+100"),
     ({}, "30", "1_0", "row 3, column age: holds '1_0', expected a finite number"),
     ({}, "30", '"1,5"', "row 3, column age: holds '1,5', expected a finite number"),
     ({}, "30", "", r"row 3, column age: is missing \(1 of 3 rows lack a value\)"),
