@@ -76,12 +76,12 @@ class PolicyError(UserError):
 
 
 class FewSamplesError(PolicyError):
-    """A site has fewer samples for a step than its policy asks for."""
+    """A site has fewer samples for a step, or for sums, than its policy asks for."""
 
     @property
     def told(self) -> str:
-        """What other sites may hear of it: not how many."""
-        return "it has fewer samples for a step than its policy asks for"
+        """What other sites may hear of it: the field of the spec, and not how many."""
+        return f"{self.field}: it has fewer samples here than its policy asks for"
 
 
 class UnreachableError(UserError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from common.course import batch_sizes
@@ -19,6 +20,7 @@ from common.preparation import Preparing
 from common.protocol import step_bytes
 from common.spec import MethodSpec, PositiveInt, PowerSgd, RankDad, RunSpec, TopRows
 from local.data import SiteData
+from local.data.behind import fewest_behind, levels_of
 from local.data.folds import Split
 
 MethodName = Literal["dsgd", "dad", "edad", "rank-dad", "powersgd", "top-rows"]
@@ -83,14 +85,20 @@ class Policy(Part):
                     self._check_step(spec, min(batch_sizes(len(split.train), spec.training.step_size)))
         except PolicyError as error:
             raise FewSamplesError(error.field, error.problem) from None
+        splits, tested = data.splits, spec.tested_folds
         if Preparing(spec).stages:
-            # The sums of two folds differ by what one of them holds out: that has to be enough samples too.
-            parts = [len(data.samples) - len(split.train) for split in data.splits[: spec.tested_folds]]
-            fewest = min((part for part in parts if part), default=self.min_rows)
-            if len(data.splits) > 1 and fewest < self.min_rows:
-                asks, allows = f"holds out {fewest} samples in a fold", f"none of fewer than {self.min_rows} (min_rows)"
-                refusal = _refusal("evaluation", asks, allows)
-                raise FewSamplesError(refusal.field, refusal.problem)
+            fewest = fewest_behind(splits, torch.ones(len(data.samples), 1), tested).min()
+            self._check_sums("evaluation", "holds out {} samples in a fold", fewest)
+        if data.covariates is not None:
+            for column, members in levels_of(spec, data.covariates):
+                asks = f"keeps {column}, of which a level has {{}} samples in a fold here, or in what it holds out"
+                self._check_sums("preparation.harmonise.keep", asks, fewest_behind(splits, members, tested).min())
+
+    def _check_sums(self, field: str, asks: str, fewest: Tensor) -> None:
+        """Check that sums are of enough samples."""
+        if fewest < self.min_rows:
+            refusal = _refusal(field, asks.format(int(fewest)), f"none of fewer than {self.min_rows} (min_rows)")
+            raise FewSamplesError(refusal.field, refusal.problem)
 
     def contributed(self, data: SiteData) -> SiteData:
         """Return the data without validation and test sets that are too small to be evaluated."""

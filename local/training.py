@@ -254,7 +254,7 @@ class _Trainer:
         assert stage is not None
         sums = []
         for fold in range(self.plan.folds):
-            rows = self.data.rows(fold).of_at_least(self.data.fewest)
+            rows = self.data.summed(fold)
             try:
                 sums.append(self.preparing.contribution(stage, course.totals_of(fold), rows))
             except ValueError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from common.preparation import Rows
 from common.spec import RunSpec
 from common.studies import KFold
 from common.tasks import Classification
+from local.data.behind import fewest_behind
 from local.data.folds import Split, folds
 from local.data.function import read_function
 from local.data.npz import read_npz
@@ -80,6 +83,21 @@ class SiteData:
         rows = self.splits[fold].train
         covariates = None if self.covariates is None else self.covariates[rows]
         return Rows(self.samples.inputs[rows], self.samples.labels[rows], covariates)
+
+    def summed(self, fold: int) -> Rows:
+        """Return what may leave the site in sums: a column that too few samples of some fold have is missing in all."""
+        rows = self.rows(fold).of_at_least(self.fewest)
+        if self._too_few is not None and len(rows.inputs):
+            return replace(rows, inputs=rows.inputs.masked_fill(self._too_few, math.nan))
+        return rows
+
+    @cached_property
+    def _too_few(self) -> Tensor | None:
+        """Which columns of a table with gaps too few samples have, in a fold or in what it holds out."""
+        inputs = self.samples.inputs
+        if inputs.ndim != 2 or not inputs.is_floating_point() or not inputs.isnan().any():
+            return None
+        return fewest_behind(self.splits, inputs.isnan().logical_not(), len(self.splits)) < self.fewest
 
 
 def read_site(spec: RunSpec, folder: Path, site_index: int, allowed: Collection[str] = ()) -> SiteData:

@@ -198,7 +198,9 @@ def test_the_aggregator_is_not_told_how_few_samples_there_are(tmp_path: Path, se
     with pytest.raises(PolicyError, match="steps of 7 samples here"):
         run_site(site(tmp_path, server, spec, {"min_rows": 8}))
     told = unpack(server.bodies[0], make_plan(spec, build_model(spec)), up=True).body
-    assert told == Failure(site="alpha", reason="it has fewer samples for a step than its policy asks for")
+    assert told == Failure(
+        site="alpha", reason="training.batch_size: it has fewer samples here than its policy asks for"
+    )
 
 
 def test_a_check_says_what_the_policy_makes_of_the_run(
