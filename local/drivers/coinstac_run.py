@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from common.artifacts import save_model
 from common.checkpoints import EVERY, Checkpoints
@@ -84,7 +85,13 @@ class SiteRun:
         # Where one process was replaced, the next may be too: it then begins close to where it ends.
         self._due = self._log.update(course.round) is not None or found is not None
         self._timings = Timings(self._folder / "timings.csv", again=self._due)
-        options = (self._timings.lap, self._between_steps, _policy(filled).rank)
+
+        def tested(fold: int, outputs: Tensor) -> None:
+            from local.prediction import write_predictions  # which takes pandas, and half a second of every process
+
+            write_predictions(self._folder / "predictions", spec, data, fold, outputs)
+
+        options = (self._timings.lap, self._between_steps, _policy(filled).rank, tested)
         self._training = train(spec, plan, data, self._state, *options)
         self._pending: Message | None = None
         self._result: Result | None = None

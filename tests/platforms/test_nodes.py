@@ -119,6 +119,7 @@ def test_every_site_has_its_results_before_the_end(tmp_path: Path) -> None:
         assert json.loads((own / "summary.json").read_text())["status"] == "completed"
         assert pd.read_csv(own / "metrics.csv").equals(metrics)
         assert "</html>" in (own / "report.html").read_text()
+        assert (own / "predictions" / "fold-1.csv").read_text().startswith("row,label,predicted,")
     test = json.loads((own / "summary.json").read_text())["metrics"]["test"]
     assert shown["global_metrics"]["auc"] == pytest.approx(test["auc"])
     assert set(shown["site_metrics"]) == set(spec.federation.sites)
