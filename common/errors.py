@@ -55,16 +55,25 @@ class SpecError(UserError):
 
 
 class DataError(UserError):
-    """A data file cannot be used."""
+    """A data file cannot be used.
 
-    def __init__(self, path: str | Path, problem: str) -> None:
-        self.path, self.problem = Path(path), problem
-        super().__init__(f"{path}: {problem}")
+    Args:
+        path: of the file.
+        problem: what is wrong, with what it holds in quotes.
+        place: where in the file, such as row and column.
+        called: what others hear in place of the file's name, where that is a subject's.
+    """
+
+    def __init__(self, path: str | Path, problem: str, *, place: str = "", called: str = "") -> None:
+        self.path, self.problem = Path(path), f"{place}: {problem}" if place else problem
+        kept = re.sub(HELD, "holds a value", re.sub(QUOTED, "a value", problem))  # a place may hold an apostrophe
+        self._told = f"{called or self.path.name}: {place}{': ' * bool(place)}{kept}"
+        super().__init__(f"{path}: {self.problem}")
 
     @property
     def told(self) -> str:
         """What other sites may hear of it: no folder, and nothing that is quoted from the file."""
-        return f"{self.path.name}: {re.sub(HELD, 'holds a value', re.sub(QUOTED, 'a value', self.problem))}"
+        return self._told
 
 
 class PolicyError(UserError):

@@ -13,7 +13,7 @@ from common.errors import DataError
 from local.data.encoding import encode, number
 from local.data.files import each, read_each, read_one
 from local.data.reading import MISSING, Reading, is_folder, shown
-from local.data.tables import Table, check_file, holder, join, nearest, read_table
+from local.data.tables import Table, check_file, holder, join, nearest, read_table, subjects_file
 
 COLUMNS = ("Index", "SegId", "NVoxels", "Volume_mm3", "StructName")  # of aseg.stats, where it does not say
 
@@ -45,7 +45,7 @@ def read_freesurfer(
     for column in sorted(wanted):
         holder(tables, column)
     tables = [Table(table.source, table.frame[[c for c in table.frame if c in wanted]]) for table in tables]
-    cells, names = [_cells(file, regions) for file in files], tables[0].texts(data.key)
+    cells, names = [_cells(row, file, regions) for row, file in enumerate(files)], tables[0].texts(data.key)
     frame = pd.DataFrame(cells, index=pd.Index(names, dtype=object), columns=pd.Index(regions), dtype=object)
     tables.append(Table(folder, frame))
     notes += told + left_out
@@ -84,17 +84,20 @@ def _files(table: Table, key: str, folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _cells(file: Path, names: Iterable[str]) -> list[str]:
-    """Return the values of some regions and measures in one subject's file, as text."""
+def _cells(row: int, file: Path, names: Iterable[str]) -> list[str]:
+    """Return the values of some regions and measures in the file of a row's subject, as text."""
     found: dict[str, set[str]] = {}
-    for called, value in _values(file):
-        for name in called:
-            found.setdefault(name, set()).add(value)
-    for name in names:
-        if name not in found:
-            raise DataError(file, f"has no region or measure {name}{nearest(name, list(found))}")
-        if len(found[name]) > 1:
-            raise DataError(file, f"has {len(found[name])} different values of {name}")
+    try:
+        for called, value in _values(file):
+            for name in called:
+                found.setdefault(name, set()).add(value)
+        for name in names:
+            if name not in found:
+                raise DataError(file, f"has no region or measure {name}{nearest(name, list(found))}")
+            if len(found[name]) > 1:
+                raise DataError(file, f"has {len(found[name])} different values of {name}")
+    except DataError as error:
+        raise DataError(error.path, error.problem, called=subjects_file(row)) from None
     return [next(iter(found[name])) for name in names]
 
 

@@ -61,11 +61,17 @@ class Table:
     def error(self, row: int, column: str, problem: str) -> DataError:
         """Return the error that names a cell."""
         file, place = self.place(row)
-        return DataError(file, f"{place}, column {column}: {problem}" if place else f"column {column}: {problem}")
+        where, called = (f"{place}, column {column}", "") if place else (f"column {column}", subjects_file(row))
+        return DataError(file, problem, place=where, called=called)
 
     def take(self, rows: list[int]) -> Table:
         """Return some of the rows."""
         return Table(self.source, self.frame.iloc[rows])
+
+
+def subjects_file(row: int) -> str:
+    """Return what others hear of the file of a row's subject, which may be called as the subject is."""
+    return f"the file of sample {row + 1}"
 
 
 def read_table(path: Path, *, header: bool = False) -> Table:

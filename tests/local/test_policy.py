@@ -29,6 +29,7 @@ from local.site import check_site, run_site
 from tests.conftest import run_spec, write_site
 from tests.local.test_http import Server
 
+FEW = "it has fewer samples here than its policy asks for"
 RANK_DAD = {"name": "rank-dad", "rank": 2}
 EVERY = list(get_args(MethodName))
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [

@@ -121,6 +121,13 @@ def test_every_fault_is_named_and_no_cell_is_told(
     assert str(tmp_path) not in error.value.told
 
 
+def test_no_cell_is_told_where_a_column_has_an_apostrophe(tmp_path: Path) -> None:
+    folder = write(tmp_path, BRAINS.replace("age", "patient's age").replace("30", "Jane Roe"))
+    with pytest.raises(DataError, match="holds 'Jane Roe'") as error:
+        read_samples(run_of(label="patient's age"), folder)
+    assert "row 3, column patient's age: holds a value" in error.value.told
+
+
 def test_what_is_to_be_imputed_is_nan_and_what_lacks_a_label_is_left_out(tmp_path: Path) -> None:
     rows = "s4,,M,50,0,0,f4\ns5,3,NA,51,0,0,f5\ns6,3,M,,0,0,f6\ns7,3,M,53,0,0,\n,,,,,,\ns8,,F,,1,1,f8\n"
     found = read_samples(run_of(missing="impute", group="family"), write(tmp_path, BRAINS + rows))
