@@ -19,6 +19,7 @@ from common import __version__
 from common.errors import SpecError
 from common.layout import Exchange, Layout, exchanges
 from common.methods.edad import chain
+from common.metrics import tally_bytes
 from common.preparation import Preparing
 from common.replica import saved_buffers, weights_sha256
 from common.routes import Route, choose_routes
@@ -116,6 +117,18 @@ class Plan:
     def buffer_bytes(self) -> int:
         """Size of the model's buffers, in bytes."""
         return sum(buffer.size for buffer in self.buffers)
+
+    @cached_property
+    def control_bytes(self) -> int:
+        """Largest size of the numbers in a message that is no step: buffers, counts, sums, or two tallies."""
+        counts = 4 * self.folds * max(3, len(self.sites))
+        sums = 8 * self.folds * max((stage.size for stage in self.stages), default=0)
+        return max(self.buffer_bytes, counts, sums, 2 * tally_bytes(self.task))
+
+    @cached_property
+    def limits(self) -> dict[tuple[bool, bool], int]:
+        """Largest sizes of messages, as `common.protocol.body_limit` finds them."""
+        return {}
 
     def document(self) -> dict[str, object]:
         """Return the plan as JSON, with its own digest."""

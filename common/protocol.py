@@ -31,7 +31,7 @@ from common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolError, Rank
 from common.factors import Factor
 from common.layout import Layout, Slot
 from common.messages import DOWN, UP, Body, Buffers, Evaluation, Hello, Kind, Message, Roster, Step, Sums
-from common.metrics import tally_bytes, unpack_tally
+from common.metrics import unpack_tally
 from common.plan import Plan
 from common.routes import Payload
 from common.wire import decode, encode, finite
@@ -132,15 +132,13 @@ def body_limit(plan: Plan, *, up: bool, replica: bool = True) -> int:
         up: whether it is a contribution.
         replica: whether an update may hold a whole replica, as after a comparison.
     """
-    steps = (body_bytes(plan, phase, up=up) for phase in range(len(plan.exchanges)))
-    control = (
-        plan.buffer_bytes,
-        4 * plan.folds * max(3, len(plan.sites)),
-        8 * plan.folds * max((stage.size for stage in plan.stages), default=0),
-        2 * tally_bytes(plan.task),
-    )
-    largest = max(*steps, CONTROL_BYTES + max(control))
-    return largest if up else max(largest + _missing_bytes(plan), CONTROL_BYTES + replica * plan.replica_bytes)
+    asked = (up, replica)
+    if asked not in plan.limits:  # asked for with every message
+        steps = (body_bytes(plan, phase, up=up) for phase in range(len(plan.exchanges)))
+        largest = max(*steps, CONTROL_BYTES + plan.control_bytes)
+        whole = CONTROL_BYTES + replica * plan.replica_bytes
+        plan.limits[asked] = largest if up else max(largest + _missing_bytes(plan), whole)
+    return plan.limits[asked]
 
 
 def _counting(most: int) -> Callable[[T], T]:

@@ -228,15 +228,20 @@ async def read_body(request: Request, limit: int) -> bytes:
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared[:20]) > limit:
         raise ProtocolError(413, f"the body has {declared[:20]} bytes, expected at most {limit}")
-    chunks, size, began = [], 0, asyncio.get_running_loop().time()
+    chunks, size, more, began = [], 0, True, asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout_at(began + BODY) as deadline:
-            async for chunk in request.stream():
+            while more:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                chunk, more = message.get("body", b""), message.get("more_body", False)
                 size += len(chunk)
                 if size > limit:
                     raise ProtocolError(413, f"the body has more than {limit} bytes")
                 chunks.append(chunk)
-                deadline.reschedule(began + BODY + size / SLOWEST)
+                if more:
+                    deadline.reschedule(began + BODY + size / SLOWEST)
     except TimeoutError:
         raise ProtocolError(408, f"the body came slower than {SLOWEST} bytes per second") from None
     request.scope["state"]["read"] = True
