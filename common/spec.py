@@ -316,6 +316,13 @@ class RunSpec(Part):
             )
         return evaluation
 
+    @field_validator("federation")
+    @classmethod
+    def _others_train(cls, federation: Federation, info: ValidationInfo) -> Federation:
+        if isinstance(info.data.get("evaluation"), LeaveOneSiteOut) and len(federation.sites) == 1:
+            raise ValueError("sites: got one, but evaluation is leave-one-site-out: expected at least two")
+        return federation
+
     @field_validator("training")
     @classmethod
     def _monitor_is_measured(cls, training: Training, info: ValidationInfo) -> Training:

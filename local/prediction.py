@@ -23,6 +23,11 @@ from local.data import SiteData, read_samples
 from local.data.reading import Array
 from local.evaluation import outputs_of
 
+UNKNOWN_SITE = (
+    "its run prepares samples by what their own site has found, which is not known here: these are taken as they are; "
+    "a site predicts its own samples with its own directory"
+)
+
 
 def write_predictions(folder: Path, spec: RunSpec, data: SiteData, fold: int, outputs: Tensor) -> None:
     """Write a fold's predictions of the site's test samples, with their keys and labels, for the site's own eyes.
@@ -112,6 +117,8 @@ def predict_file(
         print(f"warning: {note}", file=sys.stderr)
     if not len(reading.inputs):
         raise DataError(reading.source, "has no samples")
+    if saved.own is None and (spec.preparation.standardise == "site" or spec.preparation.harmonise):
+        print(f"warning: {directory}: {UNKNOWN_SITE}", file=sys.stderr)
     preparing, dtype = Preparing(spec), next(saved.network.parameters()).dtype
     covariates = None if reading.covariates is None else torch.from_numpy(reading.covariates)
     inputs = preparing.apply(saved.fit, saved.own, torch.from_numpy(reading.inputs), covariates, dtype)
@@ -124,7 +131,8 @@ def predict_file(
         label_columns(spec, table, reading.labels)
         labels = torch.from_numpy(reading.labels)
         known = preparing.apply_labels(saved.fit, labels) if isinstance(task, Regression) else labels
-        found = summarise(task, tally(task, numbers, labels, losses(task, outputs.double(), known)))
+        total = tally(task, numbers, labels, losses(task, outputs.double(), known), centre=saved.fit.target_mean)
+        found = summarise(task, total)
         words = (f"{shown(name)} {_number(value)}" for name, value in found.values.items())
         print(f"{found.samples} samples: {', '.join(words)}", file=sys.stderr)
     key = key_name(spec)

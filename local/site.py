@@ -79,6 +79,8 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
             if leaving is not None:
                 leaving.between_steps()
 
+        if began == 0:
+            shutil.rmtree(output / "predictions", ignore_errors=True)  # of an earlier run, maybe of more folds
         with closing(Timings(output / "timings.csv", again=began > 0)) as timings:
             tested = partial(write_predictions, output / "predictions", spec, data)
             training = train(spec, plan, data, state, timings.lap, between_steps, policy.rank, tested)

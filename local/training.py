@@ -214,7 +214,8 @@ class _Trainer:
             yield from self._end_of_epoch(prepared)
         final = replica.weights()
         replica.load(course.best_weights)
-        yield from self._evaluate("test", prepared, course.best_epoch)
+        tallies = self._tallies("test", prepared, course.best_epoch)  # a site that comes late, too, has its predictions
+        yield from self._exchange(Kind.EVALUATION, lambda: tallies, Pooled)
         if course.tested:
             replica.load(final)
         return final
@@ -351,15 +352,13 @@ class _Trainer:
         """Average the buffers, evaluate, and decide together whether this was the best epoch and the last."""
         if self.plan.buffers:
             yield from self._exchange(Kind.BUFFERS, lambda: self._buffers(prepared), Buffers)
-        yield from self._evaluate("validation", prepared, self.course.epoch)
+        epoch = self.course.epoch
+        yield from self._exchange(Kind.EVALUATION, lambda: self._tallies("validation", prepared, epoch), Pooled)
         yield from self._exchange(Kind.DECISION, self.course.view, Decision)
 
     def _buffers(self, prepared: Prepared) -> Buffers:
         values = pack_buffers(saved_buffers(self.replica.model), self.plan)
         return Buffers(samples=len(prepared.train), values=values)
-
-    def _evaluate(self, split: Split, prepared: Prepared, epoch: int) -> Exchange[Pooled]:
-        return (yield from self._exchange(Kind.EVALUATION, lambda: self._tallies(split, prepared, epoch), Pooled))
 
     def _tallies(self, split: Split, prepared: Prepared, epoch: int) -> Evaluation:
         """Return what the model's outputs for a split add up to, and at a test what guesses from the site alone do."""

@@ -101,3 +101,9 @@ def test_the_digest_depends_on_meaning_not_on_spelling() -> None:
     assert validate(RunSpec, dict(reversed(document.items()))).sha256() == spec.sha256()
     changed: dict[str, Any] = replace(document, ["training.batch_size=9"])
     assert validate(RunSpec, changed).sha256() != spec.sha256()
+
+
+def test_one_site_cannot_be_left_out() -> None:
+    one_site_out = ['evaluation={"name":"leave-one-site-out"}', 'federation.sites=["alone"]']
+    with pytest.raises(SpecError, match="federation: sites: got one, but evaluation is leave-one-site-out"):
+        validate(RunSpec, replace(run_document(), one_site_out))

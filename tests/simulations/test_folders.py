@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from common.documents import load_json, validate
 from common.errors import DataError, SpecError, UserError
-from local.prediction import predict_file
+from local.prediction import UNKNOWN_SITE, predict_file
 from simulations.cli import mount
 from simulations.spec import SimulationFile, read_simulation, write_sites
 from tests.conftest import run_document, write_site
@@ -138,3 +138,16 @@ def test_the_partition_of_folders_has_to_be_said(consortium: Path, tmp_path: Pat
     (tmp_path / "file.json").write_text(json.dumps(document(consortium)))
     with pytest.raises(UserError, match="--sites: the source 'folders' has its own"):
         read_simulation(tmp_path / "file.json", [], sites=3)
+
+
+def test_a_model_that_needs_what_a_site_has_found_says_so_where_it_is_not_known(
+    consortium: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for standardise in ("federated", "site"):
+        path, run = tmp_path / f"{standardise}.json", tmp_path / standardise
+        path.write_text(json.dumps(document(consortium, preparation={"standardise": standardise})))
+        app = typer.Typer()
+        mount(app)
+        assert CliRunner().invoke(app, ["simulate", str(path), "--lockstep", "--output", str(run)]).exit_code == 0
+        predict_file(run, consortium / "LEUVEN_1", tmp_path / "out.csv", "final")
+        assert (UNKNOWN_SITE in capsys.readouterr().err) == (standardise == "site")

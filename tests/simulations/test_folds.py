@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 from collections.abc import Callable
@@ -14,10 +15,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.course import Course
 from common.errors import RunFailedError
+from common.plan import make_plan
 from common.preparation import Preparing
+from common.protocol import unpack
+from common.replica import Replica
 from common.spec import RunSpec
 from local.data import Samples, SiteData, read_site
+from local.training import TrainingState, train
 from remote.aggregator import Aggregator
 from simulations.lockstep import run
 from tests.conftest import SITES, run_spec, write_site
@@ -226,3 +232,26 @@ def test_sums_too_large_end_the_run_with_a_sentence(tmp_path: Path, site_data: D
     data["beta"] = replace(data["beta"], samples=Samples(samples.inputs, labels))
     with pytest.raises(RunFailedError, match="preparation: label-squares: squares: expected numbers up to"):
         run(spec, data, tmp_path / "run")
+
+
+def test_a_site_that_comes_after_all_is_over_has_its_predictions_of_every_fold(tmp_path: Path, site_data: Data) -> None:
+    spec = spec_of(K_FOLD, METHODS[0])
+    data, updates, tested = site_data(spec, (40, 30, 21)), [], {}
+
+    def note(aggregator: Aggregator) -> None:
+        assert aggregator.barrier.stored is not None
+        updates.append(unpack(aggregator.barrier.stored, aggregator.plan, up=False))
+
+    before: dict[tuple[str, int], Tensor] = {}
+    on_test = lambda site, fold, outputs: before.update({(site, fold): outputs})  # noqa: E731
+    run(spec, data, tmp_path / "run", on_round=note, tested=on_test)
+    replica = Replica(spec)
+    plan = make_plan(spec, replica.model)
+    state = TrainingState("alpha", Course(spec, plan, replica))
+    late = train(spec, plan, data["alpha"], state, tested=lambda fold, outputs: tested.update({fold: outputs}))
+    asked = next(late)
+    with contextlib.suppress(StopIteration):
+        while True:
+            asked = late.send(updates[asked.round])
+    assert sorted(tested) == [0, 1, 2, 3]
+    assert all(torch.equal(outputs, before["alpha", fold]) for fold, outputs in tested.items())
