@@ -199,6 +199,8 @@ class Course:
         if isinstance(body, Roster):
             self._meet(unpack_counts(body.train, self._plan.folds, len(self._plan.sites)))
         elif isinstance(body, Sums):
+            if body.stage != self.stage:
+                raise ProtocolError(502, f"d.stage: got {body.stage}, expected {self.stage}")
             self.totals[body.stage] = unpack_sums(body.values, self._plan.folds, self._plan.stage_size(body.stage))
         elif isinstance(body, Step):
             self._updates.append(body.payload)
@@ -211,6 +213,8 @@ class Course:
         elif isinstance(body, Buffers):
             self.replica.load(unpack_buffers(body.values, self._plan))
         elif isinstance(body, Pooled):
+            if body.fold != self.fold:
+                raise ProtocolError(502, f"d.fold: got {body.fold}, expected {self.fold}")
             if body.split == "validation":
                 self.validation, self.decides = body, True
             else:

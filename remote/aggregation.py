@@ -155,7 +155,8 @@ def _buffers(plan: Plan, sites: Sequence[str], sent: Sequence[Buffers]) -> Buffe
     """
     values = [unpack_buffers(buffers.values, plan) for buffers in sent]
     total = sum(buffers.samples for buffers in sent)
-    parts = torch.tensor([buffers.samples / max(total, 1) for buffers in sent], dtype=torch.float64)
+    weights = [buffers.samples / total if total else 1 / len(sent) for buffers in sent]
+    parts = torch.tensor(weights, dtype=torch.float64)
     pooled: dict[str, Tensor] = {}
     for slot in plan.buffers:
         own = [value[slot.name] for value in values]

@@ -198,6 +198,8 @@ class Recorder:
             self._metrics.row([pooled.fold, pooled.epoch, pooled.split, site, loss, metrics.samples, *figures])
         if pooled.split == "test":
             progress.study.add(models, baselines)
+            for place in sorted(ready.missing):
+                progress.warnings.setdefault("left-out-of-a-test", []).append(self._plan.sites[place])
             if pooled.fold + 1 < progress.folds:
                 progress.fold, progress.epoch, progress.best_epoch = pooled.fold + 1, 0, 0
             self._write_sites()
