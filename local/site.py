@@ -6,11 +6,11 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from common import __version__
 from common.artifacts import save_model
@@ -29,7 +29,6 @@ from local.data import SiteData, read_site
 from local.drivers.http import AggregatorClient, drive
 from local.leaving import Leaving, LeavingError
 from local.policy import Policy
-from local.prediction import write_predictions
 from local.timings import Timings
 from local.training import Result, TrainingState, train
 
@@ -81,8 +80,13 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
 
         if began == 0:
             shutil.rmtree(output / "predictions", ignore_errors=True)  # of an earlier run, maybe of more folds
+
+        def tested(fold: int, outputs: Tensor) -> None:
+            from local.prediction import write_predictions  # which takes pandas, and half a second of every start
+
+            write_predictions(output / "predictions", spec, data, fold, outputs)
+
         with closing(Timings(output / "timings.csv", again=began > 0)) as timings:
-            tested = partial(write_predictions, output / "predictions", spec, data)
             training = train(spec, plan, data, state, timings.lap, between_steps, policy.rank, tested)
             options: dict[str, Any] = {"device": config.device, "lap": timings.lap}
             result = drive(training, client, plan, config.name, quietly=(LeavingError,) * resumes, **options)

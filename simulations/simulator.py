@@ -121,7 +121,7 @@ def _identify(configs: dict[str, SiteConfig], directory: Path) -> Access:
 
 def import_before_forking() -> None:
     """Import what the processes will need; what an optimizer's constructor imports takes longest."""
-    for name in ("torch._dynamo", "local.site", "remote.process"):
+    for name in ("torch._dynamo", "local.site", "local.prediction", "remote.process"):
         importlib.import_module(name)
     gc.freeze()  # what is imported stays: collections pass it over, and its memory stays shared
 
