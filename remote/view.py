@@ -228,10 +228,10 @@ def _show_study(metrics: dict[str, Any]) -> None:
 
 
 def _best(summary: dict[str, Any]) -> str:
-    """Say which epoch's weights were kept, where samples were there to tell."""
+    """Say whose epochs these are, and which one's weights were kept, where samples were there to tell."""
     validation = summary["metrics"]["validation"]
-    chosen = f"best epoch {summary['best_epoch'] + 1}, " if validation and validation["samples"] else ""
-    return f"of the last of {summary['folds']} folds, {chosen}" if summary["folds"] > 1 else chosen
+    chosen = f", best epoch {summary['best_epoch'] + 1}" if validation and validation["samples"] else ""
+    return f" in the last of {summary['folds']} folds{chosen}" if summary["folds"] > 1 else chosen
 
 
 def show_result(summary: dict[str, Any], directory: Path) -> None:
@@ -239,8 +239,8 @@ def show_result(summary: dict[str, Any], directory: Path) -> None:
     test = summary["metrics"]["test"] or {}
     equal = len(set(summary["weights_sha256"].values())) == 1
     print(
-        f"\n{summary['method']}, {len(summary['sites'])} sites, {summary['steps']} steps, {summary['epochs']} epochs, "
-        f"{_best(summary)}{summary['seconds']:.1f} s"
+        f"\n{summary['method']}, {len(summary['sites'])} sites, {summary['steps']} steps, {summary['epochs']} epochs"
+        f"{_best(summary)}, {summary['seconds']:.1f} s"
     )
     if test.get("samples"):
         known = {name: value for name, value in test.items() if name not in ("samples", "auc_error", "absent")}

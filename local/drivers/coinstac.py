@@ -42,7 +42,6 @@ from local.drivers.coinstac_run import (
     Say,
     SiteRun,
     read_data,
-    told,
     write_document,
 )
 
@@ -120,7 +119,7 @@ class SiteNode:
                         self._say(f"warning: {note}")
                 except RankdadError as error:
                     self._keep(folder, str(error))
-                    problems.append(_complaint("member", told(error, spec)))
+                    problems.append(_complaint("member", error.told))
         for problem in problems:
             self._say(f"error: {problem.text}")
         return Joined(

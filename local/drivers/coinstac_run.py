@@ -30,7 +30,6 @@ from common.coinstac.messages import (
     output,
 )
 from common.course import Course
-from common.data import FreesurferData
 from common.documents import validate
 from common.errors import DataError, RankdadError, UserError
 from common.journal import NOBODY, Entry, Record
@@ -75,7 +74,7 @@ class SiteRun:
             data = read_data(spec, plan, filled, state)
         except DataError as error:  # they have changed since all were asked
             say(f"error: {error}")
-            raise UserError(told(error, spec)) from None
+            raise UserError(error.told) from None
         self._checkpoints = Checkpoints(self._folder / CHECKPOINTS, plan, self._site)
         self._log = Ledger(self._folder / UPDATES, plan.sha256(), opened.id)
         course = self._course = Course(spec, plan, replica)
@@ -199,14 +198,6 @@ def read_data(spec: RunSpec, plan: Plan, filled: Filled, state: NodeState) -> Si
 
 def _policy(filled: Filled) -> Policy:
     return Policy(min_rows=filled.values["min_rows"], max_rank=filled.values["max_rank"] or None)
-
-
-def told(error: RankdadError, spec: RunSpec) -> str:
-    """Return what all members hear of an error: no cell of a table, and no name of a subject's file."""
-    of_subject = isinstance(error, DataError) and error.path.name != spec.data.file
-    if isinstance(error, DataError) and of_subject and isinstance(spec.data, FreesurferData):
-        return error.told.replace(error.path.name, "a subject's file", 1)
-    return error.told
 
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:

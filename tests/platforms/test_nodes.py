@@ -269,7 +269,7 @@ def test_no_cell_of_a_members_table_is_told_to_others(tmp_path: Path, row: Any, 
 def test_no_name_of_a_subjects_file_is_told_to_others(tmp_path: Path) -> None:
     inputs, _ = tables(tmp_path, "freesurfer", old=False)
     (tmp_path / "b2" / "base" / "s7.txt").write_text("Measure:volume\ts7.txt\nRight-Hippocampus\t1\n")
-    with pytest.raises(RankdadError, match=r"^site-0: a subject's file: has no region or measure Left-Hippocampus"):
+    with pytest.raises(RankdadError, match=r"^site-0: the file of sample 8: has no region or measure Left-Hippocampus"):
         Iterations(tmp_path, inputs).go(most=2)
     (tmp_path / "b2" / "base" / "s7.txt").unlink()
     with pytest.raises(RankdadError) as raised:
