@@ -44,7 +44,7 @@ def lay_out(spec: RunSpec, values: Mapping[str, Any], mounted: Path, folder: Pat
             return
         _write_table(rows, table)
         for name in (str(row[key]) for row in rows if key is not None):
-            _copy(_found(mounted, name), name, folder)
+            _copy(_found(mounted, name, "a subject's file"), name, folder)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
 
@@ -124,8 +124,8 @@ def _cell(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def _found(mounted: Path, name: str) -> Path:
-    """Return where a file stands.
+def _found(mounted: Path, name: str, called: str = "") -> Path:
+    """Return where a file stands, which others may know by another name.
 
     Raises:
         DataError: it does not, or outside.
@@ -135,9 +135,9 @@ def _found(mounted: Path, name: str) -> Path:
     except (OSError, ValueError, RuntimeError):  # a name too long, one with a NUL, a loop of links
         raise DataError("a file", "is no file's name, expected one of those that the platform shows") from None
     if not source.is_relative_to(mounted.resolve()):
-        raise DataError(name, "leads out of the folder that the platform shows")
+        raise DataError(name, "leads out of the folder that the platform shows", called=called)
     if not source.is_file():
-        raise DataError(name, f"is not among the files that the platform shows in {mounted}")
+        raise DataError(name, f"is not among the files that the platform shows in {str(mounted)!r}", called=called)
     return source
 
 
