@@ -166,9 +166,11 @@ class Course:
         every, step = self._spec.federation.compare_every, self.replica.step
         return bool(every and step and step % every == 0 and self.compared != step)
 
-    def batch_sizes(self, site: int) -> list[int]:
-        """Return the sizes of a site's batches in an epoch of this fold."""
-        return self._sizes[site]
+    def batch_sizes(self, site: int, fold: int | None = None) -> list[int]:
+        """Return the sizes of a site's batches in an epoch of a fold, without an argument of this one."""
+        roster, largest = self.roster[self.fold if fold is None else fold], self._spec.training.step_size
+        most = max(roster) if self._spec.training.batches == "even" else roster[site]
+        return parts(roster[site], math.ceil(most / largest))
 
     def share(self, site: int, samples: int) -> float:
         """Return the part that a site's samples have in the next step, if the sites of the last one take part."""
@@ -240,13 +242,8 @@ class Course:
 
     def _begin(self) -> None:
         """Begin a fold, or go on with it."""
-        largest = self._spec.training.step_size
-        steps = math.ceil(max(self.roster[self.fold]) / largest)
-        even = self._spec.training.batches == "even"
-        self._sizes = [
-            parts(samples, steps if even else math.ceil(samples / largest)) for samples in self.roster[self.fold]
-        ]
-        self.replica.steps_per_epoch = steps
+        self._sizes = [self.batch_sizes(site) for site in range(len(self._plan.sites))]
+        self.replica.steps_per_epoch = max(map(len, self._sizes))
 
     def _next_fold(self) -> None:
         """Begin anew with the initial weights, unless this was the last fold."""

@@ -230,7 +230,8 @@ class _Trainer:
         Raises:
             FewSamplesError: one has: of even batches that is known only when all sites have said hello.
         """
-        few = [size for size in self.course.batch_sizes(self.index) if 0 < size < self.data.fewest]
+        sizes = [size for fold in range(self.plan.folds) for size in self.course.batch_sizes(self.index, fold)]
+        few = [size for size in sizes if 0 < size < self.data.fewest]
         if few:
             raise FewSamplesError(
                 "training.batches",
