@@ -223,6 +223,18 @@ def test_even_batches_have_every_site_in_every_step_with_its_share(tmp_path: Pat
     assert all(float(row[f"norm:{site}"]) > 0 for row in steps for site in SITES)
 
 
+def test_even_batches_too_small_for_a_policy_are_refused_before_the_first_step(tmp_path: Path, site_data: Data) -> None:
+    """Even if only a later fold has them."""
+    spec = spec_of(K_FOLD, {"name": "dsgd"}, batches="even")
+    data = site_data(spec)
+    own = data["gamma"]
+    later = replace(own.splits[2], train=own.splits[2].train[:3])
+    data["gamma"] = replace(own, splits=(*own.splits[:2], later, *own.splits[3:]), fewest=2)
+    with pytest.raises(RunFailedError, match=r"gamma.*training.batches: even batches make steps of 1 samples here"):
+        run(spec, data, tmp_path / "run")
+    assert len((tmp_path / "run" / "steps.csv").read_text().splitlines()) == 1
+
+
 def test_sums_too_large_end_the_run_with_a_sentence(tmp_path: Path, site_data: Data) -> None:
     spec = run_spec(task={"name": "regression"}, evaluation=K_FOLD)
     data = site_data(spec, (40, 30, 21))
