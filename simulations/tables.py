@@ -11,7 +11,7 @@ import pandas as pd
 
 from common.columns import Labelled
 from common.spec import RunSpec
-from local.data.labels import labels_of
+from local.data.cells import labels_of
 from local.data.reading import MISSING, Array
 from local.data.tables import Table, holder, read_table
 from simulations.pools import Rows
@@ -45,7 +45,7 @@ class TablePool:
     def labels(self, run: RunSpec) -> Array:
         """Return the labels, checked against the run's schema and task; NaN where one is missing."""
         assert isinstance(run.data, Labelled)  # the simulation's file sees to that
-        return labels_of(self.table, run.data, run.task)
+        return labels_of(run.data, (self.table,))
 
     def marks(self) -> Array:
         """Return 0 for all rows: tables have no split."""

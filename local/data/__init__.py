@@ -141,9 +141,9 @@ def read_samples(spec: RunSpec, path: Path, *, training: bool = True, allowed: C
     from local.data.nifti import read_nifti
 
     if isinstance(data, NiftiData):
-        return read_nifti(path / data.file if is_folder(path) else path, data, task, dtype, training=training)
+        return read_nifti(path / data.file if is_folder(path) else path, data, dtype, training=training)
     if isinstance(data, ImagesData):
-        return read_images(path / data.file if is_folder(path) else path, data, task, dtype, training=training)
+        return read_images(path / data.file if is_folder(path) else path, data, dtype, training=training)
     if isinstance(data, CsvData):
         return read_csv(path, data, dtype, keep=keep, training=training)
     return read_freesurfer(path, data, dtype, keep=keep, training=training)

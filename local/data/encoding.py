@@ -9,7 +9,8 @@ import numpy as np
 from common.columns import canonical
 from common.data import TableData
 from common.errors import DataError
-from local.data.reading import MISSING, MOST, Array, Reading, shown
+from local.data.cells import as_labels, column_codes, column_numbers, labels_of
+from local.data.reading import MISSING, Array, Reading
 from local.data.tables import Table, holder
 
 
@@ -47,7 +48,9 @@ def encode(
     labels = None
     if training or all(any(target in table.frame for table in tables) for target in data.targets):
         unlabelled = _Gaps(rows)
-        labels = np.column_stack([_label(data, tables, target, unlabelled) for target in data.targets])
+        labels = labels_of(data, tables)
+        for target, column in zip(data.targets, np.atleast_2d(labels.T), strict=True):
+            unlabelled.note(holder(tables, target), target, np.isnan(column))
         if training:
             gaps.merge(unlabelled)
         elif unlabelled.first is not None:
@@ -72,7 +75,7 @@ def encode(
     return Reading(
         source,
         encoded,
-        None if labels is None else _shaped(data, labels[kept]),
+        None if labels is None else as_labels(data, labels[kept]),
         keys=left.names() if key is None else tuple(left.texts(key)),
         groups=None if groups is None else tuple(groups[row] for row in kept),
         covariates=np.column_stack(kept_columns)[kept] if kept_columns else None,
@@ -133,7 +136,7 @@ def _column(
         full_rank: whether to leave out the first level, which the others and a constant tell.
     """
     table, levels = holder(tables, column), data.categorical.get(column)
-    numbers = _numbers(table, column, dtype) if levels is None else _codes(table, column, levels)
+    numbers = column_numbers(table, column, dtype) if levels is None else column_codes(table, column, levels)
     lacking = np.isnan(numbers)
     gaps.note(table, column, lacking)
     if levels is None:
@@ -141,50 +144,3 @@ def _column(
     indicators = np.equal.outer(numbers, np.arange(full_rank, len(levels))).astype(np.float64)
     indicators[lacking] = np.nan
     return indicators
-
-
-def _label(data: TableData, tables: Sequence[Table], target: str, gaps: _Gaps) -> Array:
-    """Return a label: its class's place, 0 or 1 of one among several, else a number; NaN where it is missing."""
-    table = holder(tables, target)
-    levels = data.values if isinstance(data.label, str) else ("0", "1")
-    numbers = _codes(table, target, levels) if levels else _numbers(table, target, "float64")
-    gaps.note(table, target, np.isnan(numbers))
-    return numbers
-
-
-def _shaped(data: TableData, labels: Array) -> Array:
-    """Return labels [rows, columns] as a reading has them."""
-    if not isinstance(data.label, str):
-        return labels
-    return labels[:, 0].astype(np.int64) if data.values else labels[:, 0]
-
-
-def _numbers(table: Table, column: str, dtype: str) -> Array:
-    """Return a column as numbers; NaN where one is missing."""
-    texts = table.texts(column)
-    numbers = np.array([number(text) for text in texts], np.float64)
-    most = min(float(np.finfo(dtype).max), MOST)
-    for row in np.flatnonzero(~(np.abs(numbers) <= most)):
-        if texts[row].lower() not in MISSING:
-            problem = f"holds {shown(texts[row])}, expected a finite number of at most {most:.0e}"
-            raise table.error(int(row), column, problem)
-    return numbers
-
-
-def number(text: str) -> float:
-    """Return the number that a text holds; NaN where it holds none."""
-    try:
-        return float("nan" if "_" in text else text)
-    except ValueError:
-        return float("nan")
-
-
-def _codes(table: Table, column: str, levels: Sequence[str]) -> Array:
-    """Return each cell's place among the levels; NaN where it is missing."""
-    places = {level: float(place) for place, level in enumerate(levels)}
-    texts = table.texts(column)
-    for row, text in enumerate(texts):
-        if canonical(text) not in places and text.lower() not in MISSING:
-            some = ", ".join(levels[:10]) + ", …" * (len(levels) > 10)
-            raise table.error(row, column, f"holds {shown(text)}, expected one of {some}")
-    return np.array([places.get(canonical(text), np.nan) for text in texts], np.float64)

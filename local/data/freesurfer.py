@@ -10,7 +10,8 @@ import pandas as pd
 
 from common.data import FreesurferData
 from common.errors import DataError
-from local.data.encoding import encode, number
+from local.data.cells import number
+from local.data.encoding import encode
 from local.data.files import each, read_each, read_one
 from local.data.reading import MISSING, Reading, is_folder, shown
 from local.data.tables import Table, check_file, holder, join, nearest, read_table, subjects_file

@@ -13,7 +13,6 @@ import numpy as np
 from common.columns import canonical
 from common.errors import DataError, UserError
 from common.imaging import ImagesData
-from common.tasks import TaskSpec
 from local.data.listed import find, read_listed, stack
 from local.data.reading import Array, Reading
 from local.data.tables import nearest
@@ -25,7 +24,7 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
 
 
-def read_images(path: Path, data: ImagesData, task: TaskSpec, dtype: str, *, training: bool) -> Reading:
+def read_images(path: Path, data: ImagesData, dtype: str, *, training: bool) -> Reading:
     """Read the pictures of a folder, or those that a table lists.
 
     Raises:
@@ -43,7 +42,7 @@ def read_images(path: Path, data: ImagesData, task: TaskSpec, dtype: str, *, tra
         return _picture(file, data)
 
     if data.file != ".":
-        return read_listed(path, data, data.shape, task, dtype, load, training=training)
+        return read_listed(path, data, data.shape, dtype, load, training=training)
     found = list(_files(path, data, training))
     if not found:
         raise DataError(path, "holds no pictures")

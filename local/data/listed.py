@@ -9,8 +9,7 @@ import numpy as np
 
 from common.errors import DataError
 from common.imaging import ListedData
-from common.tasks import TaskSpec
-from local.data.labels import as_labels, labels_of
+from local.data.cells import as_labels, labels_of
 from local.data.reading import MISSING, Array, Reading, shown
 from local.data.tables import Table, check_file, holder, keys_of, read_table
 
@@ -19,7 +18,7 @@ Fault = Callable[[int, str], DataError]
 
 
 def read_listed(
-    path: Path, data: ListedData, shape: tuple[int, ...], task: TaskSpec, dtype: str, load: Load, *, training: bool
+    path: Path, data: ListedData, shape: tuple[int, ...], dtype: str, load: Load, *, training: bool
 ) -> Reading:
     """Read the samples that a table lists.
 
@@ -27,7 +26,6 @@ def read_listed(
         path: of the table; files' names start at its folder, and do not leave it.
         data: the schema.
         shape: of a sample.
-        task: what the labels belong to.
         dtype: of the inputs, such as "float32".
         load: reads one file; a DataError of its own tells what is wrong.
         training: whether the samples are to be trained on; for predictions labels may be missing.
@@ -42,7 +40,7 @@ def read_listed(
     group = data.group if training or data.group in table.frame else None  # predictions need none
     for column in filter(None, (data.key, data.image, group)):
         holder((table,), column)
-    labels = labels_of(table, data, task) if training or set(data.targets) <= set(table.frame) else None
+    labels = labels_of(data, (table,)) if training or set(data.targets) <= set(table.frame) else None
     if not training:
         lacking = np.zeros(whole, bool) if labels is None else _gaps(labels)
         if lacking.any():
@@ -67,7 +65,7 @@ def read_listed(
     return Reading(
         path,
         stack(path, files, shape, dtype, load, fault),
-        None if labels is None else as_labels(labels, task),
+        None if labels is None else as_labels(data, labels),
         keys=tuple(table.texts(data.key or data.image)),
         groups=None if group is None else tuple(table.texts(group)),
         dropped=whole - len(table),

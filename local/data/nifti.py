@@ -8,14 +8,13 @@ import numpy as np
 
 from common.errors import DataError, UserError
 from common.imaging import NiftiData
-from common.tasks import TaskSpec
 from local.data.listed import read_listed
 from local.data.reading import Array, Reading
 
 ENDINGS = (".nii", ".nii.gz")
 
 
-def read_nifti(path: Path, data: NiftiData, task: TaskSpec, dtype: str, *, training: bool) -> Reading:
+def read_nifti(path: Path, data: NiftiData, dtype: str, *, training: bool) -> Reading:
     """Read the volumes that a table lists.
 
     Raises:
@@ -28,7 +27,7 @@ def read_nifti(path: Path, data: NiftiData, task: TaskSpec, dtype: str, *, train
         raise UserError(
             "data.reader: nifti needs nibabel, which is not installed: pip install 'rankdad[nifti]'"
         ) from None
-    return read_listed(path, data, data.shape, task, dtype, lambda file: _volume(file, data, dtype), training=training)
+    return read_listed(path, data, data.shape, dtype, lambda file: _volume(file, data, dtype), training=training)
 
 
 def _volume(file: Path, data: NiftiData, dtype: str) -> Array:
