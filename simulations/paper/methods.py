@@ -1,0 +1,58 @@
+"""The methods that are compared, under the names that they have in every figure and table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Family = Literal["pooled", "exact", "ours", "int8", "published", "powersgd", "powersgd-plain", "top-rows"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One curve of a figure.
+
+    Args:
+        key: its name in tables.
+        label: its name in figures and text.
+        family: methods of one family differ in their rank alone.
+        document: `run.method`; None trains on all sites' data together.
+        rank: rows of a factor on the wire; None where there is no such number.
+    """
+
+    key: str
+    label: str
+    family: Family
+    document: Mapping[str, Any] | None
+    rank: int | None = None
+
+
+def _ranked(key: str, label: str, family: Family, rank: int, document: Mapping[str, Any]) -> Method:
+    return Method(f"{key}-{rank}", f"{label}, r={rank}", family, {**document, "rank": rank}, rank)
+
+
+def _methods() -> list[Method]:
+    found = [
+        Method("pooled", "pooled", "pooled", None),
+        Method("dsgd", "dSGD", "exact", {"name": "dsgd"}),
+        Method(
+            "dsgd-per-tensor", "dSGD, a collective per tensor", "exact", {"name": "dsgd", "exchanges": "per-tensor"}
+        ),
+        Method("dad", "dAD", "exact", {"name": "dad"}),
+        Method("edad", "edAD", "exact", {"name": "edad"}),
+        Method("top-rows", "top 3 rows", "top-rows", {"name": "top-rows", "rows": 3}),
+    ]
+    for rank in (1, 2, 4, 8, 10, 16):
+        ours = {"name": "rank-dad", "feedback": "both"}
+        found += [
+            _ranked("rank-dad", "rank-dAD with feedback", "ours", rank, ours),
+            _ranked("rank-dad-int8", "rank-dAD with feedback, int8", "int8", rank, {**ours, "wire": "int8"}),
+            _ranked("published", "rank-dAD as published", "published", rank, {"name": "rank-dad", "preset": "paper"}),
+            _ranked("powersgd", "PowerSGD with feedback", "powersgd", rank, {"name": "powersgd"}),
+            _ranked("powersgd-plain", "PowerSGD", "powersgd-plain", rank, {"name": "powersgd", "feedback": False}),
+        ]
+    return found
+
+
+METHODS: Mapping[str, Method] = {method.key: method for method in _methods()}

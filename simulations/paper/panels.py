@@ -1,0 +1,200 @@
+"""What is trained for the figures: data, network and length of training, in three settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+FOLDS = 5  # of the cross-validation
+SITES = ("site-1", "site-2", "site-3", "site-4")
+BATCH, RATE = 64, 1e-4  # samples per site and step; Adam's learning rate
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One data set with one network.
+
+    Args:
+        key: its name in tables.
+        title: its name in figures and text.
+        source: name of the simulator's source.
+        file: of the source, in the folder of data.
+        classes: of the labels.
+        data: `run.data`.
+        model: `run.model`.
+        epochs: passes over the data.
+        every: epochs between two tests.
+        methods: keys of what is compared.
+        samples: how many are taken, at random; None takes all.
+    """
+
+    key: str
+    title: str
+    source: str
+    file: str
+    classes: int
+    data: Mapping[str, Any]
+    model: Mapping[str, Any]
+    epochs: int
+    methods: tuple[str, ...]
+    every: int = 1
+    samples: int | None = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What table 3 measures: real processes.
+
+    Args:
+        sites: numbers of sites.
+        steps: of each measurement.
+        methods: keys of what is compared.
+    """
+
+    sites: tuple[int, ...]
+    steps: int
+    methods: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How much is trained.
+
+    Args:
+        key: its name.
+        about: what it leaves out, one sentence.
+        folds: how many of the five are trained and tested.
+        panels: by key.
+        timing: of table 3.
+        steps: of each measurement of figure 5's seconds.
+        sizes: widths of figure 6's layers.
+    """
+
+    key: str
+    about: str
+    folds: int
+    panels: Mapping[str, Panel]
+    timing: Timing
+    steps: int
+    sizes: tuple[int, ...]
+
+
+def _ranks(*names: str, ranks: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(f"{name}-{rank}" for name in names for rank in ranks)
+
+
+def _compared(ranks: tuple[int, ...], *others: str) -> tuple[str, ...]:
+    """Return the methods of one panel: what is exact, and what is not at several ranks."""
+    ranked = _ranks("rank-dad", "powersgd", ranks=ranks)
+    return ("pooled", "dsgd", "dad", *ranked, "rank-dad-int8-8", "published-4", "powersgd-plain-4", "top-rows", *others)
+
+
+_RANKS = (1, 2, 4)
+_PAPER = {"preset": "paper"}
+_SMALL = {"preset": "small"}
+_FULL = (
+    Panel(
+        key="mnist",
+        title="MNIST, feed-forward",
+        source="mnist",
+        file="mnist.npz",
+        classes=10,
+        data={"shape": [784], "scale": 1 / 255},
+        model={"name": "mlp", **_PAPER},
+        epochs=20,
+        methods=_compared((1, 2, 4, 8), "edad", "published-1", "published-10"),
+    ),
+    Panel(
+        key="spoken-arabic-digits",
+        title="Spoken Arabic Digits, recurrent",
+        source="spoken-arabic-digits",
+        file="spoken_arabic_digits.npz",
+        classes=10,
+        data={"shape": [93, 13]},
+        model={"name": "gru", **_PAPER},
+        epochs=40,
+        methods=_compared((1, 2, 4, 8), "published-1", "published-10"),
+    ),
+    Panel(
+        key="natops",
+        title="NATOPS, recurrent",
+        source="natops",
+        file="natops.npz",
+        classes=6,
+        data={"shape": [51, 24]},
+        model={"name": "gru", **_PAPER},
+        epochs=400,
+        every=10,
+        methods=_compared(_RANKS, "published-1"),
+    ),
+    Panel(
+        key="pendigits",
+        title="PenDigits, recurrent",
+        source="pendigits",
+        file="pendigits.npz",
+        classes=10,
+        data={"shape": [8, 2], "scale": 1 / 100},
+        model={"name": "gru", **_PAPER},
+        epochs=40,
+        methods=_compared(_RANKS, "published-1"),
+    ),
+    Panel(
+        key="cifar10",
+        title="CIFAR-10 (10,000 images), vision transformer",
+        source="cifar10",
+        file="cifar10_subset.npz",
+        classes=10,
+        data={"shape": [32, 32, 3], "scale": 1 / 255},
+        model={"name": "vit", **_PAPER},
+        epochs=50,
+        methods=_compared(_RANKS, "published-1"),
+    ),
+)
+_BY_KEY = {panel.key: panel for panel in _FULL}
+
+
+def _panels(**changed: Mapping[str, Any]) -> dict[str, Panel]:
+    """Return all panels, some of their fields changed."""
+    changes = {key.replace("_", "-"): change for key, change in changed.items()}
+    return {key: replace(panel, **changes.get(key, {})) for key, panel in _BY_KEY.items()}
+
+
+SETTINGS: Mapping[str, Setting] = {
+    setting.key: setting
+    for setting in (
+        Setting(
+            key="full",
+            about="the paper's networks, five folds: a day or more on two cores",
+            folds=FOLDS,
+            panels=_panels(),
+            timing=Timing(
+                (4, 6, 8, 10, 12, 14, 16, 18), 40, ("dsgd", "dsgd-per-tensor", "published-10", "rank-dad-10")
+            ),
+            steps=20,
+            sizes=(64, 128, 256, 512, 1024, 2048, 4096),
+        ),
+        Setting(
+            key="middle",
+            about="the paper's feed-forward network; recurrent networks of 128 and 64 units and a vision transformer of "
+            "width 64, depth 4 and patches of 8; fewer epochs and folds",
+            folds=2,
+            panels=_panels(
+                mnist={"epochs": 6, "methods": _compared(_RANKS, "edad", "published-10")},
+                spoken_arabic_digits={
+                    "epochs": 20,
+                    "model": {"name": "gru", **_SMALL},
+                    "methods": _compared(_RANKS, "published-10"),
+                },
+                natops={"model": {"name": "gru", **_SMALL}, "methods": _compared(_RANKS)},
+                pendigits={"epochs": 30, "model": {"name": "gru", **_SMALL}, "methods": _compared(_RANKS)},
+                cifar10={"epochs": 30, "model": {"name": "vit", **_SMALL}, "methods": _compared(_RANKS)},
+            ),
+            timing=Timing(
+                (4, 6, 8, 10, 12, 14, 16, 18), 12, ("dsgd", "dsgd-per-tensor", "published-10", "rank-dad-10")
+            ),
+            steps=12,
+            sizes=(64, 128, 256, 512, 1024, 2048),
+        ),
+    )
+}
