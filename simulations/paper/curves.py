@@ -15,6 +15,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedKFold, train_test_split
 from torch import Tensor
 
+from common.data import NpzData
 from common.documents import validate
 from common.factors import Factor
 from common.messages import Step
@@ -109,6 +110,7 @@ def _sites(spec: RunSpec, pool: ArrayPool) -> dict[str, SiteData]:
     """Deal a pool out, and read each part as a site reads its file."""
     found = {}
     arrays = {"x": pool.x, "y": pool.y, **pool.others}
+    assert isinstance(spec.data, NpzData)
     for index, (site, rows) in enumerate(partition(pool, Iid(), spec).items()):
         own = {name: array[rows] for name, array in arrays.items()}
         found[site] = split_samples(spec, samples_of(pool.origin, own, spec.data, spec.task, "float32"), index)
@@ -151,6 +153,7 @@ class _Watch:
             )
 
     def _look(self, aggregator: Aggregator, step: int) -> None:
+        assert aggregator.barrier.stored is not None
         body = unpack(aggregator.barrier.stored, aggregator.plan, up=False).body
         assert isinstance(body, Step)
         for route, value in zip(aggregator.plan.routes, body.payload, strict=True):

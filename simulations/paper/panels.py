@@ -91,6 +91,8 @@ def _compared(ranks: tuple[int, ...], *others: str) -> tuple[str, ...]:
 
 
 _RANKS = (1, 2, 4)
+_TIMED = ("dsgd", "dsgd-per-tensor", "published-10", "rank-dad-10")
+_TIMED_SITES = (4, 6, 8, 10, 12, 14, 16, 18)
 _PAPER = {"preset": "paper"}
 _SMALL = {"preset": "small"}
 _FULL = (
@@ -176,8 +178,8 @@ SETTINGS: Mapping[str, Setting] = {
         ),
         Setting(
             key="middle",
-            about="the paper's feed-forward network; recurrent networks of 128 and 64 units and a vision transformer of "
-            "width 64, depth 4 and patches of 8; fewer epochs and folds",
+            about="the paper's feed-forward network; recurrent networks of 128 and 64 units; a vision transformer of width "
+            "64, depth 4 and patches of 8; fewer epochs and folds",
             folds=2,
             panels=_panels(
                 mnist={"epochs": 6, "methods": _compared(_RANKS, "edad", "published-10")},
