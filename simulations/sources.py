@@ -16,7 +16,7 @@ from pydantic import Field
 from common.documents import Part
 from common.errors import DataError, UserError
 from local.data.npz import NAMES, read_arrays
-from local.data.reading import Array
+from simulations.archives import Cifar10, Mnist, Natops, PenDigits, SpokenArabicDigits, named_arrays
 from simulations.pools import ArrayPool
 
 if TYPE_CHECKING:
@@ -73,26 +73,6 @@ class BreastCancer(Part):
         return _table(path, (*columns, "diagnosis"), ((*row, classes[int(label)]) for *row, label in rows))
 
 
-class Mnist(Part):
-    """MNIST in one npz file with x_train, y_train, x_test and y_test."""
-
-    name: Literal["mnist"]
-    path: str = "../shared/data/mnist.npz"
-    """The file."""
-
-    def load(self) -> ArrayPool:
-        """Read the file; its own test set stays the test set."""
-        path = Path(self.path)
-        arrays = _arrays(path, ("x_train", "y_train", "x_test", "y_test"))
-        counts = len(arrays["y_train"].reshape(-1)), len(arrays["y_test"].reshape(-1))
-        return ArrayPool(
-            self.path,
-            np.concatenate([arrays["x_train"], arrays["x_test"]]),
-            np.concatenate([arrays["y_train"].reshape(-1), arrays["y_test"].reshape(-1)]),
-            {"split": np.repeat(np.array([0, 2], np.uint8), counts)},
-        )
-
-
 class Npz(Part):
     """A npz file of your own with x, y and optionally split (0 train, 1 validation, 2 test), key, group and length."""
 
@@ -102,7 +82,7 @@ class Npz(Part):
 
     def load(self) -> ArrayPool:
         """Read the file."""
-        arrays = _arrays(Path(self.path), ("x", "y"))
+        arrays = named_arrays(Path(self.path), ("x", "y"))
         others = read_arrays(Path(self.path), [name for name in NAMES if name not in arrays])
         return ArrayPool(self.path, arrays["x"], arrays["y"], others)
 
@@ -153,7 +133,17 @@ class Folders(Part):
 
 
 Source = Annotated[
-    Digits | Mnist | Npz | Diabetes | BreastCancer | OneTable | Folders,
+    Digits
+    | Mnist
+    | PenDigits
+    | SpokenArabicDigits
+    | Natops
+    | Cifar10
+    | Npz
+    | Diabetes
+    | BreastCancer
+    | OneTable
+    | Folders,
     Field(discriminator="name"),
 ]
 BUNDLED = frozenset({"digits", "diabetes", "breast-cancer"})  # they need no file of the user's
@@ -180,13 +170,3 @@ def _table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[str]]) ->
     from simulations.tables import TablePool
 
     return TablePool.of(path, columns, rows)
-
-
-def _arrays(path: Path, names: tuple[str, ...]) -> dict[str, Array]:
-    if not path.exists():
-        raise DataError(path, "does not exist; pass the file's place with --data")
-    arrays = read_arrays(path, names)
-    missing = [name for name in names if name not in arrays or not arrays[name].ndim]
-    if missing:
-        raise DataError(path, f"has no array {missing[0]}, expected {', '.join(names)}")
-    return arrays

@@ -1,0 +1,178 @@
+"""Published data sets, in files that are not ours to give away: an error says where each can be had."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from common.documents import Part
+from common.errors import DataError
+from local.data.npz import read_arrays, whole_numbers
+from local.data.reading import Array
+from simulations.pools import ArrayPool
+
+PARTS = ("train", "test")
+UCI = "UCI Machine Learning Repository, data set"
+UEA = "UEA archive of multivariate time series (timeseriesclassification.com), data set"
+
+
+class Archive(Part):
+    """Training and test samples in one npz file with x_train, y_train, x_test and y_test."""
+
+    found_at: ClassVar[str]
+    """Where the data set can be had."""
+
+    name: str
+    path: str
+    """The file."""
+
+    def load(self) -> ArrayPool:
+        """Read the file; its own test set stays the test set.
+
+        Raises:
+            DataError: the file is not there, or not what it should be.
+        """
+        arrays = named_arrays(Path(self.path), _names("x", "y"), self.found_at)
+        return joined(self.path, [(arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in PARTS])
+
+
+class Mnist(Archive):
+    """70,000 handwritten digits, bytes [28, 28]: x_train, y_train, x_test and y_test in one npz file."""
+
+    found_at = "MNIST (LeCun, Cortes, Burges)"
+    name: Literal["mnist"]
+    path: str = "../shared/data/mnist.npz"
+    """The file."""
+
+
+class PenDigits(Archive):
+    """10,992 digits written with a pen, bytes from 0 to 100 [8 points, x and y]; the file is as MNIST's."""
+
+    found_at = f"{UCI} 'Pen-Based Recognition of Handwritten Digits'"
+    name: Literal["pendigits"]
+    path: str = "../shared/data/pendigits.npz"
+    """The file."""
+
+
+class Natops(Archive):
+    """360 gestures of six kinds, real numbers [51 frames, 24 places of hands and arms]; the file is as MNIST's."""
+
+    found_at = f"{UEA} 'NATOPS' (Song, Demirdjian, Davis 2011)"
+    name: Literal["natops"]
+    path: str = "../shared/data/natops.npz"
+    """The file."""
+
+
+class Cifar10(Archive):
+    """Photographs of ten kinds of things, bytes [32, 32, 3 colours]; the file is as MNIST's."""
+
+    found_at = "CIFAR-10 (Krizhevsky 2009)"
+    name: Literal["cifar10"]
+    path: str = "../shared/data/cifar10_subset.npz"
+    """The file."""
+
+
+class SpokenArabicDigits(Archive):
+    """8,800 spoken digits, real numbers [4 to 93 frames, 13 cepstral coefficients].
+
+    The npz file has frames_train, the frames of all series end to end, len_train, the series' lengths, y_train, and as
+    many for test.
+    """
+
+    found_at = f"{UCI} 'Spoken Arabic Digit'"
+    name: Literal["spoken-arabic-digits"]
+    path: str = "../shared/data/spoken_arabic_digits.npz"
+    """The file."""
+
+    def load(self) -> ArrayPool:
+        """Read the file; every series is padded to the longest, and its own test set stays the test set.
+
+        Raises:
+            DataError: the file is not there, or not what it should be.
+        """
+        path = Path(self.path)
+        arrays = named_arrays(path, _names("frames", "len", "y"), self.found_at)
+        widths = [arrays[f"frames_{part}"].shape[1:] for part in PARTS]
+        if len(widths[0]) != 1 or widths[0] != widths[1]:
+            found = " and ".join(f"frames_{part} {list(arrays[f'frames_{part}'].shape)}" for part in PARTS)
+            raise DataError(path, f"has {found}, expected as many features of each: [frames, features]")
+        series = [s for part in PARTS for s in _cut(path, part, arrays[f"frames_{part}"], arrays[f"len_{part}"])]
+        if not series:
+            raise DataError(path, "has no series")
+        x, length = padded(series)
+        count = arrays["len_train"].size
+        pool = joined(self.path, [(x[:count], arrays["y_train"]), (x[count:], arrays["y_test"])])
+        return ArrayPool(self.path, pool.x, pool.y, {**pool.others, "length": length})
+
+
+def named_arrays(path: Path, names: Sequence[str], found_at: str = "") -> dict[str, Array]:
+    """Return arrays of a npz file, all of which it has to have.
+
+    Args:
+        path: the file.
+        names: of the arrays.
+        found_at: where the data set can be had, for a file that is not there.
+
+    Raises:
+        DataError: the file is not there, is no npz file, or lacks an array.
+    """
+    if not path.exists():
+        source = f"; it is made of {found_at}, with the arrays {', '.join(names)}" if found_at else ""
+        raise DataError(path, f"does not exist; pass the file's place with --data{source}")
+    arrays = read_arrays(path, names)
+    missing = [name for name in names if name not in arrays or not arrays[name].ndim]
+    if missing:
+        raise DataError(path, f"has no array {missing[0]}, expected {', '.join(names)}")
+    return arrays
+
+
+def joined(origin: str, parts: Sequence[tuple[Array, Array]]) -> ArrayPool:
+    """Return training and test samples as one pool that tells them apart.
+
+    Args:
+        origin: the file, named in errors.
+        parts: inputs [n, …] and labels [n] or [n, 1], of the training set, then of the test set.
+
+    Raises:
+        DataError: the parts' inputs differ in shape, or have other numbers of labels.
+    """
+    for part, (x, y) in zip(PARTS, parts, strict=True):
+        if y.size != len(x):
+            raise DataError(origin, f"y_{part} has {y.size} labels for {len(x)} samples")
+    (train, _), (test, _) = parts
+    if train.shape[1:] != test.shape[1:]:
+        shapes = f"x_train has shape {list(train.shape)}, x_test {list(test.shape)}"
+        raise DataError(origin, f"{shapes}, expected samples of the same shape")
+    return ArrayPool(
+        origin,
+        np.concatenate([x for x, _ in parts]),
+        np.concatenate([y.reshape(-1) for _, y in parts]),
+        {"split": np.repeat(np.array([0, 2], np.uint8), [len(train), len(test)])},
+    )
+
+
+def padded(series: Sequence[Array]) -> tuple[Array, Array]:
+    """Return series [time, features] of unequal length as float32 [n, longest, features], with their lengths [n]."""
+    length = np.array([len(one) for one in series])
+    x = np.zeros((len(series), length.max(), series[0].shape[1]), np.float32)
+    x[np.arange(x.shape[1]) < length[:, None]] = np.concatenate(series)
+    return x, length
+
+
+def _names(*kinds: str) -> tuple[str, ...]:
+    return tuple(f"{kind}_{part}" for part in PARTS for kind in kinds)
+
+
+def _cut(path: Path, part: str, frames: Array, lengths: Array) -> list[Array]:
+    """Return the series [time, features] whose frames stand end to end."""
+    if frames.dtype.kind not in "biuf":
+        raise DataError(path, f"frames_{part} holds {frames.dtype}, expected numbers")
+    lengths = whole_numbers(path, f"len_{part}", lengths, lengths.size, len(frames) + 1, least=1)
+    if lengths.sum() != len(frames):
+        raise DataError(
+            path, f"len_{part} adds up to {lengths.sum()} frames, expected the {len(frames)} of frames_{part}"
+        )
+    return np.split(frames, np.cumsum(lengths)[:-1]) if len(frames) else []
