@@ -12,6 +12,7 @@ import typer
 
 from common.errors import UserError
 from simulations.bench.cli import bench
+from simulations.paper.cli import paper
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,6 +43,7 @@ def mount(app: typer.Typer) -> None:
     app.command()(check)
     app.command()(verify)
     app.command()(relay)
+    app.command()(paper)
     app.add_typer(bench, name="bench")
 
 

@@ -27,7 +27,7 @@ from local.evaluation import outputs_of
 from remote.aggregator import Aggregator
 from simulations.lockstep import run
 from simulations.paper.methods import Method
-from simulations.paper.panels import BATCH, FOLDS, RATE, SITES, Panel
+from simulations.paper.panels import FOLDS, Panel, run_document
 from simulations.partition import Iid, partition
 from simulations.pooling import SITE, pooled_data, pooled_spec
 from simulations.pools import ArrayPool
@@ -48,25 +48,6 @@ class Curve:
     auc: list[dict[str, Any]] = field(default_factory=list)
     spectra: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
-
-
-def run_document(panel: Panel, method: Method, seed: int) -> dict[str, Any]:
-    """Return a run's spec as the paper has it: Adam at a fixed rate, 64 samples per site."""
-    return {
-        "name": panel.key,
-        "seed": seed,
-        "task": {"name": "classification", "classes": panel.classes},
-        "model": dict(panel.model),
-        "data": dict(panel.data),
-        "training": {
-            "epochs": panel.epochs,
-            "batch_size": BATCH,
-            "optimizer": {"name": "adam", "lr": RATE},
-            "validation": 0.0,
-        },
-        "method": dict(method.document or {"name": "dsgd"}),
-        "federation": {"sites": list(SITES), "compare_every": 0},
-    }
 
 
 def train(panel: Panel, method: Method, fold: int, pool: ArrayPool) -> Curve:

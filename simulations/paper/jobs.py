@@ -1,0 +1,194 @@
+"""What is computed once and kept: every training, every size and every timed run is a job with a file of its own.
+
+A job whose result was made from the same description is not done again: what was cut short goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import abstractmethod
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import TypeAdapter
+
+from common.documents import load_json
+from common.errors import UserError
+from remote.recorder import write_json
+from simulations.archives import Archive
+from simulations.paper.methods import METHODS
+from simulations.paper.panels import Panel, run_document
+from simulations.sources import Source
+
+VERSION = 1  # of what results say; another makes those of before void
+
+
+@dataclass(frozen=True)
+class Job:
+    """One piece of work."""
+
+    alone: ClassVar[bool] = False
+    """Whether nothing else may run beside it."""
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """Where the result lies, without its ending."""
+
+    @property
+    @abstractmethod
+    def words(self) -> str:
+        """What a person is told of it."""
+
+    @property
+    @abstractmethod
+    def description(self) -> dict[str, Any]:
+        """What the result follows from, as JSON."""
+
+    @abstractmethod
+    def perform(self, data: Path) -> dict[str, Any]:
+        """Return the result as JSON.
+
+        Args:
+            data: folder of the data sets' files.
+        """
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the description."""
+        document = {"job": type(self).__name__, "version": VERSION, **self.description}
+        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+    def result(self, output: Path) -> dict[str, Any] | None:
+        """Return what was found before from the same description, if it was."""
+        path = self._path(output)
+        if not path.exists():
+            return None
+        document: dict[str, Any] = load_json(path)
+        return document["result"] if document.get("digest") == self.digest else None
+
+    def keep(self, output: Path, result: dict[str, Any]) -> None:
+        """Write a result down.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        path = self._path(output)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{path.parent}: cannot be made: {error.strerror}") from None
+        write_json(path, {"digest": self.digest, "description": self.description, "result": result})
+
+    def _path(self, output: Path) -> Path:
+        return output / "results" / f"{self.place}.json"
+
+
+@dataclass(frozen=True)
+class CurveJob(Job):
+    """Train a panel by a method in a fold."""
+
+    panel: Panel
+    method: str
+    fold: int
+
+    @property
+    def place(self) -> str:
+        """Where the result lies."""
+        return f"curves/{self.panel.key}/{self.method}/fold-{self.fold + 1}"
+
+    @property
+    def words(self) -> str:
+        """What a person is told of it."""
+        return f"{self.panel.title}: {METHODS[self.method].label}, fold {self.fold + 1}"
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The run, and what is taken of the data."""
+        method, panel = METHODS[self.method], self.panel
+        run = run_document(panel, method, self.fold)
+        own = {"source": panel.source, "samples": panel.samples, "every": panel.every}
+        return {"run": run, "fold": self.fold, "pooled": method.document is None, **own}
+
+    def perform(self, data: Path) -> dict[str, Any]:
+        """Return the training's figures."""
+        from simulations.paper.curves import train
+
+        return asdict(train(self.panel, METHODS[self.method], self.fold, source(self.panel, data).load()))
+
+
+@dataclass(frozen=True)
+class SizeJob(Job):
+    """Measure what a layer takes on the wire."""
+
+    method: str
+    size: int
+
+    @property
+    def place(self) -> str:
+        """Where the result lies."""
+        return f"sizes/{self.method}/{self.size}"
+
+    @property
+    def words(self) -> str:
+        """What a person is told of it."""
+        return f"bytes of a layer of {self.size}: {METHODS[self.method].label}"
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """Method and size."""
+        return {"method": dict(METHODS[self.method].document or {}), "size": self.size}
+
+    def perform(self, data: Path) -> dict[str, Any]:
+        """Return bytes up and down, by formula and as sent."""
+        from simulations.paper.sizes import sizes_of
+
+        return {"rows": [asdict(row) for row in sizes_of(self.method, self.description["method"], self.size)]}
+
+
+@dataclass(frozen=True)
+class TimingJob(Job):
+    """Time the steps of a panel's run as real processes."""
+
+    alone: ClassVar[bool] = True
+
+    panel: Panel
+    method: str
+    sites: int
+    link: str
+    steps: int
+
+    @property
+    def place(self) -> str:
+        """Where the result lies."""
+        link = self.link.replace(" ", "-").replace("/", "-per-")
+        return f"timing/{self.panel.key}/{link}/{self.method}/{self.sites}"
+
+    @property
+    def words(self) -> str:
+        """What a person is told of it."""
+        return f"seconds of a step, {self.panel.title}: {METHODS[self.method].label}, {self.sites} sites, {self.link}"
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The run, its sites and their links."""
+        run = run_document(self.panel, METHODS[self.method], 0)
+        return {"run": run, "sites": self.sites, "link": self.link, "steps": self.steps}
+
+    def perform(self, data: Path) -> dict[str, Any]:
+        """Return seconds and bytes of a step."""
+        from simulations.paper.timing import arrange, measure
+
+        simulation = {"source": {"name": self.panel.source, "path": str(data / self.panel.file)}}
+        document = {"run": self.description["run"], "simulation": simulation}
+        return asdict(measure(arrange(document, self.sites, self.link), steps=self.steps))
+
+
+def source(panel: Panel, data: Path) -> Archive:
+    """Return a panel's data set, in a folder."""
+    found = TypeAdapter[Any](Source).validate_python({"name": panel.source, "path": str(data / panel.file)})
+    assert isinstance(found, Archive)
+    return found

@@ -1,0 +1,137 @@
+"""Which jobs each figure and table needs, and the tables that their results make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from common.errors import UserError
+from simulations.paper.jobs import CurveJob, Job, SizeJob, TimingJob, source
+from simulations.paper.panels import SITES, Setting
+
+PARTS = ("figure-2", "figure-3", "figure-4", "figure-5", "figure-6", "table-3")
+CURVES: Mapping[str, tuple[str, ...]] = {  # panels of each figure
+    "figure-2": ("mnist", "spoken-arabic-digits"),
+    "figure-3": ("mnist", "spoken-arabic-digits"),
+    "figure-4": ("natops", "pendigits"),
+    "figure-5": ("cifar10",),
+}
+SPECTRA = "published-10"  # the method whose ranks figure 3 shows
+SIZED = ("dsgd", "dad", "edad", "powersgd-4", "rank-dad-4", "rank-dad-int8-8", "top-rows")  # in figure 6
+LINKS = ("unshaped", "1 Gbit/s", "100 Mbit/s")
+RELAY = "relay"  # one that limits nothing: what it costs itself
+
+
+def jobs(parts: Sequence[str], setting: Setting) -> list[Job]:
+    """Return what some parts need; first one fold of everything, and what runs alone at the end."""
+    curves = [job for part in parts if part in CURVES for job in _curves(part, setting)]
+    found: list[Job] = [*sorted(dict.fromkeys(curves), key=lambda job: job.fold)]
+    if "figure-6" in parts:
+        found += [SizeJob(method, size) for method in SIZED for size in setting.sizes]
+    if "figure-5" in parts:
+        found += _seconds(setting)
+    if "table-3" in parts:
+        found += _timings(setting)
+    return found
+
+
+def _curves(part: str, setting: Setting) -> list[CurveJob]:
+    panels = [setting.panels[key] for key in CURVES[part]]
+    return [
+        CurveJob(panel, method, fold)
+        for fold in range(setting.folds)
+        for panel in panels
+        for method in ((SPECTRA,) if part == "figure-3" else panel.methods)
+    ]
+
+
+def _seconds(setting: Setting) -> list[TimingJob]:
+    panel = setting.panels["cifar10"]
+    sent = [method for method in panel.methods if method not in ("pooled", "dad")]
+    return [TimingJob(panel, method, len(SITES), link, setting.steps) for link in LINKS for method in sent]
+
+
+def _timings(setting: Setting) -> list[TimingJob]:
+    panel, timing = setting.panels["mnist"], setting.timing
+    return [
+        TimingJob(panel, method, sites, link, timing.steps)
+        for sites in timing.sites
+        for link in (*LINKS, RELAY)
+        for method in timing.methods
+    ]
+
+
+def check_data(parts: Sequence[str], setting: Setting, data: Path) -> None:
+    """Make sure that all data are there.
+
+    Raises:
+        UserError: a file is not: which, where it can be had, what needs it, and what can be made without.
+    """
+    needed = {part: _files(part, setting, data) for part in PARTS}
+    missing = [path for path in dict.fromkeys(p for part in parts for p in needed[part]) if not path.exists()]
+    if not missing:
+        return
+    sentences = []
+    for path in missing:
+        panel = next(panel for panel in setting.panels.values() if panel.file == path.name)
+        without = ", ".join(part for part in parts if path in needed[part])
+        sentences.append(f"{path}: does not exist; {without} needs it; it is made of {source(panel, data).found_at}")
+    possible = [part for part in PARTS if all(path.exists() for path in needed[part])]
+    rest = f"what can be made without: {' '.join(possible)}; --data says where the files are"
+    raise UserError("; ".join([*sentences, rest]))
+
+
+def _files(part: str, setting: Setting, data: Path) -> list[Path]:
+    keys = CURVES.get(part, ()) or (("mnist",) if part == "table-3" else ())
+    return [data / setting.panels[key].file for key in keys]
+
+
+def tables(setting: Setting, output: Path) -> dict[str, pd.DataFrame]:
+    """Return tables of all results that are there, by the names of their files; none is empty."""
+    found = {
+        "figure-3": _table(_curves("figure-3", setting), output, _spectra),
+        "figure-5-seconds": _table(_seconds(setting), output, _seconds_row),
+        "figure-6": _table(jobs(["figure-6"], setting), output, lambda _, result: result["rows"]),
+        "table-3": _table(_timings(setting), output, _timing_row),
+    }
+    for part in ("figure-2", "figure-4", "figure-5"):
+        found[part] = _table(_curves(part, setting), output, _auc)
+    return {name: table for name, table in sorted(found.items()) if len(table)}
+
+
+def _table(
+    of: Iterable[Job], output: Path, rows: Callable[[Any, dict[str, Any]], list[dict[str, Any]]]
+) -> pd.DataFrame:
+    return pd.DataFrame([row for job in of if (found := job.result(output)) is not None for row in rows(job, found)])
+
+
+def _auc(job: CurveJob, result: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"panel": job.panel.key, "method": job.method, "fold": job.fold + 1, **row} for row in result["auc"]]
+
+
+def _spectra(job: CurveJob, result: dict[str, Any]) -> list[dict[str, Any]]:
+    known = {"panel": job.panel.key, "method": job.method, "fold": job.fold + 1}
+    per_epoch = result["auc"][0]["step"] / result["auc"][0]["epoch"]
+    return [
+        {
+            **known,
+            "step": row["step"],
+            "epoch": row["step"] / per_epoch,
+            "layer": row["layer"],
+            "rank": rank,
+            "value": v,
+        }
+        for row in result["spectra"]
+        for rank, v in enumerate(row["values"], start=1)
+    ]
+
+
+def _seconds_row(job: TimingJob, result: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"panel": job.panel.key, **row} for row in _timing_row(job, result)]
+
+
+def _timing_row(job: TimingJob, result: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"link": job.link, "method": job.method, "sites": job.sites, **result}]
