@@ -28,7 +28,7 @@ RELAY = "relay"  # one that limits nothing: what it costs itself
 def jobs(parts: Sequence[str], setting: Setting) -> list[Job]:
     """Return what some parts need; first one fold of everything, and what runs alone at the end."""
     curves = [job for part in parts if part in CURVES for job in _curves(part, setting)]
-    found: list[Job] = [*sorted(dict.fromkeys(curves), key=lambda job: job.fold)]
+    found: list[Job] = [*sorted(curves, key=lambda job: job.fold)]
     if "figure-6" in parts:
         found += [SizeJob(method, size) for method in SIZED for size in setting.sizes]
     if "figure-5" in parts:
