@@ -75,7 +75,10 @@ def train(panel: Panel, method: Method, fold: int, pool: ArrayPool) -> Curve:
 
 
 def in_folds(panel: Panel, pool: ArrayPool, fold: int) -> ArrayPool:
-    """Return a pool whose test samples are those of one fold of a stratified cross-validation."""
+    """Return a pool whose test samples are those of one fold of a stratified cross-validation.
+
+    Series that are longer than the panel's are cut at its number of frames.
+    """
     rows, classes = np.arange(len(pool.x)), pool.y.reshape(-1)
     if panel.samples is not None and panel.samples < len(rows):
         rows, _ = train_test_split(rows, train_size=panel.samples, stratify=classes, random_state=0)
@@ -83,8 +86,12 @@ def in_folds(panel: Panel, pool: ArrayPool, fold: int) -> ArrayPool:
     splits = StratifiedKFold(FOLDS, shuffle=True, random_state=0).split(rows, classes[rows])
     marks = np.zeros(len(rows), np.int64)
     marks[list(splits)[fold][1]] = 2
-    others = {name: array[rows] for name, array in pool.others.items() if name != "split"}
-    return ArrayPool(pool.origin, pool.x[rows], classes[rows], {**others, "split": marks})
+    others = {name: array[rows] for name, array in pool.others.items() if name != "split"} | {"split": marks}
+    inputs = pool.x[rows]
+    if "length" in others:
+        frames = panel.data["shape"][0]
+        inputs, others["length"] = inputs[:, :frames], np.minimum(others["length"], frames)
+    return ArrayPool(pool.origin, inputs, classes[rows], others)
 
 
 def _sites(spec: RunSpec, pool: ArrayPool) -> dict[str, SiteData]:

@@ -215,5 +215,42 @@ SETTINGS: Mapping[str, Setting] = {
             steps=12,
             sizes=(64, 128, 256, 512, 1024, 2048, 4096),
         ),
+        Setting(
+            key="quick",
+            about="a feed-forward network of 256 and 256 units; recurrent networks of 128 and 64; a vision transformer of "
+            "width 64, depth 4 and patches of 8; some of the samples, 40 frames of each spoken digit, few epochs, one fold",
+            folds=1,
+            panels=_panels(
+                mnist={
+                    "epochs": 6,
+                    "samples": 14_000,
+                    "model": {"name": "mlp", "hidden": [256, 256]},
+                    "methods": _compared("dad", "edad", "published-10", ranks=(1, 4)),
+                },
+                spoken_arabic_digits={
+                    "epochs": 8,
+                    "samples": 2_200,
+                    "data": {"shape": [40, 13]},
+                    "model": {"name": "gru", **_SMALL},
+                    "methods": _compared("published-10", ranks=(1, 4)),
+                },
+                natops={"epochs": 60, "model": {"name": "gru", **_SMALL}, "methods": _compared(ranks=(1, 4))},
+                pendigits={
+                    "epochs": 10,
+                    "samples": 4_000,
+                    "model": {"name": "gru", **_SMALL},
+                    "methods": _compared(ranks=(1, 4)),
+                },
+                cifar10={
+                    "epochs": 8,
+                    "samples": 3_000,
+                    "model": {"name": "vit", **_SMALL},
+                    "methods": _compared(ranks=(1, 4)),
+                },
+            ),
+            timing=Timing((4, 8), 10, _TIMED),
+            steps=8,
+            sizes=(64, 256, 1024),
+        ),
     )
 }
