@@ -26,8 +26,8 @@ def paper(
     """Measure the paper's claims again: tables, figures and a page that says what holds; goes on where it was."""
     from rich.console import Console
 
-    from simulations.paper.panels import SETTINGS
     from simulations.paper.parts import PARTS
+    from simulations.paper.settings import SETTINGS
     from simulations.paper.study import make
 
     if quick and setting not in ("middle", "quick"):

@@ -10,7 +10,8 @@ import pandas as pd
 
 from common.errors import UserError
 from simulations.paper.jobs import CurveJob, Job, SizeJob, TimingJob, source
-from simulations.paper.panels import SITES, Setting
+from simulations.paper.panels import SITES
+from simulations.paper.settings import Setting
 
 PARTS = ("figure-2", "figure-3", "figure-4", "figure-5", "figure-6", "table-3")
 CURVES: Mapping[str, tuple[str, ...]] = {  # panels of each figure

@@ -9,9 +9,9 @@ from pathlib import Path
 from rich.console import Console
 
 from common.errors import UserError
-from simulations.paper.panels import Setting
 from simulations.paper.parts import check_data, jobs, tables
 from simulations.paper.queue import do
+from simulations.paper.settings import Setting
 
 
 def make(parts: Sequence[str], setting: Setting, output: Path, data: Path, processes: int, console: Console) -> None:
