@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from common.columns import COLUMN, Column, FileName, Labelled, Level, PositiveInt
 from common.documents import Part
@@ -147,7 +147,37 @@ class FreesurferData(TableData):
         return self.covariates
 
 
-AnyData = NpzData | CsvData | FreesurferData | NiftiData | ImagesData | FunctionData
+class TsData(Labelled):
+    """Series in the text format of the UEA and UCR archives (.ts), of one length or of several."""
+
+    reader: Literal["ts"]
+    """File format."""
+    file: FileName
+    """Name of the file in the site's data folder."""
+    test_file: FileName | None = None
+    """Name of a second file, whose series are the test set; null where the test is drawn from the first."""
+    shape: tuple[PositiveInt, PositiveInt]
+    """Shape of a series: frames, at least those of the longest, and dimensions of each."""
+    label: Literal["class"] = "class"
+    """What stands behind a series."""
+    group: None = None
+    """Null: the file has no columns."""
+
+    @property
+    def tokens(self) -> None:
+        """None: inputs are real numbers."""
+        return None
+
+    @model_validator(mode="after")
+    def _tells_values_and_files_apart(self) -> TsData:
+        if twice := _twice(self.values):
+            raise ValueError(f"values: {twice} stands there more than once")
+        if self.test_file == self.file:
+            raise ValueError(f"test_file: {self.file} is the file to train on")
+        return self
+
+
+AnyData = NpzData | CsvData | FreesurferData | NiftiData | ImagesData | TsData | FunctionData
 
 
 def _consistent(data: AnyData) -> AnyData:
@@ -290,6 +320,7 @@ DataSpec = Annotated[
     | Annotated[FreesurferData, Tag("freesurfer")]
     | Annotated[NiftiData, Tag("nifti")]
     | Annotated[ImagesData, Tag("images")]
+    | Annotated[TsData, Tag("ts")]
     | Annotated[FunctionData, Tag("function")],
     Discriminator(_reader),
     AfterValidator(_consistent),

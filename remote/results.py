@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from common.data import TableData
+from common.columns import Labelled
 from common.documents import Part, load_json, validate
 from common.errors import UserError, one_line
 from common.spec import RunSpec
@@ -178,7 +178,7 @@ def class_names(spec: RunSpec) -> list[str]:
     data, task = spec.data, spec.task
     if isinstance(task, Regression):
         return []
-    if not isinstance(data, TableData):
+    if not isinstance(data, Labelled):
         return [str(place) for place in range(task.outputs)]
     return [str(value) for value in data.values] if isinstance(task, Classification) else list(data.targets)
 

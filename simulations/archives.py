@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -10,13 +11,14 @@ import numpy as np
 
 from common.documents import Part
 from common.errors import DataError
-from local.data.npz import read_arrays, whole_numbers
+from local.data.npz import padded, read_arrays, whole_numbers
 from local.data.reading import Array
+from local.data.ts import arrays_of, parse
 from simulations.pools import ArrayPool
 
 PARTS = ("train", "test")
 UCI = "UCI Machine Learning Repository, data set"
-UEA = "UEA archive of multivariate time series (timeseriesclassification.com), data set"
+UEA = "UEA archive of multivariate time series (timeseriesclassification.com)"
 
 
 class Archive(Part):
@@ -60,7 +62,7 @@ class PenDigits(Archive):
 class Natops(Archive):
     """360 gestures of six kinds, real numbers [51 frames, 24 places of hands and arms]; the file is as MNIST's."""
 
-    found_at = f"{UEA} 'NATOPS' (Song, Demirdjian, Davis 2011)"
+    found_at = f"{UEA}, data set 'NATOPS' (Song, Demirdjian, Davis 2011)"
     name: Literal["natops"]
     path: str = "../shared/data/natops.npz"
     """The file."""
@@ -102,10 +104,39 @@ class SpokenArabicDigits(Archive):
         series = [s for part in PARTS for s in _cut(path, part, arrays[f"frames_{part}"], arrays[f"len_{part}"])]
         if not series:
             raise DataError(path, "has no series")
-        x, length = padded(series)
+        x, length = padded(series, max(map(len, series)), "float32")
         count = arrays["len_train"].size
         pool = joined(self.path, [(x[:count], arrays["y_train"]), (x[count:], arrays["y_test"])])
         return ArrayPool(self.path, pool.x, pool.y, {**pool.others, "length": length})
+
+
+class Uea(Part):
+    """Series of the UEA and UCR archives: NAME_TRAIN.ts, whose test set is NAME_TEST.ts beside it, if that is there.
+
+    Classes have the numbers of their places in the header, from 0.
+    """
+
+    name: Literal["uea"]
+    path: str
+    """The file."""
+
+    def load(self) -> ArrayPool:
+        """Read the files; series are padded to the longest.
+
+        Raises:
+            DataError: a file is not there, is not what it should be, or has no labels.
+        """
+        path = Path(self.path)
+        if not path.exists():
+            raise DataError(path, f"does not exist; pass the file's place with --data; it comes from the {UEA}")
+        test = path.with_name(re.sub(r"_TRAIN(?=\.ts$)", "_TEST", path.name))
+        files = [parse(file) for file in ([path, test] if test != path and test.exists() else [path])]
+        series = [one for file in files for one in file.series]
+        shape = max(map(len, series)), series[0].shape[1]
+        arrays = arrays_of(files, files[0].classes or (), shape, "float32")
+        if "y" not in arrays:
+            raise DataError(path, "lacks labels, or its test set does, expected @classLabel true and the classes")
+        return ArrayPool(self.path, arrays.pop("x"), arrays.pop("y"), arrays)
 
 
 def named_arrays(path: Path, names: Sequence[str], found_at: str = "") -> dict[str, Array]:
@@ -152,14 +183,6 @@ def joined(origin: str, parts: Sequence[tuple[Array, Array]]) -> ArrayPool:
         np.concatenate([y.reshape(-1) for _, y in parts]),
         {"split": np.repeat(np.array([0, 2], np.uint8), [len(train), len(test)])},
     )
-
-
-def padded(series: Sequence[Array]) -> tuple[Array, Array]:
-    """Return series [time, features] of unequal length as float32 [n, longest, features], with their lengths [n]."""
-    length = np.array([len(one) for one in series])
-    x = np.zeros((len(series), length.max(), series[0].shape[1]), np.float32)
-    x[np.arange(x.shape[1]) < length[:, None]] = np.concatenate(series)
-    return x, length
 
 
 def _names(*kinds: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from pydantic import Field
 from common.documents import Part
 from common.errors import DataError, UserError
 from local.data.npz import NAMES, read_arrays
-from simulations.archives import Cifar10, Mnist, Natops, PenDigits, SpokenArabicDigits, named_arrays
+from simulations.archives import Cifar10, Mnist, Natops, PenDigits, SpokenArabicDigits, Uea, named_arrays
 from simulations.pools import ArrayPool
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ Source = Annotated[
     | SpokenArabicDigits
     | Natops
     | Cifar10
+    | Uea
     | Npz
     | Diabetes
     | BreastCancer

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.data import CsvData, NpzData
+from common.data import CsvData, NpzData, TsData
 from common.imaging import FunctionData, ImagesData, NiftiData
 from common.messages import Warning
 from common.preparation import Rows
@@ -24,6 +24,7 @@ from local.data.folds import Split, folds
 from local.data.function import read_function
 from local.data.npz import read_npz
 from local.data.reading import Array, Reading, is_folder
+from local.data.ts import read_ts
 
 MEANING: dict[Warning, str] = {
     "one-class": "all samples are of one class: there is no AUC of this site alone",
@@ -133,6 +134,8 @@ def read_samples(spec: RunSpec, path: Path, *, training: bool = True, allowed: C
     dtype, keep = spec.training.dtype, spec.preparation.keep
     if isinstance(data, NpzData):
         return read_npz(path / data.file if is_folder(path) else path, data, task, dtype, training=training)
+    if isinstance(data, TsData):
+        return read_ts(path, data, task, dtype, training=training)
     if isinstance(data, FunctionData):
         return read_function(path, data, task, dtype, allowed)
     from local.data.csv import read_csv  # pandas takes half a second, for which npz files need not wait

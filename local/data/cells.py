@@ -7,16 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from common.columns import Labelled, canonical
-from local.data.reading import MISSING, MOST, Array, shown
+from local.data.reading import MISSING, MOST, Array, number, shown
 from local.data.tables import Table, holder
-
-
-def number(text: str) -> float:
-    """Return the number that a text holds; NaN where it holds none."""
-    try:
-        return float("nan" if "_" in text else text)
-    except ValueError:
-        return float("nan")
 
 
 def column_numbers(table: Table, column: str, dtype: str = "float64") -> Array:

@@ -10,11 +10,10 @@ import pandas as pd
 
 from common.data import FreesurferData
 from common.errors import DataError
-from local.data.cells import number
 from local.data.encoding import encode
 from local.data.files import each, read_each, read_one
-from local.data.reading import MISSING, Reading, is_folder, shown
-from local.data.tables import Table, check_file, holder, join, nearest, read_table, subjects_file
+from local.data.reading import MISSING, Reading, check_file, is_folder, number, shown
+from local.data.tables import Table, holder, join, nearest, read_table, subjects_file
 
 COLUMNS = ("Index", "SegId", "NVoxels", "Volume_mm3", "StructName")  # of aseg.stats, where it does not say
 

@@ -10,8 +10,8 @@ import numpy as np
 from common.errors import DataError
 from common.imaging import ListedData
 from local.data.cells import as_labels, labels_of
-from local.data.reading import MISSING, Array, Reading, shown
-from local.data.tables import Table, check_file, holder, keys_of, read_table
+from local.data.reading import MISSING, Array, Reading, check_file, shown
+from local.data.tables import Table, holder, keys_of, read_table
 
 Load = Callable[[Path], Array]
 Fault = Callable[[int, str], DataError]

@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from common.columns import canonical
-from common.data import NpzData
+from common.data import NpzData, TsData
 from common.errors import DataError
 from common.imaging import FunctionData
 from common.tasks import Classification, MultiLabel, TaskSpec
 from local.data.reading import MISSING, Array, Reading, shown
 
+ArrayData = NpzData | TsData | FunctionData
 NAMES = ("x", "y", "split", "key", "group", "length")
 
 
@@ -39,7 +40,7 @@ def read_npz(path: Path, data: NpzData, task: TaskSpec, dtype: str, *, training:
 def samples_of(
     path: str | Path,
     arrays: Mapping[str, Array],
-    data: NpzData | FunctionData,
+    data: ArrayData,
     task: TaskSpec,
     dtype: str,
     *,
@@ -81,6 +82,15 @@ def samples_of(
         None if groups is None else tuple(map(canonical, groups)),
         notes=notes,
     )
+
+
+def padded(series: Sequence[Array], frames: int, dtype: str) -> tuple[Array, Array]:
+    """Return series [time, features] as one array [n, frames, features], with 0 behind their ends, and lengths [n]."""
+    length = np.array([len(one) for one in series])
+    x = np.zeros((len(series), frames, series[0].shape[1]), dtype)
+    with np.errstate(over="ignore"):  # whoever reads the array finds what became infinite
+        x[np.arange(frames) < length[:, None]] = np.concatenate(series)
+    return x, length
 
 
 def read_arrays(path: Path, names: Sequence[str]) -> dict[str, Array]:
@@ -189,7 +199,7 @@ def _check_distinct(path: str | Path, keys: Sequence[str]) -> None:
             raise DataError(path, f"key holds {shown(text)} in row {row} and in row {before}")
 
 
-def _inputs(path: str | Path, array: Array, data: NpzData | FunctionData, dtype: str, lengths: Array | None) -> Array:
+def _inputs(path: str | Path, array: Array, data: ArrayData, dtype: str, lengths: Array | None) -> Array:
     expected = data.shape
     if array.ndim == 0 or math.prod(array.shape[1:]) != math.prod(expected):
         raise DataError(path, f"x has shape {list(array.shape)}, expected [samples, {', '.join(map(str, expected))}]")

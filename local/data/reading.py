@@ -8,6 +8,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from common.errors import DataError
+
 Array = NDArray[Any]
 MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null", "none"})  # in small letters
 MOST = 1e100  # of what is summed up over samples and sites with its squares
@@ -47,6 +49,28 @@ def is_folder(path: Path) -> bool:
         return path.is_dir() or not path.exists()
     except OSError:
         return True
+
+
+def check_file(path: Path) -> None:
+    """Check that there is a file to read.
+
+    Raises:
+        DataError: there is none, or it is something else, such as a folder or a pipe, which would be waited for.
+    """
+    try:
+        found, is_file = path.exists(), path.is_file()
+    except OSError as error:
+        raise DataError(path, f"cannot be read: {error.strerror or error}") from None
+    if not is_file:
+        raise DataError(path, "is not a file" if found else "does not exist")
+
+
+def number(text: str) -> float:
+    """Return the number that a text holds; NaN where it holds none."""
+    try:
+        return float("nan" if "_" in text else text)
+    except ValueError:
+        return float("nan")
 
 
 def shown(text: str) -> str:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from common.columns import canonical
 from common.errors import DataError
-from local.data.reading import MISSING, shown
+from local.data.reading import MISSING, check_file, shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,20 +112,6 @@ def read_table(path: Path, *, header: bool = False) -> Table:
     names = cells.iloc[0].tolist()
     frame = cells.iloc[1:].set_axis(names, axis=1)
     return Table(path, frame[(frame != "").any(axis=1)])
-
-
-def check_file(path: Path) -> None:
-    """Check that there is a file to read.
-
-    Raises:
-        DataError: there is none, or it is something else, such as a folder or a pipe, which would be waited for.
-    """
-    try:
-        found, is_file = path.exists(), path.is_file()
-    except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror or error}") from None
-    if not is_file:
-        raise DataError(path, "is not a file" if found else "does not exist")
 
 
 def append(tables: Sequence[Table]) -> Table:
