@@ -62,13 +62,14 @@ class DataError(UserError):
         problem: what is wrong, with what it holds in quotes.
         place: where in the file, such as row and column.
         called: what others hear in place of the file's name, where that is a subject's.
+        hint: what others do not hear, since it comes from the file.
     """
 
-    def __init__(self, path: str | Path, problem: str, *, place: str = "", called: str = "") -> None:
+    def __init__(self, path: str | Path, problem: str, *, place: str = "", called: str = "", hint: str = "") -> None:
         self.path, self.problem = Path(path), f"{place}: {problem}" if place else problem
         kept = re.sub(HELD, "holds a value", re.sub(QUOTED, "a value", problem))  # a place may hold an apostrophe
         self._told = f"{called or self.path.name}: {place}{': ' * bool(place)}{kept}"
-        super().__init__(f"{path}: {self.problem}")
+        super().__init__(f"{path}: {self.problem}{hint}")
 
     @property
     def told(self) -> str:

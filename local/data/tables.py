@@ -36,7 +36,7 @@ class Table:
         names = self.frame.columns
         twice = names[names.duplicated() & (names != "")]  # spreadsheets leave columns without a name
         if len(twice):
-            raise DataError(self.source, f"has two columns {twice[0]}: rename or remove one")
+            raise DataError(self.source, f"has two columns {shown(twice[0])}: rename or remove one")
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -125,7 +125,7 @@ def append(tables: Sequence[Table]) -> Table:
         for whole, other in ((first, table), (table, first)):
             for name in whole.frame.columns:
                 if name and name not in other.frame:
-                    problem = f"has no column {name}, unlike {Path(whole.source).name}"
+                    problem = f"has no column {shown(name)}, unlike {Path(whole.source).name}"
                     raise DataError(other.source, f"{problem}: files of one table have the same columns")
     frames = {Path(table.source).name: table.frame[columns] for table in tables}
     return Table(first.source, pd.concat(frames))
@@ -211,7 +211,7 @@ def holder(tables: Sequence[Table], column: str) -> Table:
     if holding:
         raise DataError(where, f"both have a column {column}: rename or remove one")
     names = [str(name) for table in tables for name in table.frame.columns]
-    hint = nearest(column, names)
     if len(names) == 1 and re.search("[;\t]", names[0]):
-        hint = ": columns must be separated by commas, or by tabs in a file whose name ends in .tsv"
-    raise DataError(where, f"has no column {column}{hint}")
+        separators = "columns must be separated by commas, or by tabs in a file whose name ends in .tsv"
+        raise DataError(where, f"has no column {column}: {separators}")
+    raise DataError(where, f"has no column {column}", hint=nearest(column, names))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from pathlib import Path
 
 import pandas as pd
@@ -11,8 +13,8 @@ from sklearn.metrics import roc_auc_score
 
 from common.documents import load_json
 from simulations.bench.studies import bench_studies
-from tests.conftest import SHARED
-from tests.e2e.test_processes import ROOT, rankdad
+from tests.conftest import SHARED, run_document
+from tests.e2e.test_processes import ROOT, rankdad, site_file, start, wait_for_line
 
 SPECS = ROOT / "simulations" / "specs"
 ABIDE = SHARED / "abide_freesurfer"
@@ -98,3 +100,79 @@ def test_brain_age_of_twenty_hospitals() -> None:
     assert federated["baseline"]["pearson_r"] == pytest.approx(0.70, abs=0.02)  # of the site's training mean alone
     assert federated["within_sites"]["pearson_r"] < federated["test"]["pearson_r"]
     assert federated["seconds"] < 120
+
+
+VOLUMES = "subject,volume\n" + "".join(f"s{n},{n}\n" for n in range(8))
+PEOPLE = "subject,ill\n" + "".join(f"s{n},{'yes' if n % 2 else 'no'}\n" for n in range(8))
+CELL = "Jane Roe"  # stands where it should not, and nobody outside may read it
+BAD: dict[str, tuple[str, str, str, str]] = {
+    # the file, what stands in it, what takes its place, what is said
+    "alpha": (
+        "volumes.csv",
+        "s3,3",
+        f"s3,{CELL}",
+        "row 5, column volume: holds {}, expected a finite number of at most 3e+38",
+    ),
+    "beta": ("people.csv", "s3,yes", f"s3,{CELL}", "row 5, column ill: holds {}, expected one of no, yes"),
+    "gamma": (
+        "volumes.csv",
+        "s3,3",
+        f"{CELL},3",
+        "row 5, column subject: 1 of 8 keys are not in people.csv, the first is {}; complete the tables, or set "
+        "data.missing to drop",
+    ),
+}
+
+
+def hospital(folder: Path, **tables: str) -> Path:
+    """Write the tables of a site, good ones where no others are given."""
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    for name, text in ({"volumes": VOLUMES, "people": PEOPLE} | tables).items():
+        (folder / "data" / f"{name}.csv").write_text(text)
+    return folder
+
+
+@pytest.mark.slow
+def test_bad_data_are_named_at_the_site_and_at_the_aggregator_before_the_first_step(tmp_path: Path) -> None:
+    """The aggregator hears of all of them, but for the cell, and waits; only a policy's refusal ends the run."""
+    tables = {"reader": "csv", "file": "volumes.csv", "covariates": "people.csv", "key": "subject"}
+    document = run_document(
+        task={"name": "classification", "classes": 2},
+        data=tables | {"features": ["volume"], "label": "ill", "values": ["no", "yes"]},
+        training={"batch_size": 100},
+    )
+    (tmp_path / "run.json").write_text(json.dumps(document))
+    processes = [aggregator := start("aggregator", tmp_path / "run.json", "--output", tmp_path / "run", "--port", 0)]
+    try:
+        address = wait_for_line(aggregator, "listening on").split(";")[0].removeprefix("listening on ").strip()
+        for site, (file, old, new, _) in BAD.items():
+            good = {"volumes.csv": VOLUMES, "people.csv": PEOPLE}[file]
+            folder = hospital(tmp_path / site, **{file.removesuffix(".csv"): good.replace(old, new)})
+            processes.append(start("site", site_file(folder, name=site, aggregator=address)))
+        for process, (site, (file, _, _, said)) in zip(processes[1:], BAD.items(), strict=True):
+            _, err = process.communicate(timeout=60)
+            named = tmp_path / site / "data" / file
+            assert (process.returncode, err) == (2, f"error: {named}: {said.format(repr(CELL))}\n")
+        assert aggregator.poll() is None
+        (hospital(tmp_path / "alpha") / "policy.json").write_text('{"min_rows": 50}')
+        done = rankdad("site", site_file(tmp_path / "alpha", aggregator=address, policy="policy.json"))
+        assert done.returncode == 2
+        assert done.stderr == (
+            "error: training.batch_size: the run makes steps of 5 samples here, but this site's policy allows none of "
+            "fewer than 50 (min_rows)\n"
+        )
+        aggregator.send_signal(signal.SIGTERM)  # else it stays for a while, to tell the sites that are not there
+        out, err = aggregator.communicate(timeout=10)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    for site, (file, _, _, said) in BAD.items():
+        assert f"\n{site} cannot take part yet: {file}: {said.format('a value')}\n" in out
+    reason = "training.batch_size: it has fewer samples here than its policy asks for"
+    assert (aggregator.returncode, err) == (1, f"error: alpha could not go on: {reason}\n")
+    summary = load_json(tmp_path / "run" / "summary.json")
+    assert (summary["status"], summary["reason"], summary["steps"]) == ("failed", f"alpha: {reason}", 0)
+    written = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert written
+    assert not any(CELL.encode() in words for words in (out.encode(), *written))

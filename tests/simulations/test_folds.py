@@ -203,6 +203,37 @@ def test_several_labels_are_learnt_at_once(tmp_path: Path) -> None:
     assert trace.fit[0]["class_weights"].tolist() == pytest.approx([3.7, 1.0], rel=0.35), "negatives by positives"
 
 
+def test_odd_data_of_a_site_are_told_in_the_summary_and_the_run_ends_well(tmp_path: Path) -> None:
+    """One class alone, fewer samples than folds, inputs that are missing: of exactly the sites that have them."""
+    schema: dict[str, Any] = {"reader": "csv", "file": "scans.csv", "key": "scan", "features": ["volume", "age"]}
+    spec = run_spec(
+        task={"name": "classification", "classes": 2},
+        data=schema | {"label": "ill", "values": ["no", "yes"], "missing": "drop"},
+        preparation={"standardise": "federated"},
+        evaluation={"name": "k-fold", "folds": 4},
+        training={"epochs": 1},
+    )
+    rows = {
+        "alpha": [f"a{n},{n},{50 + n},{'yes' if n % 2 else 'no'}" for n in range(18)] + ["a18,,40,no", "a19,7,NA,yes"],
+        "beta": [f"b{n},{n},{60 - n},no" for n in range(12)],
+        "gamma": [f"g{n},{n},40,{'yes' if n % 2 else 'no'}" for n in range(3)],
+    }
+    data = {}
+    for place, (site, lines) in enumerate(rows.items()):
+        (tmp_path / site).mkdir()
+        (tmp_path / site / "scans.csv").write_text("\n".join(["scan,volume,age,ill", *lines]))
+        data[site] = read_site(spec, tmp_path / site, place)
+    summary = Trace(spec, data, tmp_path / "run").summary
+    assert summary["status"] == "completed"
+    assert summary["warnings"] == {"one-class": ["beta"], "fewer-samples-than-folds": ["gamma"]}
+    assert summary["rows_dropped"] == {"alpha": 2}
+    assert summary["metrics"]["test"]["samples"] == 18 + 12 + 3
+    assert len(set(summary["weights_sha256"].values()) | {summary["aggregator_sha256"]}) == 1
+    with (tmp_path / "run" / "sites.csv").open(newline="") as file:
+        auc = {row["site"]: row["auc"] for row in csv.DictReader(file)}
+    assert auc["alpha"] > auc["beta"] == "", "of one class there is none"
+
+
 def test_even_batches_have_every_site_in_every_step_with_its_share(tmp_path: Path, site_data: Data) -> None:
     spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"batches": "even"})
     seen: list[float] = []

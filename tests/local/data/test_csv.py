@@ -128,6 +128,25 @@ def test_no_cell_is_told_where_a_column_has_an_apostrophe(tmp_path: Path) -> Non
     assert "row 3, column patient's age: holds a value" in error.value.told
 
 
+@pytest.mark.parametrize(
+    ("changes", "brains", "said", "cell"),
+    [
+        ({}, "subject_7,15\nsubject_8,14\n", r"has no column subject; did you mean subject_7\?", "subject_7"),
+        ({}, '"subject\n7",15\nsubject_8,14\n', r"has no column subject; did you mean subject\n7\?", "7"),
+        ({}, "Roe,Roe\nDoe,Doe\n", "has two columns 'Roe': rename", "Roe"),
+        ({"file": "*.csv"}, "Roe,15\nDoe,14\n", r"has no column 'Roe', unlike brains\.csv: files of one", "Roe"),
+    ],
+)
+def test_no_cell_is_told_where_a_table_has_no_row_of_column_names(
+    tmp_path: Path, changes: dict[str, Any], brains: str, said: str, cell: str
+) -> None:
+    """Its first row is taken for one."""
+    write(write(tmp_path, brains), BRAINS, "more.csv")
+    with pytest.raises(DataError, match=said) as error:
+        read_samples(run_of(**changes), tmp_path)
+    assert cell not in error.value.told
+
+
 def test_what_is_to_be_imputed_is_nan_and_what_lacks_a_label_is_left_out(tmp_path: Path) -> None:
     rows = "s4,,M,50,0,0,f4\ns5,3,NA,51,0,0,f5\ns6,3,M,,0,0,f6\ns7,3,M,53,0,0,\n,,,,,,\ns8,,F,,1,1,f8\n"
     found = read_samples(run_of(missing="impute", group="family"), write(tmp_path, BRAINS + rows))
@@ -172,9 +191,9 @@ def test_rows_of_several_files_are_one_table(tmp_path: Path, names: Any) -> None
 SEVERAL: list[tuple[dict[str, Any], str, str]] = [
     ({"file": "none_*.csv"}, SECOND, r"none_\*.csv: stands for no file"),
     ({"file": ["brains.csv", "gone.csv"]}, SECOND, "gone.csv: does not exist"),
-    ({}, SECOND.replace("volume", "Volume"), "more.csv: has no column volume, unlike brains.csv: files of one"),
-    ({}, SECOND.replace("b,\n", "b,c\n"), "brains.csv: has no column c, unlike more.csv"),
-    ({}, SECOND.replace("b,\n", "b,b\n"), "more.csv: has two columns b"),
+    ({}, SECOND.replace("volume", "Volume"), "more.csv: has no column 'volume', unlike brains.csv: files of one"),
+    ({}, SECOND.replace("b,\n", "b,c\n"), "brains.csv: has no column 'c', unlike more.csv"),
+    ({}, SECOND.replace("b,\n", "b,b\n"), "more.csv: has two columns 'b'"),
     ({}, SECOND.replace("11", "x"), "more.csv: row 4, column volume: holds 'x', expected a finite number"),
     ({}, SECOND.replace("s8", "s2"), "more.csv: row 4, column subject: 's2' stands in brains.csv, row 3 too"),
     ({}, SECOND.replace("s8", ""), "more.csv: row 4, column subject: is missing, expected a key"),

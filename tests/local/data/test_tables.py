@@ -100,7 +100,7 @@ BAD: list[tuple[dict[str, Any], str | bytes | None, str | bytes | None, str]] = 
     ({}, "subject,volume\ns1,1,2\n", PEOPLE, "brains.csv: is not a readable table: Expected 2 fields in line 2, saw 3"),
     ({}, 'subject,volume\ns1,"1\ns2,1\n', PEOPLE, "brains.csv: is not a readable table: EOF inside string .* row 2"),
     ({}, BRAINS.replace(",", ";"), PEOPLE, "brains.csv: has no column subject: columns must be separated by commas"),
-    ({}, "subject,volume, volume\ns1,1,2\n", PEOPLE, "brains.csv: has two columns volume"),
+    ({}, "subject,volume, volume\ns1,1,2\n", PEOPLE, "brains.csv: has two columns 'volume'"),
     ({}, BRAINS, PEOPLE.replace("age", "Age"), r"people.csv: has no column age; did you mean Age\?"),
     ({}, BRAINS, PEOPLE.replace("group", "z"), "people.csv: has no column group$"),
     ({}, BRAINS, PEOPLE.replace("age", "volume"), "has no column age"),
