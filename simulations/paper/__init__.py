@@ -1,0 +1,1 @@
+"""The paper's claims, measured again one by one."""
