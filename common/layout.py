@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from common.routes import Route
-from common.spec import Edad, MethodSpec, PowerSgd
+from common.spec import Dsgd, Edad, MethodSpec, PowerSgd
 from common.wire import wire_bytes
 
 
@@ -79,6 +79,9 @@ def exchanges(method: MethodSpec, routes: Sequence[Route], sites: int) -> tuple[
         routes: of every trained parameter.
         sites: how many there are.
     """
+    if isinstance(method, Dsgd) and method.exchanges == "per-tensor":
+        alone = (Layout((_dense(route),)) for route in routes)
+        return tuple(Exchange(layout, layout) for layout in alone)
     if isinstance(method, PowerSgd):
         left = Layout(tuple(_dense(r) if r.up is None else Slot(r.name, r.up, (r.matrix[0],), True) for r in routes))
         right = Layout(tuple(Slot(r.name, r.up, (r.matrix[1],), True) for r in routes if r.up is not None))

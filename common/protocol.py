@@ -44,7 +44,7 @@ MOST_LOSS = 1e300  # of one site, in sums or a step: a thousand sites' add up to
 CONTAINERS = 3  # maps and lists in any message: its own, its body's, and one in that
 T = TypeVar("T")
 _ROUND, _MEASURES = struct.Struct("<Q"), struct.Struct("<3d")
-HEADER_BYTES = 19 + _ROUND.size + _MEASURES.size  # of a step: keys and all else but the two counted buffers
+HEADER_BYTES = 18 + _ROUND.size + _MEASURES.size  # of a step: all but phase and the two counted buffers
 
 
 def pack(message: Message, plan: Plan, *, up: bool) -> bytes:
@@ -181,7 +181,7 @@ def body_bytes(plan: Plan, phase: int, *, up: bool) -> int:
     """Return the size of the body of one exchange with all its slots full, in bytes: never exceeded."""
     layout = plan.layout(phase, up=up)
     rows, numbers = 4 * layout.variable, layout.payload_bytes(plan.wire)
-    return HEADER_BYTES + _head_bytes(rows) + rows + _head_bytes(numbers) + numbers
+    return HEADER_BYTES + len(msgpack.packb(phase)) + _head_bytes(rows) + rows + _head_bytes(numbers) + numbers
 
 
 def _head_bytes(size: int) -> int:

@@ -144,6 +144,9 @@ class Dsgd(Part):
     name: Literal["dsgd"]
     wire: Wire = "float32"
     """Precision on the wire; int8 is in blocks of 64 with one scale each."""
+    exchanges: Literal["one", "per-tensor"] = "one"
+    """All gradients in one message; or each tensor in an exchange of its own, as by a collective for every tensor: the
+    same averages, in as many round trips as there are tensors."""
 
 
 class Dad(Part):

@@ -11,6 +11,7 @@ import contextlib
 import signal
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
@@ -272,7 +273,7 @@ def run_relay(
     signals: Iterable[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
     lifeline: int | None = None,
 ) -> dict[str, Any]:
-    """Relay until a signal comes, and return what was done.
+    """Relay until a signal comes, and return what was done, and how long a processor was busy with it.
 
     Args:
         spec: what to disturb.
@@ -281,7 +282,7 @@ def run_relay(
         signals: that end it.
         lifeline: a file descriptor that becomes readable when it has to end as well.
     """
-    relay = Relay(spec, *to)
+    relay, began = Relay(spec, *to), time.process_time()
 
     async def serve() -> None:
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
@@ -292,7 +293,7 @@ def run_relay(
         await relay.serve(listening, stop)
 
     asyncio.run(serve())
-    return relay.report()
+    return relay.report() | {"processor_seconds": time.process_time() - began}
 
 
 def show_report(report: dict[str, Any], say: Callable[[str], None]) -> None:

@@ -28,7 +28,7 @@ def method_for(spec: RunSpec, routes: tuple[Route, ...], model: nn.Module) -> Me
     """
     method = spec.method
     if isinstance(method, Dsgd):
-        return DsgdMethod()
+        return DsgdMethod(method)
     if isinstance(method, Dad):
         return DadMethod(routes)
     if isinstance(method, Edad):

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from itertools import chain
 
 from torch import Tensor
 
 from common.methods.base import State, Weighted, pooled
 from common.routes import Payload
+from common.spec import Dsgd
 
 
 class DsgdMethod:
-    """Full gradients; every route is dense."""
+    """Full gradients, in one exchange or in one for each; every route is dense."""
+
+    def __init__(self, spec: Dsgd) -> None:
+        self._together = spec.exchanges == "one"
 
     def step(
         self, gradients: Payload, share: float, state: State, seed: int, most: int | None = None
     ) -> Generator[Payload, Payload, State]:
         """Send the gradients as they are."""
-        yield gradients
+        if self._together:
+            yield gradients
+        else:
+            for gradient in gradients:
+                yield (gradient,)
         return state
 
     def bases(self, updates: Sequence[Payload]) -> Mapping[str, Tensor]:
@@ -31,5 +40,5 @@ class DsgdMethod:
         return pooled(contributions), state
 
     def gradients(self, updates: Sequence[Payload]) -> Payload:
-        """Return the update."""
-        return updates[0]
+        """Return the updates, one after the other."""
+        return tuple(chain.from_iterable(updates))

@@ -35,14 +35,18 @@ from tests.conftest import run_spec
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", ["dsgd", "dad", "edad"])
+@pytest.mark.parametrize(
+    "spec", [{"name": "dsgd"}, {"name": "dsgd", "exchanges": "per-tensor"}, {"name": "dad"}, {"name": "edad"}]
+)
 @settings(max_examples=10, deadline=None)
 @given(sizes=st.tuples(*[st.integers(1, 8)] * 3), seed=st.integers(0, 99))
-def test_exact_methods_equal_the_pooled_batch(name: str, dtype: str, sizes: tuple[int, ...], seed: int) -> None:
-    plan, replica, method = prepare({"name": name}, dtype)
+def test_exact_methods_equal_the_pooled_batch(
+    spec: dict[str, str], dtype: str, sizes: tuple[int, ...], seed: int
+) -> None:
+    plan, replica, method = prepare(spec, dtype)
     batches = [batch_of(size, seed + i, dtype) for i, size in enumerate(sizes)]
     gradients = [(float(len(batch[1])), site_gradients(plan, replica, batch)) for batch in batches]
-    assert any(isinstance(value, Factor) for value in gradients[0][1]) == (name != "dsgd")
+    assert any(isinstance(value, Factor) for value in gradients[0][1]) == (spec["name"] != "dsgd")
     update, _, _ = exchange(method, gradients, [State(), State(), State()], State())
     assert_equal(scatter(plan.routes, update), pooled_gradients(replica, batches), TOLERANCE[dtype])
 

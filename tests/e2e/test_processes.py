@@ -70,6 +70,7 @@ def wait_for_line(process: subprocess.Popen[str], beginning: str) -> str:
     [
         {"name": "rank-dad", "rank": 2},
         pytest.param({"name": "powersgd", "rank": 2, "wire": "int8"}, marks=pytest.mark.slow),
+        pytest.param({"name": "dsgd", "exchanges": "per-tensor"}, marks=pytest.mark.slow),
     ],
     ids=lambda m: m["name"],
 )

@@ -1,0 +1,181 @@
+"""Table 3: seconds of a step by method, number of sites and link, of real processes.
+
+All sites share this machine's processors, so that a site's computing takes longer the more sites there are. Bytes pass
+through memory, or through the relay, which gives every site's connection a link of its own: as fast as its bandwidth,
+as long as the relay keeps up with all of them. `relay` is one without any limit, and tells what the relay itself costs.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from common.documents import load_json, validate
+from common.errors import DataError, RankdadError, SpecError, UserError
+from local.timings import STRETCHES
+from simulations.pools import ArrayPool
+from simulations.sources import Folders
+from simulations.spec import SimulationFile
+
+WARM_UP = 3  # steps left out of every figure
+LINKS: Mapping[str, dict[str, Any] | None] = {
+    "unshaped": None,
+    "relay": {},
+    "1 Gbit/s": {"bandwidth": 125e6},
+    "100 Mbit/s": {"bandwidth": 12.5e6},
+}
+METHODS: Mapping[str, dict[str, Any]] = {
+    "rank-dad as published": {"name": "rank-dad", "rank": 10, "preset": "paper"},
+    "rank-dad": {"name": "rank-dad", "rank": 10},
+    "dsgd": {"name": "dsgd"},
+    "dsgd per tensor": {"name": "dsgd", "exchanges": "per-tensor"},
+}
+SITES = (4, 6, 8, 10, 12, 14, 16, 18)
+PUBLISHED = (0.063, 0.055, 0.049, 0.046, 0.039, 0.040, 0.037, 0.038)  # rank-dad's over dsgd's, for these sites
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A step of one run.
+
+    Args:
+        seconds: between two updates, median over steps.
+        low: lower quartile.
+        high: upper quartile.
+        steps: how many.
+        bytes_up: bodies of one site and step, mean over sites and steps.
+        bytes_down: the same of what it receives.
+        compute: seconds of a site for gradients and optimizer, median over sites and steps, as all that follow.
+        reduce: for the method.
+        pack: for making and reading messages.
+        wait: from a message until its answer: transmission, slower sites, and the aggregator.
+        aggregation: seconds of the aggregator from the last contribution to the answer.
+        relay: seconds of a processor that the relay needs to carry a step of all sites; 0 without one.
+        connections: that the relay has carried; 0 without one.
+    """
+
+    seconds: float
+    low: float
+    high: float
+    steps: int
+    bytes_up: float
+    bytes_down: float
+    compute: float
+    reduce: float
+    pack: float
+    wait: float
+    aggregation: float
+    relay: float
+    connections: int
+
+
+def arrange(document: dict[str, Any], method: str, sites: int, link: str) -> dict[str, Any]:
+    """Return the document of a simulation with one of `METHODS`, so many sites, and one of `LINKS`."""
+    names = [f"site-{number + 1:02d}" for number in range(sites)]
+    return {
+        "run": document["run"] | {"method": METHODS[method], "federation": {"sites": names}},
+        "simulation": document["simulation"] | {"relay": LINKS[link]},
+    }
+
+
+def measure(document: dict[str, Any], *, steps: int = 12) -> Timing:
+    """Run the first steps of a simulation as real processes, without validation and test, and time them.
+
+    Args:
+        document: of a `SimulationFile` whose source has arrays.
+        steps: how many; the first three do not count.
+
+    Raises:
+        UserError: the document is wrong, or its data are too few.
+        RankdadError: the run could not go on.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file, run = Path(folder) / "file.json", Path(folder) / "run"
+        file.write_text(json.dumps(_shortened(document, steps, Path(folder) / "pool.npz")), encoding="utf-8")
+        command = [sys.executable, "-m", "rankdad", "simulate", str(file), "--output", str(run), "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == UserError.exit_code:
+            raise UserError(done.stderr.strip().removeprefix("error: "))
+        if done.returncode:
+            raise RankdadError(done.stderr.strip())
+        return _timing(run)
+
+
+def _shortened(document: dict[str, Any], steps: int, pool: Path) -> dict[str, Any]:
+    """Return the document of so many steps, and write the samples that they need.
+
+    Raises:
+        UserError: the document is wrong, or its data are too few.
+    """
+    training = document["run"]["training"] | {"epochs": 1, "validation": 0.0, "test": 0.0, "early_stopping": None}
+    run = document["run"] | {"training": training, "evaluation": {"name": "holdout"}}
+    run["federation"] = run["federation"] | {"compare_every": 0}
+    simulation = document["simulation"] | {"partition": {"name": "iid"}}
+    file = validate(SimulationFile, {"run": run, "simulation": simulation})
+    source = file.simulation.source
+    samples = None if isinstance(source, Folders) else source.load()
+    if not isinstance(samples, ArrayPool):
+        raise SpecError("simulation.source", f"got {source.name}, expected one of arrays: digits, mnist or npz")
+    rows = np.flatnonzero(samples.marks() == 0)
+    needed = steps * file.run.training.step_size * len(file.run.federation.sites)
+    if len(rows) < needed:
+        raise DataError(samples.origin, f"has {len(rows)} samples to train on, but {steps} steps need {needed}")
+    samples.write(rows[:needed], file.run, pool)
+    return {"run": run, "simulation": simulation | {"source": {"name": "npz", "path": str(pool)}}}
+
+
+def _timing(run: Path) -> Timing:
+    """Return what a run's directory says of its steps."""
+    sites = sorted((run / "sites").iterdir())
+    steps = pd.read_csv(run / "steps.csv")[WARM_UP:]
+    stretches = pd.concat(pd.read_csv(site / "timings.csv")[WARM_UP:] for site in sites)
+    low, median, high = np.quantile(steps["seconds"], (0.25, 0.5, 0.75))
+    up, down = steps["bytes_up"].mean(), steps["bytes_down"].mean()
+    relay, connections = 0.0, 0
+    if (run / "relay.json").exists():
+        report = load_json(run / "relay.json")
+        relay = report["processor_seconds"] * (up + down) / sum(report["bytes"].values())
+        connections = report["connections"]
+    return Timing(
+        seconds=float(median),
+        low=float(low),
+        high=float(high),
+        steps=len(steps),
+        bytes_up=float(up / len(sites)),
+        bytes_down=float(down / len(sites)),
+        **{name: float(stretches[name].median()) for name in STRETCHES},
+        aggregation=float(steps["aggregation_seconds"].median()),
+        relay=float(relay),
+        connections=connections,
+    )
+
+
+def compare(timings: pd.DataFrame) -> pd.DataFrame:
+    """Return timings beside those of full gradients, and how busy the relay is.
+
+    Args:
+        timings: a row for each: link, method, sites, and the fields of `Timing`.
+
+    Returns:
+        The same with `over_dsgd` and `over_per_tensor`, seconds over those of the same link and number of sites, NaN
+        where there are none; and `relay_share`, the relay's seconds over those that the link takes for the step's
+        bytes: towards 1 the relay, and no longer the link, limits the step. NaN where the link has no limit.
+    """
+    found = timings.copy()
+    for column, method in (("over_dsgd", "dsgd"), ("over_per_tensor", "dsgd per tensor")):
+        full = found[found["method"] == method].set_index(["link", "sites"])["seconds"]
+        beside = pd.MultiIndex.from_frame(found[["link", "sites"]])
+        found[column] = found["seconds"] / full.reindex(beside).set_axis(found.index)
+    bandwidths = {name: (link or {}).get("bandwidth") for name, link in LINKS.items()}
+    on_the_way = (found["bytes_up"] + found["bytes_down"]) / found["link"].map(bandwidths)
+    found["relay_share"] = found["relay"] / on_the_way
+    return found

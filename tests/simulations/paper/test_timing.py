@@ -1,0 +1,81 @@
+"""Seconds of a step: of real processes over a slow link, and beside one another."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from common.documents import validate
+from common.errors import DataError, SpecError
+from simulations.paper.timing import LINKS, METHODS, WARM_UP, arrange, compare, measure
+from simulations.spec import SimulationFile
+from tests.conftest import run_document, write_site
+
+
+def document(folder: Path, samples: int, **changes: Any) -> dict[str, Any]:
+    pool = write_site(folder, samples, 0, split=np.repeat([2, 0], [10, samples - 10])) / "data.npz"
+    source = {"name": "npz", "path": str(pool)}
+    return {"run": run_document(**changes), "simulation": {"source": source}}
+
+
+@pytest.mark.slow
+def test_a_step_of_dsgd_takes_at_least_its_bytes_time_on_the_link(tmp_path: Path) -> None:
+    """Two times 0.26 MB at 12.5 MB/s, one after the other; the site's own stretches add up to the step."""
+    small = document(tmp_path, 106, model={"name": "mlp", "hidden": [250, 250]})
+    found = measure(arrange(small, "dsgd", 2, "100 Mbit/s"), steps=6)
+    assert found.steps == 6 - WARM_UP
+    assert found.connections == 2, "each site has one connection, and so one link"
+    on_the_way = (found.bytes_up + found.bytes_down) / 12.5e6
+    assert on_the_way > 0.03
+    assert on_the_way <= found.low <= found.seconds <= found.high
+    assert found.wait >= on_the_way
+    assert 0 < found.aggregation < found.wait
+    assert 0 < found.relay < found.wait
+
+
+@pytest.mark.parametrize(
+    ("simulation", "error", "said"),
+    [
+        ({}, DataError, "has 90 samples to train on, but 12 steps need 192"),
+        ({"source": {"name": "folders", "path": "."}}, SpecError, "source 'folders'|partition"),
+        ({"source": {"name": "diabetes"}}, SpecError, "diabetes has nothing for data.reader npz"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(
+    tmp_path: Path, simulation: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    whole = arrange(document(tmp_path, 100), "dsgd", 2, "unshaped")
+    with pytest.raises(error, match=said):
+        measure(whole | {"simulation": whole["simulation"] | simulation})
+
+
+def test_every_link_and_method_is_a_simulation() -> None:
+    base = {"run": run_document(), "simulation": {"source": {"name": "npz", "path": "pool.npz"}}}
+    for link, method in product(LINKS, METHODS):
+        file = validate(SimulationFile, arrange(base, method, 18, link))
+        assert len(file.run.federation.sites) == 18
+        assert (file.simulation.relay is None) == (link == "unshaped")
+
+
+def test_timings_stand_beside_full_gradients_and_the_relay_beside_the_link() -> None:
+    """The link takes 2 MB / 125 MB/s = 16 ms."""
+    rows = [
+        ("unshaped", "rank-dad", 4, 0.1, 0.0),
+        ("unshaped", "dsgd", 4, 0.2, 0.0),
+        ("unshaped", "dsgd per tensor", 4, 0.4, 0.0),
+        ("unshaped", "dsgd", 8, 0.8, 0.0),
+        ("relay", "dsgd", 4, 0.2, 0.004),
+        ("1 Gbit/s", "rank-dad", 4, 0.3, 0.004),
+        ("1 Gbit/s", "dsgd", 4, 0.6, 0.032),
+    ]
+    timings = pd.DataFrame(rows, columns=["link", "method", "sites", "seconds", "relay"])
+    found = compare(timings.assign(bytes_up=1e6, bytes_down=1e6))
+    assert list(found["over_dsgd"]) == pytest.approx([0.5, 1, 2, 1, 1, 0.5, 1])
+    assert list(found["over_per_tensor"]) == pytest.approx([0.25, 0.5, 1, *[math.nan] * 4], nan_ok=True)
+    assert list(found["relay_share"]) == pytest.approx([*[math.nan] * 5, 0.25, 2], nan_ok=True)
