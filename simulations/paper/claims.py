@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import pandas as pd
 
 from simulations.paper.comparing import (
@@ -16,7 +16,10 @@ from simulations.paper.comparing import (
     Tables,
     differences,
     effective_ranks,
+    ends,
+    every,
     falls,
+    filled,
     growth,
     ratios,
     speedups,
@@ -27,6 +30,7 @@ Verdict = Literal["holds", "equal", "misses", "open"]
 
 PAPER_RATIOS = {4: 0.063, 6: 0.055, 8: 0.049, 10: 0.046, 12: 0.039, 14: 0.040, 16: 0.037, 18: 0.038}  # by sites
 NOISE = 2  # standard errors within which a difference says nothing
+ROUNDING = 0.02  # part of the bytes that headers and biases may make
 HEADER = 80  # bytes: more than any message's header, which does not grow with a layer
 FACTORS = ("ours", "int8", "published", "powersgd", "powersgd-plain")  # families that send rows of factors
 PARTNERS = {"powersgd-plain": "neither has feedback", "powersgd": "only PowerSGD has feedback"}
@@ -35,8 +39,8 @@ SHARED = (
     "longer the more sites there are, and hides what fewer bytes save. The slower the link, the more of it is seen."
 )
 RELATIVE = (
-    "The rank is counted against the largest singular value of the same update: it says how evenly a gradient is spread "
-    "over its directions, not how large it is."
+    "The rank is counted against the largest singular value of the same update: it says how evenly a gradient is "
+    "spread over its directions, not how large it is."
 )
 
 
@@ -109,6 +113,7 @@ def claims(tables: Tables) -> list[Claim]:
         "figure-6": _sizes,
         "table-3": _timing,
     }
+    tables = filled(tables)
     return [claim for name, judge in judges.items() if name in tables for claim in judge(name, tables)]
 
 
@@ -148,14 +153,16 @@ def _near(name: str, table: pd.DataFrame, near: Near) -> Claim:
 
 
 def _equal_bytes(name: str, table: pd.DataFrame, panel: str, one: str, other: str) -> Claim:
-    rank = METHODS[one].rank
-    says = f"r={rank}: with feedback, rank-dAD's AUC is at least that of PowerSGD with feedback, at equal bytes"
+    says = f"r={METHODS[one].rank}: AUC at least PowerSGD's, both with feedback, at equal bytes"
     found = differences(table, panel, one, other)
     if not found:
         return _open(name, panel, says, f"needs {one} and {other} in the same fold")
-    sent = table.assign(bytes=(table["bytes_up"] + table["bytes_down"]) / table["step"]).groupby("method")["bytes"]
-    share = sent.mean()[one] / sent.mean()[other]
-    return _at_least(name, False, panel, says, found, _trend(found), f" with {share:.3f} of its bytes")
+    sent = ends(table).groupby("method")["bytes"].mean()
+    share = sent[one] / sent[other]
+    why = _trend(found)
+    if share < 1 - ROUNDING:
+        why += f" At this rank rank-dAD sends {share:.2f} of PowerSGD's bytes: its biases are in the factors."
+    return _at_least(name, False, panel, says, found, why.strip(), f", with {share:.3f} of its bytes")
 
 
 def _published(name: str, table: pd.DataFrame, panel: str, key: str) -> Iterator[Claim]:
@@ -208,8 +215,7 @@ def _speed(name: str, tables: Tables) -> Iterator[Claim]:
     if "figure-5" not in tables:
         return
     found = speedups(tables["figure-5"], tables[name])
-    for panel, link, method in found[["panel", "link", "method"]].drop_duplicates().itertuples(index=False):
-        rows = found[(found["panel"] == panel) & (found["link"] == link) & (found["method"] == method)]
+    for (panel, link, method), rows in every(found, "panel", "link", "method"):
         if METHODS[method].family not in ("ours", "published"):
             continue
         says = f"{METHODS[method].label}, {link}: reaches the AUC that {METHODS[CRUDE].label} end with in less time"
@@ -246,7 +252,7 @@ def _sizes(name: str, tables: Tables) -> Iterator[Claim]:
         power = growth(rows["size"], rows["formula"])
         kind, expected = ("linearly", 1) if linear else ("quadratically", 2)
         says = f"{METHODS[str(method)].label}: bytes grow {kind} with the layer's width"
-        measured = f"with its power {power:.2f}, between the two largest"
+        measured = f"with the width's power {power:.2f}, between the two largest"
         good = abs(power - expected) < 0.1
         outcome = "holds" if good else f"misses by {abs(power - expected):.2f}"
         yield Claim(name, True, "", says, measured, "holds" if good else "misses", outcome)
@@ -254,28 +260,27 @@ def _sizes(name: str, tables: Tables) -> Iterator[Claim]:
 
 def _timing(name: str, tables: Tables) -> Iterator[Claim]:
     """Judge the time of a step over that of dSGD."""
-    found = ratios(tables[name])
-    for link, reference, method in found[["link", "reference", "method"]].drop_duplicates().itertuples(index=False):
-        rows = found[(found["link"] == link) & (found["reference"] == reference) & (found["method"] == method)]
-        what = f"{METHODS[method].label} over {METHODS[reference].label}, {link}"
-        (few, first), (many, last) = ((int(row.sites), float(row.ratio)) for row in (rows.iloc[0], rows.iloc[-1]))
-        says = f"{what}: takes a part of its time per batch, {_paper_ratio(few)} and {_paper_ratio(many)}"
+    for (link, reference, method), rows in every(ratios(tables[name]), "link", "reference", "method"):
+        what = f"{METHODS[method].label}, over {METHODS[reference].label}, {link}"
+        few, many = int(rows["sites"].iloc[0]), int(rows["sites"].iloc[-1])
+        first, last = float(rows["ratio"].iloc[0]), float(rows["ratio"].iloc[-1])
         measured = f"{first:.3f} with {few} sites, {last:.3f} with {many}"
-        over = max(row.ratio / PAPER_RATIOS.get(int(row.sites), np.inf) for row in (rows.iloc[0], rows.iloc[-1]))
-        if over <= 1:
-            yield Claim(name, True, "", says, measured, "holds", "holds")
-        else:
-            yield Claim(name, True, "", says, measured, "misses", f"up to {over:.1f} times the paper's", SHARED)
-        if many == few:
+        if METHODS[method].family != "published":
+            good = bool((rows["ratio"] < 1).all())
+            outcome = "holds" if good else f"up to {rows['ratio'].max():.2f} times the time"
+            says = f"{what}: less time per batch"
+            yield Claim(name, False, "", says, measured, "holds" if good else "misses", outcome, "" if good else SHARED)
             continue
-        says, measured = (
-            f"{what}: the ratio falls as sites are added",
-            f"{last - first:+.3f} from {few} to {many} sites",
-        )
-        if last < first:
-            yield Claim(name, True, "", says, measured, "holds", "holds")
-        else:
-            yield Claim(name, True, "", says, measured, "misses", f"rises by {last - first:.3f}", SHARED)
+        over = max(first / PAPER_RATIOS.get(few, math.inf), last / PAPER_RATIOS.get(many, math.inf))
+        good = over <= 1
+        outcome = "holds" if good else f"up to {over:.1f} times the paper's"
+        says = f"{what}: time per batch {_paper_ratio(few)}, {_paper_ratio(many)}"
+        yield Claim(name, True, "", says, measured, "holds" if good else "misses", outcome, "" if good else SHARED)
+        if many > few:
+            good = last < first
+            outcome = "holds" if good else f"rises by {last - first:.3f}"
+            says = f"{what}: the more sites, the smaller"
+            yield Claim(name, True, "", says, measured, "holds" if good else "misses", outcome, "" if good else SHARED)
 
 
 def _paper_ratio(sites: int) -> str:
@@ -317,7 +322,7 @@ def _forgotten(table: pd.DataFrame, panel: str, published: str) -> str:
     found = differences(table, panel, ours, published)
     if found and found[-1].mean > NOISE * found[-1].error:
         return (
-            "As published, what a rank leaves out of a step is lost. The same rank with feedback, which sends it later, "
-            f"ends {found[-1].mean:.4f} above."
+            "As published, what a rank leaves out of a step is lost. The same rank with feedback, which sends it "
+            f"later, ends {found[-1].mean:.4f} above."
         )
     return ""

@@ -19,6 +19,11 @@ REFERENCES = ("dsgd", "dsgd-per-tensor")  # what a method's time is divided by
 Tables = Mapping[str, pd.DataFrame]
 
 
+def filled(tables: Tables) -> dict[str, pd.DataFrame]:
+    """Return the tables that have rows."""
+    return {name: table for name, table in tables.items() if len(table)}
+
+
 @dataclass(frozen=True)
 class Difference:
     """One method's AUC less another's, over pairs of the same fold and site.
@@ -122,13 +127,13 @@ def speedups(curves: pd.DataFrame, seconds: pd.DataFrame) -> pd.DataFrame:
     reached = means[means["auc"] >= means["target"]].sort_values("epoch")
     first = reached.groupby(["panel", "method", "fold"])[["epoch", "step"]].first()
     trained = means[["panel", "method", "fold", "target"]].drop_duplicates()
-    found = trained.join(first, on=["panel", "method", "fold"]).merge(seconds, on=["panel", "method"])
+    found: pd.DataFrame = trained.join(first, on=["panel", "method", "fold"]).merge(seconds, on=["panel", "method"])
     found["minutes"] = found["step"] * found["seconds"] / 60
     key = ["panel", "link", "fold"]
     base = found[found["method"] == CRUDE].set_index(key)["minutes"].rename("base")
     found = found.join(base, on=key)
     found["log2"] = np.log2(found["base"] / found["minutes"])
-    return found[["panel", "link", "method", "fold", "target", "epoch", "minutes", "log2"]]
+    return found.filter(["panel", "link", "method", "fold", "target", "epoch", "minutes", "log2"])
 
 
 def ratios(timing: pd.DataFrame) -> pd.DataFrame:
@@ -141,11 +146,16 @@ def ratios(timing: pd.DataFrame) -> pd.DataFrame:
     for reference in REFERENCES:
         own = timing[timing["method"] == reference].set_index(["link", "sites"])["seconds"].rename("base")
         rows = timing[~timing["method"].isin(REFERENCES)].join(own, on=["link", "sites"], how="inner")
-        parts = {
-            name: rows[key] / rows["base"] for name, key in (("ratio", "seconds"), ("low", "low"), ("high", "high"))
-        }
-        found.append(rows[["link", "method", "sites"]].assign(reference=reference, **parts))
-    return pd.concat(found).sort_values(["link", "reference", "method", "sites"], ignore_index=True)
+        times = rows.set_index(["link", "method", "sites"])[["seconds", "low", "high"]].div(list(rows["base"]), axis=0)
+        found.append(times.rename(columns={"seconds": "ratio"}).reset_index().assign(reference=reference))
+    return pd.concat(found, ignore_index=True).sort_values("sites", kind="stable", ignore_index=True)
+
+
+def every(table: pd.DataFrame, *columns: str) -> list[tuple[tuple[str, ...], pd.DataFrame]]:
+    """Return the parts of a table with equal values in some columns, and these values, in the order that they have."""
+    return [
+        (tuple(map(str, key)), rows) for key, rows in table.groupby(list(columns), sort=False) if isinstance(key, tuple)
+    ]
 
 
 def growth(sizes: Iterable[float], values: Iterable[float]) -> float:

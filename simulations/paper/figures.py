@@ -21,6 +21,7 @@ from simulations.paper.comparing import (
     Tables,
     effective_ranks,
     ends,
+    filled,
     methods_of,
     panels_of,
     ratios,
@@ -51,7 +52,7 @@ MOMENTS = 40  # points of a line of effective ranks
 
 CURVES = {"figure-2": "figure-2", "figure-4": "figure-4", "figure-5": "figure-5-auc"}  # file of AUC by epoch
 AUC_SCALE = "test AUC (log scale of 1 − AUC)"
-STEP_BYTES = "bytes per site and step, up and down (log)"
+STEP_BYTES = "bytes per site and step (log)"
 
 
 def pictures(tables: Tables, panels: Mapping[str, Panel]) -> dict[str, bytes]:
@@ -70,7 +71,7 @@ def pictures(tables: Tables, panels: Mapping[str, Panel]) -> dict[str, bytes]:
 
 def drawn(tables: Tables, panels: Mapping[str, Panel]) -> dict[str, Figure]:
     """Return the figures that `pictures` makes files of."""
-    found = {}
+    found, tables = {}, filled(tables)
     for name in ("figure-2", "figure-4", "figure-5"):
         if name in tables:
             found[CURVES[name]] = auc_by_epoch(tables[name], panels)
@@ -96,7 +97,7 @@ def auc_by_epoch(curves: pd.DataFrame, panels: Mapping[str, Panel]) -> Figure:
         own = curves[curves["panel"] == panel.key]
         for axes, (title, methods) in zip(row, groups[panel.key].items(), strict=False):
             dress(axes, "epoch", "test AUC" if axes is row[0] else "")
-            axes.set_title(f"\n{title}", fontsize=9)
+            axes.set_title(f"\n{title}", fontsize=9, linespacing=2.2)
             for method in methods:
                 _curve(axes, own[own["method"] == method.key], method)
             axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
@@ -140,7 +141,7 @@ def auc_by_bytes(curves: pd.DataFrame, panels: Mapping[str, Panel]) -> Figure:
     grid = figure.subplots(1, len(there), squeeze=False)[0]
     for axes, panel in zip(grid, there, strict=True):
         own = last[last["panel"] == panel.key]
-        dress(axes, STEP_BYTES, AUC_SCALE if axes is grid[0] else "")
+        dress(axes, f"{STEP_BYTES}, up and down", AUC_SCALE if axes is grid[0] else "")
         axes.set_title(panel.title, fontsize=10, pad=24)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(EngFormatter("B"))
@@ -192,6 +193,7 @@ def rank_by_epoch(spectra: pd.DataFrame, panels: Mapping[str, Panel]) -> Figure:
             colour = LAYERS[place % len(LAYERS)]
             axes.plot(mean.index, mean, DASHES[place % len(DASHES)], color=colour, lw=1.6, label=layer)
             axes.fill_between(mean.index, mean - spread, mean + spread, color=colour, alpha=0.15, lw=0)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         axes.set_ylim(0, own["rank"].max() + 0.5)
         axes.legend(fontsize=8, frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.18))
     figure.suptitle(
@@ -216,9 +218,8 @@ def time_to_target(curves: pd.DataFrame, seconds: pd.DataFrame) -> Figure:
         for place, key in enumerate(keys):
             folds = found[(found["link"] == link) & (found["method"] == key)]["log2"]
             if folds.isna().any():
-                axes.text(
-                    0, place, f" never reached in {folds.isna().sum()} of {len(folds)} folds", va="center", fontsize=8
-                )
+                said = f" never reached in {folds.isna().sum()} of {len(folds)} folds"
+                axes.text(0, place, said, va="center", fontsize=8)
             elif len(folds):
                 middle = folds.mean()
                 ends_at = [[middle - folds.min()], [folds.max() - middle]]
@@ -249,6 +250,7 @@ def bytes_by_width(sizes: pd.DataFrame) -> Figure:
         _name_ranks(axes, sizes[sizes["direction"] == direction])
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(EngFormatter("B"))
         widths = sorted(set(sizes["size"]))
         axes.set_xticks(widths, [f"{width:,}" for width in widths], fontsize=8)
     _legend(figure, [METHODS[key] for key in methods_of(sizes)], "lines: formula; markers: as sent")
@@ -262,7 +264,13 @@ def _name_ranks(axes: Axes, sizes: pd.DataFrame) -> None:
     ours = [method for method in methods if method.family == "ours"]
     for method in ours if len(ours) > 1 else []:
         width, height = last.loc[method.key]
-        text = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 8, "color": BLUE}
+        text: dict[str, Any] = {
+            "xytext": (4, 0),
+            "textcoords": "offset points",
+            "va": "center",
+            "fontsize": 8,
+            "color": BLUE,
+        }
         axes.annotate(f"r={method.rank}", (width, height), **text)
 
 
@@ -280,9 +288,8 @@ def ratio_by_sites(timing: pd.DataFrame) -> Figure:
         for (method, reference), rows in found[found["link"] == link].groupby(["method", "reference"]):
             colour, _, marker = _look(METHODS[method])
             label = f"{METHODS[method].label}, over {METHODS[reference].label}"
-            handles[label] = axes.plot(
-                rows["sites"], rows["ratio"], lines[reference], color=colour, marker=marker, ms=4
-            )[0]
+            look = {"ls": lines[reference], "color": colour, "marker": marker, "ms": 4}
+            handles[label] = axes.plot(rows["sites"], rows["ratio"], **look)[0]
             axes.fill_between(rows["sites"], rows["low"], rows["high"], color=colour, alpha=0.15, lw=0)
         handles["the paper"] = axes.plot(PAPER_RATIOS.keys(), PAPER_RATIOS.values(), ":", marker="*", color=BLACK)[0]
         axes.axhline(1, color=GREY, lw=0.8)
