@@ -142,13 +142,14 @@ def ratios(timing: pd.DataFrame) -> pd.DataFrame:
     Returns:
         Columns link, reference, method, sites, ratio, and low and high of the method's own spread.
     """
-    found = []
-    for reference in REFERENCES:
-        own = timing[timing["method"] == reference].set_index(["link", "sites"])["seconds"].rename("base")
-        rows = timing[~timing["method"].isin(REFERENCES)].join(own, on=["link", "sites"], how="inner")
-        times = rows.set_index(["link", "method", "sites"])[["seconds", "low", "high"]].div(list(rows["base"]), axis=0)
-        found.append(times.rename(columns={"seconds": "ratio"}).reset_index().assign(reference=reference))
-    return pd.concat(found, ignore_index=True).sort_values("sites", kind="stable", ignore_index=True)
+    refers = timing["method"].isin(REFERENCES)
+    bases = timing[refers].rename(columns={"method": "reference", "seconds": "base"})
+    found = timing[~refers].merge(bases[["link", "sites", "reference", "base"]], on=["link", "sites"])
+    for name, key in {"ratio": "seconds", "low": "low", "high": "high"}.items():
+        found[name] = found[key] / found["base"]
+    order = found["reference"].map(REFERENCES.index)
+    found = found.assign(order=order).sort_values(["order", "sites"], kind="stable", ignore_index=True)
+    return found[["link", "reference", "method", "sites", "ratio", "low", "high"]]
 
 
 def every(table: pd.DataFrame, *columns: str) -> list[tuple[tuple[str, ...], pd.DataFrame]]:

@@ -51,7 +51,7 @@ LEAST_TICKS = 4  # of an axis of AUC
 MOMENTS = 40  # points of a line of effective ranks
 
 CURVES = {"figure-2": "figure-2", "figure-4": "figure-4", "figure-5": "figure-5-auc"}  # file of AUC by epoch
-AUC_SCALE = "test AUC (log scale of 1 − AUC)"
+SPREAD = "mean of folds and sites, ± standard deviation; AUC on a log scale of 1 − AUC"
 STEP_BYTES = "bytes per site and step (log)"
 
 
@@ -91,7 +91,7 @@ def auc_by_epoch(curves: pd.DataFrame, panels: Mapping[str, Panel]) -> Figure:
     """Draw test AUC by epoch: a row for every panel, axes for every rank, beside dSGD and pooled training."""
     there = panels_of(curves, panels)
     groups = {panel.key: _by_rank(methods_of(curves[curves["panel"] == panel.key])) for panel in there}
-    figure = _sheet(2.4 * len(there) + 0.7)
+    figure = _sheet(2.3 * len(there) + 1.1)
     grid = figure.subplots(len(there), max(map(len, groups.values())), sharey="row", sharex="row", squeeze=False)
     for row, panel in zip(grid, there, strict=True):
         own = curves[curves["panel"] == panel.key]
@@ -106,7 +106,7 @@ def auc_by_epoch(curves: pd.DataFrame, panels: Mapping[str, Panel]) -> Figure:
         head = {"xytext": (0, 22), "textcoords": "offset points", "fontsize": 10, "weight": "bold"}
         row[0].annotate(panel.title, (0, 1), xycoords="axes fraction", **head).set_in_layout(False)
         _auc_scale(row[0], own.groupby(["method", "epoch"])["auc"].mean())
-    _legend(figure, [METHODS[key] for key in methods_of(curves)], "mean of folds and sites, ± standard deviation")
+    _legend(figure, [METHODS[key] for key in methods_of(curves)], SPREAD)
     return figure
 
 
@@ -141,7 +141,7 @@ def auc_by_bytes(curves: pd.DataFrame, panels: Mapping[str, Panel]) -> Figure:
     grid = figure.subplots(1, len(there), squeeze=False)[0]
     for axes, panel in zip(grid, there, strict=True):
         own = last[last["panel"] == panel.key]
-        dress(axes, f"{STEP_BYTES}, up and down", AUC_SCALE if axes is grid[0] else "")
+        dress(axes, f"{STEP_BYTES}, up and down", "test AUC" if axes is grid[0] else "")
         axes.set_title(panel.title, fontsize=10, pad=24)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(EngFormatter("B"))
@@ -151,7 +151,7 @@ def auc_by_bytes(curves: pd.DataFrame, panels: Mapping[str, Panel]) -> Figure:
         top = axes.secondary_xaxis("top")
         top.set_xticks(list(ranks.values()), [f"r={rank}" for rank in ranks], fontsize=8)
         top.xaxis.set_minor_locator(NullLocator())
-    _legend(figure, [METHODS[key] for key in methods_of(curves)], "mean of folds and sites, ± standard deviation")
+    _legend(figure, [METHODS[key] for key in methods_of(curves)], SPREAD)
     return figure
 
 

@@ -96,21 +96,21 @@ def _head(meta: Meta) -> str:
 
 Source: arXiv 2102.09631, *Peering Beyond the Gradient Veil with Distributed Auto Differentiation* (rank-dAD).
 
-**What was run.** Setting `{meta.setting.key}`: {meta.setting.about}. Folds of a {FOLDS}-fold stratified cross-validation,
-{len(SITES)} sites with equal shares at random, batches of {BATCH} per site, Adam at a fixed rate of {RATE:g}. AUC is the
-mean over classes of one class against all others, of the test samples of a site. All methods of a fold begin with the same
-weights and see the same batches.
+**What was run.** Setting `{meta.setting.key}`: {meta.setting.about}. Folds of a {FOLDS}-fold stratified
+cross-validation, {len(SITES)} sites with equal shares at random, batches of {BATCH} per site, Adam at a fixed rate of
+{RATE:g}. AUC is the mean over classes of one class against all others, of the test samples of a site. All methods of a
+fold begin with the same weights and see the same batches.
 
 **Where.** {meta.machine}
 
 **How to repeat it.** {meta.command("all")}, or the command of each section.
 
-**How to read it.** *rank-dAD as published* has no error feedback; *rank-dAD with feedback* keeps what a rank leaves out of
-a step and sends it later, at sites and at the aggregator. *PowerSGD with feedback* is the method of Vogels et al. (2019),
-*PowerSGD* the same without. An AUC is given as mean ± standard deviation over folds and sites. A difference between two
-methods is one of pairs, of the same fold and site, given as mean ± standard error over these pairs; up to {NOISE} standard
-errors below zero it counts as noise. Sites of one fold test the same weights: what differs from training to training shows
-only with several folds."""
+**How to read it.** *rank-dAD as published* has no error feedback; *rank-dAD with feedback* keeps what a rank leaves
+out of a step and sends it later, at sites and at the aggregator. *PowerSGD with feedback* is the method of Vogels et
+al. (2019), *PowerSGD* the same without. An AUC is given as mean ± standard deviation over folds and sites. A difference
+between two methods is one of pairs, of the same fold and site, given as mean ± standard error over these pairs; up to
+{NOISE} standard errors below zero it counts as noise. Sites of one fold test the same weights: what differs from
+training to training shows only with several folds."""
 
 
 def _summary(found: Sequence[Claim]) -> str:
@@ -292,8 +292,8 @@ SECTIONS = (
     Section(
         "figure-2",
         "Figure 2: AUC over epochs",
-        "At the same rank rank-dAD's AUC follows dSGD's and is above PowerSGD's, on MNIST with a feed-forward network and "
-        "on Spoken Arabic Digits with a recurrent one.",
+        "At the same rank rank-dAD's AUC follows dSGD's and is above PowerSGD's, on MNIST with a feed-forward network "
+        "and on Spoken Arabic Digits with a recurrent one.",
         "Test AUC by epoch, beside dSGD, pooled training, and the exact methods.",
         {"figure-2": f"Test AUC by epoch: {_BANDS}", "figure-2-bytes": _MARKS},
         _curves,
@@ -301,7 +301,8 @@ SECTIONS = (
     Section(
         "figure-3",
         "Figure 3: effective rank",
-        "The effective rank of a layer's gradient, of at most 10, falls during training. Its threshold is not known to us.",
+        "The effective rank of a layer's gradient, of at most 10, falls during training. Its threshold is not "
+        "known to us.",
         "Singular values of the updates of rank-dAD as published, r=10; counted are those of at least "
         f"{THRESHOLD:g} of the update's largest.",
         {"figure-3": "Effective rank by epoch and layer."},
@@ -321,9 +322,9 @@ SECTIONS = (
         "A vision transformer on CIFAR-10 has the AUC of the crude baseline, which sends the first three rows of every "
         "factor, sooner with rank-dAD; shown is the logarithm of the speed-up.",
         f"The AUC to be reached is that of {METHODS[CRUDE].label} at its last epoch, mean over sites, fold by fold. "
-        "Time is the number of steps until the first test that reaches it, times the seconds of a step of real processes "
-        "on this machine. Steps come from a training in one process: its weights equal those of real processes bit for bit, so "
-        "steps and seconds may be measured apart.",
+        "Time is the number of steps until the first test that reaches it, times the seconds of a step of real "
+        "processes on this machine. Steps come from a training in one process: its weights equal those of real "
+        "processes bit for bit, so steps and seconds may be measured apart.",
         {
             "figure-5": "Speed-up over the crude baseline, as a logarithm to the base 2.",
             "figure-5-auc": f"Test AUC by epoch: {_BANDS}",
