@@ -6,6 +6,7 @@ Colours are of the set by Okabe and Ito, which colour-blind people tell apart; l
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,6 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 BLUE, ORANGE, GREY, BLACK = "#0072B2", "#D55E00", "#8C8C8C", "#000000"
+SKY, GREEN, AMBER, PURPLE = "#56B4E9", "#009E73", "#E69F00", "#CC79A7"  # where four colours do not do
 WIDTH, HEIGHT, DPI = 7.0, 3.6, 150  # inches, inches, pixels per inch
 TINTS = 12  # of each colour in a file: enough for smooth edges, and a third of the bytes
 NAME = 26  # characters of the longest name beside a figure
@@ -73,14 +75,22 @@ def shortened(name: str) -> str:
     return name if len(name) <= NAME else f"{name[:half]}…{name[-half:]}"
 
 
-def png(figure: Figure) -> bytes:
-    """Return the figure's file, which says nothing of versions or dates: the same figures, the same bytes."""
+def png(figure: Figure, colours: Sequence[str] = (BLUE, ORANGE, GREY, BLACK)) -> bytes:
+    """Return the figure's file, which says nothing of versions or dates: the same figures, the same bytes.
+
+    Args:
+        figure: to be drawn.
+        colours: whose tints the file has; without any, those that it has most of.
+    """
     drawn, small = io.BytesIO(), io.BytesIO()
     figure.savefig(drawn, format="png")
-    tints = np.linspace(0, 1, TINTS)[:, None]
-    pairs = [tints * np.array(to_rgb(colour)) + 1 - tints for colour in (BLUE, ORANGE, GREY, BLACK)]
-    palette = Image.new("P", (1, 1))
-    palette.putpalette((255 * np.concatenate(pairs)).round().astype(np.uint8).tobytes())
-    picture = Image.open(drawn).convert("RGB").quantize(palette=palette, dither=Image.Dither.NONE)
+    picture = Image.open(drawn).convert("RGB")
+    palette = None
+    if colours:
+        tints = np.linspace(0, 1, TINTS)[:, None]
+        pairs = [tints * np.array(to_rgb(colour)) + 1 - tints for colour in colours]
+        palette = Image.new("P", (1, 1))
+        palette.putpalette((255 * np.concatenate(pairs)).round().astype(np.uint8).tobytes())
+    picture = picture.quantize(palette=palette, dither=Image.Dither.NONE)
     picture.save(small, "PNG", optimize=True, dpi=(DPI, DPI))
     return small.getvalue()

@@ -1,0 +1,328 @@
+"""The paper's claims and our own, judged by the tables: pure functions from tables to statements and verdicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pandas as pd
+
+from simulations.paper.comparing import (
+    CRUDE,
+    THRESHOLD,
+    Difference,
+    Tables,
+    differences,
+    effective_ranks,
+    ends,
+    every,
+    falls,
+    filled,
+    growth,
+    ratios,
+    speedups,
+)
+from simulations.paper.methods import METHODS
+
+Verdict = Literal["holds", "equal", "misses", "open"]
+
+PAPER_RATIOS = {4: 0.063, 6: 0.055, 8: 0.049, 10: 0.046, 12: 0.039, 14: 0.040, 16: 0.037, 18: 0.038}  # by sites
+NOISE = 2  # standard errors within which a difference says nothing
+ROUNDING = 0.02  # part of the bytes that headers and biases may make
+HEADER = 80  # bytes: more than any message's header, which does not grow with a layer
+FACTORS = ("ours", "int8", "published", "powersgd", "powersgd-plain")  # families that send rows of factors
+PARTNERS = {"powersgd-plain": "neither has feedback", "powersgd": "only PowerSGD has feedback"}
+SHARED = (
+    "All sites share this machine's processors: what a site computes, which is the same for both methods, takes the "
+    "longer the more sites there are, and hides what fewer bytes save. The slower the link, the more of it is seen."
+)
+RELATIVE = (
+    "The rank is counted against the largest singular value of the same update: it says how evenly a gradient is "
+    "spread over its directions, not how large it is."
+)
+
+
+@dataclass(frozen=True)
+class Near:
+    """One of our own claims: a method's AUC is hardly below that of dSGD.
+
+    Args:
+        panel: key of the panel.
+        method: key of the method.
+        within: how far below it may be.
+        after: epochs, from which on it holds; None asks only for the last one.
+    """
+
+    panel: str
+    method: str
+    within: float
+    after: int | None = None
+
+
+NEAR = (
+    Near("mnist", "rank-dad-4", 0.001, after=2),
+    Near("mnist", "rank-dad-2", 0.001, after=6),
+    Near("mnist", "rank-dad-int8-8", 0.0005),
+    Near("spoken-arabic-digits", "rank-dad-4", 0.01),
+    Near("natops", "rank-dad-4", 0.01),
+    Near("pendigits", "rank-dad-4", 0.01),
+    Near("cifar10", "rank-dad-4", 0.02),
+)
+WITHIN = {near.panel: near.within for near in NEAR if near.method == "rank-dad-4"}  # what counts as dSGD's AUC
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement, and what the tables say of it.
+
+    Args:
+        figure: name of the table that it is judged by.
+        paper: whether the statement is the paper's; else it is this project's own.
+        panel: key of the panel; empty where it is of none.
+        statement: in words.
+        measured: what was found, in numbers.
+        verdict: `equal` is a difference within the noise, `open` says that the tables lack what it needs.
+        outcome: the verdict in words, with what is missing.
+        why: an explanation, if there is something to explain.
+    """
+
+    figure: str
+    paper: bool
+    panel: str
+    statement: str
+    measured: str
+    verdict: Verdict
+    outcome: str
+    why: str = ""
+
+
+def claims(tables: Tables) -> list[Claim]:
+    """Judge every claim of the figures whose tables are there.
+
+    Args:
+        tables: by the name of their file.
+    """
+    judges = {
+        "figure-2": _curves,
+        "figure-3": _effective_rank,
+        "figure-4": _curves,
+        "figure-5": _curves,
+        "figure-5-seconds": _speed,
+        "figure-6": _sizes,
+        "table-3": _timing,
+    }
+    tables = filled(tables)
+    return [claim for name, judge in judges.items() if name in tables for claim in judge(name, tables)]
+
+
+def _curves(name: str, tables: Tables) -> Iterator[Claim]:
+    """Judge a table of AUC by epoch."""
+    table = tables[name]
+    for panel in dict.fromkeys(table["panel"]):
+        own = table[table["panel"] == panel]
+        for near in NEAR:
+            if near.panel == panel:
+                yield _near(name, own, near)
+        there = [key for key in METHODS if key in set(own["method"])]
+        for key in there:
+            if METHODS[key].family == "ours":
+                yield _equal_bytes(name, own, panel, key, f"powersgd-{METHODS[key].rank}")
+        for key in there:
+            if METHODS[key].family == "published":
+                yield from _published(name, own, panel, key)
+
+
+def _near(name: str, table: pd.DataFrame, near: Near) -> Claim:
+    when = "at the last epoch" if near.after is None else f"from epoch {near.after} on"
+    says = f"{METHODS[near.method].label}: AUC within {near.within:g} of dSGD's {when}"
+    found = differences(table, near.panel, near.method, "dsgd")
+    asked = found[-1:] if near.after is None else [each for each in found if each.epoch >= near.after]
+    if not asked:
+        return _open(name, near.panel, says, f"needs dsgd and {near.method} up to epoch {near.after or 'the last'}")
+    worst = min(asked, key=lambda each: each.mean)
+    measured = _said(worst)
+    if worst is not asked[-1]:
+        measured = f"at worst {measured}; {_said(asked[-1])}"
+    short = -worst.mean - near.within
+    if short <= 0:
+        return Claim(name, False, near.panel, says, measured, "holds", "holds")
+    outcome = f"misses by {_small(short)}" + (", within the noise" if short < NOISE * worst.error else "")
+    return Claim(name, False, near.panel, says, measured, "misses", outcome, _lag(found))
+
+
+def _equal_bytes(name: str, table: pd.DataFrame, panel: str, one: str, other: str) -> Claim:
+    says = f"r={METHODS[one].rank}: AUC at least PowerSGD's, both with feedback, at equal bytes"
+    found = differences(table, panel, one, other)
+    if not found:
+        return _open(name, panel, says, f"needs {one} and {other} in the same fold")
+    sent = ends(table).groupby("method")["bytes"].mean()
+    share = sent[one] / sent[other]
+    why = _trend(found)
+    if share < 1 - ROUNDING:
+        why += f" At this rank rank-dAD sends {share:.2f} of PowerSGD's bytes: its biases are in the factors."
+    return _at_least(name, False, panel, says, found, why.strip(), f", with {share:.3f} of its bytes")
+
+
+def _published(name: str, table: pd.DataFrame, panel: str, key: str) -> Iterator[Claim]:
+    """Judge what the paper says of its own method, which has no feedback."""
+    method, within = METHODS[key], WITHIN[panel]
+    says = f"{method.label}: dSGD's AUC at the last epoch (within {within:g})"
+    found = differences(table, panel, key, "dsgd")
+    if not found:
+        yield _open(name, panel, says, f"needs dsgd and {key} in the same fold", paper=True)
+    elif (short := -found[-1].mean - within) <= 0:
+        yield Claim(name, True, panel, says, _said(found[-1]), "holds", "holds")
+    else:
+        why = _forgotten(table, panel, key)
+        yield Claim(name, True, panel, says, _said(found[-1]), "misses", f"misses by {_small(short)}", why)
+    for family, note in PARTNERS.items():
+        other = f"{family}-{method.rank}"
+        if found := differences(table, panel, key, other):
+            says = f"{method.label}: AUC at least that of {METHODS[other].label} ({note})"
+            yield _at_least(name, True, panel, says, found, _forgotten(table, panel, key))
+
+
+def _at_least(
+    name: str, paper: bool, panel: str, says: str, found: Sequence[Difference], why: str, note: str = ""
+) -> Claim:
+    """Judge a difference at the last epoch that should not be below zero."""
+    last = found[-1]
+    measured = _said(last) + note
+    if last.mean >= 0:
+        return Claim(name, paper, panel, says, measured, "holds", "holds")
+    if -last.mean <= NOISE * last.error:
+        return Claim(name, paper, panel, says, measured, "equal", "equal within the noise")
+    return Claim(name, paper, panel, says, measured, "misses", f"worse by {_small(-last.mean)}", why)
+
+
+def _effective_rank(name: str, tables: Tables) -> Iterator[Claim]:
+    """Judge whether fewer and fewer directions of a layer's gradient matter."""
+    for panel, layer, first, last in falls(effective_ranks(tables[name])).itertuples(index=False):
+        says = f"the effective rank of `{layer}` falls during training"
+        measured = f"{first:.1f} in the first tenth, {last:.1f} in the last (values ≥ {THRESHOLD:g} of the largest)"
+        if last < first:
+            yield Claim(name, True, panel, says, measured, "holds", "holds")
+        elif last == first:
+            yield Claim(name, True, panel, says, measured, "equal", "stays as it is")
+        else:
+            yield Claim(name, True, panel, says, measured, "misses", f"rises by {last - first:.1f}", RELATIVE)
+
+
+def _speed(name: str, tables: Tables) -> Iterator[Claim]:
+    """Judge the time to the AUC that the crude baseline ends with."""
+    if "figure-5" not in tables:
+        return
+    found = speedups(tables["figure-5"], tables[name])
+    for (panel, link, method), rows in every(found, "panel", "link", "method"):
+        if METHODS[method].family not in ("ours", "published"):
+            continue
+        says = f"{METHODS[method].label}, {link}: reaches the AUC that {METHODS[CRUDE].label} end with in less time"
+        share, folds = rows["log2"].mean(), len(rows)
+        if never := int(rows["minutes"].isna().sum()):
+            measured, outcome = f"not reached in {never} of {folds} folds", "misses: not reached"
+            yield Claim("figure-5", True, panel, says, measured, "misses", outcome)
+            continue
+        measured = f"{2**share:.2g} times as fast (log2 = {share:+.1f}), by epoch {rows['epoch'].mean():.0f}"
+        if share > 0:
+            yield Claim("figure-5", True, panel, says, measured, "holds", "holds")
+        else:
+            yield Claim("figure-5", True, panel, says, measured, "misses", f"takes {2**-share:.2g} times as long")
+
+
+def _sizes(name: str, tables: Tables) -> Iterator[Claim]:
+    """Judge bytes per layer: as sent against the formula, and how they grow."""
+    table = tables[name]
+    for method, rows in table.dropna(subset=["sent"]).groupby("method", sort=False):
+        label, family = METHODS[str(method)].label, METHODS[str(method)].family
+        exchanges = 2 if family.startswith("powersgd") else 1
+        low, high = (rows["sent"] - rows["formula"]).agg(["min", "max"])
+        says = f"{label}: what is sent matches the formula within the header (at most {exchanges * HEADER} bytes)"
+        measured = f"{low:.0f} to {high:.0f} bytes more, {len(rows)} layers and directions"
+        if low >= 0 and high <= exchanges * HEADER:
+            yield Claim(name, False, "", says, measured, "holds", "holds")
+        else:
+            worst = max(-low, high - exchanges * HEADER)
+            yield Claim(name, False, "", says, measured, "misses", f"misses by {worst:.0f} bytes")
+    for method, rows in table[table["direction"] == "up"].groupby("method", sort=False):
+        linear = METHODS[str(method)].family in FACTORS
+        if len(rows) < 2 or not (linear or method == "dsgd"):
+            continue
+        power = growth(rows["size"], rows["formula"])
+        kind, expected = ("linearly", 1) if linear else ("quadratically", 2)
+        says = f"{METHODS[str(method)].label}: bytes grow {kind} with the layer's width"
+        measured = f"with the width's power {power:.2f}, between the two largest"
+        good = abs(power - expected) < 0.1
+        outcome = "holds" if good else f"misses by {abs(power - expected):.2f}"
+        yield Claim(name, True, "", says, measured, "holds" if good else "misses", outcome)
+
+
+def _timing(name: str, tables: Tables) -> Iterator[Claim]:
+    """Judge the time of a step over that of dSGD."""
+    for (link, reference, method), rows in every(ratios(tables[name]), "link", "reference", "method"):
+        what = f"{METHODS[method].label}, over {METHODS[reference].label}, {link}"
+        few, many = int(rows["sites"].iloc[0]), int(rows["sites"].iloc[-1])
+        first, last = float(rows["ratio"].iloc[0]), float(rows["ratio"].iloc[-1])
+        measured = f"{first:.3f} with {few} sites, {last:.3f} with {many}"
+        if METHODS[method].family != "published":
+            good = bool((rows["ratio"] < 1).all())
+            outcome = "holds" if good else f"up to {rows['ratio'].max():.2f} times the time"
+            says = f"{what}: less time per batch"
+            yield Claim(name, False, "", says, measured, "holds" if good else "misses", outcome, "" if good else SHARED)
+            continue
+        over = max(first / PAPER_RATIOS.get(few, math.inf), last / PAPER_RATIOS.get(many, math.inf))
+        good = over <= 1
+        outcome = "holds" if good else f"up to {over:.1f} times the paper's"
+        says = f"{what}: time per batch {_paper_ratio(few)}, {_paper_ratio(many)}"
+        yield Claim(name, True, "", says, measured, "holds" if good else "misses", outcome, "" if good else SHARED)
+        if many > few:
+            good = last < first
+            outcome = "holds" if good else f"rises by {last - first:.3f}"
+            says = f"{what}: the more sites, the smaller"
+            yield Claim(name, True, "", says, measured, "holds" if good else "misses", outcome, "" if good else SHARED)
+
+
+def _paper_ratio(sites: int) -> str:
+    return f"{PAPER_RATIOS[sites]:.3f} with {sites} sites" if sites in PAPER_RATIOS else f"unknown with {sites} sites"
+
+
+def _open(name: str, panel: str, says: str, needs: str, *, paper: bool = False) -> Claim:
+    return Claim(name, paper, panel, says, "–", "open", f"not measured: {needs}")
+
+
+def _said(found: Difference) -> str:
+    folds = f"{found.folds} fold" + "s" * (found.folds > 1)
+    return f"{found.mean:+.5f} ± {found.error:.5f} at epoch {found.epoch}, {folds}"
+
+
+def _small(value: float) -> str:
+    return f"{value:.1g}" if value < 1e-4 else f"{value:.5f}".rstrip("0")
+
+
+def _trend(found: Sequence[Difference]) -> str:
+    """Return what becomes of a gap during training."""
+    first, last = found[0], found[-1]
+    if first.epoch == last.epoch:
+        return ""
+    how = "closes" if abs(last.mean) < abs(first.mean) else "opens"
+    return f"The gap {how}: {first.mean:+.4f} at epoch {first.epoch}, {last.mean:+.4f} at epoch {last.epoch}."
+
+
+def _lag(found: Sequence[Difference]) -> str:
+    """Return what becomes of a gap to dSGD, and why if it closes."""
+    closes = found[0].mean < found[-1].mean
+    late = " Feedback delivers late what a rank leaves out of a step, so a low rank lags at first." if closes else ""
+    return _trend(found) + late
+
+
+def _forgotten(table: pd.DataFrame, panel: str, published: str) -> str:
+    """Return that feedback is what is missing, if the same rank with it does better."""
+    ours = f"rank-dad-{METHODS[published].rank}"
+    found = differences(table, panel, ours, published)
+    if found and found[-1].mean > NOISE * found[-1].error:
+        return (
+            "As published, what a rank leaves out of a step is lost. The same rank with feedback, which sends it "
+            f"later, ends {found[-1].mean:.4f} above."
+        )
+    return ""

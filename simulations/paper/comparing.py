@@ -1,0 +1,165 @@
+"""What the tables say of two methods: differences in pairs, times to a target, ratios and growth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from simulations.paper.methods import METHODS
+from simulations.paper.panels import Panel
+
+THRESHOLD = 0.1  # of the largest singular value; what is below is not counted into an effective rank
+CRUDE = "top-rows"  # the paper's baseline, whose last AUC the others are to reach
+REFERENCES = ("dsgd", "dsgd-per-tensor")  # what a method's time is divided by
+
+Tables = Mapping[str, pd.DataFrame]
+
+
+def filled(tables: Tables) -> dict[str, pd.DataFrame]:
+    """Return the tables that have rows."""
+    return {name: table for name, table in tables.items() if len(table)}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One method's AUC less another's, over pairs of the same fold and site.
+
+    Args:
+        mean: of all pairs.
+        error: standard error of the mean.
+        folds: how many are in.
+        epoch: at which both were tested.
+    """
+
+    mean: float
+    error: float
+    folds: int
+    epoch: int
+
+
+def panels_of(table: pd.DataFrame, panels: Mapping[str, Panel]) -> list[Panel]:
+    """Return the panels that a table has rows of, in their own order."""
+    there = set(table["panel"])
+    return [panel for key, panel in panels.items() if key in there]
+
+
+def methods_of(table: pd.DataFrame) -> list[str]:
+    """Return the methods that a table has rows of, in the order of `METHODS`."""
+    there = set(table["method"])
+    return [key for key in METHODS if key in there]
+
+
+def differences(curves: pd.DataFrame, panel: str, one: str, other: str) -> list[Difference]:
+    """Return what one method's AUC is above another's at every epoch that both were tested at, in order.
+
+    Args:
+        curves: with columns panel, method, fold, epoch, site and auc.
+        panel: key of the panel.
+        one: key of the method.
+        other: key of the method that is taken away.
+    """
+    rows = curves[(curves["panel"] == panel) & curves["method"].isin([one, other])]
+    wide = rows.pivot_table(index=["epoch", "fold", "site"], columns="method", values="auc", aggfunc="last")
+    if not {one, other} <= set(wide.columns):
+        return []
+    above = (wide[one] - wide[other]).dropna()
+    return [_difference(part, int(str(epoch))) for epoch, part in above.groupby("epoch")]
+
+
+def _difference(pairs: pd.Series[float], epoch: int) -> Difference:
+    error = float(pairs.std() / math.sqrt(len(pairs))) if len(pairs) > 1 else 0.0
+    return Difference(float(pairs.mean()), error, len(set(pairs.index.get_level_values("fold"))), epoch)
+
+
+def ends(curves: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the last epoch of every panel, method and fold, with bytes per step as `bytes`, both ways."""
+    last = curves.groupby(["panel", "method", "fold"])["epoch"].transform("max")
+    rows = curves[curves["epoch"] == last]
+    return rows.assign(bytes=(rows["bytes_up"] + rows["bytes_down"]) / rows["step"])
+
+
+def effective_ranks(spectra: pd.DataFrame, threshold: float = THRESHOLD) -> pd.DataFrame:
+    """Return how many singular values of an update are at least `threshold` of the largest.
+
+    Returns:
+        Columns panel, method, fold, epoch, layer and rank; layers in their first order.
+    """
+    keys = ["panel", "method", "fold", "epoch", "layer"]
+    counts = (spectra["value"] >= threshold).groupby([spectra[key] for key in keys], sort=False).sum()
+    return counts.rename("rank").reset_index()
+
+
+def falls(ranks: pd.DataFrame, part: float = 0.1) -> pd.DataFrame:
+    """Return effective ranks at the beginning and at the end of training.
+
+    Args:
+        ranks: of `effective_ranks`.
+        part: of the epochs that is the beginning, and the end.
+
+    Returns:
+        Rows by panel and layer: first and last, means over folds.
+    """
+    longest = ranks.groupby("panel")["epoch"].transform("max")
+    begun, over = ranks["epoch"] <= part * longest, ranks["epoch"] > (1 - part) * longest
+    by = ["panel", "layer"]
+    found = {"first": ranks[begun].groupby(by, sort=False), "last": ranks[over].groupby(by, sort=False)}
+    return pd.DataFrame({name: group["rank"].mean() for name, group in found.items()}).dropna().reset_index()
+
+
+def speedups(curves: pd.DataFrame, seconds: pd.DataFrame) -> pd.DataFrame:
+    """Return how soon each method reaches the AUC that the crude baseline ends with, fold by fold.
+
+    Args:
+        curves: of `figure-5.csv`.
+        seconds: of `figure-5-seconds.csv`: panel, method, link and seconds per step.
+
+    Returns:
+        Columns panel, link, method, fold, target (AUC), epoch and minutes (not a number if it is never reached) and
+        log2, of the baseline's minutes over the method's.
+    """
+    means = curves.groupby(["panel", "method", "fold", "epoch", "step"], as_index=False)["auc"].mean()
+    crude = means[means["method"] == CRUDE].sort_values("epoch").groupby(["panel", "fold"])["auc"].last()
+    means = means.join(crude.rename("target"), on=["panel", "fold"], how="inner")
+    reached = means[means["auc"] >= means["target"]].sort_values("epoch")
+    first = reached.groupby(["panel", "method", "fold"])[["epoch", "step"]].first()
+    trained = means[["panel", "method", "fold", "target"]].drop_duplicates()
+    found: pd.DataFrame = trained.join(first, on=["panel", "method", "fold"]).merge(seconds, on=["panel", "method"])
+    found["minutes"] = found["step"] * found["seconds"] / 60
+    key = ["panel", "link", "fold"]
+    base = found[found["method"] == CRUDE].set_index(key)["minutes"].rename("base")
+    found = found.join(base, on=key)
+    found["log2"] = np.log2(found["base"] / found["minutes"])
+    return found.filter(["panel", "link", "method", "fold", "target", "epoch", "minutes", "log2"])
+
+
+def ratios(timing: pd.DataFrame) -> pd.DataFrame:
+    """Return each method's time per step over those of `REFERENCES`, at the same link and number of sites.
+
+    Returns:
+        Columns link, reference, method, sites, ratio, and low and high of the method's own spread.
+    """
+    refers = timing["method"].isin(REFERENCES)
+    bases = timing[refers].rename(columns={"method": "reference", "seconds": "base"})
+    found = timing[~refers].merge(bases[["link", "sites", "reference", "base"]], on=["link", "sites"])
+    for name, key in {"ratio": "seconds", "low": "low", "high": "high"}.items():
+        found[name] = found[key] / found["base"]
+    order = found["reference"].map(REFERENCES.index)
+    found = found.assign(order=order).sort_values(["order", "sites"], kind="stable", ignore_index=True)
+    return found[["link", "reference", "method", "sites", "ratio", "low", "high"]]
+
+
+def every(table: pd.DataFrame, *columns: str) -> list[tuple[tuple[str, ...], pd.DataFrame]]:
+    """Return the parts of a table with equal values in some columns, and these values, in the order that they have."""
+    return [
+        (tuple(map(str, key)), rows) for key, rows in table.groupby(list(columns), sort=False) if isinstance(key, tuple)
+    ]
+
+
+def growth(sizes: Iterable[float], values: Iterable[float]) -> float:
+    """Return the exponent with which values grow between the two largest sizes: 1 is linear, 2 quadratic."""
+    (small, few), (large, many) = sorted(zip(sizes, values, strict=True))[-2:]
+    return math.log(many / few) / math.log(large / small)
