@@ -17,6 +17,9 @@ def paper(
     parts: Annotated[list[str], typer.Argument(metavar="FIGURE|TABLE|all...", help=WHAT)],
     quick: Annotated[bool, typer.Option("--quick", help="As --setting quick: 15 minutes on two cores.")] = False,
     setting: Annotated[str, typer.Option(help="How much is trained: quick, middle or full.")] = "middle",
+    folds: Annotated[
+        int | None, typer.Option(min=1, max=5, help="Folds that are trained now, in place of the setting's.")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder of results; runs/paper-SETTING without it.")] = None,
     data: Annotated[Path, typer.Option(help="Folder of the data sets' files.")] = Path("../shared/data"),
     jobs: Annotated[
@@ -41,7 +44,7 @@ def paper(
     chosen = [part for part in PARTS if part in parts or "all" in parts]
     folder = output or Path("runs") / f"paper-{name}"
     try:
-        make(chosen, SETTINGS[name], folder, data, jobs or os.cpu_count() or 1, Console(highlight=False))
+        make(chosen, SETTINGS[name], folder, data, jobs or os.cpu_count() or 1, Console(highlight=False), folds)
     except KeyboardInterrupt:
         typer.echo(f"interrupted; what is done is kept in {folder}, and the same command goes on", err=True)
         raise typer.Exit(130) from None

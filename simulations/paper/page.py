@@ -24,7 +24,8 @@ from simulations.paper.comparing import (
     speedups,
 )
 from simulations.paper.methods import METHODS
-from simulations.paper.panels import BATCH, FOLDS, RATE, SITES, Panel, Setting
+from simulations.paper.panels import BATCH, FOLDS, RATE, SITES, Panel
+from simulations.paper.settings import Setting
 
 VERDICTS: Mapping[Verdict, str] = {
     "holds": "holds",

@@ -12,6 +12,7 @@ from common.errors import UserError
 from simulations.paper.jobs import CurveJob, Job, SizeJob, TimingJob, source
 from simulations.paper.panels import SITES
 from simulations.paper.settings import Setting
+from simulations.paper.timing import LINKS
 
 PARTS = ("figure-2", "figure-3", "figure-4", "figure-5", "figure-6", "table-3")
 CURVES: Mapping[str, tuple[str, ...]] = {  # panels of each figure
@@ -22,8 +23,6 @@ CURVES: Mapping[str, tuple[str, ...]] = {  # panels of each figure
 }
 SPECTRA = "published-10"  # the method whose ranks figure 3 shows
 SIZED = ("dsgd", "dad", "edad", "powersgd-4", "rank-dad-4", "rank-dad-int8-8", "top-rows")  # in figure 6
-LINKS = ("unshaped", "1 Gbit/s", "100 Mbit/s")
-RELAY = "relay"  # one that limits nothing: what it costs itself
 
 
 def jobs(parts: Sequence[str], setting: Setting) -> list[Job]:
@@ -60,7 +59,7 @@ def _timings(setting: Setting) -> list[TimingJob]:
     return [
         TimingJob(panel, method, sites, link, timing.steps)
         for sites in timing.sites
-        for link in (*LINKS, RELAY)
+        for link in LINKS
         for method in timing.methods
     ]
 

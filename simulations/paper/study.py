@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import platform
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -13,8 +17,18 @@ from simulations.paper.parts import check_data, jobs, tables
 from simulations.paper.queue import do
 from simulations.paper.settings import Setting
 
+PAGE = "README.md"
 
-def make(parts: Sequence[str], setting: Setting, output: Path, data: Path, processes: int, console: Console) -> None:
+
+def make(
+    parts: Sequence[str],
+    setting: Setting,
+    output: Path,
+    data: Path,
+    processes: int,
+    console: Console,
+    folds: int | None = None,
+) -> None:
     """Make figures and tables, and the page of all that the folder holds.
 
     Args:
@@ -24,6 +38,7 @@ def make(parts: Sequence[str], setting: Setting, output: Path, data: Path, proce
         data: folder of the data sets' files.
         processes: trainings at a time.
         console: where progress and verdicts are shown.
+        folds: that are trained now, in place of the setting's; tables have all that are there.
 
     Raises:
         UserError: matplotlib or data are missing, or the folder cannot be written.
@@ -31,6 +46,40 @@ def make(parts: Sequence[str], setting: Setting, output: Path, data: Path, proce
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("figures need matplotlib: pip install 'rankdad[plots]'")
     check_data(parts, setting, data)
-    do(jobs(parts, setting), output, data, processes, console)
-    for name, table in tables(setting, output).items():
-        table.to_csv(output / f"{name}.csv", index=False)
+    now = setting if folds is None else replace(setting, folds=folds)
+    do(jobs(parts, now), output, data, processes, console)
+    write(setting, output, console)
+
+
+def write(setting: Setting, output: Path, console: Console) -> None:
+    """Write tables, pictures and the page of all results that a folder holds, and show the verdicts."""
+    from simulations.paper import page
+    from simulations.paper.claims import claims
+    from simulations.paper.figures import pictures
+
+    found = tables(setting, output)
+    for name, table in found.items():
+        _write(output / f"{name}.csv", table.to_csv(index=False, lineterminator="\n").encode())
+    drawn = pictures(found, setting.panels)
+    for stem, picture in drawn.items():
+        _write(output / f"{stem}.png", picture)
+    meta = page.Meta(setting, f" --setting {setting.key}", _machine(), frozenset(drawn))
+    _write(output / PAGE, page.write(found, meta).encode())
+    judged = Counter(page.VERDICTS[claim.verdict] for claim in claims(found))
+    console.print(f"{output / PAGE}: {', '.join(f'{count} claims: {words}' for words, count in judged.items())}")
+
+
+def _machine() -> str:
+    """Return in words where results were made."""
+    import torch
+
+    return (
+        f"{os.cpu_count()} processors ({platform.machine()}), torch {torch.__version__.split('+')[0]}, one thread each."
+    )
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None

@@ -2,7 +2,7 @@
 
 All sites share this machine's processors, so that a site's computing takes longer the more sites there are. Bytes pass
 through memory, or through the relay, which gives every site's connection a link of its own: as fast as its bandwidth,
-as long as the relay keeps up with all of them. `relay` is one without any limit, and tells what the relay itself costs.
+as long as the relay keeps up with all of them.
 """
 
 from __future__ import annotations
@@ -29,18 +29,9 @@ from simulations.spec import SimulationFile
 WARM_UP = 3  # steps left out of every figure
 LINKS: Mapping[str, dict[str, Any] | None] = {
     "unshaped": None,
-    "relay": {},
     "1 Gbit/s": {"bandwidth": 125e6},
     "100 Mbit/s": {"bandwidth": 12.5e6},
 }
-METHODS: Mapping[str, dict[str, Any]] = {
-    "rank-dad as published": {"name": "rank-dad", "rank": 10, "preset": "paper"},
-    "rank-dad": {"name": "rank-dad", "rank": 10},
-    "dsgd": {"name": "dsgd"},
-    "dsgd per tensor": {"name": "dsgd", "exchanges": "per-tensor"},
-}
-SITES = (4, 6, 8, 10, 12, 14, 16, 18)
-PUBLISHED = (0.063, 0.055, 0.049, 0.046, 0.039, 0.040, 0.037, 0.038)  # rank-dad's over dsgd's, for these sites
 
 
 @dataclass(frozen=True)
@@ -78,11 +69,11 @@ class Timing:
     connections: int
 
 
-def arrange(document: dict[str, Any], method: str, sites: int, link: str) -> dict[str, Any]:
-    """Return the document of a simulation with one of `METHODS`, so many sites, and one of `LINKS`."""
-    names = [f"site-{number + 1:02d}" for number in range(sites)]
+def arrange(document: dict[str, Any], sites: int, link: str) -> dict[str, Any]:
+    """Return the document of a simulation with so many sites, and one of `LINKS`."""
+    federation = {"sites": [f"site-{number + 1:02d}" for number in range(sites)]}
     return {
-        "run": document["run"] | {"method": METHODS[method], "federation": {"sites": names}},
+        "run": document["run"] | {"federation": federation},
         "simulation": document["simulation"] | {"relay": LINKS[link]},
     }
 
@@ -159,23 +150,14 @@ def _timing(run: Path) -> Timing:
     )
 
 
-def compare(timings: pd.DataFrame) -> pd.DataFrame:
-    """Return timings beside those of full gradients, and how busy the relay is.
+def relay_share(timings: pd.DataFrame) -> pd.Series[float]:
+    """Return how busy the relay is: its seconds over those that the links take for the step's bytes.
+
+    Towards 1 the relay, and no longer the link, limits the step; NaN where a link has no limit.
 
     Args:
-        timings: a row for each: link, method, sites, and the fields of `Timing`.
-
-    Returns:
-        The same with `over_dsgd` and `over_per_tensor`, seconds over those of the same link and number of sites, NaN
-        where there are none; and `relay_share`, the relay's seconds over those that the link takes for the step's
-        bytes: towards 1 the relay, and no longer the link, limits the step. NaN where the link has no limit.
+        timings: a row for each: link, and the fields of `Timing`.
     """
-    found = timings.copy()
-    for column, method in (("over_dsgd", "dsgd"), ("over_per_tensor", "dsgd per tensor")):
-        full = found[found["method"] == method].set_index(["link", "sites"])["seconds"]
-        beside = pd.MultiIndex.from_frame(found[["link", "sites"]])
-        found[column] = found["seconds"] / full.reindex(beside).set_axis(found.index)
     bandwidths = {name: (link or {}).get("bandwidth") for name, link in LINKS.items()}
-    on_the_way = (found["bytes_up"] + found["bytes_down"]) / found["link"].map(bandwidths)
-    found["relay_share"] = found["relay"] / on_the_way
-    return found
+    on_the_way = (timings["bytes_up"] + timings["bytes_down"]) / timings["link"].map(bandwidths)
+    return timings["relay"] / on_the_way
