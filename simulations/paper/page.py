@@ -42,11 +42,13 @@ class Meta:
         setting: that they are of.
         options: of the command, such as " --quick".
         machine: on which they were made, in words.
+        pictures: stems of the files that have been drawn.
     """
 
     setting: Setting
     options: str
     machine: str
+    pictures: frozenset[str] = frozenset()
 
     def command(self, name: str) -> str:
         """Return the command that makes a table."""
@@ -135,8 +137,8 @@ def _section(section: Section, tables: Tables, meta: Meta, found: Sequence[Claim
     ]
     if missing:
         parts.append(f"Not measured yet: {', '.join(missing)}; {meta.command(section.name)} does it.")
-    else:
-        parts += [f"![{caption}]({stem}.png)\n\n*{caption}*" for stem, caption in section.pictures.items()]
+    shown = {stem: caption for stem, caption in section.pictures.items() if stem in meta.pictures}
+    parts += [f"![{caption}]({stem}.png)\n\n*{caption}*" for stem, caption in shown.items()]
     parts += [_judged(found, meta.setting.panels), section.body(section.name, tables, meta.setting)]
     return "\n\n".join(part for part in parts if part)
 
