@@ -28,7 +28,7 @@ from simulations.paper.panels import BATCH, FOLDS, RATE, SITES, Panel, Setting
 
 VERDICTS: Mapping[Verdict, str] = {
     "holds": "holds",
-    "equal": "equal within the noise",
+    "equal": "within the noise",
     "misses": "misses",
     "open": "not measured",
 }
@@ -197,7 +197,9 @@ def _methods(last: pd.DataFrame) -> str:
     rows = []
     for key in methods_of(last):
         fewer = f"{dense / sent[key]:.1f}" if sent[key] and dense == dense else "–"
-        rows.append([METHODS[key].label, f"{mean[key]:.5f} ± {spread[key]:.5f}", _size(sent[key]), fewer])
+        rows.append(
+            [METHODS[key].label, f"{mean[key]:.5f} ± {spread[key]:.5f}", _size(sent[key]) if sent[key] else "–", fewer]
+        )
     return _table(["method", "test AUC", "bytes per site and step, both ways", "times fewer than dSGD"], rows)
 
 
