@@ -11,7 +11,15 @@ from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import (
+    EngFormatter,
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+)
 
 from remote.canvas import AMBER, BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, blank, dress, png
 from simulations.paper.claims import PAPER_RATIOS
@@ -47,6 +55,7 @@ DASHES = ("-", "--", "-.", ":")
 WIDE = 10.0  # inches
 FLOOR = 1e-5  # an AUC above 1 - FLOOR is drawn there
 HIGH_RANK = 8  # ranks from here on share axes
+DECADES = 50  # between the most and the fewest bytes, from which on only powers of ten are labelled
 LEAST_TICKS = 4  # of an axis of AUC
 MOMENTS = 40  # points of a line of effective ranks
 
@@ -71,7 +80,8 @@ def pictures(tables: Tables, panels: Mapping[str, Panel]) -> dict[str, bytes]:
 
 def drawn(tables: Tables, panels: Mapping[str, Panel]) -> dict[str, Figure]:
     """Return the figures that `pictures` makes files of."""
-    found, tables = {}, filled(tables)
+    found: dict[str, Figure | None] = {}
+    tables = filled(tables)
     for name in ("figure-2", "figure-4", "figure-5"):
         if name in tables:
             found[CURVES[name]] = auc_by_epoch(tables[name], panels)
@@ -79,12 +89,12 @@ def drawn(tables: Tables, panels: Mapping[str, Panel]) -> dict[str, Figure]:
     if "figure-3" in tables:
         found["figure-3"] = rank_by_epoch(tables["figure-3"], panels)
     if {"figure-5", "figure-5-seconds"} <= set(tables):
-        found["figure-5"] = time_to_target(tables["figure-5"], tables["figure-5-seconds"])
+        found["figure-5"] = time_to_target(speedups(tables["figure-5"], tables["figure-5-seconds"]))
     if "figure-6" in tables:
         found["figure-6"] = bytes_by_width(tables["figure-6"])
     if "table-3" in tables:
-        found["table-3"] = ratio_by_sites(tables["table-3"])
-    return dict(sorted(found.items()))
+        found["table-3"] = ratio_by_sites(ratios(tables["table-3"]))
+    return {name: figure for name, figure in sorted(found.items()) if figure is not None}
 
 
 def auc_by_epoch(curves: pd.DataFrame, panels: Mapping[str, Panel]) -> Figure:
@@ -121,7 +131,7 @@ def _by_rank(keys: Sequence[str]) -> dict[str, list[Method]]:
         exact = sorted({method.rank or 0 for method in own})
         found["rank " + " and ".join(map(str, exact))] = [*everywhere, *own]
     others = [method for method in methods if method.rank is None and method not in everywhere]
-    return found | ({"exact, and top 3 rows": [*everywhere, *others]} if others else {})
+    return found | ({"exact, and top 3 rows": [*everywhere, *others]} if others or not found else {})
 
 
 def _curve(axes: Axes, rows: pd.DataFrame, method: Method) -> None:
@@ -144,7 +154,10 @@ def auc_by_bytes(curves: pd.DataFrame, panels: Mapping[str, Panel]) -> Figure:
         dress(axes, f"{STEP_BYTES}, up and down", "test AUC" if axes is grid[0] else "")
         axes.set_title(panel.title, fontsize=10, pad=24)
         axes.set_xscale("log")
+        wide = own["bytes"].max() > DECADES * own["bytes"][own["bytes"] > 0].min()
+        axes.xaxis.set_major_locator(LogLocator(subs=(1,) if wide else (1, 2, 5)))
         axes.xaxis.set_major_formatter(EngFormatter("B"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
         sent = _marks(axes, own)
         _auc_scale(axes, own.groupby("method")["auc"].mean())
         ranks = {METHODS[key].rank: value for key, value in sent.items() if METHODS[key].family == "ours"}
@@ -203,11 +216,12 @@ def rank_by_epoch(spectra: pd.DataFrame, panels: Mapping[str, Panel]) -> Figure:
     return figure
 
 
-def time_to_target(curves: pd.DataFrame, seconds: pd.DataFrame) -> Figure:
+def time_to_target(found: pd.DataFrame) -> Figure | None:
     """Draw how much sooner each method has the AUC that the crude baseline ends with: axes for every link."""
-    found = speedups(curves, seconds)
     links = list(dict.fromkeys(found["link"]))
     keys = [key for key in methods_of(found) if key != CRUDE][::-1]
+    if not keys:
+        return None
     figure = _sheet(0.32 * len(keys) + 1.2)
     grid = figure.subplots(1, len(links), sharey=True, sharex=True, squeeze=False)[0]
     for axes, link in zip(grid, links, strict=True):
@@ -274,10 +288,11 @@ def _name_ranks(axes: Axes, sizes: pd.DataFrame) -> None:
         axes.annotate(f"r={method.rank}", (width, height), **text)
 
 
-def ratio_by_sites(timing: pd.DataFrame) -> Figure:
+def ratio_by_sites(found: pd.DataFrame) -> Figure | None:
     """Draw each method's time per batch over dSGD's by number of sites: axes for every link."""
-    found = ratios(timing)
-    links = [link for link in dict.fromkeys(timing["link"]) if link in set(found["link"])]
+    links = list(dict.fromkeys(found["link"]))
+    if not links:
+        return None
     figure = _sheet(3.8)
     grid = figure.subplots(1, len(links), sharey=True, squeeze=False)[0]
     lines = {"dsgd": "-", "dsgd-per-tensor": "--"}
@@ -347,11 +362,13 @@ def _auc_scale(axes: Axes, means: pd.Series[float]) -> None:
     low, high = gaps.min() / 1.4, min(gaps.max() * 1.4, 1.0)
     axes.set_yscale("log")
     axes.set_ylim(high, low)
-    for factors in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), np.arange(1, 10, 0.25)):
+    for factors in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
         ticks = [factor * 10.0**power for power in range(-6, 0) for factor in factors]
         ticks = [tick for tick in ticks if low <= tick <= high]
         if len(ticks) >= LEAST_TICKS:
             break
+    else:
+        ticks = [tick for tick in MaxNLocator(5).tick_values(low, high) if low <= tick <= high]
     axes.yaxis.set_major_locator(FixedLocator(ticks))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda gap, _: f"{1 - gap:.6g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda gap, _: f"{1 - gap:.7g}"))

@@ -29,7 +29,7 @@ from simulations.paper.settings import Setting
 
 VERDICTS: Mapping[Verdict, str] = {
     "holds": "holds",
-    "equal": "equal within the noise",
+    "equal": "within the noise",
     "misses": "misses",
     "open": "not measured",
 }
@@ -43,11 +43,13 @@ class Meta:
         setting: that they are of.
         options: of the command, such as " --quick".
         machine: on which they were made, in words.
+        pictures: stems of the files that have been drawn.
     """
 
     setting: Setting
     options: str
     machine: str
+    pictures: frozenset[str] = frozenset()
 
     def command(self, name: str) -> str:
         """Return the command that makes a table."""
@@ -136,8 +138,8 @@ def _section(section: Section, tables: Tables, meta: Meta, found: Sequence[Claim
     ]
     if missing:
         parts.append(f"Not measured yet: {', '.join(missing)}; {meta.command(section.name)} does it.")
-    else:
-        parts += [f"![{caption}]({stem}.png)\n\n*{caption}*" for stem, caption in section.pictures.items()]
+    shown = {stem: caption for stem, caption in section.pictures.items() if stem in meta.pictures}
+    parts += [f"![{caption}]({stem}.png)\n\n*{caption}*" for stem, caption in shown.items()]
     parts += [_judged(found, meta.setting.panels), section.body(section.name, tables, meta.setting)]
     return "\n\n".join(part for part in parts if part)
 
@@ -196,7 +198,9 @@ def _methods(last: pd.DataFrame) -> str:
     rows = []
     for key in methods_of(last):
         fewer = f"{dense / sent[key]:.1f}" if sent[key] and dense == dense else "–"
-        rows.append([METHODS[key].label, f"{mean[key]:.5f} ± {spread[key]:.5f}", _size(sent[key]), fewer])
+        rows.append(
+            [METHODS[key].label, f"{mean[key]:.5f} ± {spread[key]:.5f}", _size(sent[key]) if sent[key] else "–", fewer]
+        )
     return _table(["method", "test AUC", "bytes per site and step, both ways", "times fewer than dSGD"], rows)
 
 

@@ -78,6 +78,11 @@ def test_there_is_a_figure_for_every_table(figures: dict[str, Figure]) -> None:
     assert bar.get_width() == pytest.approx(1.0), "as many steps of half the time"
 
 
+def test_what_cannot_be_compared_is_not_drawn() -> None:
+    tables = {"figure-5": curve("dsgd", (0.9,), "cifar10"), "figure-5-seconds": seconds(dsgd=1.0), "table-3": timing()}
+    assert list(drawn(tables, PANELS)) == ["figure-5-auc", "figure-5-bytes"]
+
+
 @pytest.mark.parametrize("stem", ["figure-2", "figure-2-bytes", "figure-3", "figure-5", "figure-6", "table-3"])
 def test_no_text_lies_on_another_or_leaves_the_figure(stem: str, figures: dict[str, Figure]) -> None:
     figure = figures[stem]
