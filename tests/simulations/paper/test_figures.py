@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from simulations.paper.figures import drawn
-from simulations.paper.panels import SETTINGS
+from simulations.paper.settings import SETTINGS
 from tests.simulations.paper.tables import curve, seconds, sizes, spectra, timing
 
 PANELS = SETTINGS["middle"].panels

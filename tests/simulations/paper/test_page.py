@@ -6,7 +6,7 @@ import pandas as pd
 
 from simulations.paper.claims import claims
 from simulations.paper.page import SECTIONS, Meta, write
-from simulations.paper.panels import SETTINGS
+from simulations.paper.settings import SETTINGS
 from tests.simulations.paper.tables import curve, seconds, sizes, spectra, timing
 
 META = Meta(SETTINGS["middle"], " --quick", "2 processors, torch 9.9.", frozenset({"figure-3", "figure-6"}))
