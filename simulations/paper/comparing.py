@@ -85,12 +85,16 @@ def ends(curves: pd.DataFrame) -> pd.DataFrame:
 def effective_ranks(spectra: pd.DataFrame, threshold: float = THRESHOLD) -> pd.DataFrame:
     """Return how many singular values of an update are at least `threshold` of the largest.
 
+    Args:
+        spectra: columns panel, method, fold, epoch, layer, and value_1, value_2, … over the largest, NaN beyond the last.
+        threshold: below which a value does not count.
+
     Returns:
-        Columns panel, method, fold, epoch, layer and rank; layers in their first order.
+        Columns panel, method, fold, epoch, layer and rank.
     """
-    keys = ["panel", "method", "fold", "epoch", "layer"]
-    counts = (spectra["value"] >= threshold).groupby([spectra[key] for key in keys], sort=False).sum()
-    return counts.rename("rank").reset_index()
+    values = spectra.filter(regex=r"^value_\d+$")
+    ranks = (values >= threshold).sum(axis=1)
+    return spectra[["panel", "method", "fold", "epoch", "layer"]].assign(rank=ranks)
 
 
 def falls(ranks: pd.DataFrame, part: float = 0.1) -> pd.DataFrame:

@@ -116,16 +116,9 @@ def _spectra(job: CurveJob, result: dict[str, Any]) -> list[dict[str, Any]]:
     known = {"panel": job.panel.key, "method": job.method, "fold": job.fold + 1}
     per_epoch = result["auc"][0]["step"] / result["auc"][0]["epoch"]
     return [
-        {
-            **known,
-            "step": row["step"],
-            "epoch": row["step"] / per_epoch,
-            "layer": row["layer"],
-            "rank": rank,
-            "value": v,
-        }
+        {**known, "step": row["step"], "epoch": row["step"] / per_epoch, "layer": row["layer"]}
+        | {f"value_{place}": value for place, value in enumerate(row["values"], start=1)}
         for row in result["spectra"]
-        for rank, v in enumerate(row["values"], start=1)
     ]
 
 

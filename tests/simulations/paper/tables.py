@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pandas as pd
@@ -25,14 +26,15 @@ def curve(
 
 
 def spectra(ranks: Sequence[int], panel: str = "mnist") -> pd.DataFrame:
-    """Updates of one layer, one an epoch, with so many values that count, of four."""
+    """Updates of one layer, one an epoch, with so many values that count, of at most four; the last row has three."""
     rows = [
-        (panel, "published-10", fold, 10 * epoch, float(epoch), "1.weight", place + 1, 1.0 if place < rank else 0.001)
+        (panel, "published-10", fold, 10 * epoch, float(epoch), "1.weight")
+        + tuple(1.0 if place < rank else 0.001 for place in range(3))
+        + ((1.0 if rank > 3 else 0.001) if epoch < len(ranks) else math.nan,)
         for fold in (0, 1)
         for epoch, rank in enumerate(ranks, 1)
-        for place in range(4)
     ]
-    columns = ["panel", "method", "fold", "step", "epoch", "layer", "position", "value"]
+    columns = ["panel", "method", "fold", "step", "epoch", "layer", *(f"value_{place}" for place in range(1, 5))]
     return pd.DataFrame(rows, columns=columns)
 
 
