@@ -279,7 +279,7 @@ def _name_ranks(axes: Axes, sizes: pd.DataFrame) -> None:
     for method in ours if len(ours) > 1 else []:
         width, height = last.loc[method.key]
         text: dict[str, Any] = {
-            "xytext": (4, 0),
+            "xytext": (8, 0),
             "textcoords": "offset points",
             "va": "center",
             "fontsize": 8,
