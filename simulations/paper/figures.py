@@ -57,7 +57,7 @@ FLOOR = 1e-5  # an AUC above 1 - FLOOR is drawn there
 HIGH_RANK = 8  # ranks from here on share axes
 DECADES = 50  # between the most and the fewest bytes, from which on only powers of ten are labelled
 LEAST_TICKS = 4  # of an axis of AUC
-MOMENTS = 40  # points of a line of effective ranks
+MOMENTS = 20  # points of a line of effective ranks
 
 CURVES = {"figure-2": "figure-2", "figure-4": "figure-4", "figure-5": "figure-5-auc"}  # file of AUC by epoch
 SPREAD = "mean of folds and sites, ± standard deviation; AUC on a log scale of 1 − AUC"
@@ -279,7 +279,7 @@ def _name_ranks(axes: Axes, sizes: pd.DataFrame) -> None:
     for method in ours if len(ours) > 1 else []:
         width, height = last.loc[method.key]
         text: dict[str, Any] = {
-            "xytext": (4, 0),
+            "xytext": (8, 0),
             "textcoords": "offset points",
             "va": "center",
             "fontsize": 8,
