@@ -33,7 +33,7 @@ NOISE = 2  # standard errors within which a difference says nothing
 ROUNDING = 0.02  # part of the bytes that headers and biases may make
 STAYS = 0.5  # of an effective rank, whose changes below it say nothing
 HEADER = 80  # bytes: more than any message's header, which does not grow with a layer
-FACTORS = ("ours", "int8", "published", "powersgd", "powersgd-plain")  # families that send rows of factors
+FACTORS = ("ours", "rows", "int8", "published", "powersgd", "powersgd-plain")  # families that send rows of factors
 PARTNERS = {"powersgd-plain": "neither has feedback", "powersgd": "only PowerSGD has feedback"}
 SHARED = (
     "All sites share this machine's processors: what a site computes, which is the same for both methods, takes the "

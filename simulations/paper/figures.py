@@ -44,6 +44,7 @@ LOOKS: Mapping[str, tuple[str, Any, str]] = {  # colour, line and marker of a fa
     "dad": (PURPLE, "--", "x"),
     "edad": (PURPLE, ":", "+"),
     "ours": (BLUE, "-", "s"),
+    "rows": (BLUE, ":", "d"),
     "int8": (SKY, "--", "P"),
     "published": (GREEN, "-.", "D"),
     "powersgd": (ORANGE, (0, (4, 1.5)), "^"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Family = Literal["pooled", "exact", "ours", "int8", "published", "powersgd", "powersgd-plain", "top-rows"]
+Family = Literal["pooled", "exact", "ours", "rows", "int8", "published", "powersgd", "powersgd-plain", "top-rows"]
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,11 @@ def _methods() -> list[Method]:
         Method("top-rows", "top 3 rows", "top-rows", {"name": "top-rows", "rows": 3}),
     ]
     for rank in (1, 2, 4, 8, 10, 16):
-        ours = {"name": "rank-dad", "feedback": "both"}
+        rows = {"name": "rank-dad", "feedback": "both"}
+        ours = {**rows, "residual": "dense"}
         found += [
             _ranked("rank-dad", "rank-dAD with feedback", "ours", rank, ours),
+            _ranked("rank-dad-rows", "rank-dAD with feedback in rows", "rows", rank, rows),
             _ranked("rank-dad-int8", "rank-dAD with feedback, int8", "int8", rank, {**ours, "wire": "int8"}),
             _ranked("published", "rank-dAD as published", "published", rank, {"name": "rank-dad", "preset": "paper"}),
             _ranked("powersgd", "PowerSGD with feedback", "powersgd", rank, {"name": "powersgd"}),

@@ -109,7 +109,8 @@ fold begin with the same weights and see the same batches.
 **How to repeat it.** {meta.command("all")}, or the command of each section.
 
 **How to read it.** *rank-dAD as published* has no error feedback; *rank-dAD with feedback* keeps what a rank leaves
-out of a step and sends it later, at sites and at the aggregator. *PowerSGD with feedback* is the method of Vogels et
+out of a step and sends it later, at sites and at the aggregator: as matrices, which forget nothing (`"residual":
+"dense"`), or, *in rows*, the leading ones of it alone, which is faster where layers are wide. *PowerSGD with feedback* is the method of Vogels et
 al. (2019), *PowerSGD* the same without. An AUC is given as mean ± standard deviation over folds and sites. A difference
 between two methods is one of pairs, of the same fold and site, given as mean ± standard error over these pairs; up to
 {NOISE} standard errors below zero it counts as noise. Sites of one fold test the same weights: what differs from
