@@ -88,8 +88,8 @@ def effective_ranks(spectra: pd.DataFrame, threshold: float = THRESHOLD) -> pd.D
     """Return how many singular values of an update are at least `threshold` of the largest.
 
     Args:
-        spectra: columns panel, method, fold, epoch, layer, and value_1, value_2, … over the largest; NaN where there are
-            fewer.
+        spectra: columns panel, method, fold, epoch, layer, and value_1, value_2, … over the largest; NaN beyond the
+            last.
         threshold: below which a value does not count.
 
     Returns:

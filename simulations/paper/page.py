@@ -26,7 +26,9 @@ from simulations.paper.comparing import (
 from simulations.paper.methods import METHODS
 from simulations.paper.panels import BATCH, FOLDS, RATE, SITES, Panel
 from simulations.paper.settings import Setting
+from simulations.paper.timing import relay_share
 
+RELAY_BUSY = 0.8  # part of a link's time
 VERDICTS: Mapping[Verdict, str] = {
     "holds": "holds",
     "equal": "within the noise",
@@ -110,11 +112,11 @@ fold begin with the same weights and see the same batches.
 
 **How to read it.** *rank-dAD as published* has no error feedback; *rank-dAD with feedback* keeps what a rank leaves
 out of a step and sends it later, at sites and at the aggregator: as matrices, which forget nothing (`"residual":
-"dense"`), or, *in rows*, the leading ones of it alone, which is faster where layers are wide. *PowerSGD with feedback* is the method of Vogels et
-al. (2019), *PowerSGD* the same without. An AUC is given as mean ± standard deviation over folds and sites. A difference
-between two methods is one of pairs, of the same fold and site, given as mean ± standard error over these pairs; up to
-{NOISE} standard errors below zero it counts as noise. Sites of one fold test the same weights: what differs from
-training to training shows only with several folds."""
+"dense"`), or, *in rows*, the leading ones of it alone, which is the default, and faster where layers are wide.
+*PowerSGD with feedback* is the method of Vogels et al. (2019), *PowerSGD* the same without. An AUC is given as mean ±
+standard deviation over folds and sites. A difference between two methods is one of pairs, of the same fold and site,
+given as mean ± standard error over these pairs; up to {NOISE} standard errors below zero it counts as noise. Sites of
+one fold test the same weights: what differs from training to training shows only with several folds."""
 
 
 def _summary(found: Sequence[Claim]) -> str:
@@ -272,7 +274,25 @@ def _timing(name: str, tables: Tables, _: Setting) -> str:
     of_times = [f"{count} sites" for count in times.columns]
     return (
         f"Time per batch over that of dSGD:\n\n{_table(['method', 'link', 'over', *sites], rows)}\n\n"
-        f"Seconds per batch, median:\n\n{_table(['link', 'method', *of_times], seconds)}"
+        f"Seconds per batch, median:\n\n{_table(['link', 'method', *of_times], seconds)}\n\n{_relayed(tables[name])}"
+    )
+
+
+def _relayed(timings: pd.DataFrame) -> str:
+    """Return where the relay, and no longer the link, was what took time."""
+    shares = relay_share(timings)
+    if shares.isna().all():
+        return ""
+    said = []
+    for (link, method), rows in every(timings.assign(share=shares).dropna(subset=["share"]), "link", "method"):
+        limited = rows.loc[rows["share"] > RELAY_BUSY, "sites"].astype(str)
+        if len(limited):
+            said.append(f"{link}, {METHODS[method].label}: {', '.join(limited)} sites")
+    where = "; ".join(said) or "nowhere"
+    return (
+        "The relay that makes the links is one process of this machine. Where it needs more than "
+        f"{RELAY_BUSY:.0%} of the time that the links themselves take for a step's bytes, it is the relay that limits "
+        f"the step, and the true link would be faster: {where}."
     )
 
 
