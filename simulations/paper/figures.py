@@ -170,17 +170,16 @@ def auc_by_bytes(curves: pd.DataFrame, panels: Mapping[str, Panel]) -> Figure:
 
 
 def _marks(axes: Axes, rows: pd.DataFrame) -> dict[str, float]:
-    """Draw every method of a panel, and return its bytes per step; families are set apart a little."""
+    """Draw every method of a panel, and return its bytes per step."""
     by = rows.groupby("method")
     mean, spread, sent = by["auc"].mean(), by["auc"].std().fillna(0), by["bytes"].mean()
     keys = methods_of(rows)
     if "pooled" in keys:
         axes.axhline(_gap(mean[["pooled"]]).item(), color=GREY, ls=":", lw=1.5)
-    names = list(LOOKS)
     for name in dict.fromkeys(_name(METHODS[key]) for key in keys if key != "pooled"):
         own = [key for key in keys if _name(METHODS[key]) == name]
         colour, line, marker = LOOKS[name]
-        place = sent[own] * 1.03 ** (names.index(name) - names.index("ours"))
+        place = sent[own]
         middle = _gap(mean[own])
         low, high = middle - _gap(mean[own] + spread[own]), _gap(mean[own] - spread[own]) - middle
         axes.errorbar(
