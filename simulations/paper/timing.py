@@ -8,6 +8,7 @@ as long as the relay keeps up with all of them. `relay` is one without any limit
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -160,22 +161,28 @@ def _timing(run: Path) -> Timing:
 
 
 def compare(timings: pd.DataFrame) -> pd.DataFrame:
-    """Return timings beside those of full gradients, and how busy the relay is.
+    """Return timings beside those of full gradients, and beside what the link accounts for.
 
     Args:
         timings: a row for each: link, method, sites, and the fields of `Timing`.
 
     Returns:
-        The same with `over_dsgd` and `over_per_tensor`, seconds over those of the same link and number of sites, NaN
-        where there are none; and `relay_share`, the relay's seconds over those that the link takes for the step's
-        bytes: towards 1 the relay, and no longer the link, limits the step. NaN where the link has no limit.
+        The same with `over_dsgd` and `over_per_tensor`, seconds over those of the same link and number of sites;
+        `on_link`, seconds that the link takes for a step's bytes, up and then down; and `beyond`, by which part the
+        step is longer than that and the unshaped step together: links do not account for more, so the rest is the
+        relay's, which then limits the step. NaN where the row to compare with is missing.
     """
     found = timings.copy()
     for column, method in (("over_dsgd", "dsgd"), ("over_per_tensor", "dsgd per tensor")):
-        full = found[found["method"] == method].set_index(["link", "sites"])["seconds"]
-        beside = pd.MultiIndex.from_frame(found[["link", "sites"]])
-        found[column] = found["seconds"] / full.reindex(beside).set_axis(found.index)
-    bandwidths = {name: (link or {}).get("bandwidth") for name, link in LINKS.items()}
-    on_the_way = (found["bytes_up"] + found["bytes_down"]) / found["link"].map(bandwidths)
-    found["relay_share"] = found["relay"] / on_the_way
+        found[column] = found["seconds"] / _beside(found, ["link", "sites"], found["method"] == method)
+    bandwidths = {name: (link or {}).get("bandwidth", math.inf) for name, link in LINKS.items()}
+    found["on_link"] = (found["bytes_up"] + found["bytes_down"]) / found["link"].map(bandwidths)
+    unshaped = _beside(found, ["method", "sites"], found["link"] == "unshaped")
+    found["beyond"] = found["seconds"] / (unshaped + found["on_link"]) - 1
     return found
+
+
+def _beside(timings: pd.DataFrame, keys: list[str], chosen: pd.Series[bool]) -> pd.Series[float]:
+    """Return for every row the seconds of the chosen row with the same keys, NaN without one."""
+    seconds = timings[chosen].set_index(keys)["seconds"]
+    return seconds.reindex(pd.MultiIndex.from_frame(timings[keys])).set_axis(timings.index)
