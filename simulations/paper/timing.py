@@ -79,12 +79,14 @@ class Timing:
     connections: int
 
 
-def arrange(document: dict[str, Any], method: str, sites: int, link: str) -> dict[str, Any]:
-    """Return the document of a simulation with one of `METHODS`, so many sites, and one of `LINKS`."""
+def arrange(
+    document: dict[str, Any], method: dict[str, Any], sites: int, relay: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Return the document of a simulation with another method, number of sites and relay, such as one of `LINKS`."""
     names = [f"site-{number + 1:02d}" for number in range(sites)]
     return {
-        "run": document["run"] | {"method": METHODS[method], "federation": {"sites": names}},
-        "simulation": document["simulation"] | {"relay": LINKS[link]},
+        "run": document["run"] | {"method": method, "federation": {"sites": names}},
+        "simulation": document["simulation"] | {"relay": relay},
     }
 
 

@@ -28,7 +28,7 @@ def document(folder: Path, samples: int, **changes: Any) -> dict[str, Any]:
 def test_a_step_of_dsgd_takes_at_least_its_bytes_time_on_the_link(tmp_path: Path) -> None:
     """Two times 0.26 MB at 12.5 MB/s, one after the other; the site's own stretches add up to the step."""
     small = document(tmp_path, 106, model={"name": "mlp", "hidden": [250, 250]})
-    found = measure(arrange(small, "dsgd", 2, "100 Mbit/s"), steps=6)
+    found = measure(arrange(small, METHODS["dsgd"], 2, LINKS["100 Mbit/s"]), steps=6)
     assert found.steps == 6 - WARM_UP
     assert found.connections == 2, "each site has one connection, and so one link"
     on_the_way = (found.bytes_up + found.bytes_down) / 12.5e6
@@ -50,7 +50,7 @@ def test_a_step_of_dsgd_takes_at_least_its_bytes_time_on_the_link(tmp_path: Path
 def test_what_cannot_be_measured_is_said(
     tmp_path: Path, simulation: dict[str, Any], error: type[Exception], said: str
 ) -> None:
-    whole = arrange(document(tmp_path, 100), "dsgd", 2, "unshaped")
+    whole = arrange(document(tmp_path, 100), METHODS["dsgd"], 2, None)
     with pytest.raises(error, match=said):
         measure(whole | {"simulation": whole["simulation"] | simulation})
 
@@ -58,7 +58,7 @@ def test_what_cannot_be_measured_is_said(
 def test_every_link_and_method_is_a_simulation() -> None:
     base = {"run": run_document(), "simulation": {"source": {"name": "npz", "path": "pool.npz"}}}
     for link, method in product(LINKS, METHODS):
-        file = validate(SimulationFile, arrange(base, method, 18, link))
+        file = validate(SimulationFile, arrange(base, METHODS[method], 18, LINKS[link]))
         assert len(file.run.federation.sites) == 18
         assert (file.simulation.relay is None) == (link == "unshaped")
 
