@@ -26,9 +26,9 @@ from simulations.paper.comparing import (
 from simulations.paper.methods import METHODS
 from simulations.paper.panels import BATCH, FOLDS, RATE, SITES, Panel
 from simulations.paper.settings import Setting
-from simulations.paper.timing import relay_share
+from simulations.paper.timing import unaccounted
 
-RELAY_BUSY = 0.8  # part of a link's time
+RELAYED = 0.25  # part by which a step is longer than its link accounts for
 VERDICTS: Mapping[Verdict, str] = {
     "holds": "holds",
     "equal": "within the noise",
@@ -280,19 +280,15 @@ def _timing(name: str, tables: Tables, _: Setting) -> str:
 
 def _relayed(timings: pd.DataFrame) -> str:
     """Return where the relay, and no longer the link, was what took time."""
-    shares = relay_share(timings)
-    if shares.isna().all():
-        return ""
-    said = []
-    for (link, method), rows in every(timings.assign(share=shares).dropna(subset=["share"]), "link", "method"):
-        limited = rows.loc[rows["share"] > RELAY_BUSY, "sites"].astype(str)
-        if len(limited):
-            said.append(f"{link}, {METHODS[method].label}: {', '.join(limited)} sites")
-    where = "; ".join(said) or "nowhere"
+    beyond = timings.assign(beyond=unaccounted(timings)).query("beyond > @RELAYED")
+    said = [
+        f"{link}, {METHODS[method].label}: {', '.join(rows['sites'].astype(str))} sites"
+        for (link, method), rows in every(beyond, "link", "method")
+    ]
     return (
-        "The relay that makes the links is one process of this machine. Where it needs more than "
-        f"{RELAY_BUSY:.0%} of the time that the links themselves take for a step's bytes, it is the relay that limits "
-        f"the step, and the true link would be faster: {where}."
+        "The relay that makes the links is one process of this machine. Where a step takes more than "
+        f"{RELAYED:.0%} longer than the unshaped one and its bytes' time on the link together, it is the relay that "
+        f"limits the step, and a true link would be faster: {'; '.join(said) or 'nowhere'}."
     )
 
 

@@ -8,6 +8,7 @@ as long as the relay keeps up with all of them.
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -150,14 +151,18 @@ def _timing(run: Path) -> Timing:
     )
 
 
-def relay_share(timings: pd.DataFrame) -> pd.Series[float]:
-    """Return how busy the relay is: its seconds over those that the links take for the step's bytes.
+def unaccounted(timings: pd.DataFrame) -> pd.Series[float]:
+    """Return by which part a step is longer than the unshaped one and its bytes' time on the link together.
 
-    Towards 1 the relay, and no longer the link, limits the step; NaN where a link has no limit.
+    Links do not account for more: the rest is the relay's, which then limits the step. 0 where a link has no limit, NaN
+    where the unshaped step is not known.
 
     Args:
-        timings: a row for each: link, and the fields of `Timing`.
+        timings: a row for each: link, method, sites, seconds, bytes_up and bytes_down.
     """
-    bandwidths = {name: (link or {}).get("bandwidth") for name, link in LINKS.items()}
-    on_the_way = (timings["bytes_up"] + timings["bytes_down"]) / timings["link"].map(bandwidths)
-    return timings["relay"] / on_the_way
+    bandwidths = {name: (link or {}).get("bandwidth", math.inf) for name, link in LINKS.items()}
+    on_link = (timings["bytes_up"] + timings["bytes_down"]) / timings["link"].map(bandwidths)
+    keys = ["method", "sites"]
+    unshaped = timings[timings["link"] == "unshaped"].set_index(keys)["seconds"]
+    beside = unshaped.reindex(pd.MultiIndex.from_frame(timings[keys])).set_axis(timings.index)
+    return timings["seconds"] / (beside + on_link) - 1

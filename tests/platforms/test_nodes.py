@@ -66,7 +66,16 @@ def digests(folder: Path) -> dict[str, str]:
     return dict(summary["weights_sha256"])
 
 
-@pytest.mark.parametrize(("method", "sites"), [(METHODS[0], 2), (METHODS[0], 8), (METHODS[1], 4), (METHODS[2], 4)])
+@pytest.mark.parametrize(
+    ("method", "sites"),
+    [
+        (METHODS[0], 2),
+        (METHODS[0], 8),
+        (METHODS[1], 4),
+        (METHODS[2], 4),
+        pytest.param({"name": "dsgd", "exchanges": "per-tensor"}, 2, marks=pytest.mark.slow),
+    ],
+)
 def test_weights_are_those_of_the_run_over_http(tmp_path: Path, method: dict[str, Any], sites: int) -> None:
     spec, inputs = consortium(tmp_path, method, sites)
     Iterations(tmp_path, inputs).go()

@@ -55,11 +55,11 @@ def sizes(method: str, power: int, header: float = 60, times: float = 1) -> pd.D
 
 
 def timing(**ratios: Sequence[float]) -> pd.DataFrame:
-    """Seconds of a step with 4 and 18 sites, as parts of dSGD's; the link takes 160 ms, the relay 40 and 180."""
+    """Seconds of a step with 4 and 18 sites, as parts of dSGD's."""
     rows = [
-        ("100 Mbit/s", method.replace("_", "-"), sites, value, 0.9 * value, 1.1 * value, 12, 1e6, 1e6, 0.01 * sites)
+        ("100 Mbit/s", method.replace("_", "-"), sites, value, 0.9 * value, 1.1 * value, 12, 1e6, 1e6)
         for method, values in {"dsgd": (1.0, 1.0), **ratios}.items()
         for sites, value in zip((4, 18), values, strict=True)
     ]
-    columns = ["link", "method", "sites", "seconds", "low", "high", "steps", "bytes_up", "bytes_down", "relay"]
+    columns = ["link", "method", "sites", "seconds", "low", "high", "steps", "bytes_up", "bytes_down"]
     return pd.DataFrame(rows, columns=columns)

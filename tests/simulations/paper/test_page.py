@@ -47,6 +47,8 @@ def test_a_page_of_nothing_and_of_everything() -> None:
     assert "Not measured yet" not in page
     assert "| unshaped | dSGD | 2.000 (2.000 to 2.000) | 2.0 | 0.67 | -1.00 | 1 of 1 |" in page
     assert "| rank-dAD as published, r=10 | 100 Mbit/s | dSGD | 0.050 | 0.040 |" in page
-    assert "100 Mbit/s, dSGD: 18 sites; 100 Mbit/s, rank-dAD as published, r=10: 18 sites." in page, "the relay limits"
+    assert "a true link would be faster: nowhere." in page
+    slow = pd.concat([everything["table-3"], everything["table-3"].assign(link="unshaped", seconds=0.01)])
+    assert "would be faster: 100 Mbit/s, dSGD: 4, 18 sites." in write({"table-3": slow}, META)
     del everything["figure-5-seconds"]
     assert "Not measured yet: figure-5-seconds;" in write(everything, META)

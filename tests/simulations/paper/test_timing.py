@@ -12,7 +12,7 @@ import pytest
 
 from common.documents import validate
 from common.errors import DataError, SpecError
-from simulations.paper.timing import LINKS, WARM_UP, arrange, measure, relay_share
+from simulations.paper.timing import LINKS, WARM_UP, arrange, measure, unaccounted
 from simulations.spec import SimulationFile
 from tests.conftest import run_document, write_site
 
@@ -62,9 +62,15 @@ def test_every_link_is_a_simulation(link: str) -> None:
     assert (file.simulation.relay is None) == (link == "unshaped")
 
 
-def test_the_relay_is_held_against_the_link() -> None:
-    """The link takes 2 MB / 125 MB/s = 16 ms."""
-    rows = [("unshaped", 0.0), ("1 Gbit/s", 0.004), ("1 Gbit/s", 0.032)]
-    timings = pd.DataFrame(rows, columns=["link", "relay"])
-    found = relay_share(timings.assign(bytes_up=1e6, bytes_down=1e6))
-    assert list(found) == pytest.approx([math.nan, 0.25, 2], nan_ok=True)
+def test_what_the_link_does_not_account_for_is_the_relay_s() -> None:
+    """On the link 12.5 MB take 0.1 s: with the unshaped 0.2 s a step of 0.3 s is the link's, one of 0.6 s is not."""
+    rows = [
+        ("unshaped", "dsgd", 4, 0.2),
+        ("1 Gbit/s", "dsgd", 4, 0.6),
+        ("unshaped", "dad", 4, 0.1),
+        ("1 Gbit/s", "dad", 4, 0.2),
+        ("1 Gbit/s", "dad", 8, 0.8),
+    ]
+    timings = pd.DataFrame(rows, columns=["link", "method", "sites", "seconds"])
+    found = unaccounted(timings.assign(bytes_up=6.5e6, bytes_down=6e6))
+    assert list(found) == pytest.approx([0, 1, 0, 0, math.nan], nan_ok=True, abs=1e-12)
