@@ -18,7 +18,7 @@ def paper(
     quick: Annotated[bool, typer.Option("--quick", help="As --setting quick: 15 minutes on two cores.")] = False,
     setting: Annotated[str, typer.Option(help="How much is trained: quick, middle or full.")] = "middle",
     folds: Annotated[
-        int | None, typer.Option(min=1, max=5, help="Folds that are trained now, in place of the setting's.")
+        int | None, typer.Option(min=1, max=5, help="How many folds are trained now, in place of the setting's.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder of results; runs/paper-SETTING without it.")] = None,
     data: Annotated[Path, typer.Option(help="Folder of the data sets' files.")] = Path("../shared/data"),

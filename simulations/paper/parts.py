@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pandas as pd
 
 from common.errors import UserError
 from simulations.paper.jobs import CurveJob, Job, SizeJob, TimingJob, source
-from simulations.paper.panels import SITES
+from simulations.paper.panels import FOLDS, SITES
 from simulations.paper.settings import Setting
 from simulations.paper.timing import LINKS
 
@@ -90,7 +91,11 @@ def _files(part: str, setting: Setting, data: Path) -> list[Path]:
 
 
 def tables(setting: Setting, output: Path) -> dict[str, pd.DataFrame]:
-    """Return tables of all results that are there, by the names of their files; none is empty."""
+    """Return tables of all results that are there, by the names of their files; none is empty.
+
+    Of folds all that are there count, also those beyond the setting's own.
+    """
+    setting = replace(setting, folds=FOLDS)
     found = {
         "figure-3": _table(_curves("figure-3", setting), output, _spectra),
         "figure-5-seconds": _table(_seconds(setting), output, _seconds_row),

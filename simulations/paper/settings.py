@@ -48,7 +48,6 @@ class Setting:
 
 
 _TIMED = ("dsgd", "dsgd-per-tensor", "published-10", "rank-dad-10")
-_TIMED_SITES = (4, 6, 8, 10, 12, 14, 16, 18)
 _PAPER = {"preset": "paper"}
 _SMALL = {"preset": "small"}
 _RANKS = (1, 2, 4)
@@ -136,9 +135,7 @@ SETTINGS: Mapping[str, Setting] = {
             about="the paper's networks, five folds: a day or more on two cores",
             folds=FOLDS,
             panels=_panels(),
-            timing=Timing(
-                (4, 6, 8, 10, 12, 14, 16, 18), 40, ("dsgd", "dsgd-per-tensor", "published-10", "rank-dad-10")
-            ),
+            timing=Timing((4, 6, 8, 10, 12, 14, 16, 18), 40, _TIMED),
             steps=20,
             sizes=(64, 128, 256, 512, 1024, 2048, 4096),
         ),

@@ -14,7 +14,7 @@ from common.documents import validate
 from common.errors import DataError, RankdadError, UserError
 from common.spec import RunSpec
 from simulations.paper.jobs import CurveJob, Job
-from simulations.paper.parts import PARTS, check_data, jobs
+from simulations.paper.parts import PARTS, check_data, jobs, tables
 from simulations.paper.queue import do
 from simulations.paper.settings import SETTINGS
 
@@ -123,3 +123,11 @@ def test_data_that_are_not_there(tmp_path: Path) -> None:
     assert "LeCun" in said
     assert f"{tmp_path / 'spoken_arabic_digits.npz'}: does not exist; figure-2, figure-3 needs it" in said
     assert "what can be made without: figure-4 figure-5 figure-6; --data says where the files are" in said
+
+
+def test_tables_have_folds_beyond_those_of_the_setting(tmp_path: Path) -> None:
+    quick = SETTINGS["quick"]
+    row = {"epoch": 1, "step": 10, "site": "site-1", "auc": 0.5, "bytes_up": 1, "bytes_down": 1}
+    for fold in (0, 2):
+        CurveJob(quick.panels["natops"], "dsgd", fold).keep(tmp_path, {"auc": [row], "spectra": [], "seconds": 1})
+    assert tables(quick, tmp_path)["figure-4"]["fold"].tolist() == [1, 3]
