@@ -32,7 +32,8 @@ class Difference:
 
     Args:
         mean: of all pairs.
-        error: standard error of the mean.
+        error: standard error of the mean: that of pairs, or that of folds' means, whichever is larger. Sites of a fold
+            test the same weights, and are no trainings of their own.
         folds: how many are in.
         epoch: at which both were tested.
     """
@@ -73,8 +74,9 @@ def differences(curves: pd.DataFrame, panel: str, one: str, other: str) -> list[
 
 
 def _difference(pairs: pd.Series[float], epoch: int) -> Difference:
-    error = float(pairs.std() / math.sqrt(len(pairs))) if len(pairs) > 1 else 0.0
-    return Difference(float(pairs.mean()), error, len(set(pairs.index.get_level_values("fold"))), epoch)
+    folds = pairs.groupby("fold").mean()
+    errors = [float(values.std() / math.sqrt(len(values))) for values in (pairs, folds) if len(values) > 1]
+    return Difference(float(pairs.mean()), max(errors, default=0.0), len(folds), epoch)
 
 
 def ends(curves: pd.DataFrame) -> pd.DataFrame:

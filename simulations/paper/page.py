@@ -115,8 +115,9 @@ out of a step and sends it later, at sites and at the aggregator: as matrices, w
 "dense"`), or, *in rows*, the leading ones of it alone, which is the default, and faster where layers are wide.
 *PowerSGD with feedback* is the method of Vogels et al. (2019), *PowerSGD* the same without. An AUC is given as mean ±
 standard deviation over folds and sites. A difference between two methods is one of pairs, of the same fold and site,
-given as mean ± standard error over these pairs; up to {NOISE} standard errors below zero it counts as noise. Sites of
-one fold test the same weights: what differs from training to training shows only with several folds."""
+given as mean ± standard error, of these pairs or of the folds' means, whichever is larger; up to {NOISE} standard
+errors from zero it counts as noise. Sites of one fold test the same weights: what differs from training to training
+shows only with several folds, and with one fold the error is that of the test samples alone."""
 
 
 def _summary(found: Sequence[Claim]) -> str:

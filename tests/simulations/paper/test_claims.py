@@ -36,14 +36,18 @@ def below(gap: float) -> tuple[float, ...]:
     ],
 )
 def test_near_dsgd_from_an_epoch_on(auc: Sequence[float], verdict: str, outcome: str) -> None:
-    claim = one(claims({"figure-2": pd.concat([curve("dsgd", DSGD), curve("rank-dad-4", auc)])}), "from epoch 2")
+    claim = one(
+        claims({"figure-2": pd.concat([curve("dsgd", DSGD), curve("rank-dad-4", auc)])}),
+        "feedback, r=4",
+        "from epoch 2",
+    )
     assert (claim.verdict, claim.outcome, claim.paper) == (verdict, outcome, False)
     assert bool(claim.why) == (verdict == "misses")
 
 
 def test_a_gap_that_closes_is_said_to_close() -> None:
     table = pd.concat([curve("dsgd", DSGD), curve("rank-dad-4", (0.90, 0.97, 0.987))])
-    why = one(claims({"figure-2": table}), "from epoch 2").why
+    why = one(claims({"figure-2": table}), "feedback, r=4", "from epoch 2").why
     assert why.startswith("The gap closes: -0.0500 at epoch 1, -0.0030 at epoch 3. Feedback delivers late")
 
 
@@ -51,6 +55,7 @@ def test_a_gap_that_closes_is_said_to_close() -> None:
     ("mean", "spread", "verdict", "outcome"),
     [
         (0.001, 0.0, "holds", "holds"),
+        (0.001, 0.004, "equal", "equal within the noise"),
         (-0.001, 0.0, "misses", "worse by 0.001"),
         (-0.001, 0.004, "equal", "equal within the noise"),
     ],
@@ -59,11 +64,16 @@ def test_equal_bytes(mean: float, spread: float, verdict: str, outcome: str) -> 
     ours = curve("rank-dad-2", (0.9 + mean,), size=900)
     ours.loc[::2, "auc"] += spread
     ours.loc[1::2, "auc"] -= spread
-    claim = one(claims({"figure-2": pd.concat([ours, curve("powersgd-2", (0.9,))])}), "r=2", "equal bytes")
+    others = [
+        curve("powersgd-1", (0.99,), size=899 / 1.03),
+        curve("powersgd-2", (0.9,)),
+        curve("powersgd-4", (0.1,), size=2000),
+    ]
+    claim = one(claims({"figure-2": pd.concat([ours, *others])}), "r=2", "equal bytes")
     assert (claim.verdict, claim.outcome) == (verdict, outcome)
-    assert claim.measured.startswith(f"{mean:+.5f} ± ")
-    assert claim.measured.endswith("at epoch 1, 2 folds, with 0.900 of its bytes")
-    assert ("0.90 of PowerSGD's bytes" in claim.why) == (verdict == "misses")
+    assert claim.measured.startswith(f"{mean:+.6f} ± ")
+    assert claim.measured.endswith("at epoch 1, 2 folds, with 0.900 of the bytes of r=2")
+    assert ("sends 1.11 times its bytes" in claim.why) == (verdict == "misses")
 
 
 def test_methods_are_compared_in_the_folds_that_both_have() -> None:
@@ -73,6 +83,28 @@ def test_methods_are_compared_in_the_folds_that_both_have() -> None:
     assert (found.folds, found.epoch) == (1, 1)
     apart = pd.concat([curve("rank-dad-2", (0.9,), folds=(0,)), curve("powersgd-2", (0.8,), folds=(1,))])
     assert one(claims({"figure-2": apart}), "equal bytes").verdict == "open"
+
+
+@pytest.mark.parametrize("key", ["rank-dad-rows-2", "rank-dad-int8-8"])
+def test_what_sends_no_more_is_compared_whatever_its_rank(key: str) -> None:
+    ours = curve(key, (0.9,), size=1500)
+    found = claims(
+        {"figure-2": pd.concat([ours, curve("powersgd-2", (0.95,)), curve("powersgd-4", (0.8,), size=1600)])}
+    )
+    assert one(found, "equal bytes").measured.endswith("with 0.938 of the bytes of r=4")
+    if "rows" in key:
+        better = curve("rank-dad-2", (0.95,), size=1500)
+        both = claims({"figure-2": pd.concat([ours, better, curve("powersgd-2", (0.95,), size=1500)])})
+        assert "which forget nothing, ends 0.0500 above." in one(both, "in rows", "equal bytes").why
+    alone = claims({"figure-2": pd.concat([ours, curve("powersgd-2", (0.8,))])})
+    assert one(alone, "equal bytes").verdict == "open"
+
+
+def test_sites_of_a_fold_are_no_trainings_of_their_own() -> None:
+    """Folds differ by 0.02, sites of a fold by nothing: two trainings have been measured, not eight."""
+    folds = [curve("dad", (0.9 + 0.01 * sign,), folds=(fold,)) for fold, sign in ((0, 1), (1, -1))]
+    (found,) = differences(pd.concat([curve("dsgd", (0.9,)), *folds]), "mnist", "dad", "dsgd")
+    assert found.error == pytest.approx(0.01)
 
 
 def test_the_paper_s_method_is_judged_without_feedback() -> None:
