@@ -17,7 +17,7 @@ from local.data.ts import arrays_of, parse
 from simulations.pools import ArrayPool
 
 PARTS = ("train", "test")
-UCI = "UCI Machine Learning Repository, data set"
+UCI = "UCI Machine Learning Repository (archive.ics.uci.edu), data set"
 UEA = "UEA archive of multivariate time series (timeseriesclassification.com)"
 
 
@@ -44,7 +44,7 @@ class Archive(Part):
 class Mnist(Archive):
     """70,000 handwritten digits, bytes [28, 28]: x_train, y_train, x_test and y_test in one npz file."""
 
-    found_at = "MNIST (LeCun, Cortes, Burges)"
+    found_at = "MNIST (LeCun, Cortes, Burges; yann.lecun.com/exdb/mnist)"
     name: Literal["mnist"]
     path: str = "../shared/data/mnist.npz"
     """The file."""
@@ -71,7 +71,7 @@ class Natops(Archive):
 class Cifar10(Archive):
     """Photographs of ten kinds of things, bytes [32, 32, 3 colours]; the file is as MNIST's."""
 
-    found_at = "CIFAR-10 (Krizhevsky 2009)"
+    found_at = "CIFAR-10 (Krizhevsky 2009; www.cs.toronto.edu/~kriz/cifar.html)"
     name: Literal["cifar10"]
     path: str = "../shared/data/cifar10_subset.npz"
     """The file."""

@@ -214,9 +214,14 @@ def _at_least(
 
 def _effective_rank(name: str, tables: Tables) -> Iterator[Claim]:
     """Judge whether fewer and fewer directions of a layer's gradient matter."""
-    for panel, layer, first, last in falls(effective_ranks(tables[name])).itertuples(index=False):
+    ranks = effective_ranks(tables[name])
+    folds = ranks.groupby("panel")["fold"].nunique()
+    for panel, layer, first, last in falls(ranks).itertuples(index=False):
         says = f"the effective rank of `{layer}` falls during training"
-        measured = f"{first:.1f} in the first tenth, {last:.1f} in the last (values ≥ {THRESHOLD:g} of the largest)"
+        measured = (
+            f"{first:.1f} in the first tenth, {last:.1f} in the last (values ≥ {THRESHOLD:g} of the largest), "
+            f"{_folds(folds[panel])}"
+        )
         if abs(last - first) < STAYS:
             yield Claim(name, True, panel, says, measured, "equal", f"stays within {STAYS:g}")
         elif last < first:
@@ -240,7 +245,9 @@ def _speed(name: str, tables: Tables) -> Iterator[Claim]:
             measured, outcome = f"not reached in {never} of {folds} folds", "misses: not reached"
             yield Claim("figure-5", paper, panel, says, measured, "misses", outcome)
             continue
-        measured = f"{2**share:.2g} times as fast (log2 = {share:+.1f}), by epoch {rows['epoch'].mean():.0f}"
+        measured = (
+            f"{2**share:.2g} times as fast (log2 = {share:+.1f}), by epoch {rows['epoch'].mean():.0f}, {_folds(folds)}"
+        )
         if share > 0:
             yield Claim("figure-5", paper, panel, says, measured, "holds", "holds")
         else:
@@ -310,8 +317,11 @@ def _open(name: str, panel: str, says: str, needs: str, *, paper: bool = False) 
 
 
 def _said(found: Difference) -> str:
-    folds = f"{found.folds} fold" + "s" * (found.folds > 1)
-    return f"{found.mean:+.6f} ± {found.error:.6f} at epoch {found.epoch}, {folds}"
+    return f"{found.mean:+.6f} ± {found.error:.6f} at epoch {found.epoch}, {_folds(found.folds)}"
+
+
+def _folds(count: int) -> str:
+    return f"{count} {'folds' if count > 1 else 'fold'}"
 
 
 def _small(value: float) -> str:

@@ -36,7 +36,7 @@ from simulations.paper.comparing import (
     speedups,
 )
 from simulations.paper.methods import METHODS, Method
-from simulations.paper.panels import Panel
+from simulations.paper.panels import FOLDS, Panel
 
 LOOKS: Mapping[str, tuple[str, Any, str]] = {  # colour, line and marker of a family, or of one method by its key
     "pooled": (GREY, ":", ""),
@@ -107,7 +107,7 @@ def auc_by_epoch(curves: pd.DataFrame, panels: Mapping[str, Panel]) -> Figure:
     for row, panel in zip(grid, there, strict=True):
         own = curves[curves["panel"] == panel.key]
         for axes, (title, methods) in zip(row, groups[panel.key].items(), strict=False):
-            dress(axes, "epoch", "test AUC" if axes is row[0] else "")
+            dress(axes, "epoch", f"test AUC\n{_folds(own)}" if axes is row[0] else "")
             axes.set_title(f"\n{title}", fontsize=9, linespacing=2.2)
             for method in methods:
                 _curve(axes, own[own["method"] == method.key], method)
@@ -153,7 +153,7 @@ def auc_by_bytes(curves: pd.DataFrame, panels: Mapping[str, Panel]) -> Figure:
     for axes, panel in zip(grid, there, strict=True):
         own = last[last["panel"] == panel.key]
         dress(axes, f"{STEP_BYTES}, up and down", "test AUC" if axes is grid[0] else "")
-        axes.set_title(panel.title, fontsize=10, pad=24)
+        axes.set_title(f"{panel.title}\n{_folds(own)}", fontsize=10, pad=24)
         axes.set_xscale("log")
         wide = own["bytes"].max() > DECADES * own["bytes"][own["bytes"] > 0].min()
         axes.xaxis.set_major_locator(LogLocator(subs=(1,) if wide else (1, 2, 5)))
@@ -197,7 +197,7 @@ def rank_by_epoch(spectra: pd.DataFrame, panels: Mapping[str, Panel]) -> Figure:
     for axes, panel in zip(grid, there, strict=True):
         own = ranks[ranks["panel"] == panel.key]
         dress(axes, "epoch", "effective rank" if axes is grid[0] else "")
-        axes.set_title(panel.title, fontsize=10)
+        axes.set_title(f"{panel.title}\n{_folds(own)}", fontsize=10)
         width = own["epoch"].max() / MOMENTS
         own = own.assign(moment=(np.ceil(own["epoch"] / width) - 0.5) * width)
         for place, layer in enumerate(dict.fromkeys(own["layer"])):
@@ -321,6 +321,12 @@ def _sheet(height: float) -> Figure:
     figure = blank()
     figure.set_size_inches(WIDE, height)
     return figure
+
+
+def _folds(rows: pd.DataFrame) -> str:
+    """Return how many folds the methods of a panel have."""
+    counts = sorted(set(rows.groupby("method")["fold"].nunique()))
+    return f"{' to '.join(map(str, counts[:1] + counts[1:][-1:]))} of {FOLDS} folds"
 
 
 def _name(method: Method) -> str:

@@ -74,6 +74,7 @@ def test_there_is_a_figure_for_every_table(figures: dict[str, Figure]) -> None:
     titles = [axes.get_title().strip() for axes in figures["figure-2"].axes]
     assert titles == ["rank 1", "rank 4"]
     assert [len(axes.lines) for axes in figures["figure-2"].axes] == [4, 4], "two of the rank, dSGD and pooled"
+    assert figures["figure-5-auc"].axes[0].get_ylabel() == "test AUC\n1 to 2 of 5 folds"
     (bar,) = figures["figure-5"].axes[0].containers[1]
     assert bar.get_width() == pytest.approx(1.0), "as many steps of half the time"
 

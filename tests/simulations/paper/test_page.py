@@ -16,13 +16,19 @@ def test_every_claim_and_every_missing_table_is_on_the_page() -> None:
     curves = pd.concat(
         [curve("dsgd", (0.9, 0.95)), curve("rank-dad-4", (0.8, 0.9), folds=(0,)), curve("pooled", (1, 1))]
     )
-    tables = {"figure-2": curves, "figure-3": spectra((4, 3, 2)), "figure-6": sizes("dsgd", 2), "figure-4": curves[:0]}
+    tables = {
+        "figure-2": curves,
+        "figure-3": spectra([4] * 19 + [2]),
+        "figure-6": sizes("dsgd", 2),
+        "figure-4": curves[:0],
+    }
     page = write(tables, META)
     for claim in claims(tables):
         assert f"{claim.statement} | {claim.measured} | **{claim.outcome}** |" in page
         assert claim.why in page
     assert "2 of 5 (rank-dAD with feedback, r=4: 1)" in page
-    assert "| dSGD | 0.94750 ± 0.00160 | 2.00 kB | 1.0 |" in page
+    assert "| dSGD | 0.94750 ± 0.00160 | 2 | 2.00 kB | 1.0 |" in page
+    assert "| MNIST, feed-forward | `1.weight` | 2 of 5 | 4.0 to 3.0 |" in page
     for name in ("figure-4", "figure-5", "table-3"):
         assert f"Not measured yet: `rankdad paper {name} --quick` does it." in page
         assert f"{name}.png" not in page
