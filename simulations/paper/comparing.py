@@ -128,7 +128,7 @@ def speedups(curves: pd.DataFrame, seconds: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns panel, link, method, fold, target (AUC), epoch and minutes (not a number if it is never reached) and
-        log2, of the baseline's minutes over the method's.
+        log2, of the baseline's minutes over the method's; no rows of a link that the baseline has no seconds of.
     """
     means = curves.groupby(["panel", "method", "fold", "epoch", "step"], as_index=False)["auc"].mean()
     crude = means[means["method"] == CRUDE].sort_values("epoch").groupby(["panel", "fold"])["auc"].last()
@@ -140,7 +140,7 @@ def speedups(curves: pd.DataFrame, seconds: pd.DataFrame) -> pd.DataFrame:
     found["minutes"] = found["step"] * found["seconds"] / 60
     key = ["panel", "link", "fold"]
     base = found[found["method"] == CRUDE].set_index(key)["minutes"].rename("base")
-    found = found.join(base, on=key)
+    found = found.join(base, on=key, how="inner")
     found["log2"] = np.log2(found["base"] / found["minutes"])
     return found.filter(["panel", "link", "method", "fold", "target", "epoch", "minutes", "log2"])
 
