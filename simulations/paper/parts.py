@@ -114,7 +114,8 @@ def _table(
 
 
 def _auc(job: CurveJob, result: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{"panel": job.panel.key, "method": job.method, "fold": job.fold + 1, **row} for row in result["auc"]]
+    known = {"panel": job.panel.key, "method": job.method, "fold": job.fold + 1}
+    return [{**known, **row, "auc": round(row["auc"], 6)} for row in result["auc"]]
 
 
 def _spectra(job: CurveJob, result: dict[str, Any]) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ import pandas as pd
 from simulations.paper.claims import claims
 from simulations.paper.page import SECTIONS, Meta, write
 from simulations.paper.settings import SETTINGS
+from tests.e2e.test_processes import ROOT
 from tests.simulations.paper.tables import curve, seconds, sizes, spectra, timing
 
 META = Meta(SETTINGS["middle"], " --quick", "2 processors, torch 9.9.", frozenset({"figure-3", "figure-6"}))
@@ -58,3 +59,14 @@ def test_a_page_of_nothing_and_of_everything() -> None:
     assert "would be faster: 100 Mbit/s, dSGD: 4, 18 sites." in write({"table-3": slow}, META)
     del everything["figure-5-seconds"]
     assert "Not measured yet: figure-5-seconds;" in write(everything, META)
+
+
+def test_the_committed_page_is_what_its_tables_say() -> None:
+    """Nobody has written a number or a verdict into it by hand."""
+    folder = ROOT / "docs" / "paper"
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    machine = page.partition("**Where.** ")[2].partition("\n")[0]
+    tables = {path.stem: pd.read_csv(path) for path in folder.glob("*.csv")}
+    pictures = frozenset(path.stem for path in folder.glob("*.png"))
+    assert write(tables, Meta(SETTINGS["middle"], " --setting middle", machine, pictures)) == page
+    assert {"figure-2", "figure-3", "figure-4", "figure-5", "figure-6", "table-3"} <= pictures
