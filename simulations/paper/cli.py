@@ -27,6 +27,8 @@ def paper(
     ] = None,
 ) -> None:
     """Measure the paper's claims again: tables, figures and a page that says what holds; goes on where it was."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # of each training: as many as processors run at a time
+        os.environ.setdefault(name, "1")
     from rich.console import Console
 
     from simulations.paper.parts import PARTS

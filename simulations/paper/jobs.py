@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import platform
 from abc import abstractmethod
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import TypeAdapter
 
-from common.documents import load_json
+from common.documents import load_json, validate
 from common.errors import UserError
+from common.spec import MethodSpec, RunSpec
 from remote.recorder import write_json
 from simulations.archives import Archive
 from simulations.paper.methods import METHODS
@@ -81,7 +85,12 @@ class Job:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{path.parent}: cannot be made: {error.strerror}") from None
-        write_json(path, {"digest": self.digest, "description": self.description, "result": result})
+        made = {"digest": self.digest, "description": self.description, "where": _where()}
+        write_json(path, {**made, "result": result})
+
+    def where(self, output: Path) -> str | None:
+        """Return in words where the result was made, if there is one."""
+        return None if self.result(output) is None else str(load_json(self._path(output))["where"])
 
     def _path(self, output: Path) -> Path:
         return output / "results" / f"{self.place}.json"
@@ -109,7 +118,7 @@ class CurveJob(Job):
     def description(self) -> dict[str, Any]:
         """The run, and what is taken of the data."""
         method, panel = METHODS[self.method], self.panel
-        run = run_document(panel, method, self.fold)
+        run = _resolved(run_document(panel, method, self.fold))
         own = {"source": panel.source, "samples": panel.samples, "every": panel.every}
         return {"run": run, "fold": self.fold, "pooled": method.document is None, **own}
 
@@ -140,7 +149,8 @@ class SizeJob(Job):
     @property
     def description(self) -> dict[str, Any]:
         """Method and size."""
-        return {"method": dict(METHODS[self.method].document or {}), "size": self.size}
+        method = TypeAdapter[Any](MethodSpec).validate_python(METHODS[self.method].document)
+        return {"method": method.model_dump(mode="json"), "size": self.size}
 
     def perform(self, data: Path) -> dict[str, Any]:
         """Return bytes up and down, by formula and as sent."""
@@ -175,8 +185,8 @@ class TimingJob(Job):
     @property
     def description(self) -> dict[str, Any]:
         """The run, its sites and their links."""
-        run = run_document(self.panel, METHODS[self.method], 0)
-        return {"run": run, "sites": self.sites, "link": self.link, "steps": self.steps}
+        run = run_document(replace(self.panel, epochs=1), METHODS[self.method], 0)
+        return {"run": _resolved(run), "sites": self.sites, "link": self.link, "steps": self.steps}
 
     def perform(self, data: Path) -> dict[str, Any]:
         """Return seconds and bytes of a step."""
@@ -185,6 +195,16 @@ class TimingJob(Job):
         simulation = {"source": {"name": self.panel.source, "path": str(data / self.panel.file)}}
         document = {"run": self.description["run"], "simulation": simulation}
         return asdict(measure(arrange(document, self.sites, self.link), steps=self.steps))
+
+
+def _resolved(run: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's spec with all its defaults: where one of them changes, results of before are void."""
+    return validate(RunSpec, run).model_dump(mode="json")
+
+
+def _where() -> str:
+    """Return in words on which machine this is."""
+    return f"{os.cpu_count()} processors ({platform.machine()}), torch {version('torch').split('+')[0]}"
 
 
 def source(panel: Panel, data: Path) -> Archive:

@@ -107,6 +107,12 @@ def tables(setting: Setting, output: Path) -> dict[str, pd.DataFrame]:
     return {name: table for name, table in sorted(found.items()) if len(table)}
 
 
+def where(setting: Setting, output: Path) -> str:
+    """Return in words on which machines the results that are there were made."""
+    found = {job.where(output): None for job in jobs(PARTS, replace(setting, folds=FOLDS))}
+    return "; ".join(place for place in found if place)
+
+
 def _table(
     of: Iterable[Job], output: Path, rows: Callable[[Any, dict[str, Any]], list[dict[str, Any]]]
 ) -> pd.DataFrame:

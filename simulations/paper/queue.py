@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from common.errors import RankdadError
+from common.errors import RankdadError, UserError
 from simulations.paper.jobs import Job
 
 Done = tuple[Job, dict[str, Any], float]  # a job, its result, and the seconds that it took
@@ -58,7 +57,7 @@ def _together(jobs: Sequence[Job], data: Path, processes: int) -> Iterator[Done]
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(processes, len(jobs)), context, initializer=_begin)
     try:
-        for future in as_completed([pool.submit(_attempt, job, data) for job in jobs]):
+        for future in as_completed([pool.submit(_perform, job, data) for job in jobs]):
             yield future.result()
     except BrokenProcessPool:
         raise RankdadError(
@@ -75,19 +74,15 @@ def _one_by_one(jobs: Sequence[Job], data: Path) -> Iterator[Done]:
 
 
 def _begin() -> None:
-    """Make a process compute on one thread, and end without a word at Ctrl-C."""
+    """Make a process end without a word at Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def _perform(job: Job, data: Path) -> Done:
+    """Perform a job; an error says of which, and can travel between processes."""
     began = time.perf_counter()
-    return job, job.perform(data), time.perf_counter() - began
-
-
-def _attempt(job: Job, data: Path) -> Done:
-    """Perform a job; an error becomes one that can travel between processes."""
     try:
-        return _perform(job, data)
+        return job, job.perform(data), time.perf_counter() - began
     except RankdadError as error:
-        raise RankdadError(f"{job.words}: {error}") from None
+        kind = UserError if isinstance(error, UserError) else RankdadError
+        raise kind(f"{job.words}: {error}") from None

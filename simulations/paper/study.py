@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import platform
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from common.errors import UserError
-from simulations.paper.parts import check_data, jobs, tables
+from simulations.paper.parts import check_data, jobs, tables, where
 from simulations.paper.queue import do
 from simulations.paper.settings import Setting
 
@@ -63,19 +61,10 @@ def write(setting: Setting, output: Path, console: Console) -> None:
     drawn = pictures(found, setting.panels)
     for stem, picture in drawn.items():
         _write(output / f"{stem}.png", picture)
-    meta = page.Meta(setting, f" --setting {setting.key}", _machine(), frozenset(drawn))
+    meta = page.Meta(setting, f" --setting {setting.key}", where(setting, output), frozenset(drawn))
     _write(output / PAGE, page.write(found, meta).encode())
     judged = Counter(page.VERDICTS[claim.verdict] for claim in claims(found))
     console.print(f"{output / PAGE}: {', '.join(f'{count} claims: {words}' for words, count in judged.items())}")
-
-
-def _machine() -> str:
-    """Return in words where results were made."""
-    import torch
-
-    return (
-        f"{os.cpu_count()} processors ({platform.machine()}), torch {torch.__version__.split('+')[0]}, one thread each."
-    )
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from rich.console import Console
 
 from common.documents import validate
@@ -76,7 +77,7 @@ def test_what_was_done_is_not_done_again_unless_its_description_changes(tmp_path
 
 
 def test_an_error_loses_nothing_that_was_done(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is damaged"):
+    with pytest.raises(UserError, match=r"count b: .*x.npz: is damaged"):
         done([Alone("a"), Alone("b", fails="error"), Alone("c")], tmp_path)
     assert Alone("a").result(tmp_path / "output") == {"asked": 1}
     done([Alone("a"), Alone("b"), Alone("c")], tmp_path)
@@ -87,7 +88,7 @@ def test_an_error_loses_nothing_that_was_done(tmp_path: Path) -> None:
 def test_jobs_in_processes_of_their_own(tmp_path: Path) -> None:
     done([Count("a"), Count("b"), Alone("c")], tmp_path, processes=2)
     assert [(tmp_path / name).read_text() for name in "abc"] == ["1", "1", "1"]
-    with pytest.raises(RankdadError, match=r"count d: .*x.npz: is damaged"):
+    with pytest.raises(UserError, match=r"count d: .*x.npz: is damaged"):
         done([Count("d", fails="error"), Count("e")], tmp_path, processes=1)
     with pytest.raises(RankdadError, match="was killed"):
         done([Count("f", fails="killed")], tmp_path, processes=1)
@@ -131,3 +132,11 @@ def test_tables_have_folds_beyond_those_of_the_setting(tmp_path: Path) -> None:
     for fold in (0, 2):
         CurveJob(quick.panels["natops"], "dsgd", fold).keep(tmp_path, {"auc": [row], "spectra": [], "seconds": 1})
     assert tables(quick, tmp_path)["figure-4"]["fold"].tolist() == [1, 3]
+
+
+def test_a_result_says_where_it_was_made(tmp_path: Path) -> None:
+    done([Alone("a")], tmp_path)
+    place = Alone("a").where(tmp_path / "output")
+    assert place is not None
+    assert f"torch {torch.__version__.split('+')[0]}" in place
+    assert Alone("a", value=1).where(tmp_path / "output") is None
