@@ -14,6 +14,8 @@ from simulations.paper.figures import drawn
 from simulations.paper.settings import SETTINGS
 from tests.simulations.paper.tables import curve, seconds, sizes, spectra, timing
 
+pytestmark = pytest.mark.slow
+
 PANELS = SETTINGS["middle"].panels
 
 

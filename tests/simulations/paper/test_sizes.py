@@ -49,6 +49,7 @@ def test_formulas_are_those_of_the_paper() -> None:
     assert _formula("dad", 64) == _formula("dsgd", 64), "64 rows of such a layer are larger than its matrix"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_a_wrong_formula_fails(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Too much up and too little down, each by a column of ones for four rows; two messages leave twice that room."""
