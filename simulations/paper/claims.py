@@ -142,6 +142,7 @@ def _curves(name: str, tables: Tables) -> Iterator[Claim]:
         for key in there:
             if METHODS[key].family == "published":
                 yield from _published(name, own, panel, key)
+                yield from _feedback(name, own, panel, key)
 
 
 def _near(name: str, table: pd.DataFrame, near: Near) -> Claim:
@@ -197,6 +198,14 @@ def _published(name: str, table: pd.DataFrame, panel: str, key: str) -> Iterator
             says = f"{method.label}: AUC at least that of {METHODS[other].label} ({note})"
             why = _forgotten(table, panel, key) if family == "powersgd" else ""
             yield _at_least(name, True, panel, says, found, why)
+
+
+def _feedback(name: str, table: pd.DataFrame, panel: str, published: str) -> Iterator[Claim]:
+    """Judge whether feedback is worth having, at the rank of a method without it."""
+    key = f"rank-dad-{METHODS[published].rank}"
+    if found := differences(table, panel, key, published):
+        says = f"{METHODS[key].label}: AUC at least that of the same rank as published"
+        yield _at_least(name, False, panel, says, found, _trend(found))
 
 
 def _at_least(

@@ -47,7 +47,7 @@ def do(jobs: Sequence[Job], output: Path, data: Path, processes: int, console: C
         ):
             job.keep(output, result)
             progress.advance(task)
-            console.print(f"{number}/{len(left)} {job.words}: {seconds:.0f} s", highlight=False)
+            console.print(f"{number}/{len(left)} {job.words}: {seconds:.0f} s", highlight=False, soft_wrap=True)
 
 
 def _together(jobs: Sequence[Job], data: Path, processes: int) -> Iterator[Done]:

@@ -112,6 +112,7 @@ def test_the_paper_s_method_is_judged_without_feedback() -> None:
     found = claims({"figure-2": pd.concat([curve(key, (auc,)) for key, auc in methods.items()])})
     assert one(found, "as published", "dSGD").outcome == "misses by 0.049"
     assert one(found, "as published", "neither has feedback").verdict == "holds"
+    assert one(found, "with feedback, r=4", "the same rank as published").verdict == "holds"
     claim = one(found, "as published", "only PowerSGD has feedback")
     assert claim.outcome == "worse by 0.03"
     assert claim.why.endswith("ends 0.0400 above.")
