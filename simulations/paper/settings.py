@@ -155,7 +155,7 @@ SETTINGS: Mapping[str, Setting] = {
                 natops={"epochs": 200, "model": {"name": "gru", **_SMALL}, "methods": _compared("rank-dad-rows-4")},
                 pendigits={"epochs": 30, "model": {"name": "gru", **_SMALL}, "methods": _compared("rank-dad-rows-4")},
                 cifar10={
-                    "epochs": 10,
+                    "epochs": 8,
                     "model": {"name": "vit", **_SMALL},
                     "methods": _compared("rank-dad-rows-4", ranks=(1, 4)),
                 },
