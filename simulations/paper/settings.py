@@ -184,7 +184,7 @@ SETTINGS: Mapping[str, Setting] = {
                     "model": {"name": "gru", **_SMALL},
                     "methods": _compared("published-10", ranks=(1, 4)),
                 },
-                natops={"epochs": 60, "model": {"name": "gru", **_SMALL}, "methods": _compared(ranks=(1, 4))},
+                natops={"epochs": 40, "model": {"name": "gru", **_SMALL}, "methods": _compared(ranks=(1, 4))},
                 pendigits={
                     "epochs": 10,
                     "samples": 4_000,
@@ -192,7 +192,7 @@ SETTINGS: Mapping[str, Setting] = {
                     "methods": _compared(ranks=(1, 4)),
                 },
                 cifar10={
-                    "epochs": 8,
+                    "epochs": 5,
                     "samples": 3_000,
                     "model": {"name": "vit", **_SMALL},
                     "methods": _compared(ranks=(1, 4)),
