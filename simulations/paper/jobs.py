@@ -66,16 +66,27 @@ class Job:
         document = {"job": type(self).__name__, "version": VERSION, **self.description}
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
-    def result(self, output: Path) -> dict[str, Any] | None:
-        """Return what was found before from the same description, if it was."""
+    def result(self, output: Path, data: Path | None = None) -> dict[str, Any] | None:
+        """Return what was found before from the same description, if it was.
+
+        Args:
+            output: folder of results.
+            data: folder of the data sets' files, if the result must be of these as well.
+        """
         path = self._path(output)
         if not path.exists():
             return None
         document: dict[str, Any] = load_json(path)
-        return document["result"] if document.get("digest") == self.digest else None
+        other = data is not None and document.get("data") != self._data_digest(data)
+        return None if other or document.get("digest") != self.digest else document["result"]
 
-    def keep(self, output: Path, result: dict[str, Any]) -> None:
+    def keep(self, output: Path, data: Path, result: dict[str, Any]) -> None:
         """Write a result down.
+
+        Args:
+            output: folder of results.
+            data: folder of the data sets' files that it was made from.
+            result: what was found.
 
         Raises:
             UserError: it cannot be written.
@@ -85,12 +96,24 @@ class Job:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{path.parent}: cannot be made: {error.strerror}") from None
-        made = {"digest": self.digest, "description": self.description, "where": _where()}
+        made = {"digest": self.digest, "data": self._data_digest(data), "where": _where()}
+        made["description"] = self.description
         write_json(path, {**made, "result": result})
 
     def where(self, output: Path) -> str | None:
         """Return in words where the result was made, if there is one."""
         return None if self.result(output) is None else str(load_json(self._path(output))["where"])
+
+    @property
+    def file(self) -> str | None:
+        """Name of the data set's file, if there is one."""
+        return None
+
+    def _data_digest(self, data: Path) -> str | None:
+        if self.file is None:
+            return None
+        with (data / self.file).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def _path(self, output: Path) -> Path:
         return output / "results" / f"{self.place}.json"
@@ -108,6 +131,11 @@ class CurveJob(Job):
     def place(self) -> str:
         """Where the result lies."""
         return f"curves/{self.panel.key}/{self.method}/fold-{self.fold + 1}"
+
+    @property
+    def file(self) -> str:
+        """Name of the data set's file."""
+        return self.panel.file
 
     @property
     def words(self) -> str:
@@ -176,6 +204,11 @@ class TimingJob(Job):
         """Where the result lies."""
         link = self.link.replace(" ", "-").replace("/", "-per-")
         return f"timing/{self.panel.key}/{link}/{self.method}/{self.sites}"
+
+    @property
+    def file(self) -> str:
+        """Name of the data set's file."""
+        return self.panel.file
 
     @property
     def words(self) -> str:

@@ -35,7 +35,7 @@ def do(jobs: Sequence[Job], output: Path, data: Path, processes: int, console: C
         RankdadError: of a job that could not be done.
     """
     distinct = {job.place: job for job in jobs}.values()
-    left = [job for job in distinct if job.result(output) is None]
+    left = [job for job in distinct if job.result(output, data) is None]
     if len(left) < len(distinct):
         console.print(f"{len(distinct) - len(left)} of {len(distinct)} results are there from before")
     together, alone = ([job for job in left if job.alone == by_itself] for by_itself in (False, True))
@@ -45,7 +45,7 @@ def do(jobs: Sequence[Job], output: Path, data: Path, processes: int, console: C
         for number, (job, result, seconds) in enumerate(
             chain(_together(together, data, processes), _one_by_one(alone, data)), start=1
         ):
-            job.keep(output, result)
+            job.keep(output, data, result)
             progress.advance(task)
             console.print(f"{number}/{len(left)} {job.words}: {seconds:.0f} s", highlight=False, soft_wrap=True)
 

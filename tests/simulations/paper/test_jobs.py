@@ -129,9 +129,22 @@ def test_data_that_are_not_there(tmp_path: Path) -> None:
 def test_tables_have_folds_beyond_those_of_the_setting(tmp_path: Path) -> None:
     quick = SETTINGS["quick"]
     row = {"epoch": 1, "step": 10, "site": "site-1", "auc": 0.5, "bytes_up": 1, "bytes_down": 1}
+    panel = quick.panels["natops"]
+    (tmp_path / panel.file).write_bytes(b"series")
+    result = {"auc": [row], "spectra": [], "seconds": 1}
     for fold in (0, 2):
-        CurveJob(quick.panels["natops"], "dsgd", fold).keep(tmp_path, {"auc": [row], "spectra": [], "seconds": 1})
+        CurveJob(panel, "dsgd", fold).keep(tmp_path, tmp_path, result)
     assert tables(quick, tmp_path)["figure-4"]["fold"].tolist() == [1, 3]
+
+
+def test_a_result_of_other_data_does_not_count(tmp_path: Path) -> None:
+    panel = SETTINGS["quick"].panels["natops"]
+    job, result = CurveJob(panel, "dsgd", 0), {"auc": [], "spectra": [], "seconds": 1}
+    (tmp_path / panel.file).write_bytes(b"series")
+    job.keep(tmp_path, tmp_path, result)
+    assert job.result(tmp_path, tmp_path) == result
+    (tmp_path / panel.file).write_bytes(b"others")
+    assert job.result(tmp_path, tmp_path) is None
 
 
 def test_a_result_says_where_it_was_made(tmp_path: Path) -> None:
