@@ -23,7 +23,7 @@ def coinstac(
     ] = None,
 ) -> None:
     """Serve the COINSTAC platform: what a container of the image does by itself."""
-    from platforms.service import run
+    from platforms.coinstac.service import run
 
     run(host, port, tuple(allow_factory or ()))
 
@@ -34,8 +34,8 @@ def schema(
     repository: Annotated[str, typer.Option(help="Address of the source code in that description.")] = "",
 ) -> None:
     """Print the JSON schema of a run's specification, or the description for COINSTAC."""
-    from common.coinstac.compspec import IMAGE, compspec
     from common.spec import RunSpec
+    from platforms.coinstac.compspec import IMAGE, compspec
 
     document = compspec(image or IMAGE, repository) if coinstac else RunSpec.model_json_schema()
     typer.echo(json.dumps(document, indent=2))

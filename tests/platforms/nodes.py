@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.coinstac.messages import NodeState, Reply
-from local.drivers.coinstac import SiteNode
-from platforms.service import Node
-from remote.coinstac import AggregatorNode
+from platforms.coinstac.aggregator_node import AggregatorNode
+from platforms.coinstac.outputs import NodeState, Reply
+from platforms.coinstac.service import Node
+from platforms.coinstac.site_node import SiteNode
 from tests.conftest import write_site
 
 REMOTE = "remote"

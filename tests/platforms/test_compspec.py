@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from common.coinstac.compspec import compspec
-from common.coinstac.fields import FIELDS
-from common.coinstac.filled import read
 from common.documents import validate
 from common.spec import RunSpec
+from platforms.coinstac.compspec import compspec
+from platforms.coinstac.fields import FIELDS
+from platforms.coinstac.inputs import read
 from tests.coinstac.compspec_rules import problems
 
 SHOWN = [field for field in FIELDS if not field.fixed]

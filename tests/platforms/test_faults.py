@@ -11,10 +11,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from common.coinstac.messages import Reply
 from common.errors import RankdadError
-from local.drivers import coinstac_run
-from local.drivers.coinstac import SiteNode
+from platforms.coinstac import site_run
+from platforms.coinstac.outputs import Reply
+from platforms.coinstac.site_node import SiteNode
 from remote import aggregator as aggregator_module
 from tests.conftest import run_document
 from tests.platforms.nodes import Iterations, sent
@@ -53,7 +53,7 @@ def test_an_unforeseen_error_at_a_site_keeps_its_words_there(
     def broken(*_: object) -> None:
         raise ValueError("Mrs Miller")
 
-    monkeypatch.setattr(coinstac_run, "lay_out", broken)
+    monkeypatch.setattr(site_run, "lay_out", broken)
     with pytest.raises(RankdadError) as raised:
         Iterations(tmp_path, members(tmp_path)).go()
     log = "the log of this site's container has more"

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from common.coinstac import limits
-from common.coinstac.limits import MOST_BYTES, check_size, largest_message
+
 from common.errors import RankdadError, SpecError
 from common.models import build_model
 from common.plan import make_plan
+from platforms.coinstac.limits import MOST_BYTES, check_size, largest_message
 from tests.conftest import run_spec
 from tests.platforms.nodes import REMOTE, Iterations
 from tests.platforms.test_nodes import METHODS, consortium

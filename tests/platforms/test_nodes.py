@@ -13,13 +13,13 @@ import pandas as pd
 import pytest
 from safetensors.torch import load_file
 
-from common.coinstac.compspec import compspec
 from common.documents import validate
 from common.errors import RankdadError
 from common.replica import weights_sha256
 from common.spec import RunSpec
 from local.data import read_site
-from local.drivers import coinstac_run as driver
+from platforms.coinstac import site_run as driver
+from platforms.coinstac.compspec import compspec
 from remote import aggregator as aggregator_module
 from simulations.lockstep import run
 from tests.conftest import run_document

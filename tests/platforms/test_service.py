@@ -15,7 +15,7 @@ import pytest
 from common.documents import validate
 from common.spec import RunSpec
 from local.data import read_site
-from platforms.service import Service
+from platforms.coinstac.service import Service
 from simulations.lockstep import run
 from tests.coinstac.client import ComputationError
 from tests.coinstac.nodes import ProcessNode

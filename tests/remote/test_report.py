@@ -23,13 +23,13 @@ from typer.testing import CliRunner, Result
 
 from common.errors import UserError
 from local.data import SiteData
+from platforms.coinstac.displays import for_people
 from remote.cli import mount
 from remote.figures import figures
 from remote.outcomes import NAMED
 from remote.report import report
 from remote.results import METRICS, STEPS, Figures, PlanFacts, Results, Summary, read_results
 from remote.results import SITES as SITE_COLUMNS
-from remote.shown import for_people
 from simulations.lockstep import run
 from tests.conftest import SITES, run_document, run_spec
 

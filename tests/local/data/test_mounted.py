@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from common.errors import SpecError
-from local.data.mounted import lay_out
+from platforms.coinstac.mounts import lay_out
 from tests.conftest import run_spec
 
 DATA: dict[str, Any] = {

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.coinstac.fields import FILE
 from common.data import CsvData, FreesurferData, NpzData
 from common.errors import DataError, SpecError, UserError
 from common.patterns import is_pattern
 from common.spec import RunSpec
+from platforms.coinstac.fields import FILE
 
 Rows = Sequence[Mapping[str, Any]]
 

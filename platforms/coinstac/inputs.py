@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from common.coinstac.form import Field, Problem
-from common.coinstac.parsing import is_site_name
 from common.documents import problems
 from common.spec import RunSpec
+from platforms.coinstac.form import Field, Problem
+from platforms.coinstac.parsing import is_site_name
 
 SPEC = "Whole specification (spec)"
 

@@ -26,11 +26,14 @@ from websockets.exceptions import ConnectionClosed
 from common.errors import ProtocolError, RankdadError, UserError, one_line
 
 if TYPE_CHECKING:
-    from common.coinstac.messages import NodeState, Reply
+    from platforms.coinstac.outputs import NodeState, Reply
 
 BREATH = 0.02  # seconds in which a connection stands before imports hold the interpreter
 MOST_BYTES = 2**30  # of a message to us: the platform's own limit is far below
-NODES = {"local": "local.drivers.coinstac:SiteNode", "remote": "remote.coinstac:AggregatorNode"}
+NODES = {
+    "local": "platforms.coinstac.site_node:SiteNode",
+    "remote": "platforms.coinstac.aggregator_node:AggregatorNode",
+}
 
 
 class Node(Protocol):
@@ -111,7 +114,7 @@ def _parsed(text: str) -> tuple[str, Mapping[str, Any], NodeState]:
     Raises:
         ProtocolError: it is no message of the platform's.
     """
-    from common.coinstac.messages import NodeState  # pydantic, after the socket has opened
+    from platforms.coinstac.outputs import NodeState  # pydantic, after the socket has opened
 
     try:
         message = json.loads(text)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from common import __version__
-from common.coinstac.fields import FIELDS
-from common.coinstac.form import Field
+from platforms.coinstac.fields import FIELDS
+from platforms.coinstac.form import Field
 
 IMAGE = f"rankdad:{__version__}"
 COMMAND = ["rankdad", "coinstac"]  # which the service of version 2 never uses: the image's own command runs

@@ -16,19 +16,6 @@ from torch import Tensor
 
 from common.artifacts import save_model
 from common.checkpoints import EVERY, Checkpoints
-from common.coinstac.filled import Filled
-from common.coinstac.messages import (
-    Done,
-    NodeState,
-    Opened,
-    Reply,
-    Results,
-    Sent,
-    Updated,
-    decoded,
-    encoded,
-    output,
-)
 from common.course import Course
 from common.documents import validate
 from common.errors import DataError, RankdadError, UserError
@@ -40,10 +27,23 @@ from common.protocol import pack, unpack
 from common.replica import Replica
 from common.spec import RunSpec
 from local.data import SiteData, read_site
-from local.data.mounted import lay_out
 from local.policy import Policy
 from local.timings import Timings
 from local.training import Result, TrainingState, train
+from platforms.coinstac.inputs import Filled
+from platforms.coinstac.mounts import lay_out
+from platforms.coinstac.outputs import (
+    Done,
+    NodeState,
+    Opened,
+    Reply,
+    Results,
+    Sent,
+    Updated,
+    decoded,
+    encoded,
+    output,
+)
 
 INPUTS, OPENED = "inputs.json", "opened.json"  # in a node's output folder: what only its first iterations are told
 CHECKPOINTS, UPDATES = "checkpoints", "updates"  # there too: where it stands
@@ -58,8 +58,8 @@ class SiteRun:
         opened: the run.
         filled: the form.
         state: of the node.
-        allow_factories: see `local.drivers.coinstac.SiteNode`.
-        say: see `local.drivers.coinstac.SiteNode`.
+        allow_factories: see `platforms.coinstac.site_node.SiteNode`.
+        say: see `platforms.coinstac.site_node.SiteNode`.
     """
 
     def __init__(

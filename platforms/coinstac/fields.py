@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from common.coinstac.form import Field
-from common.coinstac.parsing import document, names, regions, site_name, whole_numbers
 from common.data import NpzData, TableData
 from common.networks import Mlp
 from common.spec import Adam, Cosine, EarlyStopping, Federation, RankDad, RunSpec, Sgd, Training
 from common.tasks import Classification
+from platforms.coinstac.form import Field
+from platforms.coinstac.parsing import document, names, regions, site_name, whole_numbers
 
 STUDY, DATA, MODEL, TRAINING = "Study", "Data of all sites", "Model", "Training"
 EXCHANGE, EXPERT, SITE = "What sites send", "For experts", "Your site"

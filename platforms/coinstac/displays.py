@@ -6,8 +6,8 @@ import base64
 from pathlib import Path
 from typing import Any
 
-from common.coinstac.messages import Results
 from common.documents import load_json
+from platforms.coinstac.outputs import Results
 from remote.report import drawer, report
 from remote.results import BASELINE, read_results
 

@@ -12,9 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from common import __version__
-from common.coinstac.fields import FIELDS
-from common.coinstac.filled import read
-from common.coinstac.messages import (
+from common.documents import load_json, validate
+from common.errors import REASON_CHARACTERS, RankdadError, SpecError, UserError
+from common.memory import check_memory
+from common.models import build_model
+from common.plan import make_plan
+from common.spec import RunSpec
+from platforms.coinstac.fields import FIELDS
+from platforms.coinstac.inputs import read
+from platforms.coinstac.outputs import (
     MOST_COMPLAINTS,
     Complaint,
     Failed,
@@ -27,13 +33,7 @@ from common.coinstac.messages import (
     is_form,
     output,
 )
-from common.documents import load_json, validate
-from common.errors import REASON_CHARACTERS, RankdadError, SpecError, UserError
-from common.memory import check_memory
-from common.models import build_model
-from common.plan import make_plan
-from common.spec import RunSpec
-from local.drivers.coinstac_run import (
+from platforms.coinstac.site_run import (
     CHECKPOINTS,
     ERROR,
     INPUTS,

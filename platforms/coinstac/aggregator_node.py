@@ -14,8 +14,16 @@ from typing import Any, TypeVar
 import torch
 
 from common import __version__
-from common.coinstac.limits import check_size
-from common.coinstac.messages import (
+from common.documents import load_json, validate
+from common.errors import ProtocolError, RankdadError, UserError
+from common.ledger import Retention
+from common.memory import check_memory
+from common.plan import make_plan
+from common.replica import Replica
+from common.spec import RunSpec
+from platforms.coinstac.displays import for_people, for_sites
+from platforms.coinstac.limits import check_size
+from platforms.coinstac.outputs import (
     Done,
     Failed,
     Joined,
@@ -29,17 +37,9 @@ from common.coinstac.messages import (
     from_site,
     output,
 )
-from common.documents import load_json, validate
-from common.errors import ProtocolError, RankdadError, UserError
-from common.ledger import Retention
-from common.memory import check_memory
-from common.plan import make_plan
-from common.replica import Replica
-from common.spec import RunSpec
 from remote.aggregator import LEDGER, Aggregator, Keeping
 from remote.carrying import carry_out
 from remote.recorder import write_json
-from remote.shown import for_people, for_sites
 
 MEMBERS = "members.json"  # in the node's output folder: which client is which site
 DIRECTORY = "run"

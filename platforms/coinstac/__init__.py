@@ -1,0 +1,1 @@
+"""The computation on COINSTAC: its form, its two nodes, the service that the platform talks to."""
