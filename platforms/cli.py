@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,8 +16,9 @@ def mount(app: typer.Typer) -> None:
 
 
 def coinstac(
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    host: Annotated[str, typer.Option(help="Address to listen on; in the image all of the container's.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535, envvar="COINSTAC_PORT")] = 8881,
+    mounts: Annotated[Path, typer.Option(help="Folder of the platform's mounts, input and output.")] = Path("/"),
     allow_factory: Annotated[
         list[str] | None,
         typer.Option("--allow-factory", help="Permit a model factory 'package.module:function' that the image holds."),
@@ -25,17 +27,18 @@ def coinstac(
     """Serve the COINSTAC platform: what a container of the image does by itself."""
     from platforms.coinstac.service import run
 
-    run(host, port, tuple(allow_factory or ()))
+    run(host, port, mounts, tuple(allow_factory or ()))
 
 
 def schema(
     coinstac: Annotated[bool, typer.Option("--coinstac", help="The description that is uploaded to COINSTAC.")] = False,
-    image: Annotated[str | None, typer.Option(help="Name of the image in that description.")] = None,
-    repository: Annotated[str, typer.Option(help="Address of the source code in that description.")] = "",
+    folder: Annotated[bool, typer.Option(help="Of that: members choose a folder in place of files.")] = False,
+    image: Annotated[str | None, typer.Option(help="Of that: name of the image, without a tag.")] = None,
+    repository: Annotated[str, typer.Option(help="Of that: address of the source code.")] = "",
 ) -> None:
     """Print the JSON schema of a run's specification, or the description for COINSTAC."""
     from common.spec import RunSpec
     from platforms.coinstac.compspec import IMAGE, compspec
 
-    document = compspec(image or IMAGE, repository) if coinstac else RunSpec.model_json_schema()
+    document = compspec(image or IMAGE, repository, folder=folder) if coinstac else RunSpec.model_json_schema()
     typer.echo(json.dumps(document, indent=2))

@@ -13,10 +13,12 @@ from remote.reading import NAMES, guess_of, notes, number, verdict
 from remote.results import BASELINE, LABEL_CELLS, RANKED, Results, Spread, class_names, known, rows_of
 
 WRITTEN = 12  # classes up to which the confusion matrix is a table, too
+CHANCE = 0.03  # of balanced accuracy: less above it is chance
 LISTED = 30  # sites that a warning names at most
 WARNINGS = {
     "one-class": "has samples of one class alone: no AUC, and a balanced accuracy of that class only",
     "fewer-samples-than-folds": "has fewer samples than there are folds: some folds test none there",
+    "missing-classes": "has no samples of some class",
 }
 
 
@@ -37,8 +39,15 @@ def quality(run: Results) -> str:
 
 
 def warned(run: Results) -> str:
-    """Return what was odd about the sites' data, counted."""
-    found = []
+    """Return what was odd about the sites' data, counted, and whether the model tells classes apart at all."""
+    found = data_warnings(run)
+    none = "No site has warned of its data, and no row of data was left out."
+    return section("Warnings about data", *(paragraph(said, "bad") for said in found) if found else [paragraph(none)])
+
+
+def data_warnings(run: Results) -> list[str]:
+    """Return a sentence for everything that is odd about the sites' data, or about the result."""
+    found = at_chance(run)
     for kind, sites in run.summary.warnings.items():
         meaning = WARNINGS.get(kind, f"warns: {kind.replace('-', ' ')}")
         meaning = meaning if len(sites) == 1 else meaning.replace("has ", "have ", 1).replace("warns", "warn", 1)
@@ -47,8 +56,18 @@ def warned(run: Results) -> str:
     if dropped:
         each = [f"{site} {count:,}" for site, count in dropped.items()]
         found.append(f"{_count(sum(dropped.values()), 'row')} of data left out: {_listed(each)}.")
-    none = "No site has warned of its data, and no row of data was left out."
-    return section("Warnings about data", *(paragraph(said, "bad") for said in found) if found else [paragraph(none)])
+    return found
+
+
+def at_chance(run: Results) -> list[str]:
+    """Return that the model tells classes apart no better than chance, where it does not."""
+    task, reached = run.spec.task, run.test.get("balanced_accuracy")
+    if not isinstance(task, Classification) or reached is None or reached > 1 / task.classes + CHANCE:
+        return []
+    said = f"The balanced accuracy is {number(reached)}, and {number(1 / task.classes)} is chance: the model tells the "
+    return [
+        said + "classes apart no better than a guess. Look at the label, the inputs, and whether they are standardised."
+    ]
 
 
 def _test(run: Results) -> str:

@@ -28,6 +28,7 @@ from local.data.ts import read_ts
 
 MEANING: dict[Warning, str] = {
     "one-class": "all samples are of one class: there is no AUC of this site alone",
+    "missing-classes": "there are no samples of some class",
     "fewer-samples-than-folds": "there are fewer samples than folds: some folds test none here",
 }
 
@@ -174,8 +175,8 @@ def split_samples(spec: RunSpec, reading: Reading, site_index: int) -> SiteData:
 
 def _warnings(spec: RunSpec, labels: Array) -> tuple[Warning, ...]:
     found: list[Warning] = []
-    if isinstance(spec.task, Classification) and len(np.unique(labels)) == 1:
-        found.append("one-class")
+    if isinstance(spec.task, Classification) and (classes := len(np.unique(labels))) < spec.task.classes:
+        found.append("one-class" if classes == 1 else "missing-classes")
     if isinstance(spec.evaluation, KFold) and len(labels) < spec.evaluation.folds:
         found.append("fewer-samples-than-folds")
     return tuple(found)

@@ -17,12 +17,23 @@ def resolved(data: T, folder: Path) -> T:
         DataError: a file is missing, or no table.
         SpecError: a pattern stands for no column.
     """
-    if not data.patterns:
-        return data
+    return resolve_features(data, all_columns(data, folder)) if data.patterns else data
+
+
+def all_columns(data: TableData, path: Path) -> list[str]:
+    """Return the names of all columns, or regions and measures, that a folder's files have, in their order.
+
+    Args:
+        data: the schema.
+        path: the folder, or a file in it that takes the place of the schema's own.
+
+    Raises:
+        DataError: a file is missing, or no table.
+    """
     from local.data.csv import csv_columns  # pandas takes half a second
     from local.data.freesurfer import freesurfer_columns
 
     if isinstance(data, CsvData):
-        return resolve_features(data, csv_columns(folder, data))
+        return csv_columns(path, data)
     assert isinstance(data, FreesurferData)
-    return resolve_features(data, freesurfer_columns(folder, data))
+    return freesurfer_columns(path, data)

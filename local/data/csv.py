@@ -63,11 +63,17 @@ def csv_samples(
     return encode(data, tables, dtype, key=data.key, keep=keep, notes=notes, dropped=dropped, training=training)
 
 
-def csv_columns(folder: Path, data: CsvData) -> list[str]:
+def csv_columns(path: Path, data: CsvData) -> list[str]:
     """Return the names of all columns of a folder's tables, in order, from their first rows.
+
+    Args:
+        path: the folder, or a file in it that takes the place of the schema's `file`.
+        data: the schema.
 
     Raises:
         DataError: a file is missing, or no table.
     """
-    files = [find(folder, data.file)[0], *(find(folder, name)[0] for name in each(data.covariates))]
+    folder = path if is_folder(path) else path.parent
+    own = find(folder, data.file)[0] if path is folder else path
+    files = [own, *(find(folder, name)[0] for name in each(data.covariates))]
     return [name for file in files for name in read_table(file, header=True).frame.columns]

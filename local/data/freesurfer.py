@@ -52,15 +52,20 @@ def read_freesurfer(
     return encode(data, tables, dtype, key=data.key, keep=keep, notes=notes, dropped=dropped, training=training)
 
 
-def freesurfer_columns(folder: Path, data: FreesurferData) -> list[str]:
+def freesurfer_columns(path: Path, data: FreesurferData) -> list[str]:
     """Return the names of all regions and measures of the first subject that a folder's table lists.
 
     Measures are called by the second of their names, as in tables that FreeSurfer makes.
 
+    Args:
+        path: the folder, or a table in it that takes the place of the schema's first.
+        data: the schema.
+
     Raises:
         DataError: a file is missing, or holds nothing.
     """
-    table, _ = read_one(folder, each(data.covariates)[0])
+    folder = path if is_folder(path) else path.parent
+    table = read_one(folder, each(data.covariates)[0])[0] if path is folder else read_table(path)
     holder((table,), data.key)
     if not len(table):
         raise DataError(table.source, "has no rows")

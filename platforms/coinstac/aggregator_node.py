@@ -15,13 +15,15 @@ import torch
 
 from common import __version__
 from common.documents import load_json, validate
-from common.errors import ProtocolError, RankdadError, UserError
+from common.documents import problems as spec_problems
+from common.errors import ProtocolError, RankdadError, SpecError, UserError
 from common.ledger import Retention
 from common.memory import check_memory
 from common.plan import make_plan
 from common.replica import Replica
 from common.spec import RunSpec
 from platforms.coinstac.displays import for_people, for_sites
+from platforms.coinstac.inputs import SPEC, Filled, read, with_sites
 from platforms.coinstac.limits import check_size
 from platforms.coinstac.outputs import (
     Done,
@@ -37,11 +39,12 @@ from platforms.coinstac.outputs import (
     from_site,
     output,
 )
+from platforms.coinstac.table_profile import complete
 from remote.aggregator import LEDGER, Aggregator, Keeping
 from remote.carrying import carry_out
 from remote.recorder import write_json
 
-MEMBERS = "members.json"  # in the node's output folder: which client is which site
+MEMBERS = "members.json"  # in the node's output folder: which client is which site, and warnings before the first round
 DIRECTORY = "run"
 Said = Joined | Sent | Failed | Done
 T = TypeVar("T", Joined, Sent, Failed, Done)
@@ -96,7 +99,7 @@ class AggregatorNode:
             return Reply(output(self._open(joined, folder), progress="the run begins"))
         if _all(Done, said) is not None:
             self._say("done")
-            return Reply(for_people(folder / DIRECTORY), success=True)
+            return Reply(for_people(folder / DIRECTORY, **load_json(folder / MEMBERS)), success=True)
         self._come_back(folder)
         failed = [f"{self._members[client]}: {one.reason}" for client, one in said.items() if isinstance(one, Failed)]
         if failed:
@@ -124,15 +127,25 @@ class AggregatorNode:
         Raises:
             InputError: it asks for something that cannot be run.
         """
-        _check_together(joined)
-        members = {client: one.site for client, one in joined.items()}
-        first = next(iter(joined.values()))
-        order = list(first.sites) or sorted(members.values())
-        run = first.run | {"federation": {**_object(first.run.get("federation")), "sites": order}}
+        filled = _check_together(joined)
+        profiles = {one.site: one.profile for one in sorted(joined.values(), key=lambda one: one.site)}
+        order = list(filled.sites) or list(profiles)
+        draft, problems, warnings = complete(filled, {site: profiles[site] for site in order})
+        run = with_sites(draft, order)
+        problems += [] if problems else [filled.problem(path, said) for path, said in spec_problems(RunSpec, run)]
+        if problems:
+            raise InputError("\n".join(f"owner: {problem.text}" for problem in problems))
         spec = validate(RunSpec, run)
         self._begin(folder)
-        write_json(folder / MEMBERS, members)
-        aggregator = self._start(spec, members, folder)
+        members = {client: one.site for client, one in joined.items()}
+        write_json(folder / MEMBERS, {"sites": members, "warnings": warnings})
+        try:
+            aggregator = self._start(spec, members, folder)
+        except SpecError as error:
+            said = str(error).removeprefix(f"{error.field}: ")
+            raise InputError(f"owner: {filled.problem(error.field, said).text}") from None
+        for line in warnings:
+            self._say(f"warning: {line}")
         self._say(f"{spec.name}: {len(order)} sites, {spec.method.name}, {spec.training.epochs} epochs")
         return Opened(version=__version__, id=aggregator.run_id, run=spec.model_dump(mode="json"))
 
@@ -153,7 +166,7 @@ class AggregatorNode:
         """Take up a run that another process has led so far."""
         if self._aggregator is None:
             path = folder / DIRECTORY / "run.json"
-            self._start(validate(RunSpec, load_json(path), file=path), load_json(folder / MEMBERS), folder)
+            self._start(validate(RunSpec, load_json(path), file=path), load_json(folder / MEMBERS)["sites"], folder)
 
     def _start(self, spec: RunSpec, members: Mapping[str, str], folder: Path) -> Aggregator:
         torch.set_num_threads(spec.training.threads)
@@ -167,7 +180,8 @@ class AggregatorNode:
         self._members = dict(members)
         if resumes:
             carry_out(aggregator, aggregator.resume())
-            self._say(f"goes on from its ledger in round {aggregator.barrier.round}")
+            step = aggregator.recorder.progress.step
+            self._say(f"goes on from its ledger: step {step}, round {aggregator.barrier.round}")
         return aggregator
 
     def _round(self, sent: Mapping[str, Sent], folder: Path) -> Reply:
@@ -217,19 +231,15 @@ def _all(kind: type[T], said: Mapping[str, Said]) -> dict[str, T] | None:
     return found if len(found) == len(said) else None
 
 
-def _object(value: object) -> dict[str, Any]:
-    return dict(value) if isinstance(value, dict) else {}
-
-
 def _problems(said: Mapping[str, Said]) -> list[str]:
     """Return a line for everything that keeps single members from joining a run, each once."""
     lines: list[str] = []
     for client, one in said.items():
-        who = getattr(one, "site", None) or f"member {client}"
         if isinstance(one, Failed) and one.site is not None:
-            lines.append(f"{who}: {one.reason}")
+            lines.append(f"{one.site}: {one.reason}")
         if not isinstance(one, Joined):
             continue
+        who = one.site if one.site == client else f"{one.site} (member {client})"
         if one.version != __version__:
             lines.append(f"{who}: runs rankdad {one.version}, the aggregator {__version__}: use one image")
         for problem in one.problems:
@@ -237,30 +247,35 @@ def _problems(said: Mapping[str, Said]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _check_together(joined: Mapping[str, Joined]) -> None:
-    """Check that the members' forms make one run.
+def _check_together(joined: Mapping[str, Joined]) -> Filled:
+    """Return what the owner has filled in, if the members make one run of it.
 
     Raises:
         InputError: with a line for every problem.
     """
-    lines = _check_names([one.site for one in joined.values()], next(iter(joined.values())).sites)
-    runs = [{key: value for key, value in one.run.items() if key != "federation"} for one in joined.values()]
-    for one, run in zip(joined.values(), runs, strict=True):
-        if run != runs[0]:
-            lines.append(f"{one.site}: has other inputs of the owner than the other members: start the run again")
+    first, *others = joined.values()
+    filled = read(first.form)
+    lines = [
+        f"{one.site}: has other inputs of the owner than the other members: start the run again"
+        for one in others
+        if one.form != first.form
+    ]
+    lines += _check_names([one.site for one in joined.values()], filled.sites)
     if lines:
         raise InputError("\n".join(lines))
+    return filled
 
 
 def _check_names(names: Sequence[str], expected: Sequence[str]) -> list[str]:
     lines = [
-        f"{name}: {names.count(name)} members have given this name (site): every site needs its own"
+        f"{name}: {names.count(name)} members have this name: every site needs its own, in its JSON file"
         for name in sorted(set(names))
         if names.count(name) > 1
     ]
     for name in expected:
         if name not in names:
-            lines.append(f"owner: Sites, in their order (sites): {name} does not take part; {', '.join(names)} do")
+            said = f"federation.sites: {name} does not take part; {', '.join(names)} do"
+            lines.append(f"owner: {SPEC.problem(said).text}")
     if expected:
         others = [name for name in names if name not in expected]
         lines += [f"{name}: is not among the owner's sites ({', '.join(expected)})" for name in others]

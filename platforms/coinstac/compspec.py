@@ -5,37 +5,46 @@ from __future__ import annotations
 from typing import Any
 
 from common import __version__
-from platforms.coinstac.fields import FIELDS
-from platforms.coinstac.form import Field
+from common.errors import UserError
+from platforms.coinstac.form import Field, shown
 
-IMAGE = f"rankdad:{__version__}"
+IMAGE = "rankdad"  # without a tag: the platform appends :latest
 COMMAND = ["rankdad", "coinstac"]  # which the service of version 2 never uses: the image's own command runs
 METRICS = {
     "samples": "Samples",
     "loss": "Loss",
     "accuracy": "Accuracy",
+    "balanced_accuracy": "Balanced accuracy",
     "auc": "AUC",
     "auc_error": "Largest error of AUC",
+    "f1": "F1",
+    "calibration_error": "Calibration error",
+    "mae": "Mean absolute error",
+    "r2": "R²",
+    "pearson_r": "Correlation",
 }
-NUMBERS = {"minimum": "min", "exclusiveMinimum": "min", "maximum": "max", "exclusiveMaximum": "max"}
 
 
-def compspec(image: str = IMAGE, repository: str = "") -> dict[str, Any]:
+def compspec(image: str = IMAGE, repository: str = "", *, folder: bool = False) -> dict[str, Any]:
     """Return the description as JSON.
 
     Args:
-        image: of site and aggregator.
+        image: of site and aggregator, without a tag.
         repository: address of the source code.
+        folder: whether members choose a folder, for volumes and pictures, in place of files.
+
+    Raises:
+        UserError: the image has a tag.
     """
-    shown = [field for field in FIELDS if not field.fixed]
+    if ":" in image.rpartition("/")[2] or "@" in image:
+        raise UserError(f"image: got {image}, expected a name without a tag: the platform appends :latest to it")
     return {
         "meta": {
-            "id": "rankdad",
-            "name": "rank-dAD: federated training of neural networks",
-            "description": "Trains one PyTorch model over the data of all sites. Nothing but a few rows of every "
-            "layer's gradient leaves a site, hundreds of times fewer bytes than the gradient itself, and sums for the "
-            "metrics.",
-            "repository": repository or "not published",
+            "id": "rankdad-folder" if folder else "rankdad",
+            "name": "rank-dAD: federated training of neural networks" + ", data in folders" * folder,
+            "description": "Trains one PyTorch model over the data of all sites. Nothing but a few rows for every "
+            "layer's gradient leaves a site, and sums for the metrics.",
+            "repository": repository or "none: the source code is not published",
             "version": __version__,
             "compspecVersion": 2,
         },
@@ -44,19 +53,25 @@ def compspec(image: str = IMAGE, repository: str = "") -> dict[str, Any]:
             "dockerImage": image,
             "command": COMMAND,
             "remote": {"type": "docker", "dockerImage": image, "command": COMMAND},
-            "input": {field.variable: described(field, order) for order, field in enumerate(shown)},
+            "input": {field.variable: described(field, order) for order, field in enumerate(shown(folder=folder))},
             "output": {
                 "global_metrics": _table("Global test metrics"),
+                "warnings": {"label": "Global warnings", "type": "object", "items": {}},
                 "site_metrics": _table("Test metrics by site"),
-                "global_stats": {"label": "Figures", "type": "object"},
+                "global_stats": {"label": "Figures", "type": "array"},
                 "local_stats": {"label": "Figures by site", "type": "object"},
             },
             "display": [
                 {
                     "type": "table",
-                    "tables": [{"source": "global_metrics"}, {"source": "site_metrics", "subtables": "by-key"}],
+                    "tables": [
+                        {"source": "global_metrics"},
+                        {"source": "warnings"},
+                        {"source": "site_metrics", "subtables": "by-key"},
+                    ],
                 },
                 {"type": "images"},
+                {"type": "iframe"},
             ],
         },
     }
@@ -68,20 +83,12 @@ def described(field: Field, order: int) -> dict[str, Any]:
         "label": field.label,
         "type": field.kind,
         "source": field.source,
-        "group": field.group,
+        "group": "Your site" if field.source == "member" else "Study",
         "order": order,
-        "tooltip": field.help,
+        "tooltip": field.tooltip,
+        "default": field.default,
     }
-    if field.initial is not None:
-        found["default"] = field.initial
-    if field.choices:
-        found["values"] = list(field.choices)
-    if field.kind == "number":
-        found |= {name: field.schema[key] for key, name in NUMBERS.items() if key in field.schema}
-        found["step"] = 1 if field.schema.get("type") == "integer" else 0.000001
-    if field.when is not None and len(field.when[1]) == 1:  # the platform knows equality alone
-        found["conditional"] = {"variable": field.when[0], "value": field.when[1][0]}
-    return found | dict(field.more or {})
+    return found | ({"values": list(field.choices)} if field.choices else {}) | dict(field.more or {})
 
 
 def _table(label: str) -> dict[str, Any]:

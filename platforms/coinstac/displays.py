@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from common.documents import load_json
-from platforms.coinstac.outputs import Results
+from platforms.coinstac.outputs import FIGURES, Results
+from remote.quality import data_warnings
 from remote.report import drawer, report
 from remote.results import BASELINE, read_results
 
@@ -18,21 +20,40 @@ def for_sites(directory: Path) -> Results:
     Raises:
         UserError: the directory holds no run.
     """
-    metrics = (directory / "metrics.csv").read_text(encoding="utf-8")
-    return Results(summary=load_json(directory / "summary.json"), metrics=metrics, report=report(directory))
+    metrics, draw = (directory / "metrics.csv").read_text(encoding="utf-8"), drawer()
+    drawn = draw(read_results(directory)) if draw else {}
+    return Results(
+        summary=load_json(directory / "summary.json"),
+        metrics=metrics,
+        report=report(directory),
+        figures={name: base64.b64encode(png).decode("ascii") for name, png in drawn.items()},
+    )
 
 
-def for_people(directory: Path) -> dict[str, Any]:
-    """Return tables and figures under the names of the description's `output`.
+def for_people(directory: Path, sites: Mapping[str, str], warnings: Sequence[str]) -> dict[str, Any]:
+    """Return tables, warnings and paths of figures under the names of the description's `output`.
+
+    The app shows the pictures of `global_stats` by their paths in the viewer's own output folder, and shows none unless
+    `local_stats` has a key. It knows members by their ids.
+
+    Args:
+        directory: of the run.
+        sites: by the clients' ids.
+        warnings: from before the first round.
 
     Raises:
         UserError: the directory holds no run.
     """
-    run, figures = read_results(directory), drawer()
-    drawn = figures(run) if figures else {}
-    pictures = {name: base64.b64encode(png).decode("ascii") for name, png in drawn.items()}
+    run, draw = read_results(directory), drawer()
     by_site = {
         site: {name: value for name, value in row.items() if not name.startswith(BASELINE)}
         for site, row in run.by_site.items()
     }
-    return {"global_metrics": run.test, "site_metrics": by_site, "global_stats": pictures, "local_stats": {}}
+    lines = [*warnings, *data_warnings(run)]
+    return {
+        "global_metrics": run.test,
+        "site_metrics": by_site,
+        "warnings": {str(number): line for number, line in enumerate(lines, start=1)} or {"1": "none"},
+        "global_stats": [f"{FIGURES}/{name}.png" for name in (draw(run) if draw else ())],
+        "local_stats": {client: [] for client in sites},
+    }

@@ -1,19 +1,23 @@
-"""A field of the form that a consortium's owner and its members fill in.
+"""The form that a consortium's owner and its members fill in: its fields, and how each is read.
 
-Types, bounds, choices and tooltips come from the spec model: a field says only where in the spec it stands.
+A member's field must be of a type that the platform's app shows to members, and whose value it keeps. Without a default
+the app does not show it; a default of 0 cannot be kept by ticking a box.
 """
 
 from __future__ import annotations
 
+import csv
+import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
-from common.documents import Part
-
 Source = Literal["owner", "member"]
+LABEL_VALUES = re.compile(r"^(.+?)\s*=\s*(.+\|.+)$")  # column = value | value
+TABLE_FILES = ("csv", "tsv", "txt")
+OTHER_FILES = ("npz", "ts", "nii", "gz", "png", "jpg", "jpeg", "tif", "tiff", "bmp", "stats", "json")
 
 
 @dataclass(frozen=True)
@@ -23,10 +27,27 @@ class Problem:
     Args:
         source: who fills it in.
         text: its label, its variable, and a sentence.
+        details: what its own member may read besides; other members must not.
     """
 
     source: Source
     text: str
+    details: str = ""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns of a table, with the values that an owner names.
+
+    Args:
+        names: of the columns, in order; a pattern with * or ? stands for several.
+        excluded: names that stood after a minus sign.
+        values: of the columns for which they are named.
+    """
+
+    names: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+    values: Mapping[str, tuple[str, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -36,134 +57,279 @@ class Field:
     Args:
         variable: its key.
         label: what people read beside it.
-        group: the part of the form that it stands in.
-        path: where in the run's spec its value goes; empty if it goes nowhere.
-        part: the model that holds the value; with the last name of `path`, type, bounds and choices follow from it.
-        default: what stands in the form; the model's own without it.
+        kind: the platform's name of its type.
+        default: what stands in it before anybody has touched it.
+        tooltip: help.
+        read: returns the value of what was filled in, or raises a ValueError that says what was expected.
         source: who fills it in.
-        when: another variable, and with which of its values this field counts.
-        type: the platform's name of its type, where that does not follow from the model.
-        tooltip: help, where the model has none.
-        parse: from what was filled in to the value, where that is no single number, choice or text.
-        values: choices, where they are fewer than the model's.
+        choices: values to choose from.
         more: further keys of the form's description.
-        own: the value's JSON schema, where no model holds it.
-        fixed: whether nobody fills it in: it always has its default.
     """
 
     variable: str
     label: str
-    group: str
-    path: str = ""
-    part: type[Part] | None = None
-    default: Any = None
+    kind: str
+    default: Any
+    tooltip: str
+    read: Callable[[Any], Any]
     source: Source = "owner"
-    when: tuple[str, tuple[Any, ...]] | None = None
-    type: str = ""
-    tooltip: str = ""
-    parse: Callable[[Any], Any] | None = None
-    values: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
     more: Mapping[str, Any] | None = None
-    own: Mapping[str, Any] | None = None
-    fixed: bool = False
 
-    @cached_property
-    def schema(self) -> dict[str, Any]:
-        """The value's JSON schema, of the alternative that is not null."""
-        if self.part is None:
-            return dict(self.own or {})
-        document = self.part.model_json_schema()
-        found: dict[str, Any] = document["properties"][self.path.rpartition(".")[2]]
-        for alternative in found.get("anyOf", ()):
-            if alternative.get("type") != "null":
-                found = alternative | {key: value for key, value in found.items() if key != "anyOf"}
-        return found
-
-    @property
-    def initial(self) -> Any:
-        """What stands in the form before anybody has touched it."""
-        return self.schema.get("default") if self.default is None else self.default
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """Values to choose from; none if any may be given."""
-        return self.values or tuple(self.schema.get("enum", ()))
-
-    @property
-    def kind(self) -> str:
-        """The platform's name of its type."""
-        if self.type:
-            return self.type
-        if self.choices:
-            return "select"
-        numbers = {"integer": "number", "number": "number", "boolean": "boolean"}
-        return numbers.get(self.schema.get("type", ""), "string")
-
-    @property
-    def help(self) -> str:
-        """Its tooltip."""
-        words = self.tooltip or self.schema.get("description", "")
-        return " ".join(words.split())
-
-    def applies(self, values: Mapping[str, Any]) -> bool:
-        """Tell whether the field counts, given the values of the others."""
-        return self.when is None or values.get(self.when[0]) in self.when[1]
-
-    def read(self, given: Any) -> Any:
-        """Return the value of what was filled in.
+    def value(self, given: Any) -> Any:
+        """Return the value of what was filled in; of nothing, of the default.
 
         Raises:
             ValueError: saying what was expected.
         """
-        if given is None or given == "":
-            given = self.initial
-        if isinstance(given, str):
-            given = given.strip()
-        if self.parse is not None:
-            return self.parse(given)
-        readers = {"number": self._number, "boolean": _boolean, "select": self._choice, "string": _text}
-        return readers.get(self.kind, lambda value: value)(given)
+        given = given.strip() if isinstance(given, str) else given
+        given = self.default if given is None or given == "" else given
+        if self.choices and given not in self.choices:
+            raise ValueError(f"expected one of {', '.join(self.choices)}")
+        return self.read(given)
 
-    def _number(self, given: Any) -> Any:
-        whole = self.schema.get("type") == "integer"
-        least = self.schema.get("minimum") if self.part is None else None  # a model checks its own bounds
-        expected = "expected a whole number" if whole else "expected a number"
-        expected += "" if least is None else f" of at least {least}"
-        if given is None:
-            return None
-        if isinstance(given, bool):
-            raise ValueError(expected)
+    def problem(self, said: str, details: str = "", *, member: bool = False) -> Problem:
+        """Return what is wrong with it, or with a member's table in the light of it."""
+        source = "member" if member else self.source
+        return Problem(source, f"{self.label} ({self.variable}): {said}", details)
+
+
+def anything(given: Any) -> Any:
+    """Return what was filled in as it is."""
+    return given
+
+
+def whole(least: int) -> Callable[[Any], int]:
+    """Return what reads a whole number of at least so much."""
+
+    def read(given: Any) -> int:
+        expected = ValueError(f"expected a whole number of at least {least}")
         try:
-            number = float(given)
+            number = float("nan" if isinstance(given, bool) else given)
         except (TypeError, ValueError, OverflowError):
-            raise ValueError(expected) from None
-        if not math.isfinite(number):
-            raise ValueError(expected.replace("a number", "a finite number"))
-        if not whole:
-            return number
-        if not number.is_integer() or not (-(2**53) if least is None else least) <= number < 2**53:
-            raise ValueError(expected)
+            raise expected from None
+        if not math.isfinite(number) or not number.is_integer() or not least <= number < 2**53:
+            raise expected
         return int(number)
 
-    def _choice(self, given: Any) -> Any:
-        if given not in self.choices:
-            raise ValueError(f"expected one of {', '.join(self.choices)}")
-        return given
-
-    def problem(self, said: str) -> Problem:
-        """Return what is wrong with it."""
-        return Problem(self.source, f"{self.label} ({self.variable}): {said}")
+    return read
 
 
-def _text(given: Any) -> str:
-    if not isinstance(given, str | int | float) or isinstance(given, bool):
-        raise ValueError("expected text")
-    return str(given)
+def names(given: Any) -> list[str]:
+    """Return names that stand in text with commas between them, or in a list; quotes keep a comma in a name.
+
+    Raises:
+        ValueError: something else stands there.
+    """
+    listed = given if isinstance(given, list) else [given]
+    if not all(isinstance(name, str) for name in listed):
+        raise ValueError("expected names of columns with commas between them")
+    if not isinstance(given, list):
+        listed = [cell for row in csv.reader(given.splitlines(), skipinitialspace=True) for cell in row]
+    return [name.strip() for name in listed if name.strip()]
 
 
-def _boolean(given: Any) -> bool:
-    if isinstance(given, str) and given.lower() in ("true", "false"):
-        return given.lower() == "true"
-    if not isinstance(given, bool):
-        raise ValueError("expected yes or no")
-    return given
+def columns(given: Any) -> Columns:
+    """Return columns, of which some may stand after a minus sign and some be followed by their values.
+
+    Raises:
+        ValueError: something else stands there.
+    """
+    kept: list[str] = []
+    excluded: list[str] = []
+    values: dict[str, tuple[str, ...]] = {}
+    for name in names(given):
+        found = LABEL_VALUES.match(name)
+        if name.startswith("-") and len(name) > 1:
+            excluded.append(name[1:].strip())
+        elif found:
+            kept.append(found[1])
+            values[found[1]] = tuple(value.strip() for value in found[2].split("|") if value.strip())
+        else:
+            kept.append(name)
+    return Columns(tuple(kept), tuple(excluded), values)
+
+
+def label(given: Any) -> Columns:
+    """Return the one column of what is predicted.
+
+    Raises:
+        ValueError: none stands there, or several.
+    """
+    found = columns(given)
+    if len(found.names) != 1 or found.excluded:
+        raise ValueError("expected the name of one column, such as diagnosis, or diagnosis = benign | malignant")
+    return found
+
+
+def network(given: Any) -> dict[str, Any]:
+    """Return the spec's model: `linear`, or `mlp-64-32` with the widths of its hidden layers."""
+    widths = [int(width) for width in str(given).split("-")[1:]]
+    return {"name": "mlp", "hidden": widths} if widths else {"name": "linear"}
+
+
+def document(given: Any) -> dict[str, Any]:
+    """Return a JSON object that stands in the form as such, or as text; of a file for `rankdad simulate`, its run.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        found = json.loads(given) if isinstance(given, str) else given
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
+    except (RecursionError, ValueError):
+        raise ValueError("is not JSON that can be read: it is nested too deeply, or holds too long a number") from None
+    if not isinstance(found, dict):
+        raise ValueError("expected a JSON object, such as one of the examples in docs/coinstac.md")
+    run = found.get("run")
+    return run if isinstance(run, dict) and "task" not in found else found
+
+
+OWNER = (
+    Field(
+        "task",
+        "Task",
+        "select",
+        "classification",
+        "classification predicts which of several values a person has, regression predicts a number.",
+        anything,
+        choices=("classification", "regression"),
+    ),
+    Field(
+        "label",
+        "Column of what is predicted",
+        "string",
+        "",
+        "Name of a column that every member's table has, such as diagnosis. Its values become the classes, in the "
+        "alphabet's order; to name them yourself, write diagnosis = benign | malignant.",
+        label,
+    ),
+    Field(
+        "features",
+        "Columns of the inputs",
+        "string",
+        "",
+        "Names of columns with commas between them; * and ? stand for other characters, and -name leaves a column out. "
+        "Empty: all columns of numbers that all members have, but identifiers.",
+        columns,
+    ),
+    Field(
+        "categorical",
+        "Categorical columns",
+        "string",
+        "",
+        "Inputs that hold no numbers, or numbers that stand for something else, such as sex, stage. Their values are "
+        "collected from all members; to name them yourself, write sex = F | M.",
+        columns,
+    ),
+    Field(
+        "standardise",
+        "Standardise the inputs",
+        "select",
+        "federated",
+        "federated subtracts the mean of all members' training rows and divides by their standard deviation; site "
+        "uses each member's own; none leaves the inputs as they are.",
+        anything,
+        choices=("federated", "site", "none"),
+    ),
+    Field(
+        "evaluation",
+        "Evaluation",
+        "select",
+        "k-fold",
+        "k-fold tests every row once, in 5 folds, and trains a last model on all rows. holdout tests a fifth of the "
+        "rows. leave-one-site-out tests every member on a model of the others.",
+        anything,
+        choices=("k-fold", "holdout", "leave-one-site-out"),
+    ),
+    Field(
+        "network",
+        "Network",
+        "select",
+        "mlp-32",
+        "linear is logistic or linear regression; mlp is a network with hidden layers of these widths.",
+        network,
+        choices=("linear", "mlp-32", "mlp-64-32", "mlp-256-128", "mlp-1024-1024"),
+    ),
+    Field("epochs", "Epochs", "number", 40, "Passes over the data.", whole(1), more={"min": 1, "step": 1}),
+    Field(
+        "method",
+        "Method",
+        "select",
+        "rank-dad",
+        "rank-dad sends a few rows for every layer: the fewest bytes. powersgd sends as many in two exchanges a step. "
+        "dsgd sends full gradients; a member with a largest rank refuses it.",
+        anything,
+        choices=("rank-dad", "powersgd", "dsgd"),
+    ),
+    Field(
+        "rank",
+        "Rank",
+        "number",
+        2,
+        "Rows that rank-dad or powersgd sends for every layer, at most.",
+        whole(1),
+        more={"min": 1, "step": 1},
+    ),
+    Field("seed", "Seed", "number", 0, "Another seed begins with other weights.", whole(0), more={"min": 0, "step": 1}),
+    Field(
+        "spec",
+        "Whole specification",
+        "object",
+        {},
+        "A run's specification as JSON. It takes the place of every field above; what it does not name has the "
+        "specification's own default. docs/coinstac.md has examples.",
+        document,
+    ),
+)
+FILES = Field(
+    "files",
+    "Files",
+    "files",
+    [],
+    "Your table as CSV: a row of column names, then a row for each person. A small JSON file beside it may name your "
+    "site and its policy. Other kinds of data come as files too, all from one folder.",
+    anything,
+    "member",
+    more={"extensions": [*TABLE_FILES, *OTHER_FILES], "items": [*TABLE_FILES, *OTHER_FILES]},
+)
+FOLDER = Field(
+    "folder",
+    "Folder",
+    "directory",
+    "",
+    "The folder of your data, with all that is below it: volumes or pictures, and the table that lists them. A small "
+    "JSON file in it may name your site and its policy.",
+    anything,
+    "member",
+)
+POLICY = (
+    Field(
+        "min_rows",
+        "Fewest rows behind anything that leaves",
+        "number",
+        8,
+        "Your own limit: a run whose steps have fewer rows here is refused, and smaller test sets are left out.",
+        whole(1),
+        "member",
+        more={"min": 1, "step": 1},
+    ),
+    Field(
+        "max_rank",
+        "Largest rank that leaves",
+        "number",
+        32,
+        "Your own limit: most rows that are sent for a layer. dsgd, which sends full gradients, needs a policy of your "
+        "own in a JSON file.",
+        whole(1),
+        "member",
+        more={"min": 1, "step": 1},
+    ),
+)
+FIELDS = {field.variable: field for field in (*OWNER, FILES, FOLDER, *POLICY)}
+
+
+def shown(*, folder: bool) -> tuple[Field, ...]:
+    """Return the fields of one description: the app makes every member fill in every field, so files or a folder."""
+    return (*OWNER, FOLDER if folder else FILES, *POLICY)

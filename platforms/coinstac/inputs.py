@@ -1,19 +1,35 @@
-"""From a filled-in form to a run's document. The platform checks nothing: here all that is wrong is named at once."""
+"""From a filled-in form to a draft of the run. The platform checks nothing: here all that is wrong is named at once."""
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from common.documents import problems
 from common.spec import RunSpec
-from platforms.coinstac.form import Field, Problem
-from platforms.coinstac.parsing import is_site_name
+from platforms.coinstac.form import FIELDS, Columns, Problem
 
-SPEC = "Whole specification (spec)"
+SPEC = FIELDS["spec"]
+TABLE = "table.csv"  # what a form's spec calls the table, whatever each member's is called
+SITES = ("this-site", "other-site")  # in the place of the sites, which only the aggregator knows
+FIELD_OF = {  # by the beginning of a path in the spec: the field of the form that it follows from
+    "data.label": "label",
+    "data.values": "label",
+    "task.classes": "label",
+    "task": "task",
+    "data.categorical": "categorical",
+    "data": "features",
+    "preparation": "standardise",
+    "evaluation": "evaluation",
+    "model": "network",
+    "method.rank": "rank",
+    "method": "method",
+    "training": "epochs",
+    "seed": "seed",
+}
 
 
 @dataclass(frozen=True)
@@ -21,97 +37,123 @@ class Filled:
     """What has been filled in.
 
     Args:
-        values: by variable, of the fields that count; of one that cannot be read, what stood in the form before.
-        run: the run's document, whose sites are this one alone.
-        sites: that the owner expects, in their order; none if whoever comes takes part.
+        values: by variable; of a field that cannot be read, what stood in the form before.
+        draft: the run's document, without sites. One that the form's fields have made lacks what only tables can say:
+            classes, values of categorical columns, the batch size.
+        sites: that a whole specification names, in their order; none if whoever comes takes part.
         problems: with any field.
     """
 
     values: dict[str, Any]
-    run: dict[str, Any]
-    sites: tuple[str, ...]
+    draft: dict[str, Any]
+    sites: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
 
-    def problem(self, fields: Sequence[Field], path: str, said: str) -> Problem:
-        """Return what is wrong at a path of the run's document as a problem of the field that it came from."""
-        expert = bool(self.values.get("spec"))
-        for field in fields:
-            at = field.path and f"{path}[".startswith((f"{field.path}[", f"{field.path}."))
-            if at and field.applies(self.values) and (field.source == "member" or not expert):
-                return field.problem(said)
-        inner, colon, _ = said.partition(": ")  # of a part as a whole, which then names its field itself
-        if colon and any(field.path == f"{path}.{inner}" for field in fields):
-            return self.problem(fields, f"{path}.{inner}", said.removeprefix(f"{inner}: "))
-        return Problem("owner", f"{SPEC}: {path}: {said}" if expert else f"{path}: {said}")
+    @property
+    def whole(self) -> bool:
+        """Whether the draft is a whole specification, in which nothing but patterns of columns is filled in."""
+        return bool(self.values.get("spec"))
+
+    def problem(self, path: str, said: str) -> Problem:
+        """Return what is wrong at a path of the spec as a problem of the field that it follows from."""
+        if self.whole:
+            return SPEC.problem(f"{path}: {said}")
+        for start, variable in FIELD_OF.items():
+            if f"{path}.".startswith((f"{start}.", f"{start}[")):
+                return FIELDS[variable].problem(said)
+        return Problem("owner", f"{path}: {said}")
 
 
-def read(fields: Sequence[Field], inputs: Mapping[str, Any]) -> Filled:
+def read(inputs: Mapping[str, Any]) -> Filled:
     """Return what a member's inputs say, the owner's among them.
 
     Args:
-        fields: of the form; one whose value decides about others comes before them.
         inputs: by variable; one that is missing has its default.
     """
     values: dict[str, Any] = {}
-    known = [field.variable for field in fields if not field.fixed]
-    wrong = [_unknown(known, variable) for variable in inputs if variable not in known]
-    unread: set[str] = set()  # labels of the fields whose value is not known
-    for field in fields:
-        if field.applies(values):
-            given = None if field.fixed else inputs.get(field.variable)
-            try:
-                values[field.variable] = field.read(given)
-            except ValueError as error:
-                wrong.append(field.problem(f"got {_shown(given)}, {error}"))
-                unread.add(field.problem("").text)
-                values[field.variable] = field.initial
-        if field.variable == "spec" and values["spec"]:  # its kind of data decides which files a member gives
-            data = values["spec"].get("data")
-            values["reader"] = data.get("reader", "npz") if isinstance(data, dict) else values["reader"]
-    run: dict[str, Any] = json.loads(json.dumps(values.get("spec"))) or _assembled(fields, values)
-    federation = run.setdefault("federation", {})
-    sites = values.get("sites") or []
-    if isinstance(federation, dict):
-        if not isinstance(federation.get("sites") or [], list):
-            said = f"{SPEC}: federation.sites: got {_shown(federation['sites'])}, expected a list of names"
-            wrong.append(Problem("owner", said))
-        else:
-            sites = sites or federation.get("sites") or []
-        federation["sites"] = [values["site"]]
-        if federation.pop("quorum", "all") != "all":
-            said = f"{SPEC}: federation.quorum: the platform waits for every site in every round: leave it out"
-            wrong.append(Problem("owner", said))
-    filled = Filled(values, run, tuple(str(name) for name in sites))
-    wrong += [
-        Problem("owner", f"Sites, in their order (sites): {name[:80]!r} is no name, expected such as hospital-a")
-        for name in filled.sites
-        if not is_site_name(name)
-    ]
-    for path, said in problems(RunSpec, run):
-        found = filled.problem(fields, path, said)
-        if not found.text.startswith(tuple(unread)):
-            wrong.append(found)
-    return replace(filled, problems=tuple(dict.fromkeys(wrong)))
+    wrong = [_unknown(variable) for variable in inputs if variable not in FIELDS]
+    whole = _is_filled(inputs.get("spec"))
+    for variable, field in FIELDS.items():
+        if whole and field.source == "owner" and variable != "spec":
+            continue
+        given = inputs.get(variable)
+        try:
+            values[variable] = field.value(given)
+        except ValueError as error:
+            wrong.append(field.problem(f"got {_shown(given)}, {error}"))
+            values[variable] = None if field.default in ("", None) else field.value(None)
+    if whole:
+        filled = _of_specification(Filled(values, json.loads(json.dumps(values["spec"]))))
+    else:
+        filled = Filled(values, {} if wrong else _draft(values))
+    return replace(filled, problems=tuple(dict.fromkeys([*wrong, *filled.problems])))
 
 
-def _assembled(fields: Sequence[Field], values: Mapping[str, Any]) -> dict[str, Any]:
-    run: dict[str, Any] = {}
-    for field in fields:
-        if field.path and field.source == "owner" and field.variable in values:
-            *parents, last = field.path.split(".")
-            place = run
-            for key in parents:
-                place = place.setdefault(key, {})
-            place[last] = values[field.variable]
-    return run
+def _of_specification(filled: Filled) -> Filled:
+    """Take the sites out of a whole specification, and check the rest."""
+    draft, wrong = filled.draft, []
+    federation = draft.setdefault("federation", {})
+    sites: Any = federation.pop("sites", None) if isinstance(federation, dict) else None
+    if sites is not None and not (isinstance(sites, list) and all(isinstance(name, str) for name in sites)):
+        wrong.append(SPEC.problem(f"federation.sites: got {_shown(sites)}, expected a list of names"))
+        sites = None
+    if isinstance(federation, dict) and federation.pop("quorum", "all") != "all":
+        wrong.append(SPEC.problem("federation.quorum: the platform waits for every site in every round: leave it out"))
+    wrong += [filled.problem(path, said) for path, said in problems(RunSpec, with_sites(draft, list(sites or SITES)))]
+    return replace(filled, draft=draft, sites=tuple(sites or ()), problems=tuple(wrong))
 
 
-def _unknown(known: Sequence[str], variable: str) -> Problem:
-    near = difflib.get_close_matches(variable, known, n=1)
+def with_sites(draft: Mapping[str, Any], sites: list[str]) -> dict[str, Any]:
+    """Return a draft as the document of a run of these sites."""
+    federation = draft.get("federation", {})
+    return {**draft, "federation": {**federation, "sites": sites} if isinstance(federation, dict) else federation}
+
+
+def _draft(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the run that the form's fields ask for, with settings that suit tables of some hundred rows."""
+    label, features, categorical = (values[name] or Columns() for name in ("label", "features", "categorical"))
+    task: dict[str, Any] = {"name": values["task"]}
+    data: dict[str, Any] = {"reader": "csv", "file": TABLE, "label": label.names[0], "missing": "impute"}
+    data["features"] = list(features.names) or ["*"]
+    data["exclude"] = list(features.excluded)
+    data["categorical"] = {name: list((categorical.values or {}).get(name, ())) for name in categorical.names}
+    if values["task"] == "classification":
+        task["class_weights"] = "balanced"
+        data["values"] = list((label.values or {}).get(label.names[0], ()))
+    evaluation: dict[str, Any] = {"name": values["evaluation"]}
+    if values["evaluation"] == "k-fold":
+        evaluation["stratified"] = True
+    method: dict[str, Any] = {"name": values["method"]}
+    if values["method"] != "dsgd":
+        method["rank"] = values["rank"]
+    return {
+        "name": "coinstac",
+        "seed": values["seed"],
+        "task": task,
+        "model": values["network"],
+        "data": data,
+        "preparation": {"standardise": values["standardise"]},
+        "evaluation": evaluation,
+        "training": {
+            "epochs": values["epochs"],
+            "batches": "even",
+            "optimizer": {"name": "adam", "lr": 0.003, "weight_decay": 0.01},
+        },
+        "method": method,
+        "federation": {},
+    }
+
+
+def _is_filled(given: Any) -> bool:
+    return bool(given.strip() not in ("", "{}") if isinstance(given, str) else given not in (None, {}))
+
+
+def _unknown(variable: str) -> Problem:
+    near = difflib.get_close_matches(variable, FIELDS, n=1)
     hint = f"did you mean {near[0]}?" if near else "remove it"
     return Problem("owner", f"{variable[:60]}: is not known here: {hint}")
 
 
 def _shown(given: Any) -> str:
     text = json.dumps(given)
-    return "nothing" if given in (None, "") else text if len(text) <= 60 else text[:57] + "..."
+    return "nothing" if given in (None, "", [], {}) else text if len(text) <= 60 else text[:57] + "..."

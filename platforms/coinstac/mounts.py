@@ -1,159 +1,185 @@
-"""What a platform mounts and hands over for a member, laid out as the spec names it."""
+"""What a member has chosen: its files as the platform shows them, the name and the policy of its site."""
 
 from __future__ import annotations
 
-import csv
-import shutil
+import re
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.data import CsvData, FreesurferData, NpzData
-from common.errors import DataError, SpecError, UserError
+from common.documents import Part, load_json, validate
+from common.errors import UserError
 from common.patterns import is_pattern
-from common.spec import RunSpec
-from platforms.coinstac.fields import FILE
+from common.spec import RESERVED, SiteName
+from local.policy import Policy
+from platforms.coinstac.form import FIELDS, FILES, FOLDER, TABLE_FILES, Field, Problem
+from platforms.coinstac.inputs import Filled
 
-Rows = Sequence[Mapping[str, Any]]
-
-
-def lay_out(spec: RunSpec, values: Mapping[str, Any], mounted: Path, folder: Path) -> None:
-    """Make a folder with a member's data, under the names that the spec has for them.
-
-    Args:
-        spec: the run.
-        values: of the member's form, by variable.
-        mounted: folder in which the platform shows the member's files.
-        folder: to be made; data files are linked, and a table that stands in the form is written.
-
-    Raises:
-        UserError: a file is not there, or the form holds something else than it asks for.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if isinstance(spec.data, NpzData):
-            _link(_found(mounted, _one_file(values["data_file"], "Data file (data_file)")), folder / spec.data.file)
-            return
-        if not isinstance(spec.data, CsvData | FreesurferData):
-            raise UserError(f"data.reader: {spec.data.reader} has no files that a form could name")
-        table = folder / _one_name(spec.data)
-        key = spec.data.key if isinstance(spec.data, FreesurferData) else None
-        rows = _table(values.get("covariates"), key)
-        if rows is None:
-            _link(_found(mounted, _one_file(values["covariates"], "Table (covariates)")), table)
-            return
-        _write_table(rows, table)
-        for name in (str(row[key]) for row in rows if key is not None):
-            _copy(_found(mounted, name, "a subject's file"), name, folder)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
+SITE_FILE = "site.json"
+PATIENCE, PAUSE = 10.0, 0.5  # seconds: the app links a folder's files while the run begins
 
 
-def _one_name(data: CsvData | FreesurferData) -> str:
-    """Return the name under which the spec looks for the one table that a member gives.
+class SiteFile(Part):
+    """A member's own JSON file."""
 
-    Raises:
-        SpecError: it looks for several.
-    """
-    several = isinstance(data, CsvData) and data.covariates is not None
-    if several or not isinstance(data.file, str) or is_pattern(data.file):
-        raise SpecError("data", "names several tables, expected one: the platform hands over one of each member")
-    return data.file
+    name: SiteName | None = None
+    """What results call the site; null is the member's id on the platform."""
+    policy: Policy | None = None
+    """What may leave the site; null is what the form says."""
 
 
-def _one_file(given: Any, field: str) -> str:
-    """Return the one file name that an input of files holds.
-
-    Raises:
-        UserError: it holds none, or several.
-    """
-    while isinstance(given, list | tuple) and len(given) == 1:
-        given = given[0]
-    if not isinstance(given, str) or not given:
-        count = f"{len(given)} files" if isinstance(given, list | tuple) and given else "no file"
-        raise UserError(f"{field}: got {count}, expected one")
-    return given
-
-
-def _table(given: Any, key: str | None) -> Rows | None:
-    """Return the rows of a table that the platform has read, with the subject's file in a column of its own.
-
-    The platform hands over a map from each file to its columns; older versions a list of rows under several brackets.
-    None if it only names a file.
+@dataclass(frozen=True)
+class Member:
+    """A member, and where its data are.
 
     Args:
-        given: in the form.
-        key: the column of the files; None if no file is read, and a column of the table's own may have its name.
-
-    Raises:
-        UserError: it is neither.
+        name: of the site.
+        policy: of the site.
+        data: the table, or the folder of the files that a whole specification names; None if that is not known.
+        field: that its files were chosen by.
     """
-    if isinstance(given, Mapping) and given and all(isinstance(row, Mapping) for row in given.values()):
-        return [_row(name, row, key) for name, row in given.items()]
-    inner = given
-    while isinstance(inner, list) and inner and isinstance(inner[0], list) and not _is_head(inner):
-        inner = inner[0]
-    if isinstance(inner, list) and _is_head(inner):
-        head = [str(name) for name in inner[0][1:]]
-        if all(isinstance(row, list) and len(row) == len(head) + 1 for row in inner):
-            return [_row(row[0], dict(zip(head, row[1:], strict=True)), key) for row in inner[1:]]
-    if isinstance(inner, str) or (isinstance(inner, list) and all(isinstance(one, str) for one in inner)):
-        return None
-    raise UserError("Table (covariates): is no table that this version knows, expected columns by file")
+
+    name: str
+    policy: Policy
+    data: Path | None
+    field: Field
 
 
-def _row(name: Any, cells: Mapping[str, Any], key: str | None) -> dict[str, Any]:
-    return {FILE: name, **cells} if key is None else {key: name} | dict(cells) | {key: name}
+def find_member(filled: Filled, inputs: Mapping[str, Any], base: Path, client: str) -> tuple[Member, list[Problem]]:
+    """Return a member, and what is wrong with its choice of files.
 
-
-def _is_head(rows: list[Any]) -> bool:
-    """Tell whether a list begins with a row of names, and has rows below it."""
-    return len(rows) > 1 and isinstance(rows[0], list) and all(isinstance(name, str) for name in rows[0])
-
-
-def _write_table(rows: Rows, path: Path) -> None:
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    path.unlink(missing_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows([{name: _cell(value) for name, value in row.items()} for row in rows])
-
-
-def _cell(value: Any) -> Any:
-    return str(value).lower() if isinstance(value, bool) else value
-
-
-def _found(mounted: Path, name: str, called: str = "") -> Path:
-    """Return where a file stands, which others may know by another name.
-
-    Raises:
-        DataError: it does not, or outside.
+    Args:
+        filled: the form.
+        inputs: of the member, by variable.
+        base: folder in which the platform shows the member's files.
+        client: the member's id on the platform.
     """
+    field = FOLDER if inputs.get(FOLDER.variable) and not inputs.get(FILES.variable) else FILES
+    problems: list[Problem] = []
+    files = _in_folder(base, problems) if field is FOLDER else _chosen(inputs.get(FILES.variable), base, problems)
+    site = SiteFile()
     try:
-        source = (mounted / name).resolve()
-    except (OSError, ValueError, RuntimeError):  # a name too long, one with a NUL, a loop of links
-        raise DataError("a file", "is no file's name, expected one of those that the platform shows") from None
-    if not source.is_relative_to(mounted.resolve()):
-        raise DataError(name, "leads out of the folder that the platform shows", called=called)
-    if not source.is_file():
-        raise DataError(name, f"is not among the files that the platform shows in {str(mounted)!r}", called=called)
-    return source
+        site = _site_file(files, field) or site
+    except UserError as error:
+        problems.append(field.problem(f"the JSON file of this site: {_public(error)}", str(error)))
+    name = site.name or name_of(client)
+    if name in RESERVED:
+        problems.append(field.problem(f"the JSON file of this site calls it {name}: results use that, choose another"))
+    try:
+        limits = {name: filled.values[name] for name in ("min_rows", "max_rank") if filled.values[name] is not None}
+        policy = site.policy or Policy(**limits)
+        data = None if problems or filled.problems else _data(filled, files, base)
+    except UserError as error:
+        problems.append(field.problem(str(error), f"chosen: {', '.join(file.name for file in files) or 'no file'}"))
+        data = None
+    return Member(name, policy, data, field), problems
 
 
-def _copy(source: Path, name: str, folder: Path) -> None:
-    """Copy a subject's file, which is small and read as one of this folder, under its whole name.
+def _public(error: UserError) -> str:
+    """Return an error of the site's own file without the path and without what stands in it."""
+    found = re.search(r"site\.json: ([\w.\[\]]+: is (?:missing|not known here))|is not JSON", str(error))
+    return found[0].removeprefix("site.json: ") if found else "has a wrong field"
+
+
+def _chosen(given: Any, base: Path, problems: list[Problem]) -> list[Path]:
+    """Return the files of which a form holds the names."""
+    names = given if isinstance(given, list) else [] if given is None or given == "" else [given]
+    names = [name for one in names for name in (one if isinstance(one, list) else [one])]
+    if not names:
+        problems.append(FILES.problem("got no file, expected your table as CSV"))
+    files = []
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or "\0" in name or len(name) > 255:
+            problems.append(FILES.problem("holds something that is no file's name"))
+        elif not _is_within(base / name, base):
+            problems.append(FILES.problem("a chosen file leads out of the folder that the platform shows", name))
+        elif not (base / name).is_file():
+            said = "a chosen file is not among those that the platform shows: choose all from one folder"
+            problems.append(FILES.problem(said, name))
+        else:
+            files.append(base / name)
+    return files
+
+
+def _in_folder(base: Path, problems: list[Problem]) -> list[Path]:
+    """Return all files of a folder, when the platform has linked them."""
+    files: list[Path] = []
+    until = time.monotonic() + PATIENCE
+    while True:
+        before = files
+        files = sorted(path for path in base.rglob("*") if path.is_file() and _is_within(path, base))
+        if (files and files == before) or time.monotonic() > until:
+            break
+        time.sleep(PAUSE)
+    if not files:
+        problems.append(FOLDER.problem("has no files, expected the folder of your data"))
+    return files
+
+
+def _is_within(path: Path, base: Path) -> bool:
+    try:
+        return path.resolve().is_relative_to(base.resolve())
+    except (OSError, RuntimeError):
+        return False
+
+
+def _site_file(files: Sequence[Path], field: Field) -> SiteFile | None:
+    """Return what a member's own JSON file says: of chosen files the only one, of a folder the one called site.json.
 
     Raises:
-        DataError: the name leads out of the folder.
+        UserError: it is wrong, or there are several.
     """
-    copy = folder / name
-    if not copy.resolve().is_relative_to(folder.resolve()):
-        raise DataError(name, "leads out of the folder that the platform shows")
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, copy)
+    found = [file for file in files if file.suffix.lower() == ".json"]
+    if field is FOLDER or len(found) > 1:
+        found = [file for file in found if file.name.lower() == SITE_FILE]
+        if len(found) > 1:
+            raise UserError(f"{len(found)} files are called {SITE_FILE}, expected one")
+    return validate(SiteFile, load_json(found[0]), file=SITE_FILE) if found else None
 
 
-def _link(source: Path, link: Path) -> None:
-    link.unlink(missing_ok=True)
-    link.symlink_to(source)
+def name_of(client: str) -> str:
+    """Return a member's id on the platform as a site's name."""
+    name = re.sub(r"[^a-z0-9._-]+", "-", client.lower()).strip("._-")[:63]
+    return name or "site"
+
+
+def _data(filled: Filled, files: Sequence[Path], base: Path) -> Path:
+    """Return where a member's data are: a table, or the folder of a specification's files.
+
+    Raises:
+        UserError: saying what should have been chosen.
+    """
+    if not filled.whole:
+        return _only([file for file in files if file.suffix.lower().lstrip(".") in TABLE_FILES], "table (.csv, .tsv)")
+    data = filled.draft["data"]
+    name = data.get("covariates" if data.get("reader") == "freesurfer" else "file", _default_file(data))
+    if not isinstance(name, str) or name == "." or is_pattern(name):
+        return base
+    places = sorted({file.parent for file in files if file.name == name})
+    if places:
+        return _only(places, f"file called {name}")
+    if data.get("covariates") and data.get("reader") == "csv":
+        raise UserError(f"got no file called {name}, which the specification names")
+    return _only([file for file in files if file.suffix.lower() == Path(name).suffix.lower()], f"file such as {name}")
+
+
+def _default_file(data: Mapping[str, Any]) -> str:
+    return "data.npz" if data.get("reader", "npz") == "npz" else "."
+
+
+def _only(found: Sequence[Path], what: str) -> Path:
+    if len(found) != 1:
+        raise UserError(f"got {len(found) or 'no'} {what}{'s' * (len(found) > 1)}, expected one")
+    return found[0]
+
+
+def refused(error: UserError, member: Member) -> Problem:
+    """Return an error about a member's data or policy in the words of the form."""
+    said = error.told
+    for variable in ("min_rows", "max_rank"):
+        if f"({variable})" in str(error):
+            field = getattr(error, "field", "")
+            return FIELDS[variable].problem(said.removeprefix(f"{field}: "), str(error))
+    return member.field.problem(said, str(error))

@@ -18,8 +18,10 @@ from common.documents import Part
 from common.errors import REASON_CHARACTERS, ProtocolError
 from common.messages import Count, Digest
 from common.spec import SiteName
+from platforms.coinstac.table_profile import Profile
 
 KEY = "rankdad"  # in a node's output
+FIGURES = "global_stats"  # folder of the pictures, in every node's output folder
 MOST_COMPLAINTS = 200  # of one site
 Line = Annotated[str, Field(max_length=REASON_CHARACTERS)]
 
@@ -36,10 +38,11 @@ class Joined(Part):
 
     stage: Literal["joined"] = "joined"
     version: Annotated[str, Field(max_length=63)]
-    site: Annotated[str, Field(max_length=100)]
-    run: dict[str, JsonValue]
-    sites: Annotated[tuple[SiteName, ...], Field(max_length=1000)]
-    problems: Annotated[tuple[Complaint, ...], Field(max_length=MOST_COMPLAINTS)]
+    site: SiteName
+    form: dict[str, JsonValue] = Field(default={})
+    """What the owner has filled in, if nothing is wrong with it."""
+    profile: Profile = Profile()
+    problems: Annotated[tuple[Complaint, ...], Field(max_length=MOST_COMPLAINTS)] = ()
 
 
 class Sent(Part):
@@ -55,8 +58,8 @@ class Failed(Part):
 
     stage: Literal["failed"] = "failed"
     reason: Line
-    site: Annotated[str, Field(max_length=100)] | None = None
-    """Its name as the form has it: in the first iteration, when no run is known by which to name it."""
+    site: SiteName | None = None
+    """Its name, in the first iteration alone, when no run is known by which to name it."""
 
 
 class Done(Part):
@@ -83,6 +86,8 @@ class Results(Part):
     """The table of metrics, as CSV."""
     report: str
     """The report, as HTML."""
+    figures: dict[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,100}$")], str]
+    """PNG in base64, by name."""
 
 
 class Updated(Part):

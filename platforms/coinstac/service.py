@@ -50,18 +50,25 @@ class Service:
     """A node behind its socket.
 
     Args:
+        mounts: folder of the platform's mounts, `input` and `output`.
         allow_factories: model factories that the image's maker permits.
     """
 
-    def __init__(self, allow_factories: tuple[str, ...] = ()) -> None:
-        self._allow_factories = allow_factories
+    def __init__(self, mounts: Path, allow_factories: tuple[str, ...] = ()) -> None:
+        self._mounts, self._allow_factories = mounts.resolve(), allow_factories
         self._node: tuple[tuple[str, str], Node] | None = None  # with its mode and its output folder
         self._warm = False
         self._worker = ThreadPoolExecutor(1, "node")  # one: thread counts of tensor operations are a thread's own
 
     async def serve(self, host: str, port: int) -> None:
         """Listen, for ever."""
-        options: dict[str, Any] = {"compression": None, "max_size": MOST_BYTES, "ping_interval": None}
+        # Browsers send an Origin, the platform does not: no page in a member's browser can pass for it.
+        options: dict[str, Any] = {
+            "compression": None,
+            "max_size": MOST_BYTES,
+            "ping_interval": None,
+            "origins": [None],
+        }
         async with serve(self._iterate, host, port, **options):
             _say(f"listening on port {port}")
             await asyncio.get_running_loop().create_future()
@@ -85,6 +92,7 @@ class Service:
         """Return the answer to one message: the node's, or what keeps it from going on, which ends the run for all."""
         try:
             mode, given, state = _parsed(text)
+            self._check_folders(state)
             become_owner(Path(state.outputDirectory))
             reply = self._node_of(mode, state.outputDirectory).advance(given, state)
             data = {"output": reply.output, "cache": {}, "success": reply.success}
@@ -96,6 +104,23 @@ class Service:
             said = f"rankdad could not go on: {one_line(error)}; the container's log has more"
         _say(f"error: {said}")
         return json.dumps({"type": "stderr", "data": said, "code": 1, "end": True})
+
+    def _check_folders(self, state: NodeState) -> None:
+        """Check that a message names folders of the platform's mounts.
+
+        Raises:
+            ProtocolError: it names others.
+        """
+        for name, folder, mount in (
+            ("outputDirectory", state.outputDirectory, self._mounts / "output"),
+            ("baseDirectory", state.baseDirectory or str(self._mounts / "input"), self._mounts / "input"),
+        ):
+            try:
+                inside = Path(folder).resolve().is_relative_to(mount)
+            except (OSError, ValueError, RuntimeError):
+                inside = False
+            if not inside:
+                raise ProtocolError(422, f"state.{name}: lies outside of {mount}, where the platform mounts it")
 
     def _node_of(self, mode: str, folder: str) -> Node:
         """Return the node; a container has one as long as it lives, unless somebody starts another run in it."""
@@ -142,12 +167,13 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-def run(host: str, port: int, allow_factories: tuple[str, ...] = ()) -> None:
+def run(host: str, port: int, mounts: Path, allow_factories: tuple[str, ...] = ()) -> None:
     """Serve until a signal comes.
 
     Args:
         host: address to listen on.
         port: of it.
+        mounts: folder of the platform's mounts.
         allow_factories: model factories that the image's maker permits.
 
     Raises:
@@ -156,7 +182,7 @@ def run(host: str, port: int, allow_factories: tuple[str, ...] = ()) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, leave)
     try:
-        asyncio.run(Service(allow_factories).serve(host, port))
+        asyncio.run(Service(mounts, allow_factories).serve(host, port))
     except OSError as error:
         raise UserError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
 

@@ -13,13 +13,15 @@ from typing import Any
 
 from common import __version__
 from common.documents import load_json, validate
-from common.errors import REASON_CHARACTERS, RankdadError, SpecError, UserError
+from common.documents import problems as spec_problems
+from common.errors import REASON_CHARACTERS, DataError, PolicyError, RankdadError, SpecError, UserError
 from common.memory import check_memory
 from common.models import build_model
 from common.plan import make_plan
 from common.spec import RunSpec
-from platforms.coinstac.fields import FIELDS
-from platforms.coinstac.inputs import read
+from platforms.coinstac.form import FIELDS, Problem
+from platforms.coinstac.inputs import Filled, read, with_sites
+from platforms.coinstac.mounts import Member, find_member, name_of, refused
 from platforms.coinstac.outputs import (
     MOST_COMPLAINTS,
     Complaint,
@@ -44,6 +46,9 @@ from platforms.coinstac.site_run import (
     read_data,
     write_document,
 )
+from platforms.coinstac.table_profile import Profile, alone, describe
+
+OTHER = "another-site"  # in the place of the other members, whose names are not known yet
 
 
 class SiteNode:
@@ -82,10 +87,10 @@ class SiteNode:
             return self._run.reply()
         except RankdadError as error:
             self._say(f"error: {error}")
-            return _failed(given, error.told)
+            return _failed(given, state, error.told)
         except Exception as error:  # whose words may quote data: they stay here
             traceback.print_exc()
-            return _failed(given, f"{type(error).__name__}: the log of this site's container has more")
+            return _failed(given, state, f"{type(error).__name__}: the log of this site's container has more")
         finally:
             if self._run is not None:
                 self._run.leave()
@@ -101,34 +106,55 @@ class SiteNode:
         folder = Path(state.outputDirectory)
         self._begin(folder)
         write_document(folder / INPUTS, dict(inputs))
-        filled = read(FIELDS, inputs)
-        problems = [Complaint(source=one.source, text=one.text[:REASON_CHARACTERS]) for one in filled.problems]
+        filled = read(inputs)
+        member, found = find_member(filled, inputs, Path(state.baseDirectory), state.clientId)
+        problems, profile = [*filled.problems, *found], Profile()
         if not problems:
-            try:
-                spec = validate(RunSpec, filled.run)
-                check_memory(spec)
-                plan = make_plan(spec, build_model(spec, self._allow_factories))
-            except RankdadError as error:
-                field = error.field if isinstance(error, SpecError) else ""
-                found = filled.problem(FIELDS, field, str(error).removeprefix(f"{field}: "))
-                problems.append(_complaint("owner", found.text.removeprefix(": ")))
-            else:
-                try:
-                    data = read_data(spec, plan, filled, state)
-                    for note in (*plan.warnings, *data.notes):
-                        self._say(f"warning: {note}")
-                except RankdadError as error:
-                    self._keep(folder, str(error))
-                    problems.append(_complaint("member", error.told))
+            found, profile = self._tried(filled, member)
+            problems += found
+        problems = list(dict.fromkeys(problems))
         for problem in problems:
-            self._say(f"error: {problem.text}")
-        return Joined(
-            version=__version__,
-            site=str(filled.values.get("site") or "")[:100],
-            run={} if problems else filled.run,  # what is wrong may not even be what a message can hold
-            sites=() if problems else filled.sites,
-            problems=tuple(problems[:MOST_COMPLAINTS]),
-        )
+            self._say(f"error: {problem.text}{f' ({problem.details})' * bool(problem.details)}")
+        if problems:
+            lines = [f"{one.text}\n    {one.details}".rstrip() for one in problems]
+            (folder / ERROR).write_text("\n".join(lines) + "\n", encoding="utf-8")
+            return Joined(
+                version=__version__,
+                site=member.name,
+                problems=tuple(
+                    Complaint(source=one.source, text=one.text[:REASON_CHARACTERS])
+                    for one in problems[:MOST_COMPLAINTS]
+                ),
+            )
+        form = {variable: value for variable, value in inputs.items() if FIELDS[variable].source == "owner"}
+        return Joined(version=__version__, site=member.name, form=form, profile=profile)
+
+    def _tried(self, filled: Filled, member: Member) -> tuple[list[Problem], Profile]:
+        """Return what is wrong with a run of this site's data alone, and what of its table the others may know."""
+        assert member.data is not None
+        try:
+            described = describe(filled, member.data, member.policy.min_rows)
+            for note in described.notes:
+                self._say(f"note: {note}")
+            draft, problems = alone(filled, described.own) if not described.problems else ({}, described.problems)
+            if problems:
+                return list(problems), Profile()
+            sites = list(filled.sites) if member.name in filled.sites else [member.name, OTHER]
+            run = with_sites(draft, sites)
+            wrong = [filled.problem(path, said) for path, said in spec_problems(RunSpec, run)]
+            if wrong:
+                return wrong, Profile()
+            spec = validate(RunSpec, run)
+            check_memory(spec)
+            plan = make_plan(spec, build_model(spec, self._allow_factories))
+            data = read_data(spec, plan, member)
+        except (DataError, PolicyError) as error:
+            return [refused(error, member)], Profile()
+        except SpecError as error:
+            return [filled.problem(error.field, str(error).removeprefix(f"{error.field}: "))], Profile()
+        for note in (*plan.warnings, *data.notes):
+            self._say(f"warning: {note}")
+        return [], described.told
 
     def _begin(self, folder: Path) -> None:
         """Leave no trace of a run before this one from which this one could go on.
@@ -146,11 +172,6 @@ class SiteNode:
         except OSError as error:
             raise UserError(f"{folder}: holds an earlier run, and cannot be emptied: {error.strerror}") from None
 
-    def _keep(self, folder: Path, line: str) -> None:
-        """Write down what is wrong here, in more words than other sites hear."""
-        self._say(f"error: {line}")
-        (folder / ERROR).write_text(f"{line}\n", encoding="utf-8")
-
     def _standing(self, folder: Path, state: NodeState) -> SiteRun:
         """Return the run where this node stands in it, whichever process took it there.
 
@@ -162,13 +183,11 @@ class SiteNode:
         opened = validate(Opened, load_json(folder / OPENED), file=folder / OPENED)
         if opened.version != __version__:
             raise UserError(f"the aggregator runs rankdad {opened.version}, this site {__version__}: use one image")
-        return SiteRun(opened, read(FIELDS, load_json(folder / INPUTS)), state, self._allow_factories, self._say)
+        inputs = load_json(folder / INPUTS)
+        member, _ = find_member(read(inputs), inputs, Path(state.baseDirectory), state.clientId)
+        return SiteRun(opened, member, state, self._allow_factories, self._say)
 
 
-def _failed(given: Mapping[str, Any], reason: str) -> Reply:
-    site = str(given.get("site") or "")[:100] if is_form(given) else None
+def _failed(given: Mapping[str, Any], state: NodeState, reason: str) -> Reply:
+    site = name_of(state.clientId) if is_form(given) else None
     return Reply(output(Failed(reason=reason[:REASON_CHARACTERS], site=site)))
-
-
-def _complaint(source: Any, text: str) -> Complaint:
-    return Complaint(source=source, text=text[:REASON_CHARACTERS])

@@ -18,7 +18,7 @@ from common.artifacts import save_model
 from common.checkpoints import EVERY, Checkpoints
 from common.course import Course
 from common.documents import validate
-from common.errors import DataError, RankdadError, UserError
+from common.errors import DataError, PolicyError, RankdadError, UserError
 from common.journal import NOBODY, Entry, Record
 from common.ledger import Ledger, Retention
 from common.messages import Ask, Message
@@ -27,12 +27,11 @@ from common.protocol import pack, unpack
 from common.replica import Replica
 from common.spec import RunSpec
 from local.data import SiteData, read_site
-from local.policy import Policy
 from local.timings import Timings
 from local.training import Result, TrainingState, train
-from platforms.coinstac.inputs import Filled
-from platforms.coinstac.mounts import lay_out
+from platforms.coinstac.mounts import Member, refused
 from platforms.coinstac.outputs import (
+    FIGURES,
     Done,
     NodeState,
     Opened,
@@ -48,6 +47,7 @@ from platforms.coinstac.outputs import (
 INPUTS, OPENED = "inputs.json", "opened.json"  # in a node's output folder: what only its first iterations are told
 CHECKPOINTS, UPDATES = "checkpoints", "updates"  # there too: where it stands
 ERROR = "error.txt"  # there too: what is wrong with this site's inputs or data
+INDEX = '<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=report.html">\n'
 Say = Callable[[str], None]
 
 
@@ -56,25 +56,27 @@ class SiteRun:
 
     Args:
         opened: the run.
-        filled: the form.
+        member: whose site it is.
         state: of the node.
         allow_factories: see `platforms.coinstac.site_node.SiteNode`.
         say: see `platforms.coinstac.site_node.SiteNode`.
     """
 
     def __init__(
-        self, opened: Opened, filled: Filled, state: NodeState, allow_factories: Collection[str], say: Say
+        self, opened: Opened, member: Member, state: NodeState, allow_factories: Collection[str], say: Say
     ) -> None:
         spec = self._spec = validate(RunSpec, opened.run)
-        self._folder, self._site, self._say = Path(state.outputDirectory), str(filled.values["site"]), say
+        self._folder, self._site, self._say = Path(state.outputDirectory), member.name, say
         torch.set_num_threads(spec.training.threads)
         replica = Replica(spec, allow_factories)
         plan = self._plan = make_plan(spec, replica.model)
         try:
-            data = read_data(spec, plan, filled, state)
-        except DataError as error:  # they have changed since all were asked
+            data = read_data(spec, plan, member)
+        except (DataError, PolicyError) as error:
+            problem = refused(error, member)
+            (self._folder / ERROR).write_text(f"{problem.text}\n    {problem.details}\n", encoding="utf-8")
             say(f"error: {error}")
-            raise UserError(error.told) from None
+            raise UserError(problem.text) from None
         self._checkpoints = Checkpoints(self._folder / CHECKPOINTS, plan, self._site)
         self._log = Ledger(self._folder / UPDATES, plan.sha256(), opened.id)
         course = self._course = Course(spec, plan, replica)
@@ -90,14 +92,15 @@ class SiteRun:
 
             write_predictions(self._folder / "predictions", spec, data, fold, outputs)
 
-        options = (self._timings.lap, self._between_steps, _policy(filled).rank, tested)
+        options = (self._timings.lap, self._between_steps, member.policy.rank, tested)
         self._training = train(spec, plan, data, self._state, *options)
         self._pending: Message | None = None
         self._result: Result | None = None
         self._results: Results | None = None
-        if self._due:
-            say(f"{self._site}: goes on from step {course.steps}, round {course.round}")
+        resumed = self._due
         self._go_on(None)
+        if resumed:
+            say(f"{self._site}: goes on from step {course.steps}, round {course.round}")
 
     def take(self, message: Updated) -> None:
         """Take the update of the round to which this site has contributed; one that was taken before changes nothing.
@@ -175,29 +178,34 @@ class SiteRun:
         """Write this site's results: it does not run again after the aggregator has ended the run."""
         save_model(self._folder / "model", self._spec, result.best, result.final, result.fit, result.own)
         if self._results is not None:
-            write_document(self._folder / "summary.json", self._results.summary)
-            (self._folder / "metrics.csv").write_text(self._results.metrics, encoding="utf-8")
-            (self._folder / "report.html").write_text(self._results.report, encoding="utf-8")
+            self._write(self._results)
         self._say(f"{self._site}: done after {result.epochs} epochs")
         return Done(weights_sha256=result.weights_sha256[self._site])
 
+    def _write(self, results: Results) -> None:
+        """Write what the aggregator has found, where the platform's app shows it: index.html, and pictures by path."""
+        write_document(self._folder / "summary.json", results.summary)
+        texts = {"metrics.csv": results.metrics, "report.html": results.report, "index.html": INDEX}
+        for name, text in texts.items():
+            (self._folder / name).write_text(text, encoding="utf-8")
+        (self._folder / FIGURES).mkdir(exist_ok=True)
+        for name, png in results.figures.items():
+            (self._folder / FIGURES / f"{name}.png").write_bytes(decoded(png))
 
-def read_data(spec: RunSpec, plan: Plan, filled: Filled, state: NodeState) -> SiteData:
+
+def read_data(spec: RunSpec, plan: Plan, member: Member) -> SiteData:
     """Read the site's samples, as its policy allows.
 
     Raises:
-        UserError: the data cannot be used, or the policy refuses the run.
+        DataError: the data cannot be used.
+        PolicyError: the policy refuses the run.
     """
-    folder, policy = Path(state.outputDirectory) / "data", _policy(filled)
+    policy = member.policy
     policy.check(spec, plan)
-    lay_out(spec, filled.values, Path(state.baseDirectory), folder)
-    data = policy.contributed(read_site(spec, folder, spec.federation.sites.index(str(filled.values["site"]))))
+    assert member.data is not None
+    data = policy.contributed(read_site(spec, member.data, spec.federation.sites.index(member.name)))
     policy.check_samples(spec, data)
     return data
-
-
-def _policy(filled: Filled) -> Policy:
-    return Policy(min_rows=filled.values["min_rows"], max_rank=filled.values["max_rank"] or None)
 
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
@@ -205,8 +213,6 @@ def write_document(path: Path, document: Mapping[str, Any]) -> None:
     temporary = path.with_suffix(".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text("", encoding="utf-8")
-        temporary.chmod(0o600 if path.name == INPUTS else 0o644)  # the form may hold a whole table of subjects
         temporary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         os.replace(temporary, path)  # noqa: PTH105
     except OSError as error:

@@ -96,7 +96,7 @@ class Job:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{path.parent}: cannot be made: {error.strerror}") from None
-        made = {"digest": self.digest, "data": self._data_digest(data), "where": _where()}
+        made: dict[str, Any] = {"digest": self.digest, "data": self._data_digest(data), "where": _where()}
         made["description"] = self.description
         write_json(path, {**made, "result": result})
 

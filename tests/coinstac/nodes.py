@@ -108,7 +108,7 @@ class ProcessNode(Node):
         client_id: See `Node`.
         run_id: See `Node`.
         folder: See `Node`.
-        command: What serves; `--host 127.0.0.1 --port N` is added.
+        command: What serves; `--host 127.0.0.1 --port N` is added, and {folder} is the node's folder.
         environment: More variables.
         port_in_environment: Name the port in COINSTAC_PORT alone, as the platform does under Singularity.
     """
@@ -119,12 +119,12 @@ class ProcessNode(Node):
         client_id: str,
         run_id: str,
         folder: Path,
-        command: Sequence[str] = (sys.executable, "-m", "rankdad", "coinstac"),
+        command: Sequence[str] = (sys.executable, "-m", "rankdad", "coinstac", "--mounts", "{folder}"),
         environment: Mapping[str, str] | None = None,
         port_in_environment: bool = False,
     ) -> None:
         super().__init__(name, client_id, run_id, folder)
-        self.command = command
+        self.command = [word.replace("{folder}", str(self.folder)) for word in command]
         inherited = {key: os.environ[key] for key in INHERITED if key in os.environ}
         self.environment = inherited | {"PYTHONPATH": str(ROOT)} | dict(environment or {})
         self.port_in_environment = port_in_environment

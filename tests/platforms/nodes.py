@@ -91,6 +91,12 @@ def sent(reply: Reply) -> Any:
 
 
 def member(folder: Path, name: str, samples: int, seed: int, **inputs: Any) -> dict[str, Any]:
-    """Write a member's data where the platform shows them, and return its inputs."""
+    """Write a member's data and its own file where the platform shows them, and return its inputs."""
     write_site(folder, samples, seed)
-    return {"site": name, "data_file": ["data.npz"], "min_rows": 1, **inputs}
+    site_file(folder, name=name, policy={"min_rows": 1})
+    return {"files": ["data.npz", "site.json"], **inputs}
+
+
+def site_file(folder: Path, **content: Any) -> None:
+    """Write a member's own JSON file."""
+    (folder / "site.json").write_text(json.dumps(content))

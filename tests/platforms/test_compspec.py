@@ -1,30 +1,32 @@
-"""The description for the platform: as the upload wants it, as people need it, and as the spec model has it."""
+"""The description for the platform: as the upload wants it, and as people need it."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from common.documents import validate
-from common.spec import RunSpec
+from common.errors import UserError
 from platforms.coinstac.compspec import compspec
-from platforms.coinstac.fields import FIELDS
-from platforms.coinstac.inputs import read
+from rankdad import app
 from tests.coinstac.compspec_rules import problems
 
-SHOWN = [field for field in FIELDS if not field.fixed]
+ROOT = Path(__file__).parent.parent.parent
 
 
-def test_the_file_is_what_the_spec_model_says() -> None:
-    file = Path(__file__).parent.parent.parent / "compspec.json"
-    assert json.loads(file.read_text()) == compspec(), "make it again: rankdad schema --coinstac > compspec.json"
+@pytest.mark.parametrize(("name", "folder"), [("compspec.json", False), ("compspec-folder.json", True)])
+def test_the_files_are_what_the_form_says(name: str, folder: bool) -> None:
+    again = f"make it again: rankdad schema --coinstac {'--folder' * folder} > {name}"
+    assert json.loads((ROOT / name).read_text()) == compspec(folder=folder), again
+    printed = CliRunner().invoke(app, ["schema", "--coinstac", *["--folder"] * folder])
+    assert printed.stdout == (ROOT / name).read_text()
 
 
-def test_the_uploads_validator_accepts_it() -> None:
-    assert problems(compspec()) == []
+@pytest.mark.parametrize("folder", [False, True])
+def test_the_uploads_validator_accepts_it(folder: bool) -> None:
+    assert problems(compspec(folder=folder)) == []
 
 
 def test_every_field_can_be_understood() -> None:
@@ -34,24 +36,10 @@ def test_every_field_can_be_understood() -> None:
         assert field["label"][0].isupper()
         assert field["tooltip"].endswith(".")
         assert field["group"]
-    assert {field["type"] for field in inputs.values()} >= {"files", "freesurfer", "csv", "select", "number", "boolean"}
 
 
-def test_a_form_that_nobody_has_touched_is_a_run() -> None:
-    filled = read(FIELDS, {field.variable: field.initial for field in SHOWN} | {"site": "hospital-a"})
-    assert not filled.problems
-    assert validate(RunSpec, filled.run) == validate(RunSpec, read(FIELDS, {"site": "hospital-a"}).run)
-
-
-@pytest.mark.parametrize("field", [field for field in SHOWN if field.choices], ids=lambda field: field.variable)
-def test_every_choice_of_the_form_is_one_of_the_spec(field: Any) -> None:
-    table = {"features": "age", "label": "sex", "values": "F, M", "regions": ["Left-Amygdala"]}
-    if field.when is not None:
-        table[field.when[0]] = field.when[1][0]
-    for choice in field.choices:
-        filled = read(FIELDS, {"site": "hospital-a", **table, field.variable: choice})
-        assert not filled.problems
-        at: Any = filled.run
-        for key in field.path.split("."):
-            at = at[key]
-        assert at == choice
+@pytest.mark.parametrize("image", ["rankdad:0.1.0", "registry.example:5000/rankdad:1", "rankdad@sha256:12"])
+def test_an_image_with_a_tag_is_refused(image: str) -> None:
+    with pytest.raises(UserError, match=r"expected a name without a tag: the platform appends :latest"):
+        compspec(image)
+    assert compspec("registry.example:5000/team/rankdad")["computation"]["dockerImage"].endswith("/rankdad")

@@ -10,9 +10,8 @@ import pytest
 
 from tests.coinstac.nodes import ContainerNode
 from tests.coinstac.platform import Faults, Platform, When
-from tests.conftest import write_site
 from tests.docker.images import docker, image
-from tests.platforms.test_service import digests, small, without_the_platform
+from tests.platforms.test_service import digests, small, without_the_platform, write_member
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.docker, pytest.mark.timeout(600)]
 
@@ -23,7 +22,7 @@ def run(folder: Path, sites: int, kills: Collection[tuple[int, str, When]] = ())
     start = partial(ContainerNode, image=image(), files_owner=user)
     platform = Platform(form, folder / "platform", start, faults=Faults(kills=kills))
     for place, node in enumerate(platform.sites):
-        write_site(node.input, 70 - 9 * place, place)
+        write_member(node, 70 - 9 * place, place)
     platform.run()
     folders = [node.input for node in platform.sites]
     assert digests(platform) == without_the_platform(spec, folders, folder / "http")
@@ -58,7 +57,7 @@ def test_a_container_that_starts_as_root_works_as_the_owner_of_its_folder(tmp_pa
     start = partial(ContainerNode, image="rankdad:as-root", files_owner=owner)
     platform = Platform(form, tmp_path / "platform", start)
     try:
-        write_site(platform.sites[0].input, 40, 0)
+        write_member(platform.sites[0], 40, 0)
         platform.run()
     finally:
         docker("image", "rm", "--force", "rankdad:as-root")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -17,16 +19,38 @@ from platforms.coinstac.outputs import Reply
 from platforms.coinstac.site_node import SiteNode
 from remote import aggregator as aggregator_module
 from tests.conftest import run_document
-from tests.platforms.nodes import Iterations, sent
+from tests.platforms.nodes import REMOTE, Iterations, sent, site_file
 from tests.platforms.test_nodes import METHODS, consortium, digests
-
-OWNER = {"classes": 3, "shape": "6", "epochs": 1, "hidden": "5", "rank": 2, "batch_size": 16}
 
 
 def members(folder: Path, **changes: Any) -> dict[str, dict[str, Any]]:
-    """Two members with a form instead of a whole specification."""
+    """Two members with a whole specification; `changes` are its own."""
     _, inputs = consortium(folder, METHODS[0], 2)
-    return {client: own | {"spec": {}} | OWNER | changes for client, own in inputs.items()}
+    training = {"epochs": 1, "batch_size": 16} | changes.pop("training", {})
+    spec = run_document(**{"method": METHODS[0], "training": training, "federation": {}} | changes)
+    return {client: own | {"spec": spec} for client, own in inputs.items()}
+
+
+def patients(folder: Path, rows: int = 60, **form: Any) -> dict[str, dict[str, Any]]:
+    """Two members with a table each, and the owner's fields."""
+    inputs = {}
+    for place, client in enumerate(("9f0c", "8f0c")):
+        base = folder / client / "base"
+        base.mkdir(parents=True)
+        generator = np.random.default_rng(place)
+        sex = np.array(["F", "M"] * (rows // 2))
+        age = generator.normal(50, 5, rows) + 10 * (sex == "M")
+        table = pd.DataFrame({"id": [f"P{row}" for row in range(rows)], "age": age, "dose": age * 1000, "sex": sex})
+        table.to_csv(base / f"{client}.csv", index=False)
+        inputs[client] = {
+            "files": [f"{client}.csv"],
+            "min_rows": 8,
+            "max_rank": 32,
+            "label": "sex",
+            "epochs": 1,
+            **form,
+        }
+    return inputs
 
 
 def test_a_disk_that_is_full_at_the_end_is_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +67,7 @@ def test_a_site_that_cannot_write_in_the_first_iteration_is_named_with_its_reaso
     run = Iterations(tmp_path, inputs)
     run.state("8f0c")
     (tmp_path / "8f0c" / "output" / "inputs.tmp").mkdir()
-    with pytest.raises(RankdadError, match=r"^site-1: .*inputs.json: cannot be written: Is a directory$"):
+    with pytest.raises(RankdadError, match=r"^8f0c: .*inputs.json: cannot be written: Is a directory$"):
         run.go()
 
 
@@ -53,25 +77,23 @@ def test_an_unforeseen_error_at_a_site_keeps_its_words_there(
     def broken(*_: object) -> None:
         raise ValueError("Mrs Miller")
 
-    monkeypatch.setattr(site_run, "lay_out", broken)
+    monkeypatch.setattr(site_run, "read_site", broken)
     with pytest.raises(RankdadError) as raised:
         Iterations(tmp_path, members(tmp_path)).go()
     log = "the log of this site's container has more"
-    assert str(raised.value).splitlines() == [f"site-{n}: ValueError: {log}" for n in (1, 0)]
+    assert str(raised.value).splitlines() == [f"{client}: ValueError: {log}" for client in ("8f0c", "9f0c")]
     assert "Mrs Miller" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"sites": "Site One, site-1"}, "owner: Sites, in their order (sites): 'Site One' is no name"),
-        ({"lr": "nan"}, 'owner: Learning rate (lr): got "nan", expected a finite number'),
-        ({"lr": 10**400}, "(lr): got 1"),
-        ({"spec": {"model": {"name": "mlp", "hidden": ["x"] * 400}}}, "model.hidden[0]"),
-        ({"spec": {"federation": {"sites": 5}}}, "federation.sites: got 5, expected a list of names"),
-        ({"hidden": "99999999999999999999"}, "owner: Hidden layers (hidden): a network of this size"),
-        ({"hidden": "1000000, 1000000"}, "owner: Hidden layers (hidden): the network has"),
-        ({"data_file": ["a\0b"]}, "is no file's name"),
+        ({"model": {"name": "mlp", "hidden": ["x"] * 400}}, "Whole specification (spec): model.hidden[0]"),
+        ({"federation": {"sites": 5}}, "federation.sites: got 5, expected a list of names"),
+        ({"federation": {"sites": ["Site One", "b"]}}, "federation.sites[0]"),
+        ({"model": {"name": "mlp", "hidden": [10**6, 10**6]}}, "owner: Whole specification (spec): model.hidden: the"),
+        ({"seed": 10**400}, "seed"),
+        ({"training": {"validation": 0.5, "test": 0.5}}, "training: validation 0.5 and test 0.5 leave nothing"),
     ],
 )
 def test_odd_values_end_in_a_sentence(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
@@ -84,19 +106,19 @@ def test_odd_values_end_in_a_sentence(tmp_path: Path, changes: dict[str, Any], s
     "living", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["fresh processes", "the same processes"]
 )
 @pytest.mark.parametrize("iterations", [4, pytest.param(60, marks=pytest.mark.slow)], ids=["broken off", "completed"])
-@pytest.mark.parametrize("changes", [{}, {"lr": 0.02}], ids=["the same form", "another form"])
+@pytest.mark.parametrize("changes", [{}, {"seed": 5}], ids=["the same form", "another form"])
 def test_a_run_in_the_folders_of_an_earlier_one_begins_at_the_beginning(
     tmp_path: Path, living: bool, iterations: int, changes: dict[str, Any]
 ) -> None:
-    first = Iterations(tmp_path, members(tmp_path, lr=0.01))
+    first = Iterations(tmp_path, members(tmp_path))
     with contextlib.suppress(AssertionError):
         first.iterate(iterations)
     for node in () if living else first.nodes.values():
         node.close()
-    second = Iterations(tmp_path, {client: {**own, **changes} for client, own in first.inputs.items()})
+    second = Iterations(tmp_path, members(tmp_path, **changes))
     second.nodes = first.nodes if living else {}
     second.go()
-    undisturbed = Iterations(tmp_path / "other", members(tmp_path / "other", **({"lr": 0.01} | changes)))
+    undisturbed = Iterations(tmp_path / "other", members(tmp_path / "other", **changes))
     undisturbed.go()
     assert len(second.outputs) == len(undisturbed.outputs)
     assert digests(tmp_path) == digests(tmp_path / "other")
@@ -116,55 +138,126 @@ def test_a_message_that_comes_again_to_a_living_process_changes_nothing(tmp_path
     assert digests(tmp_path) == digests(folder)
 
 
-SUBJECTS = [f"s{number}" for number in range(30)]
+def test_a_form_and_two_tables_train_a_model(tmp_path: Path) -> None:
+    shown = Iterations(tmp_path, patients(tmp_path)).go()
+    assert shown["global_metrics"]["samples"] == 120
+    assert shown["global_metrics"]["auc"] > 0.8
+    assert shown["warnings"] == {"1": "none"}
+    run = json.loads((tmp_path / REMOTE / "output" / "run" / "run.json").read_text())
+    assert run["data"]["features"] == ["age", "dose"]
+    assert run["data"]["values"] == ["F", "M"]
+    assert run["federation"]["sites"] == ["8f0c", "9f0c"], "members' ids, in their order, where nobody names a site"
 
 
-def test_the_kind_of_data_in_a_whole_specification_decides_what_members_give(tmp_path: Path) -> None:
-    data = {"reader": "csv", "file": "t.csv", "features": ["age"], "label": "sex", "values": ["F", "M"]}
-    spec = run_document(data=data, task={"name": "classification", "classes": 2}, federation={"sites": []})
-    spec |= {"method": {"name": "dsgd"}, "training": spec["training"] | {"epochs": 1}}
-    rows = {f"{name}.txt": {"age": place % 7, "sex": "FM"[place % 2]} for place, name in enumerate(SUBJECTS)}
-    assert Iterations(tmp_path, members(tmp_path, spec=spec, covariates=rows)).go()["global_metrics"]["samples"] == 12
-
-
-def test_subjects_files_of_one_name_in_several_folders_stay_apart(tmp_path: Path) -> None:
-    rows = {f"{name}/aseg.txt": {"file": "x", "sex": "FM"[place % 2]} for place, name in enumerate(SUBJECTS)}
-    form = {"reader": "freesurfer", "classes": 2, "regions": ["Left-Hippocampus"], "label": "sex", "values": "F, M"}
-    inputs = members(tmp_path, **form, rank=1, covariates=rows)
+def test_a_model_that_is_no_better_than_a_guess_is_a_warning_for_the_owner(tmp_path: Path) -> None:
+    inputs = patients(tmp_path, features="noise")
     for client in inputs:
-        for place, name in enumerate(SUBJECTS):
-            (tmp_path / client / "base" / name).mkdir()
-            (tmp_path / client / "base" / name / "aseg.txt").write_text(f"{name}\nLeft-Hippocampus\t{place}\n")
-    Iterations(tmp_path, inputs).go()
-    kept = tmp_path / "8f0c" / "output"
-    assert (kept / "data" / "s7" / "aseg.txt").read_text().endswith("\t7\n")
-    assert (kept / "inputs.json").stat().st_mode & 0o077 == 0, "the form holds the subjects' table"
+        path = tmp_path / client / "base" / f"{client}.csv"
+        table = pd.read_csv(path)
+        table["noise"] = np.random.default_rng(1).normal(size=len(table))
+        table["sex"] = np.random.default_rng(2).permutation(table["sex"])
+        table.to_csv(path, index=False)
+    said = " ".join(Iterations(tmp_path, inputs).go()["warnings"].values())
+    assert "the model tells the classes apart no better than a guess" in said
+
+
+def test_a_site_with_one_class_is_a_warning_for_the_owner(tmp_path: Path) -> None:
+    inputs = patients(tmp_path)
+    path = tmp_path / "8f0c" / "base" / "8f0c.csv"
+    table = pd.read_csv(path)
+    table[table["sex"] == "F"].to_csv(path, index=False)
+    said = Iterations(tmp_path, inputs).go()["warnings"]
+    assert said["1"].startswith("1 site has samples of one class alone")
+    assert "8f0c" in said["1"]
+
+
+def test_names_and_limits_may_lie_in_a_file_of_the_members_own(tmp_path: Path) -> None:
+    inputs = patients(tmp_path)
+    for client, name in (("8f0c", "north"), ("9f0c", "south")):
+        site_file(tmp_path / client / "base", name=name, policy={"min_rows": 5, "max_rank": 1})
+        inputs[client]["files"].append("site.json")
+    with pytest.raises(
+        RankdadError, match=r"^north \(member 8f0c\): Largest rank that leaves \(max_rank\): the run asks"
+    ):
+        Iterations(tmp_path, inputs).go()
+    shown = Iterations(tmp_path, {client: own | {"rank": 1} for client, own in inputs.items()}).go()
+    assert set(shown["site_metrics"]) == {"north", "south"}
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("cell", "said", "kept"),
     [
-        (
-            {"reader": "csv", "features": "a"},
-            "owner: Values of the label (values): got 2, expected one for each of 3 task.classes",
-        ),
-        ({"reader": "csv", "classes": 2}, "owner: Inputs (features): got none, expected at least one column"),
-        ({"validation": 0.5, "test": 0.5}, "owner: training: validation 0.5 and test 0.5 leave nothing"),
+        ("Miller, born in 1960", "8f0c.csv: row 9, column age: holds a value, expected a finite number", "Miller"),
+        ("1e400", "8f0c.csv: row 9, column age: holds a value, expected a finite number", "1e400"),
     ],
 )
-def test_a_part_that_is_wrong_as_a_whole_names_the_field(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_no_cell_of_a_members_table_is_told_to_others(tmp_path: Path, cell: str, said: str, kept: str) -> None:
+    inputs = patients(tmp_path, features="age")
+    path = tmp_path / "8f0c" / "base" / "8f0c.csv"
+    table = pd.read_csv(path, dtype=str)
+    table.loc[7, "age"] = cell
+    table.to_csv(path, index=False)
     with pytest.raises(RankdadError) as raised:
-        Iterations(tmp_path, members(tmp_path, **changes)).go()
+        Iterations(tmp_path, inputs).go(most=2)
+    assert f"8f0c: Files (files): {said}" in str(raised.value)
+    assert kept not in str(raised.value)
+    assert kept in (tmp_path / "8f0c" / "output" / "error.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda base: (base / "8f0c.csv").write_text(""), "8f0c: Files (files): 8f0c.csv: is empty"),
+        (lambda base: (base / "8f0c.csv").write_bytes(b"\xff\xfe\0\1"), "8f0c: Files (files): 8f0c.csv: "),
+        (
+            lambda base: (base / "8f0c.csv").write_text("id,age\n1,2\n"),
+            "8f0c: Column of what is predicted (label): 8f0c.csv has no column sex",
+        ),
+        (
+            lambda base: (base / "8f0c.csv").write_text("id,age,dose,sex\n" + "a,1,2,F\n" * 5),
+            "8f0c: ",
+        ),
+    ],
+)
+def test_a_table_that_cannot_be_used_names_the_member_and_the_field(
+    tmp_path: Path, change: Callable[[Path], object], said: str
+) -> None:
+    inputs = patients(tmp_path)
+    change(tmp_path / "8f0c" / "base")
+    with pytest.raises(RankdadError) as raised:
+        Iterations(tmp_path, inputs).go(most=2)
     assert said in str(raised.value)
+    assert "9f0c: " not in str(raised.value)
+
+
+def test_the_wrong_files_are_named_by_number_alone(tmp_path: Path) -> None:
+    inputs = patients(tmp_path)
+    base = tmp_path / "8f0c" / "base"
+    (base / "miller.csv").write_text("a\n")
+    (base / "jones.nii").write_text("x")
+    for files, said in ((["8f0c.csv", "miller.csv"], "got 2 table"), (["jones.nii"], "got no table")):
+        inputs["8f0c"]["files"] = files
+        with pytest.raises(RankdadError) as raised:
+            Iterations(tmp_path, inputs).go(most=2)
+        assert f"8f0c: Files (files): {said}" in str(raised.value)
+        assert "miller" not in str(raised.value)
+        assert files[-1] in (tmp_path / "8f0c" / "output" / "error.txt").read_text()
+
+
+def test_a_folder_holds_a_table_at_any_depth_and_the_members_own_file(tmp_path: Path) -> None:
+    inputs = patients(tmp_path)
+    for client, given in inputs.items():
+        below = tmp_path / client / "base" / "study" / "tables"
+        below.mkdir(parents=True)
+        (tmp_path / client / "base" / f"{client}.csv").rename(below / "patients.csv")
+        site_file(below.parent, name=f"site-{client}")
+        del given["files"]
+        given["folder"] = "/home/somebody/study"
+    assert set(Iterations(tmp_path, inputs).go()["site_metrics"]) == {"site-8f0c", "site-9f0c"}
 
 
 def test_data_that_change_during_a_run_are_not_quoted_to_others(tmp_path: Path) -> None:
-    rows = {f"{name}.txt": {"age": place % 7, "sex": "FM"[place % 2]} for place, name in enumerate(SUBJECTS)}
-    form = {"reader": "csv", "classes": 2, "features": "age", "label": "sex", "values": "F, M", "method": "dsgd"}
-    inputs = members(tmp_path, **form)
-    for client in inputs:
-        pd.DataFrame(rows.values()).to_csv(tmp_path / client / "base" / "t.csv")
-        inputs[client]["covariates"] = ["t.csv"]
+    inputs = patients(tmp_path, evaluation="holdout", epochs=3)
     said: list[str] = []
 
     class Changed(Iterations):
@@ -172,32 +265,33 @@ def test_data_that_change_during_a_run_are_not_quoted_to_others(tmp_path: Path) 
             super().start(client)
             if client in inputs:
                 self.nodes[client] = SiteNode(say=said.append)
-                table = tmp_path / client / "base" / "t.csv"
+                table = tmp_path / client / "base" / f"{client}.csv"
                 if len(self.outputs) == 3:
                     table.write_text(table.read_text().replace("M", "Miller", 1))
 
     with pytest.raises(RankdadError) as raised:
         Changed(tmp_path, inputs, replaced=lambda iteration, node: iteration == 4).go()
-    assert "column sex: holds a value" in str(raised.value)
+    assert "Files (files): 8f0c.csv: row 3, column sex: holds a value" in str(raised.value)
     assert "Miller" not in str(raised.value)
     assert "Miller" in "".join(said)
 
 
-def test_the_site_hears_which_rows_are_left_out(tmp_path: Path) -> None:
-    rows = {f"{name}.txt": {"age": place or None, "sex": "FM"[place % 2]} for place, name in enumerate(SUBJECTS)}
-    form = {"reader": "csv", "classes": 2, "features": "age", "label": "sex", "values": "F, M", "missing": "drop"}
+def test_the_site_hears_what_is_imputed_and_which_columns_are_no_inputs(tmp_path: Path) -> None:
+    inputs = patients(tmp_path)
+    path = tmp_path / "8f0c" / "base" / "8f0c.csv"
+    table = pd.read_csv(path)
+    table.loc[3, "age"] = None
+    table.to_csv(path, index=False)
     said: list[str] = []
-    run = Iterations(tmp_path, members(tmp_path, **form, rank=1, covariates=rows))
-    state = run.state("8f0c")
-    SiteNode(say=said.append).advance(run.inputs["8f0c"], state)
-    assert "warning: " in said[0]
-    assert "1 of 30 rows lack a value and are left out" in said[0]
+    SiteNode(say=said.append).advance(inputs["8f0c"], Iterations(tmp_path, inputs).state("8f0c"))
+    assert said[0].startswith("note: 8f0c.csv: column id is no input: it holds text")
+    assert "1 of 60 rows lack an input, which is imputed" in said[1]
 
 
 @pytest.mark.slow
 def test_a_network_too_large_to_be_sent_whole_can_be_had_from_the_form(tmp_path: Path) -> None:
-    form = {"hidden": "3000, 3000", "rank": 4}
+    form = {"model": {"name": "mlp", "hidden": [3000, 3000]}, "method": {"name": "rank-dad", "rank": 4}}
     with pytest.raises(RankdadError, match=r"carries at most 100.0 MiB; what fits: federation.compare_every 0 \("):
         Iterations(tmp_path, members(tmp_path, **form)).go(3)
     with pytest.raises(AssertionError, match="no end after 3"):
-        Iterations(tmp_path, members(tmp_path, **form, compare_every=0)).go(3)
+        Iterations(tmp_path, members(tmp_path, **form, federation={"compare_every": 0})).go(3)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from common.coinstac import limits
 
 from common.errors import RankdadError, SpecError
 from common.models import build_model
 from common.plan import make_plan
+from platforms.coinstac import limits
 from platforms.coinstac.limits import MOST_BYTES, check_size, largest_message
 from tests.conftest import run_spec
 from tests.platforms.nodes import REMOTE, Iterations

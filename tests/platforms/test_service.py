@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import socket
 import statistics
 from functools import partial
 from pathlib import Path
@@ -11,6 +14,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+from websockets.typing import Origin
 
 from common.documents import validate
 from common.spec import RunSpec
@@ -18,9 +24,10 @@ from local.data import read_site
 from platforms.coinstac.service import Service
 from simulations.lockstep import run
 from tests.coinstac.client import ComputationError
-from tests.coinstac.nodes import ProcessNode
+from tests.coinstac.nodes import Node, ProcessNode
 from tests.coinstac.platform import Faults, Platform
 from tests.conftest import run_document, write_site
+from tests.platforms.nodes import site_file
 
 WIDE = {
     "model": {"name": "mlp", "hidden": [1024, 1024]},
@@ -34,16 +41,13 @@ def inputs(sites: int, **document: Any) -> tuple[RunSpec, list[dict[str, Any]]]:
     """Return a run and every member's form."""
     names = [f"site-{number}" for number in range(sites)]
     whole = run_document(**document, federation={"sites": names})
-    form = [
-        {
-            "site": {"value": name},
-            "data_file": {"value": ["data.npz"]},
-            "min_rows": {"value": 1},
-            "spec": {"value": whole},
-        }
-        for name in names
-    ]
-    return validate(RunSpec, whole), form
+    form = {"files": {"value": ["data.npz", "site.json"]}, "spec": {"value": whole}}
+    return validate(RunSpec, whole), [form] * sites
+
+
+def write_member(node: Node, samples: int, place: int) -> None:
+    write_site(node.input, samples, place)
+    site_file(node.input, name=f"site-{place}", policy={"min_rows": 1})
 
 
 def small(sites: int, epochs: int = 2) -> tuple[RunSpec, list[dict[str, Any]]]:
@@ -63,8 +67,8 @@ def digests(platform: Platform) -> dict[str, str]:
     return dict(json.loads((platform.remote.output / "run" / "summary.json").read_text())["weights_sha256"])
 
 
-def test_a_message_that_is_none_of_the_platforms_is_answered_with_a_sentence() -> None:
-    service = Service()
+def test_a_message_that_is_none_of_the_platforms_is_answered_with_a_sentence(tmp_path: Path) -> None:
+    service = Service(tmp_path)
     for text, said in (
         ("{", "the message is none of the platform's"),
         ("[" * 100_000, "the message is none of the platform's"),
@@ -77,6 +81,50 @@ def test_a_message_that_is_none_of_the_platforms_is_answered_with_a_sentence() -
         answer = json.loads(service.answer(text))
         assert (answer["type"], answer["code"], answer["end"]) == ("stderr", 1, True)
         assert said in answer["data"]
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"outputDirectory": "/etc"}, "state.outputDirectory: lies outside of"),
+        ({"outputDirectory": "output/../../x"}, "state.outputDirectory: lies outside of"),
+        ({"outputDirectory": "output/a", "baseDirectory": "/root"}, "state.baseDirectory: lies outside of"),
+        ({"outputDirectory": "output/link"}, "state.outputDirectory: lies outside of"),
+        ({"outputDirectory": "\0"}, "state.outputDirectory: lies outside of"),
+    ],
+)
+def test_paths_in_messages_stay_within_the_mounts(tmp_path: Path, state: dict[str, str], said: str) -> None:
+    mounts = tmp_path / "mounts"
+    (mounts / "output").mkdir(parents=True)
+    (mounts / "output" / "link").symlink_to(tmp_path)
+    here = {key: value if value[0] in "/\0" else str(mounts / value) for key, value in state.items()}
+    answer = json.loads(Service(mounts).answer(json.dumps({"mode": "local", "data": {"input": {}, "state": here}})))
+    assert said in answer["data"]
+
+
+def test_no_browser_can_speak_to_it(tmp_path: Path) -> None:
+    """A page in a member's browser may open a WebSocket to any address, but cannot leave out its own."""
+
+    async def talk() -> None:
+        server = asyncio.create_task(Service(tmp_path).serve("127.0.0.1", port))
+        for origin in ("https://example.org", "http://127.0.0.1", "null", "file://"):
+            with pytest.raises(InvalidStatus, match="403"):
+                await opened(Origin(origin))
+        await opened(None)
+        server.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await server
+
+    async def opened(origin: Origin | None) -> None:
+        for _ in range(100):
+            with contextlib.suppress(ConnectionRefusedError):
+                async with connect(f"ws://127.0.0.1:{port}/", origin=origin, proxy=None):
+                    return
+            await asyncio.sleep(0.05)
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    asyncio.run(talk())
 
 
 @pytest.mark.slow
@@ -94,7 +142,7 @@ def test_processes_end_with_the_weights_of_the_run_over_http(tmp_path: Path, fau
     start = partial(ProcessNode, port_in_environment=True)
     platform = Platform(form, tmp_path / "platform", start, faults=faults)
     for place, node in enumerate(platform.sites):
-        write_site(node.input, 70 - 9 * place, place)
+        write_member(node, 70 - 9 * place, place)
     shown = platform.run()
     folders = [node.input for node in platform.sites]
     assert digests(platform) == without_the_platform(spec, folders, tmp_path / "http")
@@ -116,6 +164,7 @@ def test_a_round_is_fast(tmp_path: Path) -> None:
         generator = np.random.default_rng(place)
         x, y = generator.normal(size=(1500, 784)).astype("float32"), generator.integers(0, 10, 1500)
         np.savez(node.input / "data.npz", x=x, y=y)
+        site_file(node.input, name=f"site-{place}")
     platform.run()
     steps = pd.read_csv(platform.remote.output / "run" / "steps.csv")
     timings = [pd.read_csv(node.output / "timings.csv") for node in platform.sites]
@@ -137,7 +186,7 @@ def test_a_round_is_fast(tmp_path: Path) -> None:
 def test_every_node_is_told_what_is_wrong(tmp_path: Path) -> None:
     _, form = small(2)
     platform = Platform(form, tmp_path, ProcessNode)
-    write_site(platform.sites[0].input, 50, 0)
-    with pytest.raises(ComputationError, match=r"^site-1: data.npz: is not among the files"):
+    write_member(platform.sites[0], 50, 0)
+    with pytest.raises(ComputationError, match=r"^[0-9a-f]+: Files \(files\): a chosen file is not among those"):
         platform.run()
     assert len(platform.iterations) == 1
