@@ -140,7 +140,7 @@ def test_the_page_says_what_the_tables_say(finished: Path) -> None:
         assert shown[1:6] == [row["samples"], row["absent"], *(f"{float(row[key]):.3f}" for key in keys)]
     counts = np.array(metrics["confusion"])
     assert next(cells for cells in page.rows if cells[:1] == ["1"])[1:4] == [f"{count}" for count in counts[1]]
-    shown_elsewhere = for_people(finished)
+    shown_elsewhere = for_people(finished, {}, ())
     assert shown_elsewhere["global_metrics"]["samples"] == counts.sum()
     assert shown_elsewhere["site_metrics"]["beta"]["auc"] == float(sites[1]["auc"])
     assert not any(name.startswith("baseline") for name in shown_elsewhere["site_metrics"]["beta"])
