@@ -230,7 +230,7 @@ def test_the_log_of_refusals_is_bounded_and_escaped(tmp_path: Path) -> None:
     assert len(lines) == PER_MINUTE + 3
     assert lines[0] == (
         '{"time": "2030-01-01T00:00:00.000+00:00", "what": "refused", "address": "10.0.0.1", "site": '
-        '"a\\n\\u001b[2J", "status": 422, "reason": "no"}'
+        '"a\\\\n\\\\x1b[2J", "status": 422, "reason": "no"}'
     )
     assert '"what": "left out", "address": "10.0.0.1", "lines": 7' in lines[-2]
     assert (tmp_path / "audit.jsonl").stat().st_mode & 0o777 == 0o600
