@@ -159,7 +159,7 @@ class Farewell(Control):
 class Failure(Control):
     """A site cannot go on, or the answer that tells the others so.
 
-    Before all have said hello it may only have to mend something and come again: then it is not `final`.
+    One that has not begun may only have to mend something and come again: then it is not `final`.
     """
 
     site: Name
@@ -233,7 +233,7 @@ class Ask:
 
 def failure_message(site: str, round_: int, error: BaseException, *, final: bool = True) -> Message:
     """Return the message by which a site says that it cannot go on, or only that it has to mend something first."""
-    reason = str(error) if isinstance(error, RankdadError) else one_line(error)
+    reason = error.told if isinstance(error, RankdadError) else one_line(error)
     if isinstance(error, KeyboardInterrupt):
         reason = "a person stopped it"
     return Message(Kind.FAILURE, round_, Failure(site=site, reason=visible(reason), final=final))

@@ -223,15 +223,17 @@ class Aggregator:
         self._departed.add(site)
         present = len(self.plan.sites) - len(self._departed)
         if present < self.barrier.quorum:
-            return self.fail(site, reason)
+            return self.fail(site, self.recorder.progress.problems.get(site, reason))
         return self.barrier.depart(site, self._clock())
 
     def _hear_failure(self, site: str, failure: Failure) -> list[Effect]:
+        """Take note of why a site cannot go on: for good, or until it has been put right there."""
         answer = Answer((site,), self._pack_failure(site, failure.reason))
-        if not failure.final and self.barrier.round == 0:  # it is put right there, and nothing is lost here
+        if failure.final:
+            effects = self.depart(site, failure.reason)
+        else:
             self.note_problem(site, failure.reason)
-            return [answer]
-        effects = self.depart(site, failure.reason)
+            effects = self.barrier.depart(site, self._clock())
         return effects if self.ended else [*effects, answer]
 
     def note_problem(self, name: str, problem: str) -> None:

@@ -42,6 +42,7 @@ class Host:
         self._untold = set(aggregator.plan.sites)
         self._departed: set[str] = set()
         self._present: set[str] = set()  # have contributed since they came
+        self._problems: dict[str, str] = {}  # of sites, as last logged
         self._waiting: dict[str, list[asyncio.Future[bytes | None]]] = {}
         self._leaving = False
         self._logged: dict[str, float] = {}  # when, by the place in the code
@@ -63,7 +64,8 @@ class Host:
             raise ProtocolError(500, "the aggregator has to be started again")
         effects = self._receive(site, body)
         round_ = self.aggregator.barrier.round
-        if site not in self._present and (round_ or self.aggregator.barrier.holds(site)):
+        problem, holds = self._has_problem(site, connection), self.aggregator.barrier.holds(site)
+        if not problem and site not in self._present and (round_ or holds):
             self._present.add(site)
             what = "returned" if round_ else "accepted hello"
             self.audit.note(what, address=connection.address, site=site, round=round_)
@@ -72,6 +74,15 @@ class Host:
                 self._look_whether_ended()
                 return self._saying(site, said)
         return await self.wait(site, connection, effects)
+
+    def _has_problem(self, site: str, connection: Connection) -> bool:
+        """Tell whether a site has said that it cannot take part, and log a new reason."""
+        problem = self.aggregator.recorder.progress.problems.get(site, "")
+        if problem and problem != self._problems.get(site):
+            self.audit.note("cannot take part", address=connection.address, site=site, reason=problem)
+            self._present.discard(site)
+        self._problems[site] = problem
+        return bool(problem)
 
     async def wait(self, site: str, connection: Connection, effects: list[Effect] | None = None) -> bytes | None:
         """Return the update of the round in which a site has contributed; None if that takes longer than `HOLD`.

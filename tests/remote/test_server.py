@@ -45,7 +45,8 @@ def test_neither_a_broken_view_nor_an_error_of_its_own_ends_a_run_for_the_sites(
     aggregator = Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter, keeping=Keeping())
     monkeypatch.setattr(aggregator, "follow", lambda *arguments: 1 / 0)
     listening = listen("127.0.0.1", 0)
-    url, hello, told = f"http://127.0.0.1:{listening.getsockname()[1]}", hello_of(aggregator), []
+    url, hello = f"http://127.0.0.1:{listening.getsockname()[1]}", hello_of(aggregator)
+    told: list[bytes | UnreachableError] = []
 
     def take_part(site: str) -> None:
         with AggregatorClient(url, site, 1.0, lambda line: None) as client:
