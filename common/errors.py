@@ -23,10 +23,20 @@ HELD = r"holds [-+.\de]+(?= in row)"
 REASON_CHARACTERS = 500  # longest reason that travels: enough for a sentence, too little for data
 
 
+def visible(text: str, most: int = REASON_CHARACTERS) -> str:
+    """Return text that others have written as data: on one line, cut at a length, nothing in it acts on a terminal.
+
+    Control characters, those that turn the direction of writing, and others that show nothing are escaped.
+    """
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def one_line(error: BaseException) -> str:
     """Return an unexpected error's kind and words on one line."""
     words = " ".join(str(error).split())
-    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+    return visible(f"{type(error).__name__}: {words}" if words else type(error).__name__)
 
 
 class RankdadError(Exception):
@@ -108,7 +118,7 @@ class ProtocolError(RankdadError):
 
     def __init__(self, status: int, reason: str) -> None:
         self.status = status
-        super().__init__(reason)
+        super().__init__(visible(reason))
 
 
 class NonFiniteError(RankdadError):
@@ -133,6 +143,5 @@ class RunFailedError(RankdadError):
     """The run ended because a site could not go on."""
 
     def __init__(self, site: str, reason: str) -> None:
-        self.site = site
-        self.reason = reason
-        super().__init__(f"{site} could not go on: {reason}")
+        self.site, self.reason = site, visible(reason)
+        super().__init__(f"{site} could not go on: {self.reason}")

@@ -9,15 +9,15 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from common.drift import SKETCH_BYTES, checked
-from common.errors import REASON_CHARACTERS, RankdadError, one_line
+from common.errors import REASON_CHARACTERS, RankdadError, one_line, visible
 from common.routes import Payload
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Measure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Figure = Annotated[float, Field(allow_inf_nan=False)]
-Reason = Annotated[str, Field(max_length=REASON_CHARACTERS)]
-Name = Annotated[str, Field(max_length=63)]
+Reason = Annotated[str, Field(max_length=REASON_CHARACTERS), AfterValidator(visible)]
+Name = Annotated[str, Field(max_length=63), AfterValidator(visible)]
 SketchBytes = Annotated[bytes, Field(min_length=SKETCH_BYTES, max_length=SKETCH_BYTES), AfterValidator(checked)]
 
 
@@ -67,7 +67,7 @@ class Hello(Control):
     `samples` are uint32 [folds, 3]: to train, to validate, to test. `dropped` rows of its data were left out.
     """
 
-    version: Annotated[str, Field(max_length=63)]
+    version: Name
     spec_sha256: Digest
     plan_sha256: Digest
     weights_sha256: Digest
@@ -159,7 +159,7 @@ class Farewell(Control):
 class Failure(Control):
     """A site cannot go on, or the answer that tells the others so.
 
-    Before all have said hello it may only have to mend something and come again: then it is not `final`.
+    One that has not begun may only have to mend something and come again: then it is not `final`.
     """
 
     site: Name
@@ -233,7 +233,7 @@ class Ask:
 
 def failure_message(site: str, round_: int, error: BaseException, *, final: bool = True) -> Message:
     """Return the message by which a site says that it cannot go on, or only that it has to mend something first."""
-    reason = str(error) if isinstance(error, RankdadError) else one_line(error)
+    reason = error.told if isinstance(error, RankdadError) else one_line(error)
     if isinstance(error, KeyboardInterrupt):
         reason = "a person stopped it"
-    return Message(Kind.FAILURE, round_, Failure(site=site, reason=reason[:REASON_CHARACTERS], final=final))
+    return Message(Kind.FAILURE, round_, Failure(site=site, reason=visible(reason), final=final))

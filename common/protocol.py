@@ -30,7 +30,7 @@ from common.arrays import unpack_counts, unpack_sums
 from common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolError, RankdadError
 from common.factors import Factor
 from common.layout import Layout, Slot
-from common.messages import DOWN, UP, Body, Buffers, Evaluation, Hello, Kind, Message, Roster, Step, Sums
+from common.messages import DOWN, UP, Body, Buffers, Evaluation, Failure, Hello, Kind, Message, Roster, Step, Sums
 from common.metrics import unpack_tally
 from common.plan import Plan
 from common.routes import Payload
@@ -53,7 +53,7 @@ def pack(message: Message, plan: Plan, *, up: bool) -> bytes:
     Raises:
         NonFiniteError: a step's payload holds NaN or infinity.
     """
-    head: dict[str, Any] = {"k": int(message.kind), "r": _ROUND.pack(message.round), "p": message.phase}
+    head = _head(message)
     if message.missing:
         head["i"] = _bits(frozenset(range(len(plan.sites))) - message.missing, len(plan.sites))
     body = message.body
@@ -72,6 +72,12 @@ def pack(message: Message, plan: Plan, *, up: bool) -> bytes:
         "b": numbers.numpy().data,
     }
     return _packb(head)
+
+
+def pack_failure(message: Message) -> bytes:
+    """Return the bytes of a failure, which need no plan: there may be none yet."""
+    assert isinstance(message.body, Failure)
+    return _packb({**_head(message), "d": message.body.model_dump()})
 
 
 def unpack(data: bytes, plan: Plan, *, up: bool, device: str = "cpu") -> Message:
@@ -122,6 +128,10 @@ def unpack(data: bytes, plan: Plan, *, up: bool, device: str = "cpu") -> Message
         _check_numbers(body, plan)
     missing = _missing(document, len(plan.sites)) if "i" in document else frozenset[int]()
     return Message(Kind(kind), round_, body, phase, missing)
+
+
+def _head(message: Message) -> dict[str, Any]:
+    return {"k": int(message.kind), "r": _ROUND.pack(message.round), "p": message.phase}
 
 
 def body_limit(plan: Plan, *, up: bool, replica: bool = True) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -17,16 +18,16 @@ from common.artifacts import save_model
 from common.checkpoints import EVERY, Checkpoints, take_over
 from common.course import Course
 from common.documents import load_json, validate
-from common.errors import DataError, PolicyError, RankdadError, SpecError, UserError
+from common.errors import RankdadError, SpecError, UnreachableError, UserError
 from common.memory import check_memory
 from common.messages import failure_message
-from common.plan import Plan, make_plan
-from common.protocol import pack, step_bytes
+from common.plan import make_plan
+from common.protocol import pack_failure, step_bytes
 from common.replica import Replica
 from common.spec import RunSpec
-from local.config import SiteConfig
+from local.config import PATHS, SiteConfig
 from local.data import SiteData, read_site
-from local.drivers.http import AggregatorClient, drive
+from local.drivers.http import AggregatorClient, RefusedError, drive
 from local.leaving import Leaving, LeavingError
 from local.policy import Policy
 from local.timings import Timings
@@ -45,25 +46,25 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
         UserError: before training: the aggregator is not there, the run is not this site's, the data cannot be used.
         RankdadError: in training: this site or another could not go on.
     """
-    output, policy = Path(config.output), Policy.read(config.policy)
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"output: {output} cannot be made: {error.strerror}") from None
+    output = Path(config.output)
     with AggregatorClient.of(config, say) as client:
         offered = client.run()
-        spec = _spec(config, offered)
-        torch.set_num_threads(spec.training.threads)
-        check_memory(spec)
-        replica = _replica(config, spec)
-        plan = make_plan(spec, replica.model)
-        with _refusing(client, plan, config.name):
+        with _telling(client, config):
+            try:
+                output.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UserError(f"output: {output} cannot be made: {error.strerror}") from None
+            policy = Policy.read(config.policy)
+            spec = _spec(config, offered)
+            torch.set_num_threads(spec.training.threads)
+            check_memory(spec)
+            replica = _replica(config, spec)
+            plan = make_plan(spec, replica.model)
             policy.check(spec, plan)
-        with _refusing(client, plan, config.name):
             data = _data(config, spec, policy)
-        client.expect(plan)
-        checkpoints = Checkpoints(output / "checkpoints" / run_id(offered), plan, config.name)
-        state = _state(config, client, offered, Course(spec, plan, replica), checkpoints)
+            client.expect(plan)
+            checkpoints = Checkpoints(output / "checkpoints" / run_id(offered), plan, config.name)
+            state = _state(config, client, offered, Course(spec, plan, replica), checkpoints)
         for warning in plan.warnings:
             say(f"warning: {warning}")
         say(f"{config.name}: {_amounts(data)}")
@@ -156,7 +157,6 @@ def run_id(offered: Mapping[str, object]) -> str:
 
 def _data(config: SiteConfig, spec: RunSpec, policy: Policy) -> SiteData:
     """Read the site's samples, check them, and leave out what its policy does not evaluate."""
-    check_device(config.device)
     index = spec.federation.sites.index(config.name)
     read = read_site(spec, Path(config.data), index, config.allow_factories)
     data = policy.contributed(read)
@@ -172,6 +172,7 @@ def _data(config: SiteConfig, spec: RunSpec, policy: Policy) -> SiteData:
 
 
 def _replica(config: SiteConfig, spec: RunSpec) -> Replica:
+    check_device(config.device)
     weights = None if config.weights is None else Path(config.weights)
     return Replica(spec, config.allow_factories, config.device, weights)
 
@@ -196,13 +197,22 @@ def _amounts(data: SiteData) -> str:
 
 
 @contextmanager
-def _refusing(client: AggregatorClient, plan: Plan, site: str) -> Iterator[None]:
-    """Tell the aggregator why the site cannot take part: others would wait for it without knowing."""
+def _telling(client: AggregatorClient, config: SiteConfig) -> Iterator[None]:
+    """Tell the aggregator why the site cannot take part: others would wait for it without knowing.
+
+    The site may be back before long, and the run waits for it.
+    """
     try:
         yield
-    except (PolicyError, DataError) as error:
-        mendable = isinstance(error, DataError)
-        client.give_up(pack(failure_message(site, 0, RankdadError(error.told), final=not mendable), plan, up=True))
+    except (LeavingError, UnreachableError, RefusedError):
+        raise
+    except Exception as error:
+        # What an error nobody has thought of says may come from the data.
+        unexpected = f"an unexpected error ({type(error).__name__}), of which its log says more"
+        reason = error.told if isinstance(error, RankdadError) else unexpected
+        for path in filter(None, (getattr(config, key) for key in PATHS)):  # its folders are the site's business
+            reason = reason.replace(f"{Path(path).parent}{os.sep}", "")
+        client.give_up(pack_failure(failure_message(config.name, 0, RankdadError(reason), final=False)))
         raise
 
 

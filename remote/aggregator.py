@@ -15,7 +15,7 @@ from common.arrays import unpack_sums
 from common.artifacts import save_model
 from common.checkpoints import EVERY, Checkpoints
 from common.course import Course
-from common.errors import REASON_CHARACTERS, ProtocolError, RankdadError, RunFailedError, UserError
+from common.errors import ProtocolError, RankdadError, RunFailedError, UserError, visible
 from common.journal import NOBODY, Entry, Record
 from common.ledger import Durability, Ledger, Retention
 from common.messages import Body, Failure, Farewell, Kind, Message, Step, Sums
@@ -162,12 +162,11 @@ class Aggregator:
             check_turn(self.plan, self.course, self._last, message)
             if isinstance(message.body, Sums):
                 self._check_sums(message.body)
-        known = self.barrier.holds(site)
+        if self.barrier.known(site, body, message) is None and self._ledger:  # before it counts, and can be lost
+            self._ledger.append(Record(Entry.CONTRIBUTION, message.round, self.plan.sites.index(site), body))
         effects = self.barrier.receive(site, body, message, self._clock())
         self._departed.discard(site)
-        self.recorder.progress.problems.pop(site, None)
-        if self._ledger and not known and self.barrier.holds(site):
-            self._ledger.append(Record(Entry.CONTRIBUTION, message.round, self.plan.sites.index(site), body))
+        self.note_problem(site, "")
         return effects
 
     def _check_sums(self, sums: Sums) -> None:
@@ -224,16 +223,28 @@ class Aggregator:
         self._departed.add(site)
         present = len(self.plan.sites) - len(self._departed)
         if present < self.barrier.quorum:
-            return self.fail(site, reason)
+            return self.fail(site, self.recorder.progress.problems.get(site, reason))
         return self.barrier.depart(site, self._clock())
 
     def _hear_failure(self, site: str, failure: Failure) -> list[Effect]:
+        """Take note of why a site cannot go on: for good, or until it has been put right there."""
         answer = Answer((site,), self._pack_failure(site, failure.reason))
-        if not failure.final and self.barrier.round == 0:  # it is put right there, and nothing is lost here
-            self.recorder.progress.problems[site] = failure.reason
-            return [answer]
-        effects = self.depart(site, failure.reason)
+        if failure.final:
+            effects = self.depart(site, failure.reason)
+        else:
+            self.note_problem(site, failure.reason)
+            effects = self.barrier.depart(site, self._clock())
         return effects if self.ended else [*effects, answer]
+
+    def note_problem(self, name: str, problem: str) -> None:
+        """Let people see what keeps a site from taking part, or the aggregator from going on; "" if nothing does."""
+        problems = self.recorder.progress.problems
+        if problems.get(name, "") != problem:
+            problems[name] = problem
+            if not problem:
+                del problems[name]
+            with contextlib.suppress(UserError):  # a disk that is full ends the run where it has to be written
+                self.recorder.summarise()
 
     def snapshot(self, site: str) -> bytes | None:
         """Return the run's last checkpoint to a site that has lost its own; None if it can start from the beginning.
@@ -309,9 +320,9 @@ class Aggregator:
             raise
         except RankdadError as error:
             raise RunFailedError("aggregator", str(error)) from None
-        self._residuals = state.residuals
         if isinstance(body, Step) and not self._lossless:
             message = unpack(packed, self.plan, up=False)  # what the sites apply, and so this replica
+        self._residuals = state.residuals  # last: what fails before is tried again
         return Update(message, packed)
 
     def complete(self, ready: Ready, update: Update) -> list[Effect]:
@@ -369,11 +380,11 @@ class Aggregator:
         """End the run because of a site, or of the aggregator itself, and tell everyone."""
         if self.ended:
             return []
-        self._outcome = (status, f"{site}: {reason[:REASON_CHARACTERS]}")
+        self._outcome = (status, f"{site}: {visible(reason)}")
         return self.barrier.fail(self._pack_failure(site, reason))
 
     def _pack_failure(self, site: str, reason: str) -> bytes:
-        body = Failure(site=site, reason=reason[:REASON_CHARACTERS])
+        body = Failure(site=site, reason=visible(reason))
         return pack(Message(Kind.FAILURE, self.barrier.round, body), self.plan, up=False)
 
     def leave(self) -> None:

@@ -8,7 +8,8 @@ GET  /run                    the spec, and what a site compares before it reads 
 GET  /status                 where the run stands and whom it waits for
 
 Refused are, in this order: callers who do not prove who they are (401, 403), names that are no site's (422, 404),
-rounds of another run (409), bodies that are too slow (408) or too large (413), and contents (422, 409, 410).
+rounds of another run (409), bodies that are too slow (408) or too large (413), and contents (422, 409, 410). An error
+of the aggregator's own is a 500: it is logged, and sites try again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from common import __version__
-from common.errors import ProtocolError, one_line
+from common.errors import ProtocolError
 from common.protocol import body_limit
 from remote.auth import Identity
 from remote.host import Host
@@ -120,12 +121,12 @@ class Routes:
             except ClientDisconnect:
                 return Response(status_code=400)
             except Exception as error:
-                return self._refuse(request, 422, f"the request cannot be used: {one_line(error)}")
+                refusal = self._host.note_fault(error)
+                return self._refuse(request, refusal.status, str(refusal))
 
         return endpoint
 
     def _refuse(self, request: Request, status: int, reason: str) -> Response:
-        reason = " ".join(reason.split())
         address = request.client.host if request.client else ""
         self._door.audit.refused(address, str(request.path_params.get("site", ""))[:63], status, reason)
         return Refusal(status, reason, unread="read" not in request.scope["state"])

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from common.errors import visible
+
 AUDIT = "audit.jsonl"  # of a run's directory
 PER_MINUTE = 100  # lines of one address
 ADDRESSES = 1000  # told apart within a minute
@@ -46,7 +48,7 @@ class Audit:
 
     def refused(self, address: str, site: str, status: int, reason: str) -> None:
         """Write that a request was refused."""
-        self.note("refused", address=address, site=site, status=status, reason=reason[:500])
+        self.note("refused", address=address, site=site, status=status, reason=reason)
 
     def close(self) -> None:
         """Write how many lines were left out, and close the file."""
@@ -62,7 +64,7 @@ class Audit:
         self._counts, self._minute = {}, time[:16]
 
     def _write(self, line: dict[str, str | int]) -> None:
-        words = {key: value for key, value in line.items() if value != ""}
+        words = {key: visible(value) if isinstance(value, str) else value for key, value in line.items() if value != ""}
         data = b"\n" * self._torn + json.dumps(words).encode() + b"\n"
         try:
             if self._file is None:

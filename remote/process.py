@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.text import Text
 
-from common.errors import RankdadError, RunFailedError
+from common.errors import RankdadError, RunFailedError, visible
 from common.memory import check_memory
 from common.replica import Replica
 from common.spec import RunSpec
@@ -65,10 +66,14 @@ def run_aggregator(
     replica = Replica(spec, allowed_factories, weights=weights)
     aggregator = Aggregator(spec, replica, output, time.perf_counter, keeping=keeping)
     effects = aggregator.resume() if resumes else []
+
+    def say(line: str) -> None:
+        console.print(Text(line), soft_wrap=True)
+
     if resumes:
-        console.print(f"goes on from its ledger in round {aggregator.barrier.round}", highlight=False)
+        say(f"goes on from its ledger in round {aggregator.barrier.round}")
     for warning in aggregator.plan.warnings:
-        console.print(f"warning: {warning}", highlight=False)
+        say(f"warning: {visible(warning)}")
 
     def make_view(aggregator: Aggregator) -> View:
         def waiting() -> Waiting:
@@ -76,9 +81,6 @@ def run_aggregator(
             return Waiting(barrier.missing(), barrier.waiting(time.perf_counter()), barrier.left_out)
 
         return view_of(aggregator.recorder.progress, waiting, console)
-
-    def say(line: str) -> None:
-        console.print(line, highlight=False, markup=False)
 
     access, resumable, progress = access or Access(), keeping is not None, aggregator.recorder.progress
     interrupted = ""
@@ -89,9 +91,7 @@ def run_aggregator(
         finally:
             audit.note("run ended", status=progress.status, reason=progress.reason or interrupted)
     if len(set(progress.weights_sha256.values())) > 1:
-        console.print(
-            "warning: the sites' final weights differ; do they compute on different hardware?", highlight=False
-        )
+        say("warning: the sites' final weights differ; do they compute on different hardware?")
     if progress.status == "interrupted":
         go_on = "; the same command goes on with it" if resumable and lifeline is None else ""
         raise InterruptedRunError(f"{progress.reason or interrupted}; what was recorded lies in {output}{go_on}")

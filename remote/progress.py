@@ -12,6 +12,8 @@ from common.spec import RunSpec
 from common.tasks import TaskSpec
 from remote.study import Study
 
+AGGREGATOR = "aggregator"  # among sites' names: no site is called that
+
 
 @dataclass
 class Progress:
@@ -34,7 +36,7 @@ class Progress:
         validation: of the last epoch.
         study: the tests of all folds so far.
         best_epoch: so far, of the fold.
-        problems: what sites have to mend before they can take part, by site.
+        problems: what sites have to mend before they can take part, by site, and what the aggregator's own error is.
         dropped: rows that sites have left out of their data.
         warnings: sites by what is odd about their data.
         step_seconds: in all steps so far.

@@ -112,6 +112,18 @@ class Barrier:
         Raises:
             ProtocolError: 404 for an unknown site, 409 for a conflict; nothing has changed then.
         """
+        known = self.known(site, body, message)
+        if known is not None:
+            return known
+        self.put(site, body, message, now)
+        return self._close_if_due(now)
+
+    def known(self, site: str, body: bytes, message: Message) -> list[Effect] | None:
+        """Return what a contribution does that is nothing new; None for one that `receive` would keep.
+
+        Raises:
+            ProtocolError: as `receive` does.
+        """
         if site not in self._sites:
             raise ProtocolError(404, "no such site in this run")
         if self._failed:
@@ -136,8 +148,7 @@ class Barrier:
                     f"k: got {message.kind.name} phase {message.phase} in round {self.round}, where {other} sent "
                     f"{first.kind.name} phase {first.phase}",
                 )
-        self.put(site, body, message, now)
-        return self._close_if_due(now)
+        return None
 
     def put(self, site: str, body: bytes, message: Message, now: float) -> None:
         """Keep a contribution to this round, as `receive` does and the ledger says again; the last one stands."""

@@ -19,7 +19,7 @@ from remote.app import Routes
 from remote.audit import Audit
 from remote.auth import Context
 from remote.config import Access
-from remote.host import Host
+from remote.host import LOG, Host
 from remote.rounds import Effect
 from remote.view import View
 from remote.web import Connection as Web
@@ -206,7 +206,7 @@ async def _serve(
                 await asyncio.wait_for(host.ended.wait(), TICK)
             host.tick()
             show.tick()
-        if interrupted and resumable:
+        if host.crashed or (interrupted and resumable):
             await host.leave()
         else:
             await host.tell_all(LINGER)
@@ -221,7 +221,7 @@ async def _serve(
 
 
 class _Show:
-    """A view that may break, its terminal or pipe being closed, without breaking the run."""
+    """A view that may break, its terminal being closed or by its own fault, without breaking the run."""
 
     def __init__(self, view: View) -> None:
         self._view: View | None = view
@@ -240,4 +240,7 @@ class _Show:
             try:
                 act(self._view)
             except (OSError, SystemExit):  # rich turns a closed pipe into an exit
+                self._view = None
+            except Exception:
+                LOG.exception("what is shown of the run ends here; the run goes on")
                 self._view = None

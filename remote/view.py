@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.tasks import shown
-from remote.progress import Progress
+from remote.progress import AGGREGATOR, Progress
 
 WAITING_WORTH_SAYING = 10.0  # seconds between two lines about the same wait
 WAITING_WORTH_SHOWING = 1.0
@@ -88,7 +88,7 @@ class PlainView:
             self._say(f"{_fold(p)}epoch {p.epoch} of {p.epochs} · {_figures(p)} · {_bytes(p)} · {_left(p)}")
         for site, problem in p.problems.items():
             if self._problems.get(site) != problem:
-                self._say(f"{site} cannot take part yet: {problem}")
+                self._say(_problem(site, problem))
         self._problems = dict(p.problems)
         now = self._waiting()
         periods = int(now.seconds / WAITING_WORTH_SAYING) if now.sites else 0
@@ -104,7 +104,7 @@ class PlainView:
         self.tick()
 
     def _say(self, line: str) -> None:
-        self._console.print(line, highlight=False, soft_wrap=True)
+        self._console.print(Text(line), soft_wrap=True)
 
 
 class LiveView:
@@ -112,7 +112,8 @@ class LiveView:
 
     def __init__(self, progress: Progress, waiting: Callable[[], Waiting], console: Console) -> None:
         self._progress, self._waiting = progress, waiting
-        self._bar = Bar(TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), TextColumn("steps"))
+        name = TextColumn("{task.description}", markup=False)
+        self._bar = Bar(name, BarColumn(None), MofNCompleteColumn(), TextColumn("steps"))
         self._task: TaskID = self._bar.add_task(progress.name, total=None)
         self._live = Live(console=console, auto_refresh=False, transient=False)
 
@@ -132,13 +133,16 @@ class LiveView:
 
     def _table(self) -> Table:
         p = self._progress
+        rows = [
+            (p.method, f"{len(p.sites)} sites · {_where(p)} · {_left(p)}"),
+            ("quality", _figures(p)),
+            ("traffic", _bytes(p)),
+            ("round", self._round()),
+            *(("to mend", _problem(site, problem)) for site, problem in p.problems.items()),
+        ]
         table = Table.grid(padding=(0, 2))
-        table.add_row(Text(p.method, "bold"), f"{len(p.sites)} sites · {_where(p)} · {_left(p)}")
-        table.add_row(Text("quality", "bold"), _figures(p))
-        table.add_row(Text("traffic", "bold"), _bytes(p))
-        table.add_row(Text("round", "bold"), self._round())
-        for site, problem in p.problems.items():
-            table.add_row(Text("to mend", "bold"), f"{site}: {problem}")
+        for what, said in rows:
+            table.add_row(Text(what, "bold"), Text(said))  # a string would be read as markup
         return table
 
     def _round(self) -> str:
@@ -153,6 +157,12 @@ class LiveView:
         if now.left_out:
             words.append(f"without {', '.join(now.left_out)}")
         return " · ".join(words)
+
+
+def _problem(site: str, problem: str) -> str:
+    if site == AGGREGATOR:
+        return f"an error of the aggregator's own, which tries again; its log says more: {problem}"
+    return f"{site} cannot take part: {problem}; waiting for it to come back"
 
 
 def _where(p: Progress) -> str:

@@ -23,7 +23,8 @@ from remote.audit import Audit
 from remote.auth import Context, names_of
 
 HEADERS = 10.0  # seconds for a TLS handshake, and for a request's headers from the connection or their first byte on
-HEADER_BYTES = 1 << 16
+HEADER_BYTES = 1 << 14  # of a request but for its body: line, headers, sizes of chunks, trailers
+FRAMED = 8  # bytes of a body that make up for one byte of its chunks' sizes
 STRANGERS = 64  # connections
 PER_SITE = 4  # connections, and so requests at once: no pipelining
 
@@ -98,7 +99,8 @@ class Connection(HttpToolsProtocol):
         self.names: tuple[str, ...] = ()  # in its certificate
         self.waiting: asyncio.Future[bytes | None] | None = None  # answer of the request that is held
         self._door = door
-        self._head = 0  # bytes since the deadline was set
+        self._head = 0  # bytes of the present request beside its body, as far as the body does not make up for them
+        self._body = 0  # bytes of a body among those just received
         self._deadline: asyncio.TimerHandle | None = None
 
     @property
@@ -122,25 +124,36 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes, and count those of headers."""
-        if self._deadline is not None:
-            self._head += len(data)
+        """Take bytes, and count all that are not a body's."""
+        self._body = 0
         super().data_received(data)
-        if self._deadline is not None and self._head > HEADER_BYTES:
-            self._refuse(431, f"the headers have more than {HEADER_BYTES} bytes")
+        self._head = max(0, self._head + len(data) - self._body - self._body // FRAMED)
+        if self._head > HEADER_BYTES:
+            self._refuse_headers()
 
     def on_message_begin(self) -> None:
         """Take note of a request's first byte."""
         super().on_message_begin()
         self.scope["state"] = {"connection": self}
+        self._head = 0
         if self._deadline is None:
             self._await_headers()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header; what comes after the headers are trailers, and nobody reads them."""
+        if self._deadline is not None:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body."""
+        self._body += len(body)
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         """Start a request, unless another is not answered yet."""
         self._end_wait()
         if sum(len(name) + len(value) + 4 for name, value in self.headers) + len(self.url) > HEADER_BYTES:
-            self._refuse(431, f"the headers have more than {HEADER_BYTES} bytes")
+            self._refuse_headers()
         elif self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()  # a request before the last one was answered: none of ours does that
         else:
@@ -160,7 +173,6 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _await_headers(self) -> None:
-        self._head = 0
         self._deadline = self.loop.call_later(
             HEADERS, lambda: self._refuse(408, f"the headers did not come within {HEADERS:g} s")
         )
@@ -170,12 +182,18 @@ class Connection(HttpToolsProtocol):
             self._deadline.cancel()
             self._deadline = None
 
+    def _refuse_headers(self) -> None:
+        self._refuse(431, f"the headers, or what frames the body, have more than {HEADER_BYTES} bytes")
+
     def _refuse(self, status: int, reason: str) -> None:
-        """Refuse what never became a request."""
+        """Refuse what never became a request, or goes on where one ends; close the connection."""
         self._end_wait()
         if self.transport.is_closing():
             return
         self._door.audit.refused(self.address, self.site, status, reason)
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.close()  # another answer has begun
+            return
         body = json.dumps({"error": reason}).encode()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[status] + head + body)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from common.course import Course
 from common.errors import RankdadError, RunFailedError
-from common.messages import Ask, failure_message
+from common.messages import Ask
 from common.protocol import pack, unpack
 from common.replica import Replica
 from common.spec import RunSpec
@@ -84,8 +84,9 @@ def run(
                     continue
                 except RankdadError as error:  # its own
                     failures.append(RunFailedError(site, str(error)))
-                    body = pack(failure_message(site, aggregator.barrier.round, error), plan, up=True)
+                    effects += aggregator.depart(site, str(error))
                     del trainings[site]
+                    continue
                 effects += aggregator.receive(site, body)
             answers = carry_out(aggregator, effects)
             on_round(aggregator)

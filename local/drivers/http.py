@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from common.errors import RankdadError, RunFailedError, UnreachableError, UserError, one_line
 from common.messages import Ask, Message, failure_message
 from common.plan import Plan
-from common.protocol import body_limit, pack, unpack
+from common.protocol import body_limit, pack, pack_failure, unpack
 from local.config import SiteConfig
 from local.drivers.connecting import open_connection, said_by_tls
 
@@ -277,7 +277,7 @@ def drive(
     except quietly:
         raise
     except (Exception, KeyboardInterrupt) as error:
-        client.give_up(pack(failure_message(site, round_, error), plan, up=True))
+        client.give_up(pack_failure(failure_message(site, round_, error, final=round_ > 0)))
         raise
 
 

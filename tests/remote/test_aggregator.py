@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ from common.messages import Failure, Hello, Kind, Message, Step
 from common.protocol import pack, unpack
 from common.replica import Replica
 from remote.aggregator import Aggregator
+from remote.report import report
 from remote.rounds import Answer, Effect, Ready
 from tests.conftest import SITES, run_spec
 
@@ -80,6 +83,24 @@ def test_every_site_that_fails_is_answered_with_the_first_failure(aggregator: Ag
     assert told == Failure(site="beta", reason="beta is ill"), "the sender's name is not its own to choose"
     assert aggregator.receive("gamma", failure("gamma")) == [Answer(("gamma",), answer.body)]
     assert aggregator.receive("alpha", hello_of(aggregator)) == [Answer(("alpha",), answer.body)]
+
+
+def test_what_a_site_writes_is_shown_and_does_nothing(aggregator: Aggregator, tmp_path: Path) -> None:
+    reason = "[/x]\x1b[2J\r\n\u202eforged\0\x9b" + "x" * 480
+    body = msgpack.packb({"k": 7, "r": bytes(8), "p": 0, "d": {"site": "\x1bc", "reason": reason, "final": False}})
+    aggregator.receive("beta", body)
+    aggregator.depart("beta", aggregator.recorder.progress.problems["beta"])
+    assert aggregator.barrier.stored is not None
+    told = unpack(aggregator.barrier.stored, aggregator.plan, up=False).body
+    aggregator.close()
+    assert isinstance(told, Failure)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    for said in (told.reason, summary["reason"].removeprefix("beta: "), summary["problems"]["beta"]):
+        assert said.startswith("[/x]\\x1b[2J\\r\\n\\u202eforged\\x00\\x9bxxx")
+        assert len(said) == 500
+    page = report(tmp_path / "run")
+    assert "[/x]\\x1b[2J" in page
+    assert all(letter.isprintable() or letter == "\n" for letter in page)
 
 
 def test_an_unknown_site_is_refused_before_its_body_is_read(aggregator: Aggregator) -> None:

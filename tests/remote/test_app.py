@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,10 @@ import pytest
 from common.arrays import pack_counts
 from common.messages import Roster
 from common.protocol import unpack
+from local.drivers.http import AggregatorClient
 from remote import app, host
+from remote.aggregator import Keeping, Update
+from remote.rounds import Ready
 from tests.conftest import SITES
 from tests.remote.serving import Served, serving
 
@@ -147,15 +152,76 @@ def test_a_contribution_to_another_run_is_refused(served: Served) -> None:
     assert served.aggregator.barrier.missing() == SITES
 
 
-def test_an_error_in_the_reading_of_a_body_changes_nothing(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_aggregators_own_is_logged_and_no_sites_fault(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def receive(site: str, body: bytes) -> list[Any]:
-        raise KeyError("an unexpected\nthing")
+        raise KeyError("of a sample\nof beta's")
 
     monkeypatch.setattr(served.aggregator, "receive", receive)
-    answer = reason(ask(served, "POST", "/rounds/alpha", b"anything"))
-    assert answer == (422, "the body cannot be used: KeyError: 'an unexpected\\nthing'")
+    for _ in range(3):
+        answer = reason(ask(served, "POST", "/rounds/alpha", b"anything"))
+        assert answer == (500, "an error of the aggregator's own (KeyError): its log says more")
+    (logged,) = caplog.records
+    assert logged.exc_info is not None
+    assert logged.exc_info[0] is KeyError
+    (line,) = [line for line in served.audited() if line["what"] == "internal error"]
+    assert line["reason"] == 'KeyError: "of a sample\\nof beta\'s"'
+    assert "test_app.py:" in line["place"]
+    problem = {"aggregator": line["reason"]}
+    assert json.loads(ask(served, "GET", "/status")[1])["problems"] == problem
+    assert json.loads((served.directory / "summary.json").read_text())["problems"] == problem
     monkeypatch.undo()
     complete_hello(served)
+    assert json.loads(ask(served, "GET", "/status")[1])["problems"] == {}
+
+
+def test_a_round_that_cannot_be_aggregated_is_tried_again_and_the_sites_wait(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "FIRST_DELAY", 0.05)
+    aggregate, tries = served.aggregator.aggregate, []
+
+    def faulty(ready: Ready) -> Update:
+        tries.append(time.monotonic())
+        if len(tries) < 4:
+            raise MemoryError
+        return aggregate(ready)
+
+    monkeypatch.setattr(served.aggregator, "aggregate", faulty)
+    updates: dict[str, bytes] = {}
+
+    def take_part(site: str) -> None:
+        with AggregatorClient(f"http://127.0.0.1:{served.port}", site, 10.0, lambda line: None) as client:
+            updates[site] = client.exchange(served.hello(site), 0)
+
+    sites = [threading.Thread(target=take_part, args=(site,)) for site in SITES]
+    for site in sites:
+        site.start()
+    for site in sites:
+        site.join(10)
+    assert len(tries) == 4
+    first, second, third = (after - before for before, after in itertools.pairwise(tries))
+    assert first < second < third, "later and later"
+    assert set(updates) == set(SITES)
+    (update,) = set(updates.values())
+    assert isinstance(unpack(update, served.aggregator.plan, up=False).body, Roster)
+    assert (served.aggregator.barrier.round, served.aggregator.recorder.progress.problems) == (1, {})
+
+
+def test_an_error_half_way_to_the_next_round_ends_the_process_and_another_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(tmp_path / "run", keeping=Keeping()) as served:
+        monkeypatch.setattr(served.aggregator, "follow", lambda *arguments: 1 / 0)
+        update = complete_hello(served)
+        served.until(lambda: served.host.crashed and served.host.ended.is_set())
+        assert "ZeroDivisionError: division by zero; the ledger has all" in str(served.host.error)
+        assert not served.aggregator.barrier.failed
+    with serving(tmp_path / "run", keeping=Keeping()) as served:
+        served.aggregator.resume()
+        assert ask(served, "GET", "/rounds/alpha/0") == (200, update)
+        assert served.aggregator.course.roster == ((10, 11, 12),)
 
 
 def test_a_snapshot_is_given_and_logged(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from common.messages import Pooled
@@ -88,3 +89,13 @@ def test_of_several_folds_it_says_which() -> None:
     progress.fold, progress.step = 1, 50
     assert "fold 2 of 3 · epoch 2 of 4" in (text := shown(progress, Waiting(), terminal=True))
     assert "50/120 steps" in text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_sites_write_is_no_markup(terminal: bool) -> None:
+    progress = running()
+    progress.problems = {"alpha": "data.csv: no column [/x]", "beta": "no column dose [/kg] [bold] :smile: {0}"}
+    progress.name = "study [/x]"
+    text = shown(progress, Waiting(), terminal=terminal)
+    for said in (*progress.problems.values(), "study [/x]"):
+        assert said in text

@@ -134,6 +134,58 @@ def test_an_endless_body_is_refused_early_and_takes_no_memory(served: Served, kn
     assert served.aggregator.barrier.missing() == SITES
 
 
+CHUNKED = "transfer-encoding: chunked\r\n"
+ENDLESS = {
+    # what comes for ever after which beginning of a request
+    "trailers": (CHUNKED, b"0\r\n", b"A: b\r\n"),
+    "trailers of a body": (CHUNKED, b"4\r\nbody\r\n0\r\n", b"A: b\r\n"),
+    "the name of a trailer": (CHUNKED, b"0\r\n", b"A" * 6),
+    "the value of a trailer": (CHUNKED, b"0\r\nA: ", b"b" * 6),
+    "an extension of a chunk": (CHUNKED, b"1;a=", b"b" * 6),
+    "the size of a chunk": (CHUNKED, b"", b"0" * 6),
+    "chunks of one byte": (CHUNKED, b"", b"1\r\nx\r\n"),
+    "empty lines": ("connection: keep-alive\r\n", b"", b"\r\n"),
+}
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("what", ENDLESS)
+def test_whatever_frames_a_request_is_counted_and_takes_no_memory(served: Served, what: str, known: bool) -> None:
+    more, begun, endless = ENDLESS[what]
+    opening = head(served, "GET /status" if what == "empty lines" else "POST /rounds/alpha", more) + begun
+    opening, piece = opening if known else opening.replace(TOKEN.encode(), b"b" * 64), endless * 10_000
+    before, sent = resident(), 0
+    with contextlib.ExitStack() as stack:
+        callers = [stack.enter_context(served.connect()) for _ in range(4)]
+        for caller in callers:
+            caller.sendall(opening)
+        while callers and sent < 100_000_000:
+            for caller in list(callers):
+                try:
+                    caller.sendall(piece)
+                    sent += len(piece)
+                except ConnectionError:
+                    callers.remove(caller)
+    assert not callers, "it is cut off"
+    assert sent < 50_000_000
+    assert resident() - before < 20_000_000
+    served.until(lambda: len(statuses(served)) >= 4)
+    assert set(statuses(served)) <= {400, 401, 408, 413, 431}
+
+
+def test_chunks_as_a_proxy_makes_them_are_taken(served: Served) -> None:
+    body = served.hello("alpha")
+    parts = [body[at : at + 64] for at in range(0, len(body), 64)]
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\nx-checksum: 1\r\n\r\n"
+    with served.connect() as caller:
+        caller.sendall(head(served, more=CHUNKED) + chunks)
+        served.until(lambda: served.aggregator.barrier.holds("alpha"))
+    with served.connect() as caller:  # the bytes of one request do not count against the next
+        for _ in range(200):
+            caller.sendall(head(served, "GET /status"))
+            assert caller.recv(4096).startswith(b"HTTP/1.1 200 ")
+
+
 def test_strangers_are_few_and_a_site_gets_in_nevertheless(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "HEADERS", 5.0)
     with contextlib.ExitStack() as stack:
@@ -178,7 +230,7 @@ def test_the_log_of_refusals_is_bounded_and_escaped(tmp_path: Path) -> None:
     assert len(lines) == PER_MINUTE + 3
     assert lines[0] == (
         '{"time": "2030-01-01T00:00:00.000+00:00", "what": "refused", "address": "10.0.0.1", "site": '
-        '"a\\n\\u001b[2J", "status": 422, "reason": "no"}'
+        '"a\\\\n\\\\x1b[2J", "status": 422, "reason": "no"}'
     )
     assert '"what": "left out", "address": "10.0.0.1", "lines": 7' in lines[-2]
     assert (tmp_path / "audit.jsonl").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,70 @@
+"""The server around a run: what ends it, and what does not."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from common.errors import RankdadError, UnreachableError
+from common.replica import Replica
+from local.drivers.http import AggregatorClient
+from remote.aggregator import Aggregator, Keeping
+from remote.audit import Audit
+from remote.config import Access
+from remote.server import listen, serve
+from tests.conftest import SITES, run_spec
+from tests.remote.test_aggregator import hello_of
+
+
+class Broken:
+    """A view that cannot show what it is given."""
+
+    shown = 0
+
+    def start(self) -> None:
+        self.shown += 1
+
+    def tick(self) -> None:
+        self.shown += 1
+        raise ValueError("no such markup")
+
+    def stop(self) -> None:
+        self.shown += 1
+
+
+def test_neither_a_broken_view_nor_an_error_of_its_own_ends_a_run_for_the_sites(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # pytest's own stay
+    spec, view = run_spec(), Broken()
+    aggregator = Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter, keeping=Keeping())
+    monkeypatch.setattr(aggregator, "follow", lambda *arguments: 1 / 0)
+    listening = listen("127.0.0.1", 0)
+    url, hello = f"http://127.0.0.1:{listening.getsockname()[1]}", hello_of(aggregator)
+    told: list[bytes | UnreachableError] = []
+
+    def take_part(site: str) -> None:
+        with AggregatorClient(url, site, 1.0, lambda line: None) as client:
+            told.append(client.exchange(hello, 0))
+            try:
+                client.exchange(hello.replace(bytes(8), bytes([1]) + bytes(7)), 1)
+            except UnreachableError as error:
+                told.append(error)
+
+    sites = [threading.Thread(target=take_part, args=(site,)) for site in SITES]
+    for site in sites:
+        site.start()
+    said = "an error of the aggregator's own: ZeroDivisionError: division by zero; the ledger has all, and the same"
+    with contextlib.closing(Audit(tmp_path / "audit.jsonl", print)) as audit, pytest.raises(RankdadError, match=said):
+        serve(aggregator, listening, lambda _: view, audit, Access(), resumable=True)
+    for site in sites:
+        site.join(10)
+    assert view.shown == 2, "it is left alone once it has failed"
+    assert {record.exc_info[0] for record in caplog.records if record.exc_info} == {ValueError, ZeroDivisionError}
+    assert [type(one) for one in told] == [bytes] * 3 + [UnreachableError] * 3, "to be tried again when it is back"
+    assert aggregator.recorder.progress.status == "interrupted"
