@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 
 from common.checkpoints import EVERY, KEPT
-from common.journal import HEAD_BYTES
 from common.methods.rank_dad import MOST_BATCHES, MOST_ROWS
 from common.metrics import tally_bytes
 from common.plan import Plan
 from common.protocol import step_bytes
+from common.records import HEAD_BYTES
 
 CONTROL = 1024  # bytes of any message that is no step, beside what follows from the plan
 DIGEST = 160  # bytes of a site's name and digest

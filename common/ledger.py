@@ -10,18 +10,16 @@ new ones: contributions from before the older of two checkpoints are never neede
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator
 from enum import StrEnum
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import TypeVar
 
 from common.errors import UserError
-from common.journal import Entry, Journal, Record, read_journal
+from common.journal import Journal, read_journal
+from common.records import DamageError, Entry, Record
 
 CONTRIBUTIONS, UPDATES = "contributions", "updates"
-T = TypeVar("T")
 
 
 class Durability(StrEnum):
@@ -42,14 +40,15 @@ class Ledger:
     """A run's ledger, open to append.
 
     Args:
-        folder: made if it is missing; torn last records are cut off.
+        folder: made if it is missing; torn last records are put aside.
         plan_sha256: digest of the run's plan.
         run_id: of this run, 16 hexadecimal digits; that of a ledger that is there already stands.
         sync: whether a record is on the disk, not only with the operating system, before `append` returns: what a
             power failure needs, and a crash of the process does not.
 
     Raises:
-        UserError: a file in it is no ledger, or that of another plan.
+        UserError: a file in it is no ledger, or that of another plan or format.
+        DamageError: a record's head is damaged, or updates are missing between two files.
     """
 
     def __init__(self, folder: Path, plan_sha256: str, run_id: str = "0" * 16, *, sync: bool = False) -> None:
@@ -61,12 +60,12 @@ class Ledger:
             raise UserError(f"{folder}: cannot be made: {error.strerror}") from None
         self._contributions: dict[int, Journal] = {}  # by their first round, in order
         self._updates: dict[int, Journal] = {}
-        self._places: dict[int, array[int]] = {}  # of the updates in each of those files
         for first in _rounds(folder, UPDATES) or [0]:
             self._updates[first] = self._open(UPDATES, first)
-            self._places[first] = array("Q", (place for place, _ in self._updates[first].records()))
         for first in _rounds(folder, CONTRIBUTIONS) or [max(self._updates)]:
             self._contributions[first] = self._open(CONTRIBUTIONS, first)
+        for first, following in pairwise(self._updates):
+            self._check_end(first, following)
 
     @property
     def oldest(self) -> int:
@@ -84,22 +83,54 @@ class Ledger:
         Raises:
             UserError: the disk is full or broken; what was written before stays readable.
         """
-        if record.entry is Entry.UPDATE:
-            _last(self._places).append(_last(self._updates).append(record))
-        else:
-            _last(self._contributions).append(record)
+        files = self._updates if record.entry is Entry.UPDATE else self._contributions
+        files[max(files)].append(record)
 
     def update(self, round_: int) -> bytes | None:
-        """Return the update of a completed round; None if it is not there."""
+        """Return the update of a completed round; None if it is not there.
+
+        Raises:
+            DamageError: it is damaged, or that of another round stands in its place.
+        """
         first = max((first for first in self._updates if first <= round_), default=None)
-        if first is None or round_ - first >= len(self._places[first]):
+        if first is None or round_ - first >= len(self._updates[first]):
             return None
-        return self._updates[first].at(self._places[first][round_ - first]).body
+        record = self._updates[first].at(round_ - first, round_)
+        if record.damage is not None:
+            raise record.damage
+        return record.body
+
+    def mend(self, round_: int, body: bytes) -> None:
+        """Write a damaged update again.
+
+        Raises:
+            DamageError: it was another one.
+        """
+        first = max(first for first in self._updates if first <= round_)
+        self._updates[first].mend(round_ - first, body)
+
+    def lacks(self, entry: Entry, round_: int) -> DamageError:
+        """Return the error that a record of a round is not there, with the place where it should be."""
+        files = self._updates if entry is Entry.UPDATE else self._contributions
+        return files[max((first for first in files if first <= round_), default=min(files))].lacks(round_)
+
+    def check_end(self, round_: int) -> None:
+        """Check that the update of every round before this one is there.
+
+        Raises:
+            DamageError: one is not.
+        """
+        self._check_end(max(self._updates), round_)
+
+    def _check_end(self, first: int, end: int) -> None:
+        if first + len(self._updates[first]) < end:
+            raise self._updates[first].lacks(first + len(self._updates[first]))
 
     def records(self, since: int = 0) -> Iterator[Record]:
         """Yield what is kept of the rounds from `since` on: of each the contributions and resets, then the update."""
         contributions, updates = (
-            chain.from_iterable(map(_bodies, _from(files, since))) for files in (self._contributions, self._updates)
+            chain.from_iterable(journal.records() for journal in _from(files, since))
+            for files in (self._contributions, self._updates)
         )
         return _in_rounds(contributions, updates, since)
 
@@ -109,14 +140,12 @@ class Ledger:
             self._contributions[round_] = self._open(CONTRIBUTIONS, round_)
         if retention is Retention.TAIL and round_ not in self._updates:
             self._updates[round_] = self._open(UPDATES, round_)
-            self._places[round_] = array("Q")
 
     def retire(self, before: int, retention: Retention) -> None:
         """Remove what no process will need again: nobody goes back to a round before this."""
         self._remove(self._contributions, before)
         if retention is Retention.TAIL:
             self._remove(self._updates, before)
-            self._places = {first: self._places[first] for first in self._updates}
 
     def leave(self) -> None:
         """Let other processes write until `back`."""
@@ -149,9 +178,7 @@ class Ledger:
         following = list(files)[1:]
         for first, next_ in zip(list(files), following, strict=False):
             if next_ < before:  # a contribution may have come before its file was begun
-                journal = files.pop(first)
-                journal.close()
-                journal.path.unlink(missing_ok=True)
+                files.pop(first).remove()
 
 
 def oldest_update(folder: Path) -> int:
@@ -163,7 +190,8 @@ def read_updates(folder: Path, plan_sha256: str, since: int = 0) -> Iterator[Rec
     """Yield a ledger's updates without changing it, so that its run may go on meanwhile.
 
     Raises:
-        UserError: it is missing, unreadable, that of another plan, or does not reach back so far.
+        UserError: it is missing, unreadable, that of another plan or format, or does not reach back so far.
+        DamageError: the next update is damaged.
     """
     files = _rounds(folder, UPDATES)
     if not files or files[0] > since:
@@ -171,8 +199,11 @@ def read_updates(folder: Path, plan_sha256: str, since: int = 0) -> Iterator[Rec
         raise UserError(f"{folder}: {missing}")
     for first in files:
         for record in read_journal(_path(folder, UPDATES, first), plan_sha256):
-            if record.round >= since:
-                yield record
+            if record.round < since:
+                continue
+            if record.damage is not None:
+                raise record.damage
+            yield record
 
 
 def _rounds(folder: Path, kind: str) -> list[int]:
@@ -185,18 +216,10 @@ def _path(folder: Path, kind: str, first: int) -> Path:
     return folder / f"{kind}-{first:012d}"
 
 
-def _last(files: dict[int, T]) -> T:
-    return files[max(files)]
-
-
 def _from(files: dict[int, Journal], since: int) -> list[Journal]:
     """Return the files that reach beyond a round."""
     following = [*list(files)[1:], since + 1]
     return [journal for journal, next_ in zip(files.values(), following, strict=True) if next_ >= since]
-
-
-def _bodies(journal: Journal) -> Iterator[Record]:
-    return (record for _, record in journal.records())
 
 
 def _in_rounds(contributions: Iterator[Record], updates: Iterator[Record], since: int) -> Iterator[Record]:

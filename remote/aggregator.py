@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,13 +16,13 @@ from common.artifacts import save_model
 from common.checkpoints import EVERY, Checkpoints
 from common.course import Course
 from common.errors import ProtocolError, RankdadError, RunFailedError, UserError, visible
-from common.journal import NOBODY, Entry, Record
 from common.ledger import Durability, Ledger, Retention
 from common.messages import Body, Failure, Farewell, Kind, Message, Step, Sums
 from common.methods import State
 from common.plan import make_plan
 from common.preparation import Preparing
 from common.protocol import pack, unpack
+from common.records import NOBODY, DamageError, Entry, Record
 from common.reduction.feedback import Residuals
 from common.replica import Replica
 from common.spec import RunSpec
@@ -150,7 +150,7 @@ class Aggregator:
         message = unpack(body, self.plan, up=True)
         if isinstance(message.body, Failure) and not self.ended:
             return self._hear_failure(site, message.body)
-        stored = self._ledger.update(message.round) if self._ledger else None
+        stored = self._stored(message.round)
         if stored is not None:  # a site that has gone back to its checkpoint, or was late
             if message.round == self.barrier.round - 1:
                 self._hear_of(site)
@@ -181,7 +181,7 @@ class Aggregator:
         """Return the update of a completed round to a site; None if the round is not complete.
 
         Raises:
-            ProtocolError: 409 for a round of the future, 410 for one that is no longer kept.
+            ProtocolError: 409 for a round of the future, 410 for one that is no longer kept, or damaged.
         """
         if self.barrier.failed:
             return self.barrier.stored
@@ -191,12 +191,17 @@ class Aggregator:
             self._hear_of(site)
         if round_ == self.barrier.round:
             return None
-        stored = self._ledger.update(round_) if self._ledger else None
-        if stored is None and round_ == self.barrier.round - 1:
-            stored = self.barrier.stored
+        last = self.barrier.stored if round_ == self.barrier.round - 1 else None
+        stored = last or self._stored(round_)
         if stored is None:
             raise ProtocolError(410, f"r: round {round_} is no longer kept: start the site again")
         return stored
+
+    def _stored(self, round_: int) -> bytes | None:
+        try:
+            return self._ledger.update(round_) if self._ledger else None
+        except DamageError as error:
+            raise ProtocolError(410, f"r: the aggregator's ledger has lost round {round_}: {error.named}") from None
 
     def _hear_of(self, site: str) -> None:
         self.barrier.back(site)
@@ -276,28 +281,43 @@ class Aggregator:
 
         Raises:
             UserError: an update does not come out as it was recorded.
+            DamageError: a record that is needed is not there, or cannot be read.
         """
         assert self._ledger is not None
+        damage: dict[int, DamageError] = {}  # of contributions to this round, by site
         for record in self._ledger.records(self.barrier.round):
-            if record.entry is Entry.CONTRIBUTION:
+            if record.entry is Entry.RESET:
+                self._reset(record.site, record.round)
+            elif record.round != self.barrier.round:
+                raise self._ledger.lacks(Entry.UPDATE, self.barrier.round)
+            elif record.entry is Entry.UPDATE:
+                self._repeat(record, damage)
+                damage = {}
+            elif record.damage is not None:  # the site sends it again, unless the round is complete
+                damage[record.site] = record.damage
+            else:
                 message = unpack(record.body, self.plan, up=True)
                 self.barrier.put(self.plan.sites[record.site], record.body, message, self._clock())
-            elif record.entry is Entry.RESET:
-                self._reset(record.site, record.round)
-            else:
-                self._repeat(record)
+        self._ledger.check_end(self.barrier.round)
         self._came_back = True
         return self.barrier.tick(self._clock())
 
-    def _repeat(self, record: Record) -> None:
+    def _repeat(self, record: Record, damage: Mapping[int, DamageError]) -> None:
         """Make an update again from what the ledger says that was in."""
         assert self._ledger is not None
-        if record.round != self.barrier.round:
-            raise UserError(f"{self._ledger.folder}: round {self.barrier.round} is missing, expected all since then")
+        lost = {place for place, site in enumerate(self.plan.sites) if not self.barrier.holds(site)}
+        if record.damage is None:
+            lost -= unpack(record.body, self.plan, up=False).missing
+        elif len(lost) < len(self.plan.sites):  # maybe it was made without them: its checksum will tell
+            lost = set()
+        for place in lost:
+            raise damage.get(place) or self._ledger.lacks(Entry.CONTRIBUTION, record.round)
         (ready,) = self.barrier.close(self._clock())
         assert isinstance(ready, Ready)
         update = self.aggregate(ready)
-        if update.packed != record.body:
+        if record.damage is not None:
+            self._ledger.mend(record.round, update.packed)
+        elif update.packed != record.body:
             raise UserError(
                 f"{self._ledger.folder}: the update of round {record.round} comes out differently here than it was "
                 "recorded: other hardware, or other versions? Go on where the run began"

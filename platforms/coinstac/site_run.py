@@ -19,11 +19,11 @@ from common.checkpoints import EVERY, Checkpoints
 from common.course import Course
 from common.documents import validate
 from common.errors import DataError, PolicyError, RankdadError, UserError
-from common.journal import NOBODY, Entry, Record
 from common.ledger import Ledger, Retention
 from common.messages import Ask, Message
 from common.plan import Plan, make_plan
 from common.protocol import pack, unpack
+from common.records import NOBODY, Entry, Record
 from common.replica import Replica
 from common.spec import RunSpec
 from local.data import SiteData, read_site

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from common.journal import NOBODY, Entry, Record
 from common.ledger import Ledger, Retention, read_updates
+from common.records import NOBODY, DamageError, Entry, Record
 
 PLAN = "a" * 64
 
@@ -87,7 +87,7 @@ def test_a_damaged_update_is_said_not_sent(tmp_path: Path) -> None:
         data = bytearray(path.read_bytes())
         data[-3] ^= 1
         path.write_bytes(data)
-        with pytest.raises(UserError, match="is damaged at byte"):
+        with pytest.raises(DamageError, match=r"updates-0+3: record 2 \(round 5\) at byte .* is damaged"):
             ledger.update(5)
 
 

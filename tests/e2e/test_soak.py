@@ -23,8 +23,9 @@ import msgpack
 import numpy as np
 import pytest
 
-from common.journal import Entry, read_journal
+from common.journal import read_journal
 from common.ledger import CONTRIBUTIONS, Ledger, Retention
+from common.records import Entry
 from remote.audit import AUDIT, PER_MINUTE
 from remote.auth import hashed
 from tests.conftest import SITES

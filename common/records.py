@@ -1,0 +1,167 @@
+"""The format of a journal: its beginning, and numbered records whose head and body have checksums of their own.
+
+A damaged body is known by its head; behind a damaged head nothing is looked for. The beginning holds the format, the
+plan's digest and the run's own number, which tells it from another run of the same plan.
+
+    head   size of the body, uint64 · its CRC-32, uint32 · kind, uint8 · site's place in the plan, uint16 ·
+           round, uint64 · the record's number in the file, uint64 · CRC-32 of the head so far, uint32
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from common.errors import UserError
+
+FORMAT = 3
+NOBODY = 0xFFFF  # the place of the aggregator
+
+_NAME = b"rankdad ledger "
+_HEAD, _CHECKSUM = struct.Struct("<QIBHQQ"), struct.Struct("<I")
+_LEFT = "the file is left as it is"
+RUN_PLACE = len(_NAME) + len(str(FORMAT)) + 1 + 64 + 1  # where the run's number stands
+BEGINNING_BYTES = RUN_PLACE + 16 + 1 + 8 + 1
+HEAD_BYTES = _HEAD.size + _CHECKSUM.size
+
+
+class Entry(IntEnum):
+    """What a record holds."""
+
+    CONTRIBUTION = 1
+    UPDATE = 2
+    RESET = 3
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record.
+
+    Args:
+        entry: a site's contribution; a round's update; or that a site has lost its state in this round, and goes on
+            without residuals.
+        round: its number.
+        site: place in the plan of the site that it is about; NOBODY for an update.
+        body: a message's bytes; empty for a reset.
+        damage: that the body does not have its checksum; it is then empty.
+    """
+
+    entry: Entry
+    round: int
+    site: int
+    body: bytes
+    damage: DamageError | None = None
+
+
+class DamageError(UserError):
+    """A record cannot be read, or is not there.
+
+    Args:
+        path: of the file.
+        number: of the record, from 0.
+        place: where in the file, in bytes.
+        problem: what is wrong.
+        round_: of the record, if it is known.
+    """
+
+    def __init__(self, path: Path, number: int, place: int, problem: str, round_: int | None = None) -> None:
+        of_round = "" if round_ is None else f" (round {round_})"
+        self.named = f"{path.name}: record {number}{of_round} at byte {place} {problem}"
+        super().__init__(f"{path.parent}/{self.named}")
+
+
+class Head(NamedTuple):
+    """A record's head, as it stands in the file."""
+
+    size: int
+    checksum: int
+    entry: int
+    site: int
+    round: int
+    number: int
+
+
+def packed(record: Record, number: int) -> bytes:
+    """Return a record's head and body."""
+    checksum = zlib.crc32(record.body)
+    head = _HEAD.pack(len(record.body), checksum, record.entry, record.site, record.round, number)
+    return head + _CHECKSUM.pack(zlib.crc32(head)) + record.body
+
+
+def read_heads(file: int, path: Path) -> Iterator[tuple[int, Head]]:
+    """Yield the heads of all records with their places, up to one that a crash has cut short.
+
+    Raises:
+        DamageError: a head is damaged.
+    """
+    place, number, end = BEGINNING_BYTES, 0, os.fstat(file).st_size
+    while place + HEAD_BYTES <= end:
+        try:
+            head = read_head(file, path, place, number)
+        except DamageError:
+            if any(os.pread(file, end - place, place)):  # else power failed before anything was on the disk
+                raise
+            return
+        if place + HEAD_BYTES + head.size > end:
+            return
+        yield place, head
+        place, number = place + HEAD_BYTES + head.size, number + 1
+
+
+def read_head(file: int, path: Path, place: int, number: int) -> Head:
+    """Return the head at a place, where the record of that number stands.
+
+    Raises:
+        DamageError: it does not.
+    """
+    data = os.pread(file, HEAD_BYTES, place)
+    if data[_HEAD.size :] != _CHECKSUM.pack(zlib.crc32(data[: _HEAD.size])):
+        raise DamageError(path, number, place, f"has a damaged head, and what follows cannot be found; {_LEFT}")
+    head = Head(*_HEAD.unpack_from(data))
+    if head.number != number:
+        raise DamageError(path, number, place, f"is missing, record {head.number} stands there; {_LEFT}")
+    return head
+
+
+def read_record(file: int, path: Path, place: int, head: Head) -> Record:
+    """Return a record, with its body if that has its checksum."""
+    body = os.pread(file, head.size, place + HEAD_BYTES)
+    damage = None if zlib.crc32(body) == head.checksum else damaged(path, place, head)
+    return Record(Entry(head.entry), head.round, head.site, b"" if damage else body, damage)
+
+
+def damaged(path: Path, place: int, head: Head) -> DamageError:
+    """Return the error that a record's body does not have its checksum."""
+    return DamageError(path, head.number, place, "is damaged: is the disk failing?", head.round)
+
+
+def beginning(plan_sha256: str, run_id: str) -> bytes:
+    """Return how the journal of a run begins."""
+    start = _NAME + f"{FORMAT}\n{plan_sha256}\n{run_id}".encode()
+    return start + f" {zlib.crc32(start):08x}\n".encode()
+
+
+def check_beginning(path: Path, found: bytes, plan_sha256: str) -> str:
+    """Return the run's number in a journal's beginning.
+
+    Raises:
+        UserError: it is damaged, or that of another format or plan.
+    """
+    start, _, checksum = found.rpartition(b" ")
+    if not start.startswith(_NAME) or checksum != f"{zlib.crc32(start):08x}\n".encode():
+        raise UserError(f"{path}: is no ledger, or its beginning (byte 0 to {BEGINNING_BYTES}) is damaged; {_LEFT}")
+    format_, plan, run_id = start.removeprefix(_NAME).decode().split("\n")
+    if format_ != str(FORMAT):
+        raise UserError(
+            f"{path}: is a ledger of version {format_}, this rankdad writes version {FORMAT}: finish the run with the "
+            f"rankdad that began it; {_LEFT}"
+        )
+    if plan != plan_sha256:
+        raise UserError(f"{path}: is the ledger of another run or plan; {_LEFT}")
+    return run_id
