@@ -7,6 +7,9 @@ import sys
 import typer
 
 from common.errors import RankdadError
+from common.text import visible
+
+MAX_ERROR = 4000  # characters of an error, which may quote what others have written
 
 
 def new_app(summary: str) -> typer.Typer:
@@ -21,5 +24,5 @@ def run(app: typer.Typer) -> None:
     try:
         app()
     except RankdadError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {visible(str(error), MAX_ERROR)}", file=sys.stderr)
         sys.exit(error.exit_code)

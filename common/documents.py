@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +15,11 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.errors import SpecError, UserError
+from common.text import visible
+
+MAX_BYTES = 64 << 20  # of a file
+MAX_DEPTH = 100  # of objects and lists in each other
+MAX_DIGITS = 40  # of a whole number
 
 
 class Part(BaseModel):
@@ -63,16 +69,79 @@ def load_json(path: str | Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        UserError: the file is missing, unreadable or not JSON; the line and column are named.
+        UserError: the file is missing, unreadable or not what `parse_json` takes.
     """
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        with Path(path).open("rb") as file:
+            return parse_json(file.read(MAX_BYTES + 1))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: is not text in UTF-8") from None
     except json.JSONDecodeError as error:
         raise UserError(f"{path}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def parse_json(text: bytes | str) -> Any:
+    """Return what a JSON text holds, whoever wrote it.
+
+    Raises:
+        json.JSONDecodeError: it is not JSON; names line and column.
+        ValueError: it is no text, too large, nested too deeply, has a key twice in one object, or holds a number or a
+            character that nothing here has.
+    """
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"is larger than {MAX_BYTES:,} bytes, which no file of this kind is")
+    if isinstance(text, bytes):
+        try:
+            text = text.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise ValueError("is not text in UTF-8") from None
+    try:
+        document = json.loads(text, object_pairs_hook=_object, parse_int=_whole_number)
+        _check_depth_and_texts(document)
+    except RecursionError:
+        raise ValueError(f"is nested deeper than {MAX_DEPTH} levels") from None
+    return document
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {_shown(twice)} stands twice in one object: remove one")
+    return made
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"holds a whole number of {len(digits):,} digits, expected at most {MAX_DIGITS}")
+    return int(digits)
+
+
+def _check_depth_and_texts(document: Any) -> None:
+    level, depth = [document], 0
+    while level:
+        depth += any(isinstance(value, dict | list) for value in level)
+        if depth > MAX_DEPTH:
+            raise RecursionError
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                inner += [*value, *value.values()]
+            elif isinstance(value, list):
+                inner += value
+            elif isinstance(value, str) and ("\0" in value or not _is_text(value)):
+                raise ValueError(f"{_shown(value)} holds a character that no text has")
+        level = inner
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half a pair of surrogates, written as an escape
+        return False
+    return True
 
 
 def replace(document: Any, assignments: list[str]) -> Any:
@@ -86,13 +155,17 @@ def replace(document: Any, assignments: list[str]) -> Any:
         path, equals, text = assignment.partition("=")
         if not equals or not path:
             raise SpecError("--set", f"got {assignment!r}, expected KEY=JSON such as run.method.rank=8")
+        *parents, last = path.split(".")
+        if len(parents) >= MAX_DEPTH:
+            raise SpecError("--set", f"{path[:40]}… leads deeper than {MAX_DEPTH} levels")
         try:
-            value = json.loads(text)
+            value = parse_json(text)
         except json.JSONDecodeError:
             raise SpecError(
                 "--set", f"{path}: {text!r} is not JSON; a string needs its quotes: '{path}=\"{text}\"'"
             ) from None
-        *parents, last = path.split(".")
+        except ValueError as error:
+            raise SpecError("--set", f"{path}: {error}") from None
         target = document
         for key in parents:
             if not isinstance(target, dict) or not isinstance(target.setdefault(key, {}), dict):
@@ -110,7 +183,8 @@ def _field(location: tuple[int | str, ...], document: object) -> str:
     for position, key in enumerate(location):
         missing = position == len(location) - 1
         if isinstance(here, Mapping) and isinstance(key, str) and (key in here or missing):
-            path, here = f"{path}.{key}" if path else key, here.get(key)
+            name = visible(key, 60)
+            path, here = f"{path}.{name}" if path else name, here.get(key)
         elif isinstance(here, list) and isinstance(key, int):
             path, here = f"{path}[{key}]", here[key] if key < len(here) else None
     return path
@@ -129,11 +203,14 @@ def _problem(error: dict[str, Any]) -> str:
         near = difflib.get_close_matches(str(error["loc"][-1]), sorted(_known_names(Part)), n=1)
         return "is not known here: " + (f"did you mean {near[0]}?" if near else "remove it or correct its name")
     if kind == "union_tag_invalid":
-        return f"got the name {context['tag']!r}, expected one of {context['expected_tags']}"
+        return f"got the name {visible(context['tag'], 60)!r}, expected one of {context['expected_tags']}"
     if kind == "union_tag_not_found":
         return "has no name that tells its kind"
     if kind == "value_error":
-        return str(context["error"])
-    shown = json.dumps(error["input"])
-    shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    return f"got {shown}, expected: {error['msg'][0].lower()}{error['msg'][1:]}"
+        return visible(str(context["error"]))
+    return f"got {_shown(error['input'])}, expected: {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

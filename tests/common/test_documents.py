@@ -1,0 +1,122 @@
+"""The door for JSON, whoever wrote it: data, or one sentence that says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from common.command import run
+from common.documents import MAX_DEPTH, load_json, parse_json, replace, validate
+from common.errors import RankdadError, SpecError, UserError
+from common.spec import RunSpec
+from common.text import visible
+from tests.conftest import run_document
+
+DEEP = "[" * 100_000
+BAD: list[tuple[str, str]] = [
+    (DEEP, "nested deeper than 100 levels"),
+    ('{"a":' * 100_000, "nested deeper than 100 levels"),
+    ("[" * 101 + "]" * 101, "nested deeper than 100 levels"),
+    ('{"rank": ' + "9" * 5000 + "}", "holds a whole number of 5,000 digits, expected at most 40"),
+    ('{"run": {"rank": 4, "seed": 1, "rank": 400}}', 'the key "rank" stands twice in one object'),
+    ('{"a": 1, "\\u0061": 2}', 'the key "a" stands twice'),
+    ('{"data": "a\\u0000b"}', '"a\\\\u0000b" holds a character that no text has'),
+    ('{"\\ud800": 1}', '"\\\\ud800" holds a character that no text has'),
+    ("{\n  'a': 1}", "line 2, column 3: not JSON"),
+    ("", "line 1, column 1: not JSON"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), BAD, ids=[said for _, said in BAD])
+def test_what_json_can_hold_and_nothing_here_has_is_said_in_a_sentence(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(UserError, match=f"x.json: .*{said}") as error:
+        load_json(tmp_path / "x.json")
+    assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("{}".encode("utf-16"), "is not text in UTF-8"),
+        (b'{"a": "\xff"}', "is not text in UTF-8"),
+        (b" " * (64 << 20) + b"{}", "is larger than 67,108,864 bytes"),
+    ],
+)
+def test_bytes_that_are_no_text_or_too_many_are_said(tmp_path: Path, data: bytes, said: str) -> None:
+    (tmp_path / "x.json").write_bytes(data)
+    with pytest.raises(UserError, match=said):
+        load_json(tmp_path / "x.json")
+
+
+def test_depth_and_digits_have_room(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_bytes(b"\xef\xbb\xbf" + b"[" * MAX_DEPTH + b"9" * 40 + b"]" * MAX_DEPTH)
+    assert "9" * 40 in json.dumps(load_json(tmp_path / "x.json"))
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, "9" * 5000, '{"a":1,"a":2}', '"\\u0000"', "\ud800"])
+def test_assignments_pass_the_same_door(value: str) -> None:
+    with pytest.raises(SpecError, match=r"--set: training\.epochs: ") as error:
+        replace(run_document(), [f"training.epochs={value}"])
+    visible(str(error.value)).encode()
+    with pytest.raises(SpecError, match="leads deeper than 100 levels"):
+        replace({}, [".".join("a" * 5000) + "=1"])
+
+
+def test_names_and_values_of_others_are_shown_short_and_do_not_steer_a_terminal() -> None:
+    for changes in ({"\x1b[31m" + "x" * 99_999: 1}, {"model": {"name": "\x1b[31m" + "y" * 99_999}}):
+        with pytest.raises(SpecError) as error:
+            validate(RunSpec, run_document() | changes)
+        assert str(error.value).isprintable()
+        assert len(str(error.value)) < 300
+
+
+def test_a_terminal_shows_every_character_of_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def fail() -> None:
+        raise RankdadError("\x1b]0;owned\x07 \u202edad\nok " + "x" * 10_000)
+
+    monkeypatch.setattr(sys, "argv", ["rankdad"])
+    with pytest.raises(SystemExit):
+        run(app)
+    said = capsys.readouterr().err
+    assert said.startswith("error: \\x1b]0;owned\\x07 \\u202edad\\nok xxx")
+    assert len(said) < 5000
+
+
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(st.binary() | st.text().map(lambda text: text.encode("utf-8", "surrogatepass")) | JSON.map(json.dumps))
+@example(DEEP)
+@example("{" * 5000)
+@example("-" + "1" * 4301)
+@example("[" * 500 + "]" * 500)
+@example('{"a":[],"a":{}}')
+def test_whatever_is_read_is_data_or_one_sentence(data: bytes | str) -> None:
+    began, found, said = time.monotonic(), None, []
+    try:
+        found = parse_json(data)
+    except ValueError as error:
+        said.append(visible(str(error)))
+    try:
+        validate(RunSpec, found)
+    except SpecError as error:
+        said.append(str(error))
+    assert all(sentence and sentence.isprintable() for sentence in said)
+    assert time.monotonic() - began < 2
