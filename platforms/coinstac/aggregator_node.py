@@ -256,7 +256,7 @@ def _check_together(joined: Mapping[str, Joined]) -> Filled:
     first, *others = joined.values()
     filled = read(first.form)
     lines = [
-        f"{one.site}: has other inputs of the owner than the other members: start the run again"
+        f"{one.site}: has other inputs of the owner than {first.site}: save Map again there, then start the run again"
         for one in others
         if one.form != first.form
     ]

@@ -6,7 +6,8 @@ from typing import Any
 
 from common import __version__
 from common.errors import UserError
-from platforms.coinstac.form import Field, shown
+from platforms.coinstac.fields import shown
+from platforms.coinstac.form import Field
 
 IMAGE = "rankdad"  # without a tag: the platform appends :latest
 COMMAND = ["rankdad", "coinstac"]  # which the service of version 2 never uses: the image's own command runs

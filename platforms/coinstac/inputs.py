@@ -10,7 +10,8 @@ from typing import Any
 
 from common.documents import problems
 from common.spec import RunSpec
-from platforms.coinstac.form import FIELDS, Columns, Problem
+from platforms.coinstac.fields import FIELDS
+from platforms.coinstac.form import Columns, Problem
 
 SPEC = FIELDS["spec"]
 TABLE = "table.csv"  # what a form's spec calls the table, whatever each member's is called

@@ -14,7 +14,8 @@ from common.errors import UserError
 from common.patterns import is_pattern
 from common.spec import RESERVED, SiteName
 from local.policy import Policy
-from platforms.coinstac.form import FIELDS, FILES, FOLDER, TABLE_FILES, Field, Problem
+from platforms.coinstac.fields import FIELDS, FILES, FOLDER, TABLE_FILES
+from platforms.coinstac.form import Field, Problem
 from platforms.coinstac.inputs import Filled
 
 SITE_FILE = "site.json"
@@ -96,7 +97,7 @@ def _chosen(given: Any, base: Path, problems: list[Problem]) -> list[Path]:
         elif not _is_within(base / name, base):
             problems.append(FILES.problem("a chosen file leads out of the folder that the platform shows", name))
         elif not (base / name).is_file():
-            said = "a chosen file is not among those that the platform shows: choose all from one folder"
+            said = "a chosen file is not among those that the platform shows"
             problems.append(FILES.problem(said, name))
         else:
             files.append(base / name)

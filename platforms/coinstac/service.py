@@ -28,6 +28,7 @@ from common.errors import ProtocolError, RankdadError, UserError, one_line
 if TYPE_CHECKING:
     from platforms.coinstac.outputs import NodeState, Reply
 
+PORT = "COINSTAC_PORT"
 BREATH = 0.02  # seconds in which a connection stands before imports hold the interpreter
 MOST_BYTES = 2**30  # of a message to us: the platform's own limit is far below
 NODES = {
@@ -52,10 +53,11 @@ class Service:
     Args:
         mounts: folder of the platform's mounts, `input` and `output`.
         allow_factories: model factories that the image's maker permits.
+        once: whether to end after one answer.
     """
 
-    def __init__(self, mounts: Path, allow_factories: tuple[str, ...] = ()) -> None:
-        self._mounts, self._allow_factories = mounts.resolve(), allow_factories
+    def __init__(self, mounts: Path, allow_factories: tuple[str, ...] = (), *, once: bool = False) -> None:
+        self._mounts, self._allow_factories, self._once = mounts.resolve(), allow_factories, once
         self._node: tuple[tuple[str, str], Node] | None = None  # with its mode and its output folder
         self._warm = False
         self._worker = ThreadPoolExecutor(1, "node")  # one: thread counts of tensor operations are a thread's own
@@ -81,6 +83,8 @@ class Service:
             text = await socket.recv(decode=True)
             await socket.send(await loop.run_in_executor(self._worker, self.answer, text))
             await socket.wait_closed()  # the platform closes
+            if self._once:
+                leave()
 
     def _warm_up(self) -> None:
         """Begin to import what takes long, once: the platform's first message comes soon after its probe."""
@@ -168,7 +172,9 @@ def _say(line: str) -> None:
 
 
 def run(host: str, port: int, mounts: Path, allow_factories: tuple[str, ...] = ()) -> None:
-    """Serve until a signal comes.
+    """Serve until a signal comes; under Singularity, which names the port in the environment, until one answer is sent.
+
+    There the platform starts a process for every iteration and stops the last one alone.
 
     Args:
         host: address to listen on.
@@ -182,12 +188,12 @@ def run(host: str, port: int, mounts: Path, allow_factories: tuple[str, ...] = (
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, leave)
     try:
-        asyncio.run(Service(mounts, allow_factories).serve(host, port))
+        asyncio.run(Service(mounts, allow_factories, once=PORT in os.environ).serve(host, port))
     except OSError as error:
         raise UserError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
 
 
-def leave(_number: int, _frame: FrameType | None) -> None:
+def leave(_number: int = 0, _frame: FrameType | None = None) -> None:
     """End this process at once: what is computed is on the disk as far as it has got, and cannot be asked to stop."""
     sys.stdout.flush()
     os._exit(0)

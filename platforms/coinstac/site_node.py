@@ -19,7 +19,8 @@ from common.memory import check_memory
 from common.models import build_model
 from common.plan import make_plan
 from common.spec import RunSpec
-from platforms.coinstac.form import FIELDS, Problem
+from platforms.coinstac.fields import FIELDS
+from platforms.coinstac.form import Problem
 from platforms.coinstac.inputs import Filled, read, with_sites
 from platforms.coinstac.mounts import Member, find_member, name_of, refused
 from platforms.coinstac.outputs import (

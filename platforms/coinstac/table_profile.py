@@ -22,7 +22,8 @@ from common.data import CsvData, FreesurferData, TableData, resolve_features
 from common.documents import Part, validate
 from common.errors import SpecError
 from common.messages import Count
-from platforms.coinstac.form import FIELDS, Columns, Problem
+from platforms.coinstac.fields import FIELDS
+from platforms.coinstac.form import Columns, Problem
 from platforms.coinstac.inputs import SITES, Filled
 
 MAX_LEVELS = 20  # values of a column beyond which nobody meant it to be categorical

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from common.documents import problems, validate
 from common.spec import RunSpec
-from platforms.coinstac.form import FIELDS, columns, shown
+from platforms.coinstac.fields import FIELDS, shown
+from platforms.coinstac.form import columns
 from platforms.coinstac.inputs import read, with_sites
 from platforms.coinstac.mounts import find_member
 from platforms.coinstac.table_profile import Profile, alone, complete, describe, is_identifier, ordered

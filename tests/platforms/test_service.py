@@ -139,7 +139,7 @@ def test_no_browser_can_speak_to_it(tmp_path: Path) -> None:
 )
 def test_processes_end_with_the_weights_of_the_run_over_http(tmp_path: Path, faults: Faults) -> None:
     spec, form = small(2, epochs=1 if faults.fresh_every_iteration else 2)
-    start = partial(ProcessNode, port_in_environment=True)
+    start = partial(ProcessNode, port_in_environment=faults.fresh_every_iteration)
     platform = Platform(form, tmp_path / "platform", start, faults=faults)
     for place, node in enumerate(platform.sites):
         write_member(node, 70 - 9 * place, place)
@@ -150,6 +150,9 @@ def test_processes_end_with_the_weights_of_the_run_over_http(tmp_path: Path, fau
     for node in platform.sites:
         assert (node.output / "model" / "best.safetensors").exists()
         assert (node.output / "report.html").exists()
+        if faults.fresh_every_iteration:
+            assert isinstance(node, ProcessNode)
+            assert all(process.poll() is not None for process in node.processes), "nothing piles up"
     assert platform.cache_bytes() <= 300
     assert all(stop.seconds < 3 and stop.status == 0 for stop in platform.stops.values()), platform.stops
 

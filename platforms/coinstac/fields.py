@@ -1,0 +1,159 @@
+"""The fields of the form, in the order in which people see them.
+
+A member's field must be of a type that the platform's app shows to members, and whose value it keeps. Without a default
+the app does not show it; a default of 0 cannot be kept by ticking a box.
+"""
+
+from __future__ import annotations
+
+from platforms.coinstac.form import Field, anything, columns, document, label, network, whole
+
+TABLE_FILES = ("csv", "tsv", "txt")
+OTHER_FILES = ("npz", "ts", "nii", "gz", "png", "jpg", "jpeg", "tif", "tiff", "bmp", "stats", "json")
+OWNER = (
+    Field(
+        "task",
+        "Task",
+        "select",
+        "classification",
+        "classification predicts which of several values a person has, regression predicts a number.",
+        anything,
+        choices=("classification", "regression"),
+    ),
+    Field(
+        "label",
+        "Column of what is predicted",
+        "string",
+        "",
+        "Name of a column that every member's table has, such as diagnosis. Its values become the classes, in the "
+        "alphabet's order; to name them yourself, write diagnosis = benign | malignant.",
+        label,
+    ),
+    Field(
+        "features",
+        "Columns of the inputs",
+        "string",
+        "",
+        "Names of columns with commas between them; * and ? stand for other characters, and -name leaves a column out. "
+        "Empty: all columns of numbers that all members have, but identifiers.",
+        columns,
+    ),
+    Field(
+        "categorical",
+        "Categorical columns",
+        "string",
+        "",
+        "Inputs that hold no numbers, or numbers that stand for something else, such as sex, stage. Their values are "
+        "collected from all members; to name them yourself, write sex = F | M.",
+        columns,
+    ),
+    Field(
+        "standardise",
+        "Standardise the inputs",
+        "select",
+        "federated",
+        "federated subtracts the mean of all members' training rows and divides by their standard deviation; site "
+        "uses each member's own; none leaves the inputs as they are.",
+        anything,
+        choices=("federated", "site", "none"),
+    ),
+    Field(
+        "evaluation",
+        "Evaluation",
+        "select",
+        "k-fold",
+        "k-fold tests every row once, in 5 folds, and trains a last model on all rows. holdout tests a fifth of the "
+        "rows. leave-one-site-out tests every member on a model of the others.",
+        anything,
+        choices=("k-fold", "holdout", "leave-one-site-out"),
+    ),
+    Field(
+        "network",
+        "Network",
+        "select",
+        "mlp-32",
+        "linear is logistic or linear regression; mlp is a network with hidden layers of these widths.",
+        network,
+        choices=("linear", "mlp-32", "mlp-64-32", "mlp-256-128", "mlp-1024-1024"),
+    ),
+    Field("epochs", "Epochs", "number", 40, "Passes over the data.", whole(1), more={"min": 1, "step": 1}),
+    Field(
+        "method",
+        "Method",
+        "select",
+        "rank-dad",
+        "rank-dad sends a few rows for every layer: the fewest bytes. powersgd sends as many in two exchanges a step. "
+        "dsgd sends full gradients; a member with a largest rank refuses it.",
+        anything,
+        choices=("rank-dad", "powersgd", "dsgd"),
+    ),
+    Field(
+        "rank",
+        "Rank",
+        "number",
+        2,
+        "Rows that rank-dad or powersgd sends for every layer, at most.",
+        whole(1),
+        more={"min": 1, "step": 1},
+    ),
+    Field("seed", "Seed", "number", 0, "Another seed begins with other weights.", whole(0), more={"min": 0, "step": 1}),
+    Field(
+        "spec",
+        "Whole specification",
+        "object",
+        {},
+        "A run's specification as JSON. It takes the place of every field above; what it does not name has the "
+        "specification's own default. docs/coinstac.md has examples.",
+        document,
+    ),
+)
+FILES = Field(
+    "files",
+    "Files",
+    "files",
+    [],
+    "Your table as CSV: a row of column names, then a row for each person. A small JSON file beside it may name your "
+    "site and its policy. Other kinds of data come as files too.",
+    anything,
+    "member",
+    more={"extensions": [*TABLE_FILES, *OTHER_FILES], "items": [*TABLE_FILES, *OTHER_FILES]},
+)
+FOLDER = Field(
+    "folder",
+    "Folder",
+    "directory",
+    "",
+    "The folder of your data, with all that is below it: volumes or pictures, and the table that lists them. A small "
+    "JSON file in it may name your site and its policy.",
+    anything,
+    "member",
+)
+POLICY = (
+    Field(
+        "min_rows",
+        "Fewest rows behind anything that leaves",
+        "number",
+        8,
+        "Your own limit: a run whose steps have fewer rows here is refused, and smaller test sets are left out.",
+        whole(1),
+        "member",
+        more={"min": 1, "step": 1},
+    ),
+    Field(
+        "max_rank",
+        "Largest rank that leaves",
+        "number",
+        32,
+        "Your own limit: most rows that are sent for a layer. dsgd, which sends full gradients, needs a policy of your "
+        "own in a JSON file.",
+        whole(1),
+        "member",
+        more={"min": 1, "step": 1},
+    ),
+)
+FIELDS = {field.variable: field for field in (*OWNER, FILES, FOLDER, *POLICY)}
+
+
+def shown(*, folder: bool) -> tuple[Field, ...]:
+    """Return the fields of one description: the app makes every member fill in every field, so files or a folder."""
+    return (*OWNER, FOLDER if folder else FILES, *POLICY)
