@@ -1,4 +1,7 @@
-"""What the platform and its form ask of a compspec, as sentences about what is wrong with a document."""
+"""What the platform and its form ask of a compspec, as sentences about what is wrong with a document.
+
+`refused` is what the upload says no to, `problems` adds what the form could not show, and `losses` what it would lose.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 META = ("id", "name", "description", "repository", "version")
+META_FURTHER = {"compspecVersion": int, "controller": str, "preprocess": bool, "testData": str}
 IMAGE = {"type", "dockerImage", "command"}
 COMPUTATION = IMAGE | {"input", "output", "display"}
 DISPLAYS = {"string", "table", "iframe", "images", "box_plot", "scatter_plot"}
@@ -14,13 +18,14 @@ CHOICES = {"array", "select", "radio"}
 FILES = {"csv", "freesurfer", "files", "directory"}
 NUMBERS = {"number", "range"}
 TYPES = CHOICES | FILES | NUMBERS | {"string", "set", "matrix", "boolean", "object", "users"}
+MEMBER_TYPES = {"csv", "files", "directory", "number", "string", "boolean", "object"}
 TEXTS = ("label", "tooltip", "group")
-KEYS = {"type", "source", "default", "order", "conditional", "description", "items", "extensions", "multi"}
+KEYS = {"type", "source", "default", "order", "conditional", "description", "items", "extensions", "multi", "required"}
 RANGE = ("min", "max", "step")
 
 
-def problems(document: Any) -> list[str]:
-    """Return what is wrong with a compspec; nothing if the platform would take it and its form could show it."""
+def refused(document: Any) -> list[str]:
+    """Return why the upload refuses a document: its validator's reasons and those of the server's types."""
     if not isinstance(document, dict):
         return ["the document must be an object"]
     return [
@@ -28,6 +33,14 @@ def problems(document: Any) -> list[str]:
         *of_meta(document.get("meta")),
         *of_computation(document.get("computation")),
     ]
+
+
+def problems(document: Any) -> list[str]:
+    """Return what is wrong with a compspec; nothing if the platform would take it and its form could show it."""
+    reasons = refused(document)
+    if not isinstance(document, dict) or not isinstance(computation := document.get("computation"), dict):
+        return reasons
+    return [*reasons, *of_service(document), *of_form(computation)]
 
 
 def unknown(where: str, found: Mapping[str, Any], known: set[str]) -> Iterator[str]:
@@ -38,7 +51,7 @@ def unknown(where: str, found: Mapping[str, Any], known: set[str]) -> Iterator[s
 
 def is_text(value: Any) -> bool:
     """Tell whether it is a string with something in it."""
-    return isinstance(value, str) and bool(value.strip())
+    return isinstance(value, str) and value != ""
 
 
 def is_number(value: Any) -> bool:
@@ -52,19 +65,25 @@ def has_type(found: Mapping[str, Any], types: set[str]) -> bool:
 
 
 def of_meta(meta: Any) -> Iterator[str]:
-    """Check `meta`; further keys are allowed there."""
+    """Check `meta`: the validator lets further keys pass, but the server knows only its own."""
     if not isinstance(meta, dict):
         yield "meta must be an object"
         return
+    yield from unknown("meta", meta, {*META, *META_FURTHER, "tags"})
     for key in META:
         if not is_text(meta.get(key)):
             yield f"meta.{key} must be a string"
-    if meta.get("compspecVersion") != 2 or isinstance(meta["compspecVersion"], float):
-        yield "meta.compspecVersion must be 2, or the platform looks for another kind of service"
+    for key, kind in META_FURTHER.items():
+        found = meta.get(key)
+        if found is not None and (not isinstance(found, kind) or (kind is int and isinstance(found, bool))):
+            yield f"meta.{key} must be of the type {kind.__name__}"
+    tags = meta.get("tags")
+    if not all(isinstance(tag, str | None) for tag in (tags if isinstance(tags, list) else [tags])):
+        yield "meta.tags must be a list of strings"
 
 
 def of_computation(computation: Any) -> Iterator[str]:
-    """Check `computation`."""
+    """Check `computation`, of whose form the upload knows nothing."""
     if not isinstance(computation, dict):
         yield "computation must be an object"
         return
@@ -77,23 +96,41 @@ def of_computation(computation: Any) -> Iterator[str]:
             yield from of_image("computation.remote", remote)
         else:
             yield "computation.remote must be an object"
-    for key in ("input", "output"):
-        if not isinstance(computation.get(key), dict):
-            yield f"computation.{key} must be an object"
-    yield from of_display(computation.get("display"))
-    if isinstance(computation.get("input"), dict):
-        yield from of_inputs(computation["input"])
+    for key in ("input", "output", "display"):
+        if key not in computation:
+            yield f"computation.{key} is missing"
 
 
 def of_image(where: str, found: Mapping[str, Any]) -> Iterator[str]:
     """Check what names an image and its command."""
-    if found.get("type") != "docker":
-        yield f'{where}.type must be "docker"'
-    if not is_text(found.get("dockerImage")):
-        yield f"{where}.dockerImage must be a string"
+    for key in ("type", "dockerImage"):
+        if not is_text(found.get(key)):
+            yield f"{where}.{key} must be a string"
     command = found.get("command")
     if not isinstance(command, list) or not command or not all(is_text(word) for word in command):
         yield f"{where}.command must be a list of at least one string"
+
+
+def of_service(document: Mapping[str, Any]) -> Iterator[str]:
+    """Check what makes it a service of version 2 in a container."""
+    meta, computation = document.get("meta"), document["computation"]
+    if isinstance(meta, dict) and meta.get("compspecVersion") != 2:
+        yield "meta.compspecVersion must be 2, or the platform looks for another kind of service"
+    remote = computation.get("remote")
+    for where, found in (("computation", computation), ("computation.remote", remote)):
+        if isinstance(found, dict) and is_text(found.get("type")) and found["type"] != "docker":
+            yield f'{where}.type must be "docker"'
+
+
+def of_form(computation: Mapping[str, Any]) -> Iterator[str]:
+    """Check what people fill in and what they are shown."""
+    for key in ("input", "output"):
+        if key in computation and not isinstance(computation[key], dict):
+            yield f"computation.{key} must be an object"
+    if "display" in computation:
+        yield from of_display(computation["display"])
+    if isinstance(computation.get("input"), dict):
+        yield from of_inputs(computation["input"])
 
 
 def of_display(display: Any) -> Iterator[str]:
@@ -166,6 +203,8 @@ def of_range(where: str, one: Mapping[str, Any]) -> Iterator[str]:
         yield f"{where}: `min` is larger than `max`"
     elif given.get("step", 1) <= 0:
         yield f"{where}: `step` must be larger than 0"
+    elif one["type"] == "range" and not all(given.get(key) for key in RANGE):
+        yield f"{where}: a range is not shown without `min`, `max` and `step`, or where one of them is 0"
 
 
 def of_conditional(where: str, name: str, conditional: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
@@ -193,21 +232,22 @@ def possible(one: Mapping[str, Any], value: Any) -> bool:
             return isinstance(value, bool)
         case "string":
             return isinstance(value, str)
-        case "number":
+        case "number" | "range":
             return in_range(one, value)
-        case "range":
-            ends = isinstance(value, list) and len(value) == 2 and all(in_range(one, end) for end in value)
-            return bool(ends and value[0] <= value[1])
         case "select" | "radio":
             return value in one["values"] and not isinstance(value, bool)
         case "array":
-            chosen = value if isinstance(value, list) else [value]
-            return all(item in one["values"] and not isinstance(item, bool) for item in chosen)
+            items = value if isinstance(value, list) else [None]
+            return all(item in one["values"] and not isinstance(item, bool) for item in items)
         case "object":
             return isinstance(value, dict)
         case "set" | "matrix":
             return isinstance(value, list) and (one["type"] == "set" or all(isinstance(row, list) for row in value))
-    return False  # files and users are chosen, never given beforehand
+        case "csv" | "freesurfer" | "files":
+            return bool(value == [])  # which shows the field to members; what it holds is chosen, never given
+        case "directory":
+            return bool(value == "")
+    return False
 
 
 def in_range(one: Mapping[str, Any], value: Any) -> bool:
@@ -216,3 +256,98 @@ def in_range(one: Mapping[str, Any], value: Any) -> bool:
         return False
     steps = (value - one.get("min", 0)) / one["step"] if "step" in one else 0
     return math.isclose(steps, round(steps), rel_tol=1e-9, abs_tol=1e-9)
+
+
+def pulled(name: str) -> str:
+    """Name the image that is pulled for a `dockerImage`: `:latest` is appended, and of two tags the last one counts.
+
+    With a digest the pull fails: `sha256:…:latest` is no valid tag.
+    """
+    return f"{name}:latest" if "@" in name else f"{untagged(name)}:latest"
+
+
+def started(name: str) -> str:
+    """Name the image that a container is started from for a `dockerImage`: that very one."""
+    return name if "@" in name or name != untagged(name) else f"{name}:latest"
+
+
+def untagged(name: str) -> str:
+    """Take the tag off an image's name; a colon before a slash is a registry's port."""
+    folder, slash, last = name.rpartition("/")
+    return folder + slash + last.partition(":")[0]
+
+
+def losses(document: Mapping[str, Any]) -> list[str]:
+    """Return what the platform would lose or fail at without saying so, of a document that is not refused."""
+    computation = document["computation"]
+    image, inputs = computation["dockerImage"], computation["input"] if isinstance(computation["input"], dict) else {}
+    found = []
+    for where in ("computation", "computation.remote"):
+        wanted = (computation if where == "computation" else computation.get("remote", computation))["dockerImage"]
+        if started(wanted) != pulled(image):
+            found.append(f"{where}.dockerImage {wanted} is not what is pulled for {image}: {pulled(image)}")
+    inputs = {name: one for name, one in inputs.items() if isinstance(one, dict) and sound(one)}
+    for name, one in inputs.items():
+        lost = [*lost_of_anybody(name, one), *(lost_of_member if is_members(one) else lost_of_owner)(one)]
+        found += [f"input {name}: {sentence}" for sentence in lost]
+    members = [one for one in inputs.values() if is_members(one)]
+    folders = [one for one in members if one["type"] == "directory"]
+    if folders and any(one["type"] in ("csv", "files") for one in members):
+        found.append("a member's directory beside files: what lies outside of it is not linked")
+    if len(folders) > 1 and not all("default" in one for one in folders):
+        found.append("of several directories without a default members see one")
+    return found
+
+
+def is_members(one: Mapping[str, Any]) -> bool:
+    """Tell whether each member fills it in: whatever is not the owner's."""
+    return one.get("source") != "owner"
+
+
+def lost_of_anybody(name: str, one: Mapping[str, Any]) -> Iterator[str]:
+    """Check what breaks or deceives whoever fills in a form."""
+    if name == "fromCache":
+        yield "an input of this name is deleted when the owner types anything"
+    if one["type"] in ("csv", "files", "freesurfer") and not one.get("items"):
+        yield "without `items` the form breaks when a row is added"
+    extensions = one.get("extensions", [])
+    if not all(isinstance(ending, str) and not ending.startswith(".") for ending in extensions):
+        yield f"the file dialog cannot read the extensions {extensions}, they must be a list of endings without dots"
+
+
+def lost_of_member(one: Mapping[str, Any]) -> Iterator[str]:
+    """Check what a member does not see, or gives in vain."""
+    kind = one["type"]
+    if kind not in MEMBER_TYPES:
+        yield f"members do not see a {kind}" + (", and as it has a default none can save" if "default" in one else "")
+    elif kind != "directory" and "default" not in one:
+        yield "without a default members do not see it until the owner has clicked or typed there"
+    if kind == "string":
+        yield "what a member types into a string is lost, its default arrives"
+    if kind == "object":
+        yield "a member cannot edit an object, its default arrives"
+    if kind == "number":
+        parts = [key for key in (*RANGE, "default") if is_number(one.get(key)) and one[key] % 1]
+        if parts:
+            yield f"a member's number is cut to a whole one: `{parts[0]}` is {one[parts[0]]}"
+    if "conditional" in one:
+        yield "`conditional` hides it from the owner alone, every member must fill it"
+
+
+def lost_of_owner(one: Mapping[str, Any]) -> Iterator[str]:
+    """Check what the owner cannot give, or what arrives in another shape."""
+    kind = one["type"]
+    if kind in ("csv", "files", "directory"):
+        yield f"nobody can pick anything in an owner's {kind}"
+    if kind == "radio":
+        yield "whatever the owner chooses, true arrives"
+    if kind == "array":
+        yield "what the owner chooses arrives as a list within the list"
+    if kind == "users" and one.get("multi"):
+        yield "several users arrive as nothing"
+    if kind in ("set", "matrix") and "default" not in one:
+        yield "without a default there is nothing to type into"
+    nothing = one.get("values", []) if kind == "select" else [0] if kind == "range" and possible(one, 0) else []
+    for choice in nothing:
+        if not choice:
+            yield f"the choice {choice!r} sends nothing"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.coinstac.compspec_rules import problems
+from tests.coinstac.compspec_rules import problems, refused
 
 ABSENT = object()
 
@@ -47,8 +47,8 @@ GOOD: dict[str, Any] = {
             "rate": described(2, "number", min=0, step=0.1, default=0.3),
             "stop": described(3, "boolean", default=False),
             "patience": described(4, "number", conditional={"variable": "stop", "value": True}),
-            "data": described(5, "csv", source="member", extensions=["csv"]),
-            "ages": described(6, "range", min=0, max=120, default=[18, 90]),
+            "data": described(5, "csv", source="member", extensions=["csv"], default=[]),
+            "ages": described(6, "range", min=1, max=120, step=1, default=18),
             "layers": described(7, "array", values=[8, 16, 32], items="number", default=[16, 16]),
         },
         "output": {"auc": {"label": "AUC", "type": "number"}},
@@ -74,29 +74,50 @@ def test_a_good_document() -> None:
     assert problems(GOOD) == []
     assert problems(changed("computation.remote", ABSENT)) == []
     assert problems(changed("computation.display", [{"type": "string"}, {"type": "box_plot"}])) == []
+    assert problems(changed("computation.input.folder", described(9, "directory", source="member", default=""))) == []
 
 
 @pytest.mark.parametrize(
     ("path", "value", "sentence"),
     [
         ("meta.version", 1, "meta.version must be a string"),
+        ("meta.name", "", "meta.name must be a string"),
         ("meta.repository", ABSENT, "meta.repository must be a string"),
-        ("meta.compspecVersion", ABSENT, "meta.compspecVersion must be 2"),
+        ("meta.author", "A", "meta: `author` is not allowed"),
+        ("meta.compspecVersion", "2", "meta.compspecVersion must be of the type int"),
+        ("meta.tags", ["a", 1], "meta.tags must be a list of strings"),
         ("meta", "a", "meta must be an object"),
         ("local", {}, "the document: `local` is not allowed"),
         ("computation.containerOptions", {}, "computation: `containerOptions` is not allowed"),
-        ("computation.type", "singularity", 'computation.type must be "docker"'),
         ("computation.command", [], "computation.command must be a list"),
-        ("computation.display", ABSENT, "computation.display must be objects"),
-        ("computation.display", {"type": "pie"}, "computation.display must be objects"),
-        ("computation.output", [], "computation.output must be an object"),
-        ("computation.input", ABSENT, "computation.input must be an object"),
+        ("computation.command", ["a", ""], "computation.command must be a list"),
+        ("computation.display", ABSENT, "computation.display is missing"),
+        ("computation.input", ABSENT, "computation.input is missing"),
+        ("computation.remote", None, "computation.remote must be an object"),
         ("computation.remote.dockerImage", ABSENT, "computation.remote.dockerImage must be a string"),
         ("computation.remote.command", "python", "computation.remote.command must be a list"),
         ("computation.remote.shmSize", 1, "computation.remote: `shmSize` is not allowed"),
     ],
 )
-def test_what_the_upload_rejects(path: str, value: Any, sentence: str) -> None:
+def test_what_the_upload_refuses(path: str, value: Any, sentence: str) -> None:
+    (found,) = refused(changed(path, value))
+    assert found.startswith(sentence)
+    assert found in problems(changed(path, value))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        ("meta.compspecVersion", ABSENT, "meta.compspecVersion must be 2"),
+        ("computation.type", "singularity", 'computation.type must be "docker"'),
+        ("computation.remote.type", "singularity", 'computation.remote.type must be "docker"'),
+        ("computation.display", {"type": "pie"}, "computation.display must be objects"),
+        ("computation.output", [], "computation.output must be an object"),
+        ("computation.input", None, "computation.input must be an object"),
+    ],
+)
+def test_what_the_upload_takes_and_the_platform_cannot_use(path: str, value: Any, sentence: str) -> None:
+    assert refused(changed(path, value)) == []
     (found,) = problems(changed(path, value))
     assert found.startswith(sentence)
 
@@ -134,7 +155,10 @@ def test_what_the_upload_rejects(path: str, value: Any, sentence: str) -> None:
         ("stop.default", 0, "the default 0 is not possible"),
         ("stop.max", 1, "`max` means nothing for the type boolean"),
         ("data.default", "a.csv", "the default 'a.csv' is not possible"),
-        ("ages.default", [90, 18], "the default [90, 18] is not possible"),
+        ("layers.default", 8, "the default 8 is not possible"),
+        ("ages.default", [18, 90], "the default [18, 90] is not possible"),
+        ("ages.min", 0, "a range is not shown without `min`, `max` and `step`, or where one of them is 0"),
+        ("ages.step", ABSENT, "a range is not shown without"),
         ("stop", "boolean", "input stop must be an object"),
     ],
 )
