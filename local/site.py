@@ -32,6 +32,8 @@ from local.policy import Policy
 from local.timings import Timings
 from local.training import Result, TrainingState, train
 
+WHOSE = "run-id"  # in an output folder: the run whose results lie there
+
 
 def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
     """Take part in a run from hello to goodbye.
@@ -62,7 +64,8 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
         with _refusing(client, plan, config.name):
             data = _data(config, spec, policy)
         client.expect(plan)
-        checkpoints = Checkpoints(output / "checkpoints" / run_id(offered), plan, config.name)
+        run = run_id(offered)
+        checkpoints = Checkpoints(output / "checkpoints" / run, plan, config.name, data_sha256=data.sha256())
         state = _state(config, client, offered, Course(spec, plan, replica), checkpoints)
         for warning in plan.warnings:
             say(f"warning: {warning}")
@@ -78,23 +81,45 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
             if leaving is not None:
                 leaving.between_steps()
 
-        if began == 0:
-            shutil.rmtree(output / "predictions", ignore_errors=True)  # of an earlier run, maybe of more folds
-
         def tested(fold: int, outputs: Tensor) -> None:
             from local.prediction import write_predictions  # which takes pandas, and half a second of every start
 
-            write_predictions(output / "predictions", spec, data, fold, outputs)
+            write_predictions(results_folder(output, spec.name, run) / "predictions", spec, data, fold, outputs)
 
-        with closing(Timings(output / "timings.csv", again=began > 0)) as timings:
+        with closing(Timings(results_folder(output, spec.name, run) / "timings.csv", again=began > 0)) as timings:
             training = train(spec, plan, data, state, timings.lap, between_steps, policy.rank, tested)
             options: dict[str, Any] = {"device": config.device, "lap": timings.lap}
             result = drive(training, client, plan, config.name, quietly=(LeavingError,) * resumes, **options)
-        save_model(output / "model", spec, result.best, result.final, result.fit, result.own)
+        model = results_folder(output, spec.name, run) / "model"
+        save_model(model, spec, result.best, result.final, result.fit, result.own)
         client.done()
     shutil.rmtree(checkpoints.folder, ignore_errors=True)
-    say(f"{config.name}: done after {result.epochs} epochs; the model is in {output / 'model'}")
+    say(f"{config.name}: done after {result.epochs} epochs; the model is in {model}")
     return result
+
+
+def results_folder(output: Path, name: str, run: str) -> Path:
+    """Return where a run's results go: into `output` itself, or, if another run's lie there, a folder of its own in it.
+
+    Args:
+        output: of the site.
+        name: of the run.
+        run: its number.
+
+    Raises:
+        UserError: the disk is full or broken.
+    """
+    whose, own = output / WHOSE, output / f"{name}-{run}"
+    try:
+        if whose.exists() and whose.read_bytes() == run.encode():
+            return output
+        if own.exists() or any((output / results).exists() for results in ("model", "predictions")):
+            own.mkdir(exist_ok=True)
+            return own
+        whose.write_bytes(run.encode())
+    except OSError as error:
+        raise UserError(f"{output}: cannot be written: {error.strerror}") from None
+    return output
 
 
 def _state(
@@ -106,6 +131,9 @@ def _state(
 ) -> TrainingState:
     """Return where the site stands: at its last checkpoint, else where the run does, else at the beginning."""
     found, oldest = checkpoints.load(course), offered.get("oldest", 0)
+    if found is None and checkpoints.damaged and oldest == 0:
+        say(f"{config.name}: has no whole checkpoint; begins anew, and computes again what it has sent")
+        return TrainingState(config.name, course)
     if found is not None and isinstance(oldest, int) and course.round >= oldest:
         say(f"{config.name}: goes on from its checkpoint of step {course.steps}, round {course.round}")
         return TrainingState(config.name, course, found[1], follows=found[0].get("follows") is True)

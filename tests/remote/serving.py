@@ -20,7 +20,7 @@ from common.arrays import pack_counts
 from common.messages import Hello, Kind, Message, Step
 from common.protocol import pack
 from common.replica import Replica
-from remote.aggregator import Aggregator
+from remote.aggregator import Aggregator, Keeping
 from remote.app import Routes
 from remote.audit import Audit
 from remote.auth import Context, Identity
@@ -78,11 +78,15 @@ class Served:
 
 @contextlib.contextmanager
 def serving(
-    directory: Path, identity: Identity | None = None, secure: Callable[[], Context] | None = None, **changes: Any
+    directory: Path,
+    identity: Identity | None = None,
+    secure: Callable[[], Context] | None = None,
+    keeping: Keeping | None = None,
+    **changes: Any,
 ) -> Iterator[Served]:
     """Serve a run's routes until the test ends."""
     spec = run_spec(**changes)
-    aggregator = Aggregator(spec, Replica(spec), directory, time.perf_counter)
+    aggregator = Aggregator(spec, Replica(spec), directory, time.perf_counter, keeping=keeping)
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     with contextlib.closing(Audit(directory / "audit.jsonl", print)) as audit:
