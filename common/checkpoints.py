@@ -47,7 +47,7 @@ class Checkpoints:
         folder: made with the first checkpoint.
         plan: of the run.
         owner: whose they are.
-        data_sha256: digest of the owner's data, which are the same for the whole run; None where there are none.
+        data_sha256: digest of the data that the owner goes on with; None does not ask for the same.
         sync: whether a checkpoint is on the disk, not only with the operating system, before the older one goes.
     """
 
@@ -56,7 +56,7 @@ class Checkpoints:
     ) -> None:
         self.folder = folder
         self.damaged: set[Path] = set()  # found by `load`
-        self._owner, self._data = {"plan_sha256": plan.sha256(), "owner": owner}, {"data_sha256": data_sha256}
+        self._owner, self._data_sha256 = {"plan_sha256": plan.sha256(), "owner": owner}, data_sha256
         self._sync = sync
         self._whole: list[Path] = []  # as this process has read or written them
 
@@ -72,10 +72,15 @@ class Checkpoints:
             UserError: the disk is full or broken; the last checkpoint stays.
         """
         tensors = course.tensors() | _tensors(residuals)
-        whole = {**self._owner, **self._data, **(document or {}), "course": course.standing().model_dump()}
+        whole = {**self._owner, **(document or {}), "course": course.standing().model_dump()}
+        if self._data_sha256 is not None:
+            whole["data_sha256"] = self._data_sha256
         temporary = self.folder / "new.tmp"
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            while self.damaged:
+                found = self.damaged.pop()
+                found.replace(found.with_suffix(".damaged"))
             safetensors.torch.save_file(tensors, temporary, {"": json.dumps(whole)})
             temporary.chmod(0o600)
             if self._sync:
@@ -89,14 +94,8 @@ class Checkpoints:
             raise UserError(f"{temporary}: the checkpoint cannot be written: {error}") from None
         before = [old for old in self._whole if _round(old) != course.round]
         self._whole = [*before, path][-KEPT:]
-        self._put_aside()
-
-    def _put_aside(self) -> None:
-        """Remove what is no longer needed, and let damaged checkpoints count no more."""
         for old in self._paths():
-            if old in self.damaged:
-                old.replace(old.with_suffix(".damaged"))
-            elif old not in self._whole:
+            if old not in self._whole:
                 old.unlink(missing_ok=True)
 
     def load(self, course: Course, most_steps: int | None = None) -> tuple[dict[str, Any], Residuals] | None:
@@ -165,7 +164,7 @@ class Checkpoints:
                 f"{path}: is a checkpoint of another run, version or owner; choose another output, or remove "
                 f"{self.folder}"
             )
-        if document.get("data_sha256") != self._data["data_sha256"]:
+        if self._data_sha256 not in (None, document.get("data_sha256")):
             raise UserError(
                 f"data: other samples, labels or splits than {path} was trained on: a site goes on with the same data"
             )

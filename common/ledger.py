@@ -60,12 +60,16 @@ class Ledger:
             raise UserError(f"{folder}: cannot be made: {error.strerror}") from None
         self._contributions: dict[int, Journal] = {}  # by their first round, in order
         self._updates: dict[int, Journal] = {}
-        for first in _rounds(folder, UPDATES) or [0]:
-            self._updates[first] = self._open(UPDATES, first)
-        for first in _rounds(folder, CONTRIBUTIONS) or [max(self._updates)]:
-            self._contributions[first] = self._open(CONTRIBUTIONS, first)
-        for first, following in pairwise(self._updates):
-            self._check_end(first, following)
+        try:
+            for first in _rounds(folder, UPDATES) or [0]:
+                self._updates[first] = self._open(UPDATES, first)
+            for first in _rounds(folder, CONTRIBUTIONS) or [max(self._updates)]:
+                self._contributions[first] = self._open(CONTRIBUTIONS, first)
+            for first, following in pairwise(self._updates):
+                self._check_end(first, following)
+        except UserError:
+            self.close()
+            raise
 
     @property
     def oldest(self) -> int:

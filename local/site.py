@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,8 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
         client.expect(plan)
         run = run_id(offered)
         checkpoints = Checkpoints(output / "checkpoints" / run, plan, config.name, data_sha256=data.sha256())
-        state = _state(config, client, offered, Course(spec, plan, replica), checkpoints)
+        course = Course(spec, plan, replica)
+        state = starting_state(config.name, offered, client.snapshot, course, checkpoints)
         for warning in plan.warnings:
             say(f"warning: {warning}")
         say(f"{config.name}: {_amounts(data)}")
@@ -122,29 +123,40 @@ def results_folder(output: Path, name: str, run: str) -> Path:
     return output
 
 
-def _state(
-    config: SiteConfig,
-    client: AggregatorClient,
+def starting_state(
+    site: str,
     offered: Mapping[str, object],
+    ask_for_snapshot: Callable[[], bytes | None],
     course: Course,
     checkpoints: Checkpoints,
 ) -> TrainingState:
-    """Return where the site stands: at its last checkpoint, else where the run does, else at the beginning."""
+    """Return where a site stands: at its last checkpoint, else where the run does, else at the beginning.
+
+    Args:
+        site: its name.
+        offered: what the aggregator says of the run.
+        ask_for_snapshot: returns the aggregator's checkpoint; None if it has none.
+        course: of the run, at its beginning; changed in place.
+        checkpoints: of the site.
+
+    Raises:
+        UserError: the checkpoint is not this site's, or was made with other data.
+    """
     found, oldest = checkpoints.load(course), offered.get("oldest", 0)
     if found is None and checkpoints.damaged and oldest == 0:
-        say(f"{config.name}: has no whole checkpoint; begins anew, and computes again what it has sent")
-        return TrainingState(config.name, course)
+        say(f"{site}: has no whole checkpoint; begins anew, and computes again what it has sent")
+        return TrainingState(site, course)
     if found is not None and isinstance(oldest, int) and course.round >= oldest:
-        say(f"{config.name}: goes on from its checkpoint of step {course.steps}, round {course.round}")
-        return TrainingState(config.name, course, found[1], follows=found[0].get("follows") is True)
-    snapshot = client.snapshot()
+        say(f"{site}: goes on from its checkpoint of step {course.steps}, round {course.round}")
+        return TrainingState(site, course, found[1], follows=found[0].get("follows") is True)
+    snapshot = ask_for_snapshot()
     if snapshot is None:
-        return TrainingState(config.name, course)
+        return TrainingState(site, course)
     take_over(course, snapshot)
     why = "has lost its checkpoints" if found is None else "was away for longer than the ledger reaches back"
-    say(f"{config.name}: {why}; goes on from the aggregator's of step {course.steps}, without residuals")
+    say(f"{site}: {why}; goes on from the aggregator's of step {course.steps}, without residuals")
     checkpoints.save(course, {}, {"follows": True})
-    return TrainingState(config.name, course, follows=True)
+    return TrainingState(site, course, follows=True)
 
 
 def check_site(config: SiteConfig) -> None:
