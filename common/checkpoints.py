@@ -1,13 +1,18 @@
 """Checkpoints: all that a process needs to go on with a run, in one file that is whole or not there.
 
 The last two are kept. A file is safetensors: tensors by name, and one JSON object as its metadata. Nothing in it names
-code.
+code. Its name holds the round and a digest of all its bytes; a damaged one is passed over, and kept under another name.
+
+    000000000057-9f86d081884c7d65.safetensors
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import os
+import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,8 +34,10 @@ SHARED = ("replica/", "best/", "basis/", "total/")  # what of a checkpoint is th
 KEPT = 2
 EVERY = 50  # steps between two checkpoints
 
+_NAME = re.compile(r"(\d{12})(?:-([0-9a-f]{16}))?\.safetensors")  # without digest: of an earlier version
 _SIZE = struct.Struct("<I")
 Loaded = tuple[dict[str, Any], dict[str, Tensor]]
+_log = logging.getLogger(__name__)
 
 
 class Checkpoints:
@@ -40,16 +47,21 @@ class Checkpoints:
         folder: made with the first checkpoint.
         plan: of the run.
         owner: whose they are.
+        data_sha256: digest of the data that the owner goes on with; None does not ask for the same.
         sync: whether a checkpoint is on the disk, not only with the operating system, before the older one goes.
     """
 
-    def __init__(self, folder: Path, plan: Plan, owner: str, *, sync: bool = False) -> None:
+    def __init__(
+        self, folder: Path, plan: Plan, owner: str, *, data_sha256: str | None = None, sync: bool = False
+    ) -> None:
         self.folder = folder
-        self._owner = {"plan_sha256": plan.sha256(), "owner": owner}
+        self.damaged: set[Path] = set()  # found by `load`
+        self._owner, self._data_sha256 = {"plan_sha256": plan.sha256(), "owner": owner}, data_sha256
         self._sync = sync
+        self._whole: list[Path] = []  # as this process has read or written them
 
     def save(self, course: Course, residuals: Residuals, document: Mapping[str, Any] | None = None) -> None:
-        """Write a checkpoint between two steps, and remove all but the last two.
+        """Write a checkpoint between two steps, and remove all but the last two that are whole.
 
         Args:
             course: of the run.
@@ -61,22 +73,30 @@ class Checkpoints:
         """
         tensors = course.tensors() | _tensors(residuals)
         whole = {**self._owner, **(document or {}), "course": course.standing().model_dump()}
-        path = self.folder / f"{course.round:012d}.safetensors"
-        temporary = path.with_suffix(".tmp")
+        if self._data_sha256 is not None:
+            whole["data_sha256"] = self._data_sha256
+        temporary = self.folder / "new.tmp"
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            while self.damaged:
+                found = self.damaged.pop()
+                found.replace(found.with_suffix(".damaged"))
             safetensors.torch.save_file(tensors, temporary, {"": json.dumps(whole)})
             temporary.chmod(0o600)
             if self._sync:
                 sync_path(temporary)
+            path = self.folder / f"{course.round:012d}-{_digest(temporary)}.safetensors"
             os.replace(temporary, path)  # noqa: PTH105
             if self._sync:
                 sync_path(self.folder)
         except (OSError, SafetensorError) as error:
             temporary.unlink(missing_ok=True)
-            raise UserError(f"{path}: the checkpoint cannot be written: {error}") from None
-        for old in self._paths()[:-KEPT]:
-            old.unlink(missing_ok=True)
+            raise UserError(f"{temporary}: the checkpoint cannot be written: {error}") from None
+        before = [old for old in self._whole if _round(old) != course.round]
+        self._whole = [*before, path][-KEPT:]
+        for old in self._paths():
+            if old not in self._whole:
+                old.unlink(missing_ok=True)
 
     def load(self, course: Course, most_steps: int | None = None) -> tuple[dict[str, Any], Residuals] | None:
         """Go on from the newest readable checkpoint: return its document and residuals; None if there is none.
@@ -86,7 +106,7 @@ class Checkpoints:
             most_steps: passes over checkpoints of more steps.
 
         Raises:
-            UserError: the checkpoint is that of another run, plan, version or owner.
+            UserError: the checkpoint is that of another run, plan, version or owner, or the owner has other data.
         """
         for path in reversed(self._paths()):
             found = self._read(path)
@@ -97,14 +117,14 @@ class Checkpoints:
                 course.load(Standing.model_validate_json(json.dumps(document["course"])), tensors)
             except (ValueError, KeyError, RuntimeError) as error:
                 raise UserError(f"checkpoint of round {document['course'].get('round')}: {one_line(error)}") from None
+            self._whole = [path]
             device = next(course.replica.model.parameters()).device
             return document, _residuals({name: value.to(device) for name, value in tensors.items()})
         return None
 
     def oldest(self) -> int | None:
         """Return the round of the older of two whole checkpoints: none before it will be gone back to."""
-        paths = [path for path in self._paths() if self._read(path) is not None]
-        return int(paths[0].stem) if len(paths) == KEPT else None
+        return _round(self._whole[0]) if len(self._whole) == KEPT else None
 
     def snapshot(self) -> bytes | None:
         """Return the newest readable checkpoint for a site that has lost its own, or None; see `take_over`."""
@@ -117,24 +137,36 @@ class Checkpoints:
         return None
 
     def _paths(self) -> list[Path]:
-        return sorted(self.folder.glob("*.safetensors"))
+        return sorted(path for path in self.folder.glob("*.safetensors") if _NAME.fullmatch(path.name))
 
     def _read(self, path: Path) -> Loaded | None:
-        """Return a checkpoint's document and tensors; None if it is torn.
+        """Return a checkpoint's document and tensors; None if it is damaged.
 
         Raises:
-            UserError: it is whole, and somebody else's.
+            UserError: it is whole, and somebody else's, of another version, or of other data.
         """
+        match = _NAME.fullmatch(path.name)
+        if match is None or match[2] is None:
+            raise UserError(f"{path}: is a checkpoint of an earlier rankdad: finish the run with the one that began it")
         try:
-            with safe_open(path, framework="pt") as file:
-                document = json.loads(file.metadata()[""])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+            whole = _digest(path) == match[2]
+        except OSError:  # a disk that cannot read what it holds
+            whole = False
+        if not whole:
+            self.damaged.add(path)
+            _log.warning("%s: the checkpoint is damaged, and passed over: is the disk failing?", path)
             return None
+        with safe_open(path, framework="pt") as file:
+            document = json.loads(file.metadata()[""])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if {name: document.get(name) for name in self._owner} != self._owner:
             raise UserError(
                 f"{path}: is a checkpoint of another run, version or owner; choose another output, or remove "
                 f"{self.folder}"
+            )
+        if self._data_sha256 not in (None, document.get("data_sha256")):
+            raise UserError(
+                f"data: other samples, labels or splits than {path} was trained on: a site goes on with the same data"
             )
         return document, tensors
 
@@ -151,6 +183,15 @@ def take_over(course: Course, snapshot: bytes) -> None:
         course.load(standing, safetensors.torch.load(snapshot[_SIZE.size + size :]))
     except (struct.error, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ProtocolError(502, f"the aggregator's snapshot cannot be used: {one_line(error)}") from None
+
+
+def _round(path: Path) -> int:
+    return int(path.name[:12])
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def _tensors(residuals: Residuals) -> dict[str, Tensor]:

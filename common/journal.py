@@ -20,10 +20,12 @@ from common.records import (
     HEAD_BYTES,
     RUN_PLACE,
     DamageError,
+    Head,
     Record,
     beginning,
     check_beginning,
     damaged,
+    missing,
     packed,
     read_head,
     read_heads,
@@ -41,15 +43,18 @@ class Journal:
         path: made if it is missing; a torn last record is cut off and kept beside it.
         plan_sha256: digest of the run's plan.
         run_id: of this run, 16 hexadecimal digits; that of a file that is there already stands.
+        first: round of the first record, if every record is of the next round; None if it is not.
         sync: whether a record is on the disk, not only with the operating system, before `append` returns.
 
     Raises:
         UserError: the file is no journal, or that of another plan or format.
-        DamageError: a head is damaged.
+        DamageError: a head is damaged, or a record is missing.
     """
 
-    def __init__(self, path: Path, plan_sha256: str, run_id: str, *, sync: bool = False) -> None:
-        self.path, self._sync = path, sync
+    def __init__(
+        self, path: Path, plan_sha256: str, run_id: str, *, first: int | None = None, sync: bool = False
+    ) -> None:
+        self.path, self._first, self._sync = path, first, sync
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)  # gradients, or with dad the data themselves
         except OSError as error:
@@ -59,13 +64,16 @@ class Journal:
             self.run_id = self._begin(plan_sha256, run_id)
             self._places = array("Q")
             self.end = BEGINNING_BYTES
-            for place, head in read_heads(self._file, path):
+            for place, head in read_heads(self._file, path, first):
                 self._places.append(place)
                 self.end = place + HEAD_BYTES + head.size
                 found = read_record(self._file, path, place, head)
                 if found.damage is not None:
                     _log.warning("%s", found.damage)
             self._put_torn_record_aside()
+        except OSError as error:
+            self.close()
+            raise UserError(f"{path}: cannot be read or written: {error.strerror}") from None
         except BaseException:
             self.close()
             raise
@@ -91,15 +99,15 @@ class Journal:
         torn = os.pread(self._file, os.fstat(self._file).st_size - self.end, self.end)
         if not torn:
             return
-        try:
-            with self._beside().open("ab") as kept:
-                kept.write(torn)
-            self._beside().chmod(0o600)
-        except OSError as error:
-            raise UserError(f"{self._beside()}: cannot be written: {error.strerror}") from None
+        with self._beside().open("ab") as kept:
+            kept.write(torn)
+        self._beside().chmod(0o600)
         os.truncate(self._file, self.end)
         what = f"was cut short by a crash, and is kept in {self._beside().name}"
         _log.warning("%s", DamageError(self.path, len(self), self.end, what))
+
+    def _head(self, number: int) -> Head:
+        return read_head(self._file, self.path, self._places[number], number, self._first)
 
     def _beside(self) -> Path:
         return self.path.with_name(self.path.name + TORN)
@@ -146,17 +154,14 @@ class Journal:
         self.end = place + len(data)
         self._places.append(place)
 
-    def at(self, number: int, round_: int | None = None) -> Record:
-        """Return a record, of this round if one is given.
+    def at(self, number: int) -> Record:
+        """Return a record.
 
         Raises:
-            DamageError: its head is damaged, or it is of another round.
+            DamageError: its head is damaged.
         """
         place = self._places[number]
-        head = read_head(self._file, self.path, place, number)
-        if round_ not in (None, head.round):
-            raise DamageError(self.path, number, place, f"is of round {head.round}, expected round {round_}")
-        return read_record(self._file, self.path, place, head)
+        return read_record(self._file, self.path, place, self._head(number))
 
     def records(self) -> Iterator[Record]:
         """Yield all records in their order."""
@@ -168,15 +173,14 @@ class Journal:
         Raises:
             DamageError: this is not what was there.
         """
-        place = self._places[number]
-        head = read_head(self._file, self.path, place, number)
+        place, head = self._places[number], self._head(number)
         if (len(body), zlib.crc32(body)) != (head.size, head.checksum):
             raise damaged(self.path, place, head)
         self._write(body, place + HEAD_BYTES)
 
     def lacks(self, round_: int) -> DamageError:
         """Return the error that the record of a round, which should be the next, is not there."""
-        return DamageError(self.path, len(self), self.end, "is missing: the file ends there", round_)
+        return missing(self.path, len(self), self.end, round_)
 
     def close(self) -> None:
         """Close the file, if it is open."""
@@ -206,17 +210,22 @@ def sync_path(path: Path) -> None:
         os.close(file)
 
 
-def read_journal(path: Path, plan_sha256: str) -> Iterator[Record]:
+def read_journal(path: Path, plan_sha256: str, first: int | None = None) -> Iterator[Record]:
     """Yield a journal's records without changing it, so that its run may go on meanwhile.
+
+    Args:
+        path: of the file.
+        plan_sha256: digest of the run's plan.
+        first: see `Journal`.
 
     Raises:
         UserError: it is missing, unreadable, or that of another plan or format.
-        DamageError: a head is damaged.
+        DamageError: a head is damaged, or a record is missing.
     """
     try:
         with path.open("rb") as file:
             check_beginning(path, file.read(BEGINNING_BYTES), plan_sha256)
-            for place, head in read_heads(file.fileno(), path):
+            for place, head in read_heads(file.fileno(), path, first):
                 yield read_record(file.fileno(), path, place, head)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None

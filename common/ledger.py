@@ -17,7 +17,7 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.journal import Journal, read_journal
-from common.records import DamageError, Entry, Record
+from common.records import DamageError, Entry, Record, missing
 
 CONTRIBUTIONS, UPDATES = "contributions", "updates"
 
@@ -60,12 +60,16 @@ class Ledger:
             raise UserError(f"{folder}: cannot be made: {error.strerror}") from None
         self._contributions: dict[int, Journal] = {}  # by their first round, in order
         self._updates: dict[int, Journal] = {}
-        for first in _rounds(folder, UPDATES) or [0]:
-            self._updates[first] = self._open(UPDATES, first)
-        for first in _rounds(folder, CONTRIBUTIONS) or [max(self._updates)]:
-            self._contributions[first] = self._open(CONTRIBUTIONS, first)
-        for first, following in pairwise(self._updates):
-            self._check_end(first, following)
+        try:
+            for first in _rounds(folder, UPDATES) or [0]:
+                self._updates[first] = self._open(UPDATES, first)
+            for first in _rounds(folder, CONTRIBUTIONS) or [max(self._updates)]:
+                self._contributions[first] = self._open(CONTRIBUTIONS, first)
+            for first, following in pairwise(self._updates):
+                self._check_end(first, following)
+        except UserError:
+            self.close()
+            raise
 
     @property
     def oldest(self) -> int:
@@ -90,12 +94,12 @@ class Ledger:
         """Return the update of a completed round; None if it is not there.
 
         Raises:
-            DamageError: it is damaged, or that of another round stands in its place.
+            DamageError: it is damaged.
         """
         first = max((first for first in self._updates if first <= round_), default=None)
         if first is None or round_ - first >= len(self._updates[first]):
             return None
-        record = self._updates[first].at(round_ - first, round_)
+        record = self._updates[first].at(round_ - first)
         if record.damage is not None:
             raise record.damage
         return record.body
@@ -169,7 +173,8 @@ class Ledger:
         return [*self._contributions.values(), *self._updates.values()]
 
     def _open(self, kind: str, first: int) -> Journal:
-        journal = Journal(_path(self.folder, kind, first), self._plan_sha256, self.run_id, sync=self._sync)
+        path, rounds_from = _path(self.folder, kind, first), first if kind == UPDATES else None
+        journal = Journal(path, self._plan_sha256, self.run_id, first=rounds_from, sync=self._sync)
         self.run_id = journal.run_id
         return journal
 
@@ -191,19 +196,22 @@ def read_updates(folder: Path, plan_sha256: str, since: int = 0) -> Iterator[Rec
 
     Raises:
         UserError: it is missing, unreadable, that of another plan or format, or does not reach back so far.
-        DamageError: the next update is damaged.
+        DamageError: the next update is damaged or missing.
     """
     files = _rounds(folder, UPDATES)
     if not files or files[0] > since:
-        missing = f"keeps no round before {files[0]}" if files else "holds no ledger"
-        raise UserError(f"{folder}: {missing}")
-    for first in files:
-        for record in read_journal(_path(folder, UPDATES, first), plan_sha256):
+        raise UserError(f"{folder}: {f'keeps no round before {files[0]}' if files else 'holds no ledger'}")
+    for first, following in zip(files, [*files[1:], 0], strict=True):
+        path, count = _path(folder, UPDATES, first), 0
+        for record in read_journal(path, plan_sha256, first):
+            count += 1
             if record.round < since:
                 continue
             if record.damage is not None:
                 raise record.damage
             yield record
+        if first + count < following:
+            raise missing(path, count, path.stat().st_size, first + count)
 
 
 def _rounds(folder: Path, kind: str) -> list[int]:

@@ -94,16 +94,16 @@ def packed(record: Record, number: int) -> bytes:
     return head + _CHECKSUM.pack(zlib.crc32(head)) + record.body
 
 
-def read_heads(file: int, path: Path) -> Iterator[tuple[int, Head]]:
+def read_heads(file: int, path: Path, first: int | None) -> Iterator[tuple[int, Head]]:
     """Yield the heads of all records with their places, up to one that a crash has cut short.
 
     Raises:
-        DamageError: a head is damaged.
+        DamageError: see `read_head`.
     """
     place, number, end = BEGINNING_BYTES, 0, os.fstat(file).st_size
     while place + HEAD_BYTES <= end:
         try:
-            head = read_head(file, path, place, number)
+            head = read_head(file, path, place, number, first)
         except DamageError:
             if any(os.pread(file, end - place, place)):  # else power failed before anything was on the disk
                 raise
@@ -114,31 +114,53 @@ def read_heads(file: int, path: Path) -> Iterator[tuple[int, Head]]:
         place, number = place + HEAD_BYTES + head.size, number + 1
 
 
-def read_head(file: int, path: Path, place: int, number: int) -> Head:
-    """Return the head at a place, where the record of that number stands.
+def read_head(file: int, path: Path, place: int, number: int, first: int | None) -> Head:
+    """Return the head at a place.
+
+    Args:
+        file: open to read.
+        path: of the file.
+        place: in the file, in bytes.
+        number: of the record that stands there.
+        first: round of the file's first record, if every record is of the next round; None if it is not.
 
     Raises:
-        DamageError: it does not.
+        DamageError: it is damaged, or that of another record or round.
     """
-    data = os.pread(file, HEAD_BYTES, place)
+    data = _read(file, HEAD_BYTES, place)
     if data[_HEAD.size :] != _CHECKSUM.pack(zlib.crc32(data[: _HEAD.size])):
         raise DamageError(path, number, place, f"has a damaged head, and what follows cannot be found; {_LEFT}")
     head = Head(*_HEAD.unpack_from(data))
     if head.number != number:
         raise DamageError(path, number, place, f"is missing, record {head.number} stands there; {_LEFT}")
+    if first is not None and head.round != first + number:
+        raise DamageError(path, number, place, f"is of round {head.round}, expected {first + number}; {_LEFT}")
     return head
 
 
 def read_record(file: int, path: Path, place: int, head: Head) -> Record:
     """Return a record, with its body if that has its checksum."""
-    body = os.pread(file, head.size, place + HEAD_BYTES)
-    damage = None if zlib.crc32(body) == head.checksum else damaged(path, place, head)
+    body = _read(file, head.size, place + HEAD_BYTES)
+    whole = (len(body), zlib.crc32(body)) == (head.size, head.checksum)
+    damage = None if whole else damaged(path, place, head)
     return Record(Entry(head.entry), head.round, head.site, b"" if damage else body, damage)
+
+
+def _read(file: int, size: int, place: int) -> bytes:
+    try:
+        return os.pread(file, size, place)
+    except OSError:  # a disk that cannot read what it holds
+        return b""
 
 
 def damaged(path: Path, place: int, head: Head) -> DamageError:
     """Return the error that a record's body does not have its checksum."""
     return DamageError(path, head.number, place, "is damaged: is the disk failing?", head.round)
+
+
+def missing(path: Path, number: int, place: int, round_: int) -> DamageError:
+    """Return the error that the record of a round, which should be the file's last, is not there."""
+    return DamageError(path, number, place, "is missing: the file ends there", round_)
 
 
 def beginning(plan_sha256: str, run_id: str) -> bytes:

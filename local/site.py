@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from local.leaving import Leaving, LeavingError
 from local.policy import Policy
 from local.timings import Timings
 from local.training import Result, TrainingState, train
+
+WHOSE = "run-id"  # in an output folder: the run whose results lie there
 
 
 def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
@@ -63,8 +65,10 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
             policy.check(spec, plan)
             data = _data(config, spec, policy)
             client.expect(plan)
-            checkpoints = Checkpoints(output / "checkpoints" / run_id(offered), plan, config.name)
-            state = _state(config, client, offered, Course(spec, plan, replica), checkpoints)
+            run = run_id(offered)
+            checkpoints = Checkpoints(output / "checkpoints" / run, plan, config.name, data_sha256=data.sha256())
+            course = Course(spec, plan, replica)
+            state = starting_state(config.name, offered, client.snapshot, course, checkpoints)
         for warning in plan.warnings:
             say(f"warning: {warning}")
         say(f"{config.name}: {_amounts(data)}")
@@ -79,45 +83,81 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
             if leaving is not None:
                 leaving.between_steps()
 
-        if began == 0:
-            shutil.rmtree(output / "predictions", ignore_errors=True)  # of an earlier run, maybe of more folds
-
         def tested(fold: int, outputs: Tensor) -> None:
             from local.prediction import write_predictions  # which takes pandas, and half a second of every start
 
-            write_predictions(output / "predictions", spec, data, fold, outputs)
+            write_predictions(results_folder(output, spec.name, run) / "predictions", spec, data, fold, outputs)
 
-        with closing(Timings(output / "timings.csv", again=began > 0)) as timings:
+        with closing(Timings(results_folder(output, spec.name, run) / "timings.csv", again=began > 0)) as timings:
             training = train(spec, plan, data, state, timings.lap, between_steps, policy.rank, tested)
             options: dict[str, Any] = {"device": config.device, "lap": timings.lap}
             result = drive(training, client, plan, config.name, quietly=(LeavingError,) * resumes, **options)
-        save_model(output / "model", spec, result.best, result.final, result.fit, result.own)
+        model = results_folder(output, spec.name, run) / "model"
+        save_model(model, spec, result.best, result.final, result.fit, result.own)
         client.done()
     shutil.rmtree(checkpoints.folder, ignore_errors=True)
-    say(f"{config.name}: done after {result.epochs} epochs; the model is in {output / 'model'}")
+    say(f"{config.name}: done after {result.epochs} epochs; the model is in {model}")
     return result
 
 
-def _state(
-    config: SiteConfig,
-    client: AggregatorClient,
+def results_folder(output: Path, name: str, run: str) -> Path:
+    """Return where a run's results go: into `output` itself, or, if another run's lie there, a folder of its own in it.
+
+    Args:
+        output: of the site.
+        name: of the run.
+        run: its number.
+
+    Raises:
+        UserError: the disk is full or broken.
+    """
+    whose, own = output / WHOSE, output / f"{name}-{run}"
+    try:
+        if whose.exists() and whose.read_bytes() == run.encode():
+            return output
+        if own.exists() or any((output / results).exists() for results in ("model", "predictions")):
+            own.mkdir(exist_ok=True)
+            return own
+        whose.write_bytes(run.encode())
+    except OSError as error:
+        raise UserError(f"{output}: cannot be written: {error.strerror}") from None
+    return output
+
+
+def starting_state(
+    site: str,
     offered: Mapping[str, object],
+    ask_for_snapshot: Callable[[], bytes | None],
     course: Course,
     checkpoints: Checkpoints,
 ) -> TrainingState:
-    """Return where the site stands: at its last checkpoint, else where the run does, else at the beginning."""
+    """Return where a site stands: at its last checkpoint, else where the run does, else at the beginning.
+
+    Args:
+        site: its name.
+        offered: what the aggregator says of the run.
+        ask_for_snapshot: returns the aggregator's checkpoint; None if it has none.
+        course: of the run, at its beginning; changed in place.
+        checkpoints: of the site.
+
+    Raises:
+        UserError: the checkpoint is not this site's, or was made with other data.
+    """
     found, oldest = checkpoints.load(course), offered.get("oldest", 0)
+    if found is None and checkpoints.damaged and oldest == 0:
+        say(f"{site}: has no whole checkpoint; begins anew, and computes again what it has sent")
+        return TrainingState(site, course)
     if found is not None and isinstance(oldest, int) and course.round >= oldest:
-        say(f"{config.name}: goes on from its checkpoint of step {course.steps}, round {course.round}")
-        return TrainingState(config.name, course, found[1], follows=found[0].get("follows") is True)
-    snapshot = client.snapshot()
+        say(f"{site}: goes on from its checkpoint of step {course.steps}, round {course.round}")
+        return TrainingState(site, course, found[1], follows=found[0].get("follows") is True)
+    snapshot = ask_for_snapshot()
     if snapshot is None:
-        return TrainingState(config.name, course)
+        return TrainingState(site, course)
     take_over(course, snapshot)
     why = "has lost its checkpoints" if found is None else "was away for longer than the ledger reaches back"
-    say(f"{config.name}: {why}; goes on from the aggregator's of step {course.steps}, without residuals")
+    say(f"{site}: {why}; goes on from the aggregator's of step {course.steps}, without residuals")
     checkpoints.save(course, {}, {"follows": True})
-    return TrainingState(config.name, course, follows=True)
+    return TrainingState(site, course, follows=True)
 
 
 def check_site(config: SiteConfig) -> None:

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common.arrays import unpack_sums
 from common.artifacts import save_model
@@ -94,7 +95,7 @@ class Aggregator:
         self._ledger: Ledger | None = None
         self._checkpoints: Checkpoints | None = None
         self._residuals: Residuals = {}
-        recorded = None
+        recorded: dict[str, Any] | None = None
         resumes = keeping is not None and (directory / LEDGER).exists()
         if not resumes:
             new_directory(directory)
@@ -103,13 +104,11 @@ class Aggregator:
             self._ledger = Ledger(directory / LEDGER, self.plan.sha256(), self.run_id, sync=sync)
             self.run_id = self._ledger.run_id
             self._checkpoints = Checkpoints(directory / CHECKPOINTS, self.plan, "aggregator", sync=sync)
-            loaded = self._checkpoints.load(self.course)
-            if loaded is not None:
-                recorded, self._residuals = loaded[0]["recorder"], loaded[1]
-            elif self._ledger.oldest_contribution > 0:
-                raise UserError(
-                    f"{directory / CHECKPOINTS}: no checkpoint is readable, and the ledger goes on from one"
-                )
+            try:
+                recorded = self._load(self._checkpoints, self._ledger)
+            except UserError:
+                self._ledger.close()
+                raise
         self.recorder = Recorder(directory, spec, self.plan, again=resumes, state=recorded)
         self.barrier = Barrier.of(spec.federation, clock(), self.course.round, len(self.plan.stages))
         self._lossless = is_lossless(self.plan.wire, next(replica.model.parameters()).dtype)
@@ -118,6 +117,14 @@ class Aggregator:
         self._departed: set[str] = set()
         self._outcome = ("interrupted", "")
         self._came_back = False  # and has written no checkpoint since: where one crash was, more may follow
+
+    def _load(self, checkpoints: Checkpoints, ledger: Ledger) -> dict[str, Any] | None:
+        """Go to the last checkpoint, if there is one, and return the recorder's state there."""
+        loaded = checkpoints.load(self.course)
+        if loaded is None and ledger.oldest_contribution > 0:
+            raise UserError(f"{checkpoints.folder}: no checkpoint is readable, and the ledger goes on from one")
+        document, self._residuals = loaded or ({}, {})
+        return document.get("recorder")
 
     @property
     def ended(self) -> bool:
@@ -284,6 +291,7 @@ class Aggregator:
             DamageError: a record that is needed is not there, or cannot be read.
         """
         assert self._ledger is not None
+        self._ledger.check_end(self.barrier.round)
         damage: dict[int, DamageError] = {}  # of contributions to this round, by site
         for record in self._ledger.records(self.barrier.round):
             if record.entry is Entry.RESET:
@@ -298,7 +306,6 @@ class Aggregator:
             else:
                 message = unpack(record.body, self.plan, up=True)
                 self.barrier.put(self.plan.sites[record.site], record.body, message, self._clock())
-        self._ledger.check_end(self.barrier.round)
         self._came_back = True
         return self.barrier.tick(self._clock())
 

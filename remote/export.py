@@ -1,10 +1,12 @@
 """`rankdad export`: the model of any step of a run, from the initial weights and the ledger alone.
 
-Where the ledger keeps its tail only, from the last checkpoint before that step.
+Where the ledger keeps its tail only, from the last checkpoint before that step; where it is damaged, as far as it is
+whole.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from pathlib import Path
 
@@ -20,9 +22,12 @@ from common.messages import Kind
 from common.plan import make_plan
 from common.preparation import Preparing
 from common.protocol import unpack
+from common.records import DamageError
 from common.replica import Replica
 from common.spec import RunSpec
 from remote.aggregator import CHECKPOINTS, LEDGER
+
+_log = logging.getLogger(__name__)
 
 
 def export(
@@ -54,15 +59,20 @@ def export(
     ledger = directory / LEDGER
     if oldest_update(ledger) > 0 and not Checkpoints(directory / CHECKPOINTS, plan, "aggregator").load(course, step):
         raise UserError(f"--step: got {step}, but {ledger} keeps only the last checkpoints and what came after them")
-    for record in read_updates(ledger, plan.sha256(), course.round):
-        update = unpack(record.body, plan, up=False)
-        if course.steps == step and update.kind is not Kind.BUFFERS:  # which belong to the last step of an epoch
-            break
-        if update.round != course.round:
-            raise UserError(f"{ledger}: round {course.round} is missing, expected all since then")
-        course.follow(update)
+    damage = ""
+    try:
+        for record in read_updates(ledger, plan.sha256(), course.round):
+            update = unpack(record.body, plan, up=False)
+            if course.steps == step and update.kind is not Kind.BUFFERS:  # which belong to the last step of an epoch
+                break
+            course.follow(update)
+    except DamageError as error:
+        damage = str(error)
     if course.steps == 0 or (step is not None and course.steps != step):
-        raise UserError(f"--step: got {step}, expected 1 to {course.steps}: so far does {ledger} reach")
+        reaches = damage or f"so far does {ledger} reach"
+        raise UserError(f"--step: got {step}, expected 1 to {course.steps}: {reaches}")
+    if damage:
+        _log.warning("%s; the model is that of step %d, before it", damage, course.steps)
     fit = Preparing(spec).fit(course.totals_of(min(course.fold, plan.folds - 1)))
     save_model(output / "model", spec, {}, replica.weights(), fit)
     return course

@@ -16,6 +16,7 @@ from common.data import CsvData, NpzData, TsData
 from common.imaging import FunctionData, ImagesData, NiftiData
 from common.messages import Warning
 from common.preparation import Rows
+from common.replica import weights_sha256
 from common.spec import RunSpec
 from common.studies import KFold
 from common.tasks import Classification
@@ -79,6 +80,15 @@ class SiteData:
     fewest: int = 1
     warnings: tuple[Warning, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def sha256(self) -> str:
+        """Return the digest of samples, labels, covariates and splits."""
+        tensors = {"inputs": self.samples.inputs, "labels": self.samples.labels}
+        if self.covariates is not None:
+            tensors["covariates"] = self.covariates
+        for fold, split in enumerate(self.splits):
+            tensors |= {f"{fold}/{name}": rows for name, rows in vars(split).items()}
+        return weights_sha256(tensors)
 
     def rows(self, fold: int) -> Rows:
         """Return a fold's training rows, for preparation."""

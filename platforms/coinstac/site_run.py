@@ -77,10 +77,13 @@ class SiteRun:
             (self._folder / ERROR).write_text(f"{problem.text}\n    {problem.details}\n", encoding="utf-8")
             say(f"error: {error}")
             raise UserError(problem.text) from None
-        self._checkpoints = Checkpoints(self._folder / CHECKPOINTS, plan, self._site)
+        self._checkpoints = Checkpoints(self._folder / CHECKPOINTS, plan, self._site, data_sha256=data.sha256())
         self._log = Ledger(self._folder / UPDATES, plan.sha256(), opened.id)
         course = self._course = Course(spec, plan, replica)
         found = self._checkpoints.load(course)
+        if found is None and self._log.oldest > 0:
+            raise UserError(f"{self._checkpoints.folder}: no checkpoint is readable, and the log goes on from one")
+        self._log.check_end(course.round)
         self._state = TrainingState(self._site, course, found[1] if found else {})
         self._began = course.round
         # Where one process was replaced, the next may be too: it then begins close to where it ends.

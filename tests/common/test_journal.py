@@ -175,6 +175,18 @@ def test_a_full_disk_is_said_and_leaves_the_ledger_readable(tmp_path: Path, monk
     ledger.close()
 
 
+def test_a_disk_that_cannot_read_a_record_has_damaged_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, real = written(tmp_path / "ledger"), os.pread
+
+    def fails(file: int, size: int, at: int) -> bytes:
+        if at <= place(2) + HEAD_BYTES < at + size:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(file, size, at)
+
+    monkeypatch.setattr(os, "pread", fails)
+    assert [record.damage is not None for record in read(path)] == [False, False, True, False]
+
+
 def test_two_processes_do_not_write_the_same_journal(tmp_path: Path) -> None:
     first = Journal(tmp_path / "ledger", PLAN, RUN)
     with pytest.raises(UserError, match="written by another process"):

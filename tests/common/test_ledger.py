@@ -91,6 +91,31 @@ def test_a_damaged_update_is_said_not_sent(tmp_path: Path) -> None:
             ledger.update(5)
 
 
+def test_a_lost_file_of_updates_is_missed(tmp_path: Path) -> None:
+    """From the rounds of those before and after it."""
+    write(tmp_path, Retention.TAIL)
+    (tmp_path / "updates-000000000006").unlink()
+    said = r"updates-0+3: record 3 \(round 6\) at byte \d+ is missing: the file ends there"
+    with pytest.raises(DamageError, match=said), opened(tmp_path):
+        pass
+    updates = read_updates(tmp_path, PLAN, 3)
+    assert [next(updates).round for _ in range(3)] == [3, 4, 5]
+    with pytest.raises(DamageError, match=said):
+        next(updates)
+    with pytest.raises(DamageError, match=said), opened(tmp_path):  # nothing is left locked
+        pass
+
+
+def test_an_update_of_another_round_than_its_place_says_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path) as ledger:
+        ledger.append(round_of(0)[2])
+        ledger.append(round_of(2)[2])
+        with pytest.raises(DamageError, match=r"record 1 at byte \d+ is of round 2, expected 1"):
+            ledger.update(1)
+    with pytest.raises(DamageError, match=r"record 1 at byte \d+ is of round 2, expected 1"), opened(tmp_path):
+        pass
+
+
 def test_a_ledger_that_another_process_writes_can_be_left_and_taken_up_again(tmp_path: Path) -> None:
     first = Ledger(tmp_path, PLAN)
     first.leave()

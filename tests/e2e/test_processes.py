@@ -240,7 +240,7 @@ def test_a_killed_aggregator_ends_the_simulation_and_the_summary_says_so(tmp_pat
 
 def test_a_site_that_cannot_save_is_named_though_the_run_was_complete(tmp_path: Path) -> None:
     (tmp_path / "run" / "sites" / "beta").mkdir(parents=True)
-    (tmp_path / "run" / "sites" / "beta" / "model").write_text("in the way")
+    (tmp_path / "run" / "sites" / "beta" / "model").symlink_to("nowhere")  # in the way
     done = rankdad("simulate", simulation(tmp_path), "--output", tmp_path / "run")
     assert done.returncode == 2
     assert done.stderr.startswith("error: beta: ")

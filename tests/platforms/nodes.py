@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from platforms.coinstac.aggregator_node import AggregatorNode
+from platforms.coinstac.compspec import compspec
+from platforms.coinstac.fields import FIELDS
 from platforms.coinstac.outputs import NodeState, Reply
 from platforms.coinstac.service import Node
 from platforms.coinstac.site_node import SiteNode
+from tests.coinstac.app import App, Tick
 from tests.conftest import write_site
 
 REMOTE = "remote"
@@ -23,17 +26,23 @@ class Iterations:
 
     Args:
         folder: of all nodes' folders.
-        inputs: of every member, by the client's id.
+        inputs: of every member, by the client's id; its files lie in its folder `base`.
+        typed: whether people fill them in, in the platform's app; else a simulator hands them over as they are.
         replaced: told an iteration and a node; returns whether a fresh process takes over before it works.
         forgotten: the same; returns whether it dies when it has worked, and a fresh process does it again.
     """
 
     folder: Path
-    inputs: Mapping[str, Mapping[str, Any]]
+    inputs: dict[str, dict[str, Any]]
     replaced: Callable[[int, str], bool] = lambda iteration, node: False
     forgotten: Callable[[int, str], bool] = lambda iteration, node: False
+    typed: bool = True
     nodes: dict[str, Node] = field(default_factory=dict)
     outputs: list[dict[str, dict[str, Any]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.typed:
+            self.inputs = through_the_app(self.folder, self.inputs)
 
     def state(self, client: str) -> NodeState:
         folders = {kind: self.folder / client / kind for kind in ("base", "output")}
@@ -82,6 +91,29 @@ class Iterations:
                 return reply.output
             answer = reply.output
         raise AssertionError(f"no end after {most} iterations")
+
+
+def through_the_app(folder: Path, inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return what arrives of what people fill in, with each member's files linked into its folder `base`."""
+    first = next(iter(inputs.values()))
+    app = App(compspec(folder="folder" in first))
+    owner = {name: value for name, value in first.items() if FIELDS[name].source == "owner"}
+    form, arrived = app.consortium(owner), {}
+    for client, typed in inputs.items():
+        own, base = folder / client / "own", folder / client / "base"
+        if not own.exists():
+            base.rename(own)
+            base.mkdir()
+        given: dict[str, Any] = {name: typed.get(name, Tick.USE_DEFAULT) for name in ("min_rows", "max_rank")}
+        given |= {"folder": own} if "folder" in typed else {"files": [own / name for name in typed["files"]]}
+        mapped = form.member(client, given)
+        assert not mapped.lost, mapped.lost
+        mapped.link(base)
+        assert {name: mapped.inputs[name] for name in typed if name != "folder"} == {
+            name: value for name, value in typed.items() if name != "folder"
+        }, "what is typed is what arrives"
+        arrived[client] = mapped.inputs
+    return arrived
 
 
 def sent(reply: Reply) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from tests.coinstac.nodes import ContainerNode
 from tests.coinstac.platform import Faults, Platform, When
 from tests.docker.images import docker, image
-from tests.platforms.test_service import digests, small, without_the_platform, write_member
+from tests.platforms.test_service import digests, platform_of, small, without_the_platform, write_member
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.docker, pytest.mark.timeout(600)]
 
@@ -20,9 +20,7 @@ def run(folder: Path, sites: int, kills: Collection[tuple[int, str, When]] = ())
     spec, form = small(sites)
     user = int(docker("run", "--rm", "--entrypoint", "id", image(), "-u"))
     start = partial(ContainerNode, image=image(), files_owner=user)
-    platform = Platform(form, folder / "platform", start, faults=Faults(kills=kills))
-    for place, node in enumerate(platform.sites):
-        write_member(node, 70 - 9 * place, place)
+    platform = platform_of(form, folder / "platform", write_member, start=start, faults=Faults(kills=kills))
     platform.run()
     folders = [node.input for node in platform.sites]
     assert digests(platform) == without_the_platform(spec, folders, folder / "http")

@@ -172,7 +172,7 @@ def test_what_is_wrong_with_the_owners_inputs_is_said_in_the_first_iteration(
     tmp_path: Path, changes: dict[str, Any], said: list[str]
 ) -> None:
     _, inputs = consortium(tmp_path, METHODS[0])
-    run = Iterations(tmp_path, {client: own | changes for client, own in inputs.items()})
+    run = Iterations(tmp_path, {client: own | changes for client, own in inputs.items()}, typed=False)
     with pytest.raises(RankdadError) as raised:
         run.go(most=2)
     assert not [words for words in said if words not in str(raised.value)], str(raised.value)
@@ -214,7 +214,7 @@ def test_what_is_wrong_at_one_member_is_said_to_all_in_the_first_iteration(
     if own:
         site_file(tmp_path / "8f0c" / "base", **own)
     with pytest.raises(RankdadError) as raised:
-        Iterations(tmp_path, inputs).go(most=2)
+        Iterations(tmp_path, inputs, typed=False).go(most=2)
     assert said in str(raised.value)
 
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import socket
 import statistics
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,13 @@ from websockets.typing import Origin
 from common.documents import validate
 from common.spec import RunSpec
 from local.data import read_site
+from platforms.coinstac.compspec import compspec
 from platforms.coinstac.service import Service
 from simulations.lockstep import run
+from tests.coinstac.app import App, Tick
 from tests.coinstac.client import ComputationError
-from tests.coinstac.nodes import Node, ProcessNode
-from tests.coinstac.platform import Faults, Platform
+from tests.coinstac.nodes import ProcessNode
+from tests.coinstac.platform import Faults, Platform, shuffled_ids
 from tests.conftest import run_document, write_site
 from tests.platforms.nodes import site_file
 
@@ -41,13 +44,39 @@ def inputs(sites: int, **document: Any) -> tuple[RunSpec, list[dict[str, Any]]]:
     """Return a run and every member's form."""
     names = [f"site-{number}" for number in range(sites)]
     whole = run_document(**document, federation={"sites": names})
-    form = {"files": {"value": ["data.npz", "site.json"]}, "spec": {"value": whole}}
-    return validate(RunSpec, whole), [form] * sites
+    return validate(RunSpec, whole), [{"spec": whole}] * sites
 
 
-def write_member(node: Node, samples: int, place: int) -> None:
-    write_site(node.input, samples, place)
-    site_file(node.input, name=f"site-{place}", policy={"min_rows": 1})
+def platform_of(
+    form: Sequence[Mapping[str, Any]], folder: Path, write: Callable[[Path, int], Sequence[str]], **options: Any
+) -> Platform:
+    """Return a run of what people have filled in, in the platform's app, with their files where it links them.
+
+    Args:
+        form: the owner's fields, once for each member.
+        folder: of the run.
+        write: writes a member's files into a folder of its own, and returns the names of those that it chooses.
+        options: of the platform.
+    """
+    app, ids = App(compspec()), shuffled_ids(len(form))
+    assert app.problems() == []
+    members = []
+    for place, (client, owner) in enumerate(zip(ids, form, strict=True)):
+        own = folder.parent / "members" / client
+        own.mkdir(parents=True)
+        given = {"files": [own / name for name in write(own, place)], "min_rows": "8", "max_rank": Tick.USE_DEFAULT}
+        members.append(app.consortium(owner).member(client, given))
+    assert not any(mapped.lost for mapped in members)
+    platform = Platform([mapped.inputspec for mapped in members], folder, client_ids=ids, **options)
+    for mapped, node in zip(members, platform.sites, strict=True):
+        mapped.link(node.input)
+    return platform
+
+
+def write_member(folder: Path, place: int) -> Sequence[str]:
+    write_site(folder, 70 - 9 * place, place)
+    site_file(folder, name=f"site-{place}", policy={"min_rows": 1})
+    return ["data.npz", "site.json"]
 
 
 def small(sites: int, epochs: int = 2) -> tuple[RunSpec, list[dict[str, Any]]]:
@@ -140,9 +169,7 @@ def test_no_browser_can_speak_to_it(tmp_path: Path) -> None:
 def test_processes_end_with_the_weights_of_the_run_over_http(tmp_path: Path, faults: Faults) -> None:
     spec, form = small(2, epochs=1 if faults.fresh_every_iteration else 2)
     start = partial(ProcessNode, port_in_environment=faults.fresh_every_iteration)
-    platform = Platform(form, tmp_path / "platform", start, faults=faults)
-    for place, node in enumerate(platform.sites):
-        write_member(node, 70 - 9 * place, place)
+    platform = platform_of(form, tmp_path / "platform", write_member, start=start, faults=faults)
     shown = platform.run()
     folders = [node.input for node in platform.sites]
     assert digests(platform) == without_the_platform(spec, folders, tmp_path / "http")
@@ -162,12 +189,15 @@ def test_processes_end_with_the_weights_of_the_run_over_http(tmp_path: Path, fau
 def test_a_round_is_fast(tmp_path: Path) -> None:
     """784-1024-1024-10, rank 10, two sites: what the platform's way costs beyond compute, and how soon it begins."""
     _, form = inputs(2, training={"epochs": 1, "batch_size": 32, "optimizer": {"name": "adam", "lr": 1e-4}}, **WIDE)
-    platform = Platform(form, tmp_path, ProcessNode)
-    for place, node in enumerate(platform.sites):
+
+    def write(folder: Path, place: int) -> Sequence[str]:
         generator = np.random.default_rng(place)
         x, y = generator.normal(size=(1500, 784)).astype("float32"), generator.integers(0, 10, 1500)
-        np.savez(node.input / "data.npz", x=x, y=y)
-        site_file(node.input, name=f"site-{place}")
+        np.savez(folder / "data.npz", x=x, y=y)
+        site_file(folder, name=f"site-{place}")
+        return ["data.npz", "site.json"]
+
+    platform = platform_of(form, tmp_path / "platform", write)
     platform.run()
     steps = pd.read_csv(platform.remote.output / "run" / "steps.csv")
     timings = [pd.read_csv(node.output / "timings.csv") for node in platform.sites]
@@ -188,8 +218,10 @@ def test_a_round_is_fast(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_every_node_is_told_what_is_wrong(tmp_path: Path) -> None:
     _, form = small(2)
-    platform = Platform(form, tmp_path, ProcessNode)
-    write_member(platform.sites[0], 50, 0)
-    with pytest.raises(ComputationError, match=r"^[0-9a-f]+: Files \(files\): a chosen file is not among those"):
+    platform = platform_of(form, tmp_path / "platform", write_member)
+    (platform.sites[1].input / "data.npz").unlink()
+    with pytest.raises(
+        ComputationError, match=r"^site-1 \(member [0-9a-f]+\): Files \(files\): a chosen file is not among those"
+    ):
         platform.run()
     assert len(platform.iterations) == 1

@@ -29,7 +29,8 @@ from common.protocol import pack, unpack
 from common.replica import Replica
 from common.spec import RunSpec
 from local.data import SiteData
-from local.training import Result, TrainingState, train
+from local.site import starting_state
+from local.training import Result, train
 from remote import aggregator as aggregator_module
 from remote.aggregator import Aggregator, Keeping
 from remote.export import export
@@ -58,20 +59,18 @@ class Site:
     message: Message | Ask | None = None
     result: Result | None = None
 
-    def start(self, snapshot: Callable[[str], bytes | None]) -> None:
+    def start(self, aggregator: Aggregator) -> None:
         replica = Replica(self.spec)
         plan = make_plan(self.spec, replica.model)
-        course, checkpoints = Course(self.spec, plan, replica), Checkpoints(self.folder, plan, self.name)
-        loaded = checkpoints.load(course)
-        offered = snapshot(self.name) if loaded is None else None
-        self.state = TrainingState(self.name, course, loaded[1] if loaded else {}, follows=offered is not None)
-        if offered is not None:
-            take_over(course, offered)
+        course = Course(self.spec, plan, replica)
+        checkpoints = Checkpoints(self.folder, plan, self.name, data_sha256=self.data.sha256())
+        offered = {"oldest": aggregator.oldest}
+        self.state = starting_state(self.name, offered, lambda: aggregator.snapshot(self.name), course, checkpoints)
         began = course.round
 
         def between_steps() -> None:
             if course.steps % EVERY == 0 and course.round > began:
-                checkpoints.save(course, self.state.residuals)
+                checkpoints.save(course, self.state.residuals, {"follows": self.state.follows})
 
         self.training = train(self.spec, plan, self.data, self.state, between_steps=between_steps)
         self.message = next(self.training)
@@ -84,7 +83,10 @@ class Site:
 
 
 class Run:
-    """All sites and the aggregator, one after the other; `crash` is asked before and after every message."""
+    """All sites and the aggregator, one after the other, from the beginning or from what a folder holds.
+
+    `crash` is asked before and after every message.
+    """
 
     def __init__(self, spec: RunSpec, data: dict[str, SiteData], folder: Path, keeping: Keeping = KEEPING) -> None:
         self.spec, self.folder, self.keeping = spec, folder, keeping
@@ -92,21 +94,31 @@ class Run:
         self.gone: set[str] = set()  # sites that are not there for a while
         self.answers: dict[str, bytes] = {}
         self.waiting: set[str] = set()  # whose request is held
-        self.aggregator = self._aggregator()
-        self.sites = {name: Site(spec, name, data[name], folder / name) for name in SITES}
-        for site in self.sites.values():
-            site.start(self.aggregator.snapshot)
+        self._start_aggregator()
+        self.sites = {name: Site(spec, name, data[name], folder / name) for name in spec.federation.sites}
+        try:
+            for site in self.sites.values():
+                site.start(self.aggregator)
+        except BaseException:
+            self.aggregator.abandon()
+            raise
 
-    def _aggregator(self) -> Aggregator:
-        return Aggregator(self.spec, Replica(self.spec), self.folder / "run", lambda: self.now, keeping=self.keeping)
+    def _start_aggregator(self) -> None:
+        directory = self.folder / "run"
+        resumes = (directory / "ledger").exists()
+        self.aggregator = Aggregator(self.spec, Replica(self.spec), directory, lambda: self.now, keeping=self.keeping)
+        try:
+            self.carry_out(self.aggregator.resume() if resumes else [])
+        except BaseException:
+            self.aggregator.abandon()
+            raise
 
     def restart(self, victim: str) -> None:
         if victim == "aggregator":
             self.aggregator.close()  # closes files that a dead process would not have open
-            self.aggregator = self._aggregator()
-            self.carry_out(self.aggregator.resume())
+            self._start_aggregator()
         else:
-            self.sites[victim].start(self.aggregator.snapshot)
+            self.sites[victim].start(self.aggregator)
             self.answers.pop(victim, None)
             self.waiting.discard(victim)
 
@@ -319,7 +331,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_a_torn_one_passed_over(tmp_p
     kept[1].write_bytes(kept[1].read_bytes()[:200])
     course = Course(spec, run.aggregator.plan, Replica(spec))
     assert Checkpoints(tmp_path / "alpha", run.aggregator.plan, "alpha").load(course) is not None
-    assert course.round == int(kept[0].stem) > 0
+    assert course.round == int(kept[0].name[:12]) > 0
     assert course.roster == run.aggregator.course.roster
     with pytest.raises(UserError, match="another run, version or owner"):
         Checkpoints(tmp_path / "alpha", run.aggregator.plan, "beta").load(course)
