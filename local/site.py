@@ -18,7 +18,7 @@ from common.checkpoints import EVERY, Checkpoints, take_over
 from common.course import Course
 from common.documents import load_json, validate
 from common.errors import DataError, PolicyError, RankdadError, SpecError, UserError
-from common.memory import check_memory
+from common.memory import check_memory, use_threads
 from common.messages import failure_message
 from common.plan import Plan, make_plan
 from common.protocol import pack, step_bytes
@@ -53,8 +53,6 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
     with AggregatorClient.of(config, say) as client:
         offered = client.run()
         spec = _spec(config, offered)
-        torch.set_num_threads(spec.training.threads)
-        check_memory(spec)
         replica = _replica(config, spec)
         plan = make_plan(spec, replica.model)
         with _refusing(client, plan, config.name):
@@ -172,6 +170,9 @@ def _data(config: SiteConfig, spec: RunSpec, policy: Policy) -> SiteData:
 
 
 def _replica(config: SiteConfig, spec: RunSpec) -> Replica:
+    """Make the model, once it is known that it and the run's threads fit into this machine."""
+    use_threads(spec.training.threads)
+    check_memory(spec)
     weights = None if config.weights is None else Path(config.weights)
     return Replica(spec, config.allow_factories, config.device, weights)
 
