@@ -24,6 +24,7 @@ from common.plan import Plan, make_plan
 from common.protocol import pack, step_bytes
 from common.replica import Replica
 from common.spec import RunSpec
+from common.text import visible
 from local.config import SiteConfig
 from local.data import SiteData, read_site
 from local.drivers.http import AggregatorClient, drive
@@ -31,6 +32,8 @@ from local.leaving import Leaving, LeavingError
 from local.policy import Policy
 from local.timings import Timings
 from local.training import Result, TrainingState, train
+
+MAX_LINE = 2000  # characters of what is said, in which others may be quoted
 
 
 def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
@@ -137,7 +140,7 @@ def check_site(config: SiteConfig) -> None:
 
 def say(line: str) -> None:
     """Print a line for the person at the site."""
-    print(line, flush=True)
+    print(visible(line, MAX_LINE), flush=True)
 
 
 def run_id(offered: Mapping[str, object]) -> str:
@@ -211,7 +214,8 @@ def _spec(config: SiteConfig, offered: dict[str, object]) -> RunSpec:
     """Return the aggregator's spec, if the site can take part in it."""
     if offered.get("version") != __version__:
         raise UserError(
-            f"{config.aggregator} runs rankdad {offered.get('version')}, this site {__version__}: install the same"
+            f"{config.aggregator} runs rankdad {visible(str(offered.get('version')), 63)}, this site {__version__}: "
+            "install the same"
         )
     spec = validate(RunSpec, offered.get("run"), file=config.aggregator)
     if config.spec is not None:
@@ -220,6 +224,8 @@ def _spec(config: SiteConfig, offered: dict[str, object]) -> RunSpec:
             raise SpecError("spec", f"{config.spec} is not the run that {config.aggregator} offers")
     if config.name not in spec.federation.sites:
         raise SpecError(
-            "name", f"{config.name} is not a site of this run, expected one of {', '.join(spec.federation.sites)}"
+            "name",
+            f"{config.name} is not a site of this run, expected one of {', '.join(spec.federation.sites[:20])}"
+            + ", …" * (len(spec.federation.sites) > 20),
         )
     return spec
