@@ -9,7 +9,8 @@ from pydantic import BeforeValidator, Field
 
 from common.documents import Part
 
-PositiveInt = Annotated[int, Field(ge=1)]
+PositiveInt = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Shape = Annotated[tuple[PositiveInt, ...], Field(max_length=16)]
 FileName = Annotated[str, Field(pattern=r"^[\w][\w.-]*$")]
 COLUMN = r"^[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]{0,198}[^\s\x00-\x1f\x7f])?$"
 Column = Annotated[str, Field(pattern=COLUMN)]
@@ -38,9 +39,9 @@ Level = Annotated[str, BeforeValidator(_level), Field(min_length=1, max_length=2
 class Labelled(Part):
     """A table with a row per sample, and columns for what is predicted."""
 
-    label: Column | tuple[Column, ...]
+    label: Column | Annotated[tuple[Column, ...], Field(max_length=1000)]
     """Column of the label; of the task multi-label a list of columns, each 0 or 1."""
-    values: tuple[Level, ...] = ()
+    values: Annotated[tuple[Level, ...], Field(max_length=1000)] = ()
     """Values of the label, in the order of the classes; numbers are compared as numbers, everything else as text. None
     for the tasks regression, whose label is a number, and multi-label."""
     group: Column | None = None

@@ -6,8 +6,7 @@ import sys
 
 import typer
 
-from common.errors import RankdadError
-from common.text import visible
+from common.errors import RankdadError, visible
 
 MAX_ERROR = 4000  # characters of an error, which may quote what others have written
 

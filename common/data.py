@@ -9,17 +9,21 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from common.columns import COLUMN, Column, FileName, Labelled, Level, PositiveInt
+from common.columns import COLUMN, Column, FileName, Labelled, Level, PositiveInt, Shape
 from common.documents import Part
 from common.errors import SpecError
 from common.imaging import FunctionData, ImagesData, NiftiData
 from common.patterns import escaped, fits, is_pattern, literal
 from common.tasks import Classification, MultiLabel, TaskSpec
 
+MAX_FILES = 1000  # that a spec names one by one
+
 
 def _file_names(given: str | tuple[str, ...]) -> str | tuple[str, ...]:
     names = (given,) if isinstance(given, str) else given
     wrong = [name for name in names if not re.fullmatch(r"[\w*?][\w.*?-]*", name)]
+    if len(names) > MAX_FILES:
+        raise ValueError(f"got {len(names)} names, expected at most {MAX_FILES}: a pattern stands for any number")
     if wrong or not names:
         got = json.dumps(wrong[0]) if wrong else "no name"
         raise ValueError(
@@ -38,7 +42,7 @@ class NpzData(Part):
     """File format: npz holds `x` [samples, …], `y` [samples] and optionally `split` (0 train, 1 validation, 2 test)."""
     file: FileName = "data.npz"
     """Name of the file in the site's data folder."""
-    shape: tuple[PositiveInt, ...]
+    shape: Shape
     """Shape of one sample's input."""
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Factor by which inputs are multiplied (1/255 for bytes)."""
@@ -128,7 +132,7 @@ class FreesurferData(TableData):
     """Name of the table with a row per subject, in the site's data folder; a list of tables is joined on the key."""
     key: Column
     """Column with the name of the subject's file, from the same folder."""
-    covariate_features: tuple[Column, ...] = ()
+    covariate_features: Annotated[tuple[Column, ...], Field(max_length=100_000)] = ()
     """Columns of the table that are inputs too; they follow the regions."""
 
     @property

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue, model_validator
 
 from common.allowed import FunctionName
-from common.columns import Column, FileName, Labelled, PositiveInt
+from common.columns import Column, FileName, Labelled, PositiveInt, Shape
 from common.documents import Part
 
 
@@ -59,7 +59,7 @@ class ImagesData(ListedData):
     """File format."""
     file: FileName | Literal["."] = "."
     """Name of the table in the site's data folder; "." is the folder itself, with a sub-folder for each of `values`."""
-    label: Column | tuple[Column, ...] = "class"
+    label: Column | Annotated[tuple[Column, ...], Field(max_length=1000)] = "class"
     """Column of the label, as in other tables; of sub-folders what predictions call it."""
     mode: Literal["grey", "rgb"] = "rgb"
     """Colours to which all pictures are converted: one channel or three, each from 0 to 1."""
@@ -96,7 +96,7 @@ class FunctionData(Part):
     """Keyword arguments of the function."""
     file: Literal["."] = "."
     """The folder itself."""
-    shape: tuple[PositiveInt, ...]
+    shape: Shape
     """Shape of one sample's input."""
     tokens: PositiveInt | None = None
     """Number of distinct tokens where inputs are whole numbers for an embedding; null where they are real."""

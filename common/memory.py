@@ -1,14 +1,18 @@
-"""Whether a network fits into this machine, found out before it is made: a process that is killed says nothing."""
+"""Whether a run fits into this machine, found out before it is made: a process that is killed says nothing."""
 
 from __future__ import annotations
 
+import math
+import threading
 from pathlib import Path
 
 import torch
 
 from common.errors import SpecError
 from common.models import build_network
-from common.networks import Factory
+from common.models.layout import channels_first
+from common.networks import Cnn, Cnn3d, Factory, Gru, Lstm, Mlp, ModelSpec, Vit
+from common.routes import PROBE_SAMPLES
 from common.spec import RunSpec
 
 COPIES = 6  # of all weights: weights, gradient, two moments, the best so far, and what is sent or written
@@ -17,22 +21,70 @@ FREE = Path("/proc/meminfo")
 
 
 def check_memory(spec: RunSpec) -> None:
-    """Check that one of our networks can be trained here.
+    """Check that one of our networks can be trained here, and that the first samples go through it.
 
     Raises:
         SpecError: it needs more memory than there is; names both.
     """
-    if isinstance(spec.model, Factory):
-        return  # code of a user's may not run without real numbers
-    with torch.device("meta"):
-        weights = sum(parameter.numel() for parameter in build_network(spec).parameters())
-    needed, there = COPIES * weights * getattr(torch, spec.training.dtype).itemsize, available()
-    if there is not None and needed > there:
+    there, shape = available(), spec.data.shape
+    if there is None:
+        return
+    weights = 0  # of a factory's model nothing is known: code of a user's may not run without real numbers
+    if not isinstance(spec.model, Factory):
+        with torch.device("meta"):
+            weights = sum(parameter.numel() for parameter in build_network(spec).parameters())
+    numbers = COPIES * weights + PROBE_SAMPLES * _kept(spec.model, shape)
+    needed = numbers * getattr(torch, spec.training.dtype).itemsize
+    if needed > there:
         raise SpecError(
             spec.model.sized_by,
-            f"the network has {weights:,} weights and takes about {needed / 2**30:.1f} GiB of memory to be trained, "
-            f"but there are {there / 2**30:.1f} GiB: choose a smaller one, or give the container more",
+            f"the network has {weights:,} weights and takes at least {needed / 2**30:.1f} GiB of memory to be trained "
+            f"on samples of shape {list(shape)}, but there are {there / 2**30:.1f} GiB: choose a smaller one, or give "
+            "the container more",
         )
+
+
+def _kept(model: ModelSpec, shape: tuple[int, ...]) -> int:
+    """Return about how many numbers of one sample a network keeps for its backward pass, rather too few."""
+    inputs = math.prod(shape)
+    if isinstance(model, Mlp):
+        return inputs + sum(model.hidden)
+    if isinstance(model, Gru | Lstm):
+        return inputs + shape[0] * sum(model.hidden) * (8 if isinstance(model, Lstm) else 6)
+    if isinstance(model, Vit):
+        tokens = inputs // channels_first(model, shape, 2)[1][0] // model.patch**2
+        return inputs + tokens * model.width * model.depth * (8 + 2 * model.expansion)
+    if isinstance(model, Cnn | Cnn3d):
+        dims = 2 if isinstance(model, Cnn) else 3
+        places = math.prod(channels_first(model, shape, dims)[1][1:])
+        halved = (filters * places >> dims * block for block, filters in enumerate(model.filters))
+        return inputs + 2 * model.convolutions * sum(halved)
+    return inputs
+
+
+def use_threads(count: int) -> None:
+    """Let tensor operations use so many threads, if they can be started here.
+
+    Raises:
+        SpecError: they cannot: torch would end the process without a word.
+    """
+    leave, started = threading.Event(), list[threading.Thread]()
+    try:
+        for _ in range(count - 1):
+            thread = threading.Thread(target=leave.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    except RuntimeError:
+        raise SpecError(
+            "training.threads",
+            f"got {count}, but only {len(started) + 1} can be started here: all sites use as many, so choose fewer, or "
+            "allow this container more",
+        ) from None
+    finally:
+        leave.set()
+        for thread in started:
+            thread.join()
+    torch.set_num_threads(count)
 
 
 def available() -> int | None:

@@ -11,13 +11,15 @@ from common.allowed import FunctionName
 from common.columns import FileName
 from common.documents import Part
 
-PositiveInt = Annotated[int, Field(ge=1)]
+PositiveInt = Annotated[int, Field(ge=1, le=1_000_000)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Presets = Mapping[str, Mapping[str, Any]]  # by name: what fields they fill
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 # Not strict, so that a list of JSON is still one after a preset has been filled in; what it holds is strict.
 Widths = Annotated[tuple[PositiveInt, ...], Field(strict=False, min_length=1, max_length=100)]
-Patterns = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(strict=False)]
+Patterns = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(strict=False, max_length=1000)
+]
 
 
 class Pretrained(Part):
@@ -71,7 +73,7 @@ class Mlp(Network):
     sized_by = "model.hidden"
 
     name: Literal["mlp"]
-    hidden: Annotated[tuple[PositiveInt, ...], Field(strict=False)]
+    hidden: Annotated[tuple[PositiveInt, ...], Field(strict=False, max_length=1000)]
     """Width of each hidden layer."""
     activation: Literal["relu", "tanh", "gelu"] = "relu"
     """Function after each hidden layer."""
@@ -203,6 +205,8 @@ class Cnn3d(Convolutional):
 
 class Factory(Network):
     """A function of the user's that returns the model; a site resolves it only through its own allow-list."""
+
+    sized_by = "data.shape"
 
     name: Literal["factory"]
     factory: FunctionName

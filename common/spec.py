@@ -21,7 +21,8 @@ from common.tasks import Metric, TaskSpec
 
 SiteName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-PositiveInt = Annotated[int, Field(ge=1)]
+PositiveInt = Annotated[int, Field(ge=1, le=2**53)]
+Millions = Annotated[int, Field(ge=1, le=1_000_000)]  # of what is counted, and what memory or time grows with
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -63,7 +64,7 @@ class Cosine(Part):
     """Warm up linearly, then fall along a cosine over the whole run."""
 
     name: Literal["cosine"]
-    warmup: Annotated[int, Field(ge=0)] = 0
+    warmup: Annotated[int, Field(ge=0, le=2**53)] = 0
     """Steps of linear warm-up."""
     floor: Fraction = 0.0
     """Last learning rate as a fraction of the first."""
@@ -89,14 +90,14 @@ class EarlyStopping(Part):
 class Training(Part):
     """How every replica is trained."""
 
-    epochs: PositiveInt
+    epochs: Millions
     """Passes over the data."""
-    batch_size: PositiveInt
+    batch_size: Millions
     """Samples per site and forward pass."""
     batches: Literal["full", "even"] = "full"
     """Full batches until a site's samples are used up; or as many at every site as the largest has, so that every site
     is in every step with its share: for sites of unequal size, of which the small ones are else in the first alone."""
-    accumulate: PositiveInt = 1
+    accumulate: Millions = 1
     """Batches per site and step: their gradients travel together, as those of one batch so many times as large."""
     optimizer: Annotated[Adam | Sgd, Field(discriminator="name")]
     """Optimizer, equal at every site."""
@@ -118,7 +119,7 @@ class Training(Part):
     """Precision of the replica."""
     autocast: Literal["bfloat16"] | None = None
     """Precision of forward and backward pass; gradients and weights stay in `dtype`."""
-    threads: PositiveInt = 1
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Threads of a process's tensor operations: part of what makes results equal to the last bit."""
 
     @property
@@ -169,7 +170,7 @@ class TopRows(Part):
     """Send the first rows of every factor: the paper's crude baseline."""
 
     name: Literal["top-rows"]
-    rows: PositiveInt = 3
+    rows: Millions = 3
     """How many rows a site sends of a layer's factor."""
     wire: Wire = "float32"
     """Precision on the wire."""
@@ -179,7 +180,7 @@ class RankDad(Part):
     """Send factors reduced at the site, and reduce their concatenation again at the aggregator (rank-dAD)."""
 
     name: Literal["rank-dad"]
-    rank: PositiveInt
+    rank: Millions
     """Largest number of rows of a factor on the wire."""
     preset: Literal["paper"] | None = None
     """\"paper\" is the method as published: reducer spi, no feedback."""
@@ -189,13 +190,13 @@ class RankDad(Part):
     """Where the residual of a reduction is kept for the next step."""
     residual: Literal["factors", "dense"] = "factors"
     """How: as rows where a factor is captured, which is fast, or as a matrix, which forgets nothing."""
-    oversampling: Annotated[int, Field(ge=0)] = 0
+    oversampling: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Rows that a site sends beyond the rank: 4 keep the error of two reductions near that of one."""
     budget: PositiveInt | None = None
     """Most bytes of a step's payload in each direction, shared out over the layers; null sends every layer's rank."""
     tolerance: Fraction = 0.0
     """A component whose singular value is below this part of the largest is not sent."""
-    iterations: PositiveInt = 40
+    iterations: Annotated[int, Field(ge=1, le=10_000)] = 40
     """Power iterations of spi per component at most."""
     wire: Wire = "float32"
     """Precision on the wire."""
@@ -216,7 +217,7 @@ class PowerSgd(Part):
     """Multiply gradients by shared directions, in two exchanges a step, with error feedback (Vogels 2019)."""
 
     name: Literal["powersgd"]
-    rank: PositiveInt
+    rank: Millions
     """Number of directions."""
     feedback: bool = True
     """Whether what was left out of a step joins the next."""
@@ -238,7 +239,7 @@ class Federation(Part):
     """Seconds for which the others are waited for when the quorum is in."""
     timeout: PositiveFloat | None = None
     """Seconds after which a round without its quorum ends the run; null waits for as long as it takes."""
-    compare_every: Annotated[int, Field(ge=0)] = 500
+    compare_every: Annotated[int, Field(ge=0, le=2**53)] = 500
     """Steps after which all sites' weights are compared; 0 compares them at the end alone."""
     drift: PositiveFloat = 1e-3
     """Largest distance between two sites' weights, relative to their size; beyond it all take over one replica."""

@@ -18,8 +18,8 @@ from common.artifacts import save_model
 from common.checkpoints import EVERY, Checkpoints, take_over
 from common.course import Course
 from common.documents import load_json, validate
-from common.errors import RankdadError, SpecError, UnreachableError, UserError
-from common.memory import check_memory
+from common.errors import RankdadError, SpecError, UnreachableError, UserError, visible
+from common.memory import check_memory, use_threads
 from common.messages import failure_message
 from common.plan import make_plan
 from common.protocol import pack_failure, step_bytes
@@ -34,6 +34,7 @@ from local.timings import Timings
 from local.training import Result, TrainingState, train
 
 WHOSE = "run-id"  # in an output folder: the run whose results lie there
+MAX_LINE = 2000  # characters of what is said, in which others may be quoted
 
 
 def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
@@ -58,8 +59,6 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
                 raise UserError(f"output: {output} cannot be made: {error.strerror}") from None
             policy = Policy.read(config.policy)
             spec = _spec(config, offered)
-            torch.set_num_threads(spec.training.threads)
-            check_memory(spec)
             replica = _replica(config, spec)
             plan = make_plan(spec, replica.model)
             policy.check(spec, plan)
@@ -180,7 +179,7 @@ def check_site(config: SiteConfig) -> None:
 
 def say(line: str) -> None:
     """Print a line for the person at the site."""
-    print(line, flush=True)
+    print(visible(line, MAX_LINE), flush=True)
 
 
 def run_id(offered: Mapping[str, object]) -> str:
@@ -212,7 +211,10 @@ def _data(config: SiteConfig, spec: RunSpec, policy: Policy) -> SiteData:
 
 
 def _replica(config: SiteConfig, spec: RunSpec) -> Replica:
+    """Make the model, once it is known that it and the run's threads fit into this machine."""
     check_device(config.device)
+    use_threads(spec.training.threads)
+    check_memory(spec)
     weights = None if config.weights is None else Path(config.weights)
     return Replica(spec, config.allow_factories, config.device, weights)
 
@@ -260,7 +262,8 @@ def _spec(config: SiteConfig, offered: dict[str, object]) -> RunSpec:
     """Return the aggregator's spec, if the site can take part in it."""
     if offered.get("version") != __version__:
         raise UserError(
-            f"{config.aggregator} runs rankdad {offered.get('version')}, this site {__version__}: install the same"
+            f"{config.aggregator} runs rankdad {visible(str(offered.get('version')), 63)}, this site {__version__}: "
+            "install the same"
         )
     spec = validate(RunSpec, offered.get("run"), file=config.aggregator)
     if config.spec is not None:
@@ -269,6 +272,8 @@ def _spec(config: SiteConfig, offered: dict[str, object]) -> RunSpec:
             raise SpecError("spec", f"{config.spec} is not the run that {config.aggregator} offers")
     if config.name not in spec.federation.sites:
         raise SpecError(
-            "name", f"{config.name} is not a site of this run, expected one of {', '.join(spec.federation.sites)}"
+            "name",
+            f"{config.name} is not a site of this run, expected one of {', '.join(spec.federation.sites[:20])}"
+            + ", …" * (len(spec.federation.sites) > 20),
         )
     return spec

@@ -162,6 +162,7 @@ def check(
 ) -> None:
     """Validate a file, and print what would be sent; for a site's file, reach its aggregator."""
     from common.documents import load_json, replace, validate
+    from common.memory import check_memory
     from common.plan import make_plan
     from common.replica import Replica
     from common.spec import RunSpec
@@ -183,6 +184,7 @@ def check(
         _training_data(read)
     else:
         spec = validate(RunSpec, document, file=file)
+    check_memory(spec)
     replica = Replica(spec, allow_factory or (), weights=weights)
     show_plan(spec, make_plan(spec, replica.model), _wide_console())
 
@@ -281,6 +283,7 @@ def _lockstep(
     from rich.console import Console
     from torch import Tensor
 
+    from common.documents import load_json
     from local.data import read_site
     from local.prediction import write_predictions
     from remote.aggregator import Aggregator
@@ -321,5 +324,5 @@ def _lockstep(
         "weights": weights,
     }
     run(spec, data, directory, on_round=tick, tested=tested, **options)
-    summary: dict[str, Any] = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+    summary: dict[str, Any] = load_json(directory / "summary.json")
     return summary

@@ -10,7 +10,6 @@ import contextlib
 import gc
 import importlib
 import io
-import json
 import multiprocessing
 import os
 import secrets
@@ -28,6 +27,7 @@ from typing import Any
 
 from rich.console import Console
 
+from common.documents import load_json
 from common.errors import RankdadError, UserError
 from local.config import SiteConfig
 from remote.aggregator import Keeping
@@ -202,7 +202,7 @@ class _Processes:
     def _judge(self) -> dict[str, Any]:
         """Return the summary of a run that went well, or say which process did not."""
         path = self._directory / "summary.json"
-        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        summary: dict[str, Any] = load_json(path) if path.exists() else {}
         everyone = {process.name: process for process in (self._aggregator, *self._sites.values(), *self._relays)}
         if all(process.exitcode == 0 for name, process in everyone.items() if name not in self._sites) and (
             self._has_quorum() and summary.get("status") == "completed"

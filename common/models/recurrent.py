@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from common.errors import SpecError
 from common.networks import Gru, Lstm
 
+MAX_STEPS = 10_000  # one after the other: torch frees the graph of many more only in a stack larger than a process has
+
 
 class Layer(nn.Module):
     """One recurrent layer: the linear maps of input and state onto so many gates."""
@@ -110,8 +112,14 @@ def recurrent(spec: Gru | Lstm, shape: tuple[int, ...], outputs: int) -> nn.Modu
     """Build a recurrent network.
 
     Raises:
-        SpecError: inputs are no series.
+        SpecError: inputs are no series, or longer ones than can be gone through.
     """
     if len(shape) != 2:
         raise SpecError("model.name", f"{spec.name} expected series [time, features], got data.shape {list(shape)}")
+    if shape[0] * len(spec.hidden) > MAX_STEPS:
+        raise SpecError(
+            "data.shape",
+            f"got {shape[0]} frames for {len(spec.hidden)} layers of {spec.name}, expected a product of at most "
+            f"{MAX_STEPS:,}: take fewer frames a second, or shorter pieces",
+        )
     return RecurrentNetwork(spec, shape[1], outputs)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
-import ssl
+import re
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
-from common.errors import RankdadError, RunFailedError, UnreachableError, UserError, one_line
+from common.documents import parse_json
+from common.errors import ProtocolError, RankdadError, RunFailedError, UnreachableError, UserError, one_line, visible
+from common.memory import available
 from common.messages import Ask, Message, failure_message
 from common.plan import Plan
 from common.protocol import body_limit, pack, pack_failure, unpack
 from local.config import SiteConfig
+from local.drivers.bounded import Answer, HeldError, TooLargeError
 from local.drivers.connecting import open_connection, said_by_tls
 
 R = TypeVar("R")
@@ -25,16 +27,13 @@ HELD = 60.0  # seconds after which a held request is sent again: the aggregator 
 REPORT = 60.0  # seconds between two lines that say that others are waited for
 PROMPT = 10.0  # seconds in which a connection stands, and an answer comes that waits for nobody
 PATIENCE_AT_THE_END = 2.0  # seconds: the work is done
-SLOWEST = 10_000  # bytes per second of the slowest link on which a body may take its time
+HASTE = 1.0  # seconds: whoever answers "not yet" sooner is not asked again at once
+RUN = 8 << 20  # bytes of the run's spec
 TOO_SLOW, TOO_MANY, PROXY_DENIES = 408, 429, 407
 
 
 class RefusedError(RankdadError):
     """The aggregator refused a request; it says why."""
-
-
-class HeldError(Exception):
-    """A request was sent and is not answered yet."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class AggregatorClient:
         token = None if config is None else config.token()
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
         self._knows_run = False
-        self._limit = 1 << 20  # bytes of an answer
+        self._limit = RUN  # bytes of an answer
 
     @classmethod
     def of(cls, config: SiteConfig, say: Callable[[str], None]) -> AggregatorClient:
@@ -88,20 +87,21 @@ class AggregatorClient:
             UnreachableError: nobody answered for as long as the site's patience lasts.
         """
         try:
-            document = json.loads(self._request(_Request("GET", self._run))[1])
+            document = parse_json(self._request(_Request("GET", self._run))[1])
         except ValueError:
             document = None
         if not isinstance(document, dict):
             raise UserError(f"{self._url}: what answers there is not an aggregator of rankdad")
         named = str(document.get("id", ""))
-        if named.isascii() and named.isalnum():  # whatever else it is, the site refuses it by itself
+        if re.fullmatch("[0-9a-f]{16}", named):  # whatever else it is, the site refuses it by itself
             self._headers["x-rankdad-run"] = named
         self._knows_run = True
         return document
 
     def expect(self, plan: Plan) -> None:
-        """Take answers as large as this plan's, a snapshot with best weights included, and none larger."""
-        self._limit = max(self._limit, 2 * body_limit(plan, up=False) + 2 * plan.replica_bytes)
+        """Take answers as large as this plan's, a snapshot with best weights included, but none beyond the memory."""
+        largest = max(self._limit, 2 * body_limit(plan, up=False) + 2 * plan.replica_bytes)
+        self._limit = min(largest, available() or largest)
 
     def give_up(self, body: bytes) -> None:
         """Say that this site cannot go on, unless nobody answers within seconds."""
@@ -120,11 +120,15 @@ class AggregatorClient:
         if not self._knows_run:
             self.run()
         send, ask = _Request("POST", self._rounds, body, held=True), self._asking(round_)
-        request, since, said = send, time.monotonic(), 0.0
+        request, since, said, delay = send, time.monotonic(), 0.0, FIRST_DELAY
         while True:
+            asked = time.monotonic()
             status, answer = self._request(request)
             if status == 200:
                 return answer
+            if time.monotonic() - asked < HASTE:
+                time.sleep(delay)
+                delay = min(delay * 2, LONGEST_DELAY)
             request = ask if status == 202 else send  # the contribution is there, or it is not
             waited = time.monotonic() - since
             if waited - said >= REPORT:
@@ -165,24 +169,36 @@ class AggregatorClient:
         since: float | None = None  # when nobody answered first: an answer that waits for other sites is no silence
         while True:
             try:
-                status, answer = self._once(request)
-                if status in (200, 202, 204):
-                    return status, answer
-                if status < 500 and status not in (TOO_SLOW, TOO_MANY):
-                    raise RefusedError(f"{self._url} refused ({status}): {_reason(answer)}")
-                problem = f"answered {status}"
+                answer = self._connection.ask(
+                    request.verb,
+                    request.path,
+                    request.body,
+                    self._headers,
+                    prompt=PROMPT,
+                    wait=HELD if request.held else PROMPT,
+                    limit=self._limit,
+                )
+                if answer.status in (200, 202, 204):
+                    self._check_encoding(answer)
+                    return answer.status, answer.body
+                if answer.status < 500 and answer.status not in (TOO_SLOW, TOO_MANY):
+                    raise RefusedError(f"{self._url} {_refusal(answer)}")
+                problem = f"answered {answer.status}"
             except HeldError:
                 if request.held and not silent:  # one that works on a round for so long is not silent yet
                     silent = True
                     self._say(f"no answer for {HELD:.0f} s; sending again")
                     continue
                 problem = f"no answer within {HELD if request.held else PROMPT:.0f} s"
+            except TooLargeError:
+                raise UserError(
+                    f"{self._url}: answered with more than {self._limit:,} bytes, which nothing in a run has"
+                ) from None
             except (OSError, http.client.HTTPException) as error:
-                self._connection.close()
                 refusal = said_by_tls(error, self._config)
                 if refusal is not None:
                     raise UserError(f"{self._url}: {refusal}") from None
-                problem = (getattr(error, "strerror", None) or one_line(error)).lower()
+                problem = visible(getattr(error, "strerror", None) or one_line(error), 200).lower()
                 if f"tunnel connection failed: {PROXY_DENIES}" in problem:
                     raise UserError("proxy: asks for another user and password than the site's file holds") from None
             now = time.monotonic()
@@ -197,34 +213,13 @@ class AggregatorClient:
             time.sleep(min(delay, left))  # nobody is there to be asked
             delay = min(delay * 2, LONGEST_DELAY)
 
-    def _once(self, request: _Request) -> tuple[int, bytes]:
-        """Send a request on the open connection, or on a new one.
-
-        Raises:
-            HeldError: it was sent, but not answered in time.
-        """
-        connection = self._connection
-        if connection.sock is None:
-            connection.timeout = PROMPT
-            connection.connect()
-        connection.sock.settimeout(PROMPT + len(request.body or b"") / SLOWEST)
-        with contextlib.suppress(ConnectionError, ssl.SSLError):  # refused before all was sent: the answer says why
-            connection.request(request.verb, request.path, request.body, self._headers)
-        connection.sock.settimeout(HELD if request.held else PROMPT)
-        try:
-            response = connection.getresponse()
-        except TimeoutError:
-            connection.close()
-            raise HeldError from None
-        if response.length is None and not response.chunked:
-            raise http.client.IncompleteRead(b"")  # http.client takes a head that broke off for a whole one
-        answer = response.read(self._limit + 1)
-        if len(answer) > self._limit:
-            connection.close()
-            raise UserError(f"{self._url}: answered with more than {self._limit:,} bytes, which nothing in a run has")
-        if response.length:
-            raise http.client.IncompleteRead(answer, response.length)
-        return response.status, answer
+    def _check_encoding(self, answer: Answer) -> None:
+        encoding = answer.headers.get("content-encoding", "identity")
+        if encoding.strip().lower() != "identity":
+            raise UserError(
+                f"{self._url}: answered in the encoding {visible(encoding, 40)}, which was not asked for: what stands "
+                "between must leave answers as they are"
+            )
 
 
 def drive(
@@ -266,7 +261,7 @@ def drive(
                 lap("pack")
                 answer = client.exchange(body, round_)
             lap("wait")
-            update = None if answer is None else unpack(answer, plan, up=False, device=device)
+            update = None if answer is None else _update(answer, plan, round_, device)
             lap("pack")
             message = training.send(update)
     except StopIteration as stop:
@@ -281,7 +276,22 @@ def drive(
         raise
 
 
-def _reason(answer: bytes) -> str:
+def _update(answer: bytes, plan: Plan, round_: int, device: str) -> Message:
+    try:
+        return unpack(answer, plan, up=False, device=device)
+    except ProtocolError as error:
+        raise RankdadError(f"the aggregator's update of round {round_} cannot be used: {visible(str(error))}") from None
+
+
+def _refusal(answer: Answer) -> str:
+    """Say what an answer means that is none of those that were asked for."""
+    if answer.status < 300:
+        return f"answered {answer.status}, as no aggregator of rankdad does"
+    if answer.status < 400:
+        to = visible(answer.headers.get("location", "nowhere"), 200)
+        return f"answered {answer.status} and points to {to}, where nobody follows: name the aggregator's own address"
+    reason: object = None
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        return str(json.loads(answer)["error"])
-    return answer[:200].decode(errors="replace")
+        reason = parse_json(answer.body)["error"]
+    words = reason if isinstance(reason, str) else answer.body[:200].decode(errors="replace")
+    return f"refused ({answer.status}): {visible(words)}"

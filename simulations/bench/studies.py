@@ -18,10 +18,12 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from common.documents import validate
+from common.documents import load_json, validate
 from common.errors import RankdadError, UserError
 from common.spec import RunSpec
+from common.studies import KFold
 from common.tasks import Classification, shown
+from simulations.spec import read_simulation
 
 Found = dict[str, Any]
 
@@ -62,7 +64,8 @@ def _study(file: Path, assignments: list[str], data: Path | None, seed: int, *, 
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "run"
         command = [sys.executable, "-m", "rankdad", "simulate", str(file), "--output", str(directory), "--json"]
-        given = assignments if _has_no_seed(file) else [*assignments, f"run.evaluation.seed={seed}"]
+        evaluation = read_simulation(file, assignments, data=data).run.evaluation
+        given = assignments if not isinstance(evaluation, KFold) else [*assignments, f"run.evaluation.seed={seed}"]
         command += [word for assignment in given for word in ("--set", assignment)]
         command += ["--data", str(data)] if data else []
         began = perf_counter()
@@ -73,17 +76,12 @@ def _study(file: Path, assignments: list[str], data: Path | None, seed: int, *, 
         if done.returncode:
             raise RankdadError(done.stderr.strip())
         summary: Found = json.loads(done.stdout)
-        spec = validate(RunSpec, json.loads((directory / "run.json").read_text(encoding="utf-8")))
+        spec = validate(RunSpec, load_json(directory / "run.json"))
         found: Found = summary["metrics"] | {"study": spec.name, "seed": seed, "seconds": seconds}
         found["way"] = "together" if pooled else f"{len(summary['sites'])} processes"
         if isinstance(spec.task, Classification) and spec.task.classes == 2:
             found["sklearn_auc"] = _exact_auc(directory)
     return found
-
-
-def _has_no_seed(file: Path) -> bool:
-    evaluation = json.loads(file.read_text(encoding="utf-8"))["run"].get("evaluation", {})
-    return bool(evaluation.get("name") != "k-fold")
 
 
 def _exact_auc(directory: Path) -> float:

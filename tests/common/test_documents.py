@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from common.command import run
 from common.documents import MAX_DEPTH, load_json, parse_json, replace, validate
-from common.errors import RankdadError, SpecError, UserError
+from common.errors import RankdadError, SpecError, UserError, visible
 from common.spec import RunSpec
-from common.text import visible
 from tests.conftest import run_document
 
 DEEP = "[" * 100_000

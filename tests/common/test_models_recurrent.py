@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from common.errors import SpecError
 from common.models import build_model
 from tests.conftest import run_spec
 
@@ -110,3 +111,12 @@ def test_dropout_is_for_training(kind: str) -> None:
     assert torch.equal(model(x), model(x))
     model.train()
     assert not torch.equal(model(x), model(x))
+
+
+@every_kind
+def test_more_frames_than_torch_can_free_the_graph_of_are_refused(kind: str) -> None:
+    """Of 20,000 the process ends with a segmentation fault."""
+    model = {"name": kind, "hidden": [4, 4]}
+    build_model(run_spec(model=model, data={"shape": [5000, FEATURES]}))
+    with pytest.raises(SpecError, match=r"data\.shape: got 5001 frames for 2 layers of .*, expected .* at most 10,000"):
+        build_model(run_spec(model=model, data={"shape": [5001, FEATURES]}))

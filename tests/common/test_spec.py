@@ -60,7 +60,24 @@ def test_the_files_that_come_with_it_are_valid(name: str) -> None:
         ("name=null", "name", "got null"),
         ("typo=1", "typo", "not known here"),
         ("training.epoch=1", "training.epoch", "did you mean epochs?"),
+        (
+            "training.threads=1000000000",
+            "training.threads",
+            "got 1000000000, expected: input should be less than or equal to 1024",
+        ),
+        ("training.batch_size=1000000000000", "training.batch_size", "less than or equal to 1000000"),
+        (f"model.hidden={[4] * 100_000}", "model.hidden", "at most 1000 items"),
+        ("model.hidden=[4, 1000000000000]", "model.hidden[1]", "less than or equal to 1000000"),
+        (f"model.frozen={['a'] * 1001}".replace("'", '"'), "model.frozen", "at most 1000 items"),
+        (f"data.shape={[1] * 17}", "data.shape", "at most 16 items"),
+        ("data.shape=[1000000000000]", "data.shape[0]", "less than or equal to 1000000000"),
+        (
+            'method={"name":"rank-dad","rank":4,"iterations":1000000000}',
+            "method.iterations",
+            "less than or equal to 10000",
+        ),
     ],
+    ids=lambda value: value[:40],
 )
 def test_a_wrong_field_is_named(assignment: str, field: str, said: str) -> None:
     with pytest.raises(SpecError) as error:

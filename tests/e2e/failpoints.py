@@ -121,8 +121,8 @@ def _after(owner: Any, name: str, concerns: Concerns = _always) -> Callable[[Due
 
 
 def _upload(due: Due) -> None:
-    def send(original: Original, connection: HTTPConnection, data: bytes) -> None:
-        if not data.startswith((b"POST ", b"GET ")) and due():
+    def send(original: Original, connection: HTTPConnection, data: memoryview) -> None:
+        if not bytes(data[:5]).startswith((b"POST ", b"GET ")) and due():
             original(connection, data[: len(data) // 2])
             time.sleep(ON_ITS_WAY)
             die()

@@ -323,8 +323,8 @@ def test_a_site_file_that_would_be_unsafe_or_cannot_work_is_refused(
 
 
 def test_an_answer_larger_than_anything_in_a_run_is_not_read(server: Server) -> None:
-    server.script = [RUN, (200, bytes(1 << 20)), (200, bytes((1 << 20) + 1))]
+    server.script = [RUN, (200, bytes(8 << 20)), (200, bytes((8 << 20) + 1))]
     with client_of(server, []) as client:
-        assert len(client.exchange(b"first", 0)) == 1 << 20
-        with pytest.raises(UserError, match="answered with more than 1,048,576 bytes"):
+        assert len(client.exchange(b"first", 0)) == 8 << 20
+        with pytest.raises(UserError, match="answered with more than 8,388,608 bytes"):
             client.exchange(b"second", 1)
