@@ -172,6 +172,11 @@ class Course:
         most = max(roster) if self._spec.training.batches == "even" else roster[site]
         return parts(roster[site], math.ceil(most / largest))
 
+    def batch_size(self, site: int) -> int:
+        """Return how many samples a site has in the next step: 0 if it is out of data."""
+        sizes = self._sizes[site]
+        return sizes[self.step] if self.step < len(sizes) else 0
+
     def share(self, site: int, samples: int) -> float:
         """Return the part that a site's samples have in the next step, if the sites of the last one take part."""
         if not samples:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from common.arrays import pack_counts, pack_sums, unpack_counts, unpack_sums
-from common.course import MOST_STEPS, Course, packed_state
+from common.course import Course, packed_state
 from common.drift import distance
 from common.errors import NonFiniteError, RunFailedError
 from common.factors import LARGEST_NORM, norm
@@ -57,15 +57,16 @@ def aggregate(spec: RunSpec, plan: Plan, course: Course, ready: Ready, state: St
         state: of the method.
 
     Raises:
-        RunFailedError: a site said hello with something else than the plan's.
+        RunFailedError: a fold has no samples to train on.
+        NonFiniteError: what the sites' gradients add up to is too large.
     """
     messages, sites = ready.messages, [plan.sites[place] for place in ready.places]
     if ready.kind is Kind.STEP:
         return _step(plan, course, messages[0], _bodies(messages, Step), state)
     if ready.kind is Kind.HELLO:
-        return _hello(spec, plan, _bodies(messages, Hello)), state
+        return _hello(plan, _bodies(messages, Hello)), state
     if ready.kind is Kind.BUFFERS:
-        return _buffers(plan, sites, _bodies(messages, Buffers)), state
+        return _buffers(plan, _bodies(messages, Buffers)), state
     if ready.kind is Kind.SUMS:
         return _sums(plan, _bodies(messages, Sums)), state
     if ready.kind is Kind.EVALUATION:
@@ -94,35 +95,9 @@ def _step(plan: Plan, course: Course, first: Message, steps: Sequence[Step], sta
     return Step(total, loss, math.hypot(*sizes), payload), state
 
 
-def _hello(spec: RunSpec, plan: Plan, hellos: Sequence[Hello]) -> Roster:
-    expected = {
-        "version": plan.version,
-        "spec_sha256": plan.spec_sha256,
-        "weights_sha256": plan.weights_sha256,
-        "plan_sha256": plan.sha256(),
-    }
-    meaning = {
-        "version": "its version of rankdad differs",
-        "spec_sha256": "its spec differs",
-        "weights_sha256": "its initial weights differ (another version of torch, or another model factory)",
-        "plan_sha256": "its plan differs (another version of torch, or of the model)",
-    }
-    for site, hello in zip(plan.sites, hellos, strict=True):
-        for field, value in expected.items():
-            got = getattr(hello, field)
-            if got != value:
-                raise RunFailedError(site, f"{meaning[field]}: {field} is {got}, the aggregator has {value}")
+def _hello(plan: Plan, hellos: Sequence[Hello]) -> Roster:
     counts = [unpack_counts(hello.samples, plan.folds, 3) for hello in hellos]
     train = [[count[fold][0] for count in counts] for fold in range(plan.folds)]
-    for place, site in enumerate(plan.sites):
-        most = max(fold[place] for fold in train)
-        if most == 0:
-            raise RunFailedError(site, "train: it has no samples to train on")
-        steps = math.ceil(most / spec.training.step_size)
-        if steps > MOST_STEPS:
-            raise RunFailedError(
-                site, f"train: {most} samples are {steps} steps an epoch, expected at most {MOST_STEPS}"
-            )
     for fold, samples in enumerate(train):
         if not any(samples):
             raise RunFailedError("aggregator", f"train: in fold {fold + 1} no site has a sample to train on")
@@ -147,11 +122,10 @@ def _drift(course: Course, sketches: Sequence[bytes]) -> float:
     return max(distance(own, sketch) for sketch in sketches)
 
 
-def _buffers(plan: Plan, sites: Sequence[str], sent: Sequence[Buffers]) -> Buffers:
+def _buffers(plan: Plan, sent: Sequence[Buffers]) -> Buffers:
     """Pool buffers: equal ones (masks) stay, real ones are averaged by training samples, counters take the largest.
 
-    Raises:
-        RunFailedError: a site's buffer to be averaged holds NaN or infinity.
+    Where a number is not finite, as in a mask, it stands if it is the first site's.
     """
     values = [unpack_buffers(buffers.values, plan) for buffers in sent]
     total = sum(buffers.samples for buffers in sent)
@@ -159,16 +133,14 @@ def _buffers(plan: Plan, sites: Sequence[str], sent: Sequence[Buffers]) -> Buffe
     parts = torch.tensor(weights, dtype=torch.float64)
     pooled: dict[str, Tensor] = {}
     for slot in plan.buffers:
-        own = [value[slot.name] for value in values]
-        if all(torch.equal(value, own[0]) for value in own):
+        own = torch.stack([value[slot.name] for value in values])
+        if bool((own == own[0]).all()):
             pooled[slot.name] = own[0]
-        elif own[0].is_floating_point():
-            for site, value in zip(sites, own, strict=True):
-                if not bool(torch.isfinite(value).all()):
-                    raise RunFailedError(site, f"its buffer {slot.name} holds NaN or infinity")
-            pooled[slot.name] = torch.tensordot(parts, torch.stack(own).double(), dims=1).to(own[0].dtype)
+        elif own.is_floating_point():
+            mean = torch.tensordot(parts, own.double().nan_to_num(0.0, 0.0, 0.0), dims=1).to(own.dtype)
+            pooled[slot.name] = torch.where(torch.isfinite(own).all(dim=0), mean, own[0])
         else:
-            pooled[slot.name] = torch.stack(own).amax(dim=0)
+            pooled[slot.name] = own.amax(dim=0)
     return Buffers(samples=total, values=pack_buffers(pooled, plan))
 
 

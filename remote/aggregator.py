@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.arrays import unpack_sums
 from common.artifacts import save_model
 from common.checkpoints import EVERY, Checkpoints
 from common.course import Course
 from common.errors import ProtocolError, RankdadError, RunFailedError, UserError, visible
 from common.ledger import Durability, Ledger, Retention
-from common.messages import Body, Failure, Farewell, Kind, Message, Step, Sums
+from common.messages import Body, Failure, Farewell, Hello, Kind, Message, Roster, Step
 from common.methods import State
 from common.plan import make_plan
 from common.preparation import Preparing
@@ -29,6 +28,7 @@ from common.replica import Replica
 from common.spec import RunSpec
 from common.wire import is_lossless
 from remote.aggregation import aggregate
+from remote.checks import Checks
 from remote.recorder import Recorder, new_directory
 from remote.rounds import Answer, Barrier, Effect, Phase, Ready
 from remote.turns import check_turn
@@ -90,7 +90,7 @@ class Aggregator:
         self.plan = make_plan(spec, replica.model)
         self.run_id = secrets.token_hex(8)
         self.course = Course(spec, self.plan, replica)
-        self._preparing = Preparing(spec)
+        self._checks = Checks(spec, self.plan, self.course)
         self._clock, self._keeping = clock, keeping
         self._ledger: Ledger | None = None
         self._checkpoints: Checkpoints | None = None
@@ -124,6 +124,8 @@ class Aggregator:
         if loaded is None and ledger.oldest_contribution > 0:
             raise UserError(f"{checkpoints.folder}: no checkpoint is readable, and the ledger goes on from one")
         document, self._residuals = loaded or ({}, {})
+        if loaded is not None:
+            self._checks.samples = document["samples"]
         return document.get("recorder")
 
     @property
@@ -167,22 +169,13 @@ class Aggregator:
             raise ProtocolError(409, f"p: got phase {message.phase}, but the run is in phase {self._phase} of a step")
         if current:
             check_turn(self.plan, self.course, self._last, message)
-            if isinstance(message.body, Sums):
-                self._check_sums(message.body)
+            self._checks.check(site, message)
         if self.barrier.known(site, body, message) is None and self._ledger:  # before it counts, and can be lost
             self._ledger.append(Record(Entry.CONTRIBUTION, message.round, self.plan.sites.index(site), body))
         effects = self.barrier.receive(site, body, message, self._clock())
         self._departed.discard(site)
         self.note_problem(site, "")
         return effects
-
-    def _check_sums(self, sums: Sums) -> None:
-        """Refuse sums for preparation that no samples have."""
-        values = unpack_sums(sums.values, self.plan.folds, self.plan.stage_size(sums.stage))
-        for fold in values:
-            problem = self._preparing.check(sums.stage, fold)
-            if problem:
-                raise ProtocolError(422, f"d.values: {problem}")
 
     def recorded(self, site: str, round_: int) -> bytes | None:
         """Return the update of a completed round to a site; None if the round is not complete.
@@ -380,6 +373,8 @@ class Aggregator:
         """
         body, course, fold = update.message.body, self.course, self.course.fold
         course.follow(update.message)
+        if isinstance(body, Roster):
+            self._checks.meet([sent.body for sent in ready.messages if isinstance(sent.body, Hello)])
         if course.fold != fold:
             self._residuals = {}
         self._last = ready.kind
@@ -397,7 +392,8 @@ class Aggregator:
         if self._checkpoints is None or self._ledger is None or self._keeping is None:
             return
         self._came_back = False
-        self._checkpoints.save(self.course, self._residuals, {"recorder": self.recorder.state()})
+        known = {"recorder": self.recorder.state(), "samples": self._checks.samples}
+        self._checkpoints.save(self.course, self._residuals, known)
         self._ledger.begin(self.course.round, self._keeping.retention)
         oldest = self._checkpoints.oldest()
         if oldest is not None:
@@ -443,5 +439,5 @@ class Aggregator:
         fit = None
         if self.course.stage is None:
             with contextlib.suppress(ValueError):  # totals that lead to no finite numbers have ended the run
-                fit = self._preparing.fit(self.course.totals_of(last))
+                fit = Preparing(self.spec).fit(self.course.totals_of(last))
         save_model(self.recorder.directory / "model", self.spec, best, final, fit)

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from common.preparation.moments import BLOCK, ROUND_OFF, means
-from common.preparation.stages import Field, Stage
+from common.preparation.stages import RAW, Field, Stage
 
 COLLINEAR = 1e-10  # of the covariates' correlations: a direction with less has no slope
+STEEPEST = 1e20  # slope
 SETTLED = 1e-10
 ITERATIONS = 1000
 
@@ -52,10 +53,10 @@ def effects_stage(features: int, covariates: int, gaps: bool) -> Stage:
     return Stage(
         (
             Field("counts", (groups,), "count"),
-            Field("covariates", (groups, covariates), "sum"),
+            Field("covariates", (groups, covariates), "sum", RAW),
             Field("squares", (groups, covariates), "square"),
             Field("products", (groups, pairs), "sum"),
-            Field("sums", (features,), "sum"),
+            Field("sums", (features,), "sum", RAW),
             Field("cross", (covariates, features), "sum"),
         )
     )
@@ -87,6 +88,12 @@ def effects(features: Tensor, covariates: Tensor, gaps: bool) -> dict[str, Tenso
     }
 
 
+def contradiction(sums: dict[str, Tensor]) -> str | None:
+    """Return what no rows add up to among a site's sums for the first stage: it would make slopes without bounds."""
+    most = (sums["squares"] * sums["counts"][:, None]).sqrt().T * 2 * RAW
+    return "cross: expected no more than the squares allow" if (sums["cross"].abs() > most).any() else None
+
+
 def residuals(features: Tensor, covariates: Tensor, gaps: bool, slopes: Tensor) -> dict[str, Tensor]:
     """Return a site's sums of squares around its own means and the slopes of all."""
     away = _centred(features)
@@ -109,9 +116,9 @@ def lines(totals: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     pairs = (totals["products"] / lengths[:, rows] / lengths[:, columns]).clamp(-1, 1)
     correlations[:, rows, columns] = correlations[:, columns, rows] = pairs
     inverse = torch.linalg.pinv(correlations, rtol=COLLINEAR, hermitian=True) / lengths[:, :, None] / lengths[:, None]
-    slopes = (inverse @ cross.T[:, :, None]).squeeze(2).T
+    slopes = _of_rows((inverse @ cross.T[:, :, None]).squeeze(2).T, STEEPEST)
     at_mean = (means(counts[:, None], totals["covariates"]).T * slopes).sum(0)
-    return means(counts, totals["sums"]) - at_mean, slopes
+    return _of_rows(means(counts, totals["sums"]) - at_mean, STEEPEST * RAW), slopes
 
 
 def pooled(first: dict[str, Tensor], second: dict[str, Tensor]) -> Pooled:
@@ -137,11 +144,16 @@ def own_effects(features: Tensor, covariates: Tensor, of_all: Pooled, empirical_
 
 
 def harmonised(features: Tensor, covariates: Tensor, of_all: Pooled, own: SiteEffects) -> Tensor:
-    """Return features without what the site adds and multiplies by."""
+    """Return features without what the site adds and multiplies by; as they are if nothing is left of them then."""
     line = of_all.grand_mean + covariates @ of_all.slopes
     adjusted = (features - line - own.location * of_all.deviation) / own.spread + line
     as_they_are = (of_all.deviation == 0) | ((own.location == 0) & (own.spread == 1))
-    return torch.where(as_they_are, features, adjusted)
+    return torch.where(as_they_are | (adjusted.abs() > RAW) | adjusted.isnan(), features, adjusted)
+
+
+def _of_rows(values: Tensor, most: float) -> Tensor:
+    """Return values, but 0 where no rows lead to one: a site has made up its sums, and others go on with theirs."""
+    return torch.where(values.abs() <= most, values, 0.0)
 
 
 def _drawn_together(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -18,12 +19,14 @@ class Layout:
 
     Args:
         channels: how many means and scales the inputs have.
+        positions: how many values of a channel an input has.
         levels: bool [channels], whether a column says 0 or 1 for a level of a categorical input.
         harmonised: int64, the columns from which site effects are removed: no levels, and nothing that is kept.
         covariates: how many columns the covariates have; a categorical one has one less than it has levels.
     """
 
     channels: int
+    positions: int
     levels: Tensor
     harmonised: Tensor
     covariates: int
@@ -33,8 +36,10 @@ class Layout:
         """Return the layout of a run's data."""
         data, combat = spec.data, spec.preparation.harmonise
         channels = channels_of(data.shape)
+        positions = math.prod(data.shape) // channels
         if not isinstance(data, TableData):
-            return cls(channels, torch.zeros(channels, dtype=torch.bool), torch.zeros(0, dtype=torch.int64), 0)
+            none = torch.zeros(0, dtype=torch.int64)
+            return cls(channels, positions, torch.zeros(channels, dtype=torch.bool), none, 0)
         keep = combat.keep if combat else ()
         levels: list[bool] = []
         measured: list[bool] = []
@@ -43,4 +48,4 @@ class Layout:
             levels += [column in data.categorical] * width
             measured += [combat is not None and column not in data.categorical and column not in keep] * width
         kept = covariate_width(data, keep)
-        return cls(channels, torch.tensor(levels), torch.tensor(measured).nonzero().flatten(), kept)
+        return cls(channels, positions, torch.tensor(levels), torch.tensor(measured).nonzero().flatten(), kept)

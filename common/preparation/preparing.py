@@ -13,7 +13,7 @@ from common.preparation import combat, labels, moments
 from common.preparation.fit import Fit, OwnFit
 from common.preparation.layout import Layout
 from common.preparation.rows import Rows
-from common.preparation.stages import Field, Stage
+from common.preparation.stages import MOST_ROWS, RAW, Field, Stage
 from common.spec import RunSpec
 from common.tasks import Regression
 
@@ -49,9 +49,17 @@ class Preparing:
         """Return how many numbers a site sends per fold."""
         return self._stages[stage].size
 
-    def check(self, stage: str, contribution: Tensor) -> str | None:
-        """Return what is wrong with a vector of a stage, in words that begin with its part; None where nothing is."""
-        return self._stages[stage].check(contribution)
+    def check(self, stage: str, contribution: Tensor, rows: float = MOST_ROWS) -> str | None:
+        """Return what is wrong with a vector of a stage, in words that begin with its part; None where nothing is.
+
+        Args:
+            stage: its name.
+            contribution: of one fold.
+            rows: that a site has to train on in the fold.
+        """
+        found = self._stages[stage]
+        problem = found.check(contribution, rows)
+        return problem or (combat.contradiction(found.unpack(contribution)) if stage == "site-effects" else None)
 
     def contribution(self, stage: str, totals: Mapping[str, Tensor], rows: Rows) -> Tensor:
         """Return what a site sends of one fold's rows.
@@ -65,7 +73,7 @@ class Preparing:
             ValueError: the rows hold numbers too large to be squared, or do not fit the spec.
         """
         vector = self._stages[stage].pack(self._summed(stage, totals, rows))
-        problem = self.check(stage, vector)
+        problem = self.check(stage, vector, len(rows.inputs))
         if problem:
             raise ValueError(f"{stage}: {problem}")
         return vector
@@ -158,7 +166,7 @@ class Preparing:
         task, channels = self._task, (self._layout.channels,)
         rows = Field("rows", (), "count")
         if isinstance(task, Regression):
-            stages["labels"] = Stage((rows, Field("sum", (), "sum")))
+            stages["labels"] = Stage((rows, Field("sum", (), "sum", RAW)))
             stages["label-squares"] = Stage((Field("deviations", (), "sum"), Field("squares", (), "square")))
         elif self._balance or table:
             stages["labels"] = Stage((rows, Field("counts", (task.outputs,), "count")))
@@ -166,10 +174,13 @@ class Preparing:
             features = len(self._layout.harmonised)
             stages["site-effects"] = combat.effects_stage(features, self._layout.covariates, self._impute)
             stages["residuals"] = combat.residuals_stage(features)
+        each = self._layout.positions
         if self._impute or self._standardise == "federated":
-            stages["sums"] = Stage((Field("counts", channels, "count"), Field("sums", channels, "sum")))
+            counts = Field("counts", channels, "count", values=each)
+            stages["sums"] = Stage((counts, Field("sums", channels, "sum", RAW, each)))
         if self._standardise == "federated":
-            stages["squares"] = Stage((Field("deviations", channels, "sum"), Field("squares", channels, "square")))
+            deviations = Field("deviations", channels, "sum", values=each)
+            stages["squares"] = Stage((deviations, Field("squares", channels, "square", values=each)))
         return stages
 
     def _summed(self, stage: str, totals: Mapping[str, Tensor], rows: Rows) -> dict[str, Tensor]:

@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-LARGEST = 1e300  # a thousand sites' numbers still add up to something finite
+LARGEST = 1e260  # of a row; a thousand sites' numbers still add up to something finite
+RAW = 1e100  # a value as readers take it at most
 MOST_ROWS = 2.0**43  # and their counts to whole numbers
 
 
@@ -22,11 +23,16 @@ class Field:
         name: what it is.
         shape: its shape.
         kind: a count is a whole number from 0, a square is not negative, a sum is any number.
+        largest: what one value adds at most, but for a count. A mean must leave room for squares of deviations from it,
+            also where somebody's sum is of other rows than his count.
+        values: how many of them a row has at most.
     """
 
     name: str
     shape: tuple[int, ...]
     kind: Literal["count", "square", "sum"]
+    largest: float = LARGEST
+    values: int = 1
 
     @property
     def size(self) -> int:
@@ -61,15 +67,15 @@ class Stage:
         parts = vector.split([field.size for field in self.fields])
         return {field.name: part.reshape(field.shape) for field, part in zip(self.fields, parts, strict=True)}
 
-    def check(self, vector: Tensor) -> str | None:
-        """Return what is wrong with a site's vector, in words that begin with the field; None where nothing is."""
+    def check(self, vector: Tensor, rows: float = MOST_ROWS) -> str | None:
+        """Return what is wrong with a vector of so many rows, in words that begin with the field; None if nothing."""
         if vector.dtype != torch.float64 or vector.shape != (self.size,):
             return f"got {vector.dtype} {list(vector.shape)}, expected torch.float64 [{self.size}]"
         for field, value in zip(self.fields, self.unpack(vector).values(), strict=True):
-            if not (value.abs() <= LARGEST).all():  # NaN is not
-                return f"{field.name}: expected numbers up to {LARGEST:g}"
             if field.kind != "sum" and (value < 0).any():
                 return f"{field.name}: expected no number below 0"
-            if field.kind == "count" and ((value > MOST_ROWS) | (value != value.floor())).any():
-                return f"{field.name}: expected whole numbers of rows"
+            counts = field.kind == "count"
+            most = rows * field.values * (1 if counts else field.largest)
+            if not (value.abs() <= most).all() or (counts and (value != value.floor()).any()):  # NaN is not
+                return f"{field.name}: expected {'whole ' * counts}numbers up to {most:g}"
         return None

@@ -53,9 +53,8 @@ def test_a_container_that_starts_as_root_works_as_the_owner_of_its_folder(tmp_pa
     _, form = small(1)
     owner = 4321
     start = partial(ContainerNode, image="rankdad:as-root", files_owner=owner)
-    platform = Platform(form, tmp_path / "platform", start)
+    platform = platform_of(form, tmp_path / "platform", write_member, start=start)
     try:
-        write_member(platform.sites[0], 40, 0)
         platform.run()
     finally:
         docker("image", "rm", "--force", "rankdad:as-root")

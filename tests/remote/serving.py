@@ -53,11 +53,12 @@ class Served:
         }
         return pack(Message(Kind.HELLO, 0, Hello.model_validate(fields | changes)), plan, up=True)
 
-    def step(self, round_: int) -> bytes:
-        """A site's contribution to a step: it has no samples left."""
-        plan = self.aggregator.plan
+    def step(self, site: str, round_: int) -> bytes:
+        """A site's contribution to a step, of gradients that are 0."""
+        plan, course = self.aggregator.plan, self.aggregator.course
         payload = tuple(torch.zeros(slot.rows, *slot.widths) for slot in plan.layout(0, up=True).slots)
-        return pack(Message(Kind.STEP, round_, Step(0.0, 0.0, 0.0, payload)), plan, up=True)
+        weight = float(course.batch_size(plan.sites.index(site)))
+        return pack(Message(Kind.STEP, round_, Step(weight, 0.0, 0.0, payload)), plan, up=True)
 
     def connect(self, seconds: float = 5.0) -> socket.socket:
         """A bare connection."""

@@ -99,11 +99,11 @@ def test_a_long_wait_is_answered_not_yet_and_the_body_counts_once(
 def test_an_answer_of_a_round_before_goes_to_nobody_who_waits_for_another(served: Served) -> None:
     """Two processes of one site: one goes through the run again while the other waits."""
     update = complete_hello(served)
-    waiting = Later(served, "POST", "/rounds/alpha", served.step(1))
+    waiting = Later(served, "POST", "/rounds/alpha", served.step("alpha", 1))
     served.until(lambda: served.aggregator.barrier.holds("alpha"))
     assert ask(served, "POST", "/rounds/alpha", served.hello("alpha")) == (200, update)
     for site in SITES[1:]:
-        last = Later(served, "POST", f"/rounds/{site}", served.step(1))
+        last = Later(served, "POST", f"/rounds/{site}", served.step(site, 1))
     assert waiting.wait() == last.wait()
     assert waiting.answer[1] != update
 

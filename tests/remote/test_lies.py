@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from common.arrays import pack_counts
 from common.course import Course
 from common.drift import SKETCH_BYTES
-from common.errors import ProtocolError, RunFailedError
+from common.errors import ProtocolError
 from common.factors import Factor
 from common.messages import (
     Ask,
@@ -148,10 +146,15 @@ def evaluating(**changes: Any) -> Lie:
     return lie
 
 
-def empty_step(run: Run) -> Message:
-    arrays = [[torch.zeros(s.rows, width) for width in s.widths] for s in run.plan.layout(0, up=True).slots]
-    payload = tuple(Factor(*own) if len(own) == 2 else own[0] for own in arrays)
-    return Message(Kind.STEP, run.round, Step(0.0, 0.0, 0.0, payload))
+def step_of(weight: float, size: float = 0.0) -> Lie:
+    """A step all of whose numbers are the same."""
+
+    def lie(run: Run) -> Message:
+        arrays = [[torch.full((s.rows, width), size) for width in s.widths] for s in run.plan.layout(0, up=True).slots]
+        payload = tuple(Factor(*own) if len(own) == 2 else own[0] for own in arrays)
+        return Message(Kind.STEP, run.round, Step(weight, 0.0, 0.0, payload))
+
+    return lie
 
 
 def losing(loss: float) -> bytes:
@@ -186,11 +189,13 @@ REFUSED: dict[str, tuple[Lie, str]] = {
     "counts more right than there are": (evaluating(tally=more_right()), "422 d.tally: a confusion matrix does not"),
     "loses too much": (evaluating(tally=losing(1e308)), "422 d.tally: a sum is NaN or larger than 1e+300"),
     "loses nothing it can": (evaluating(tally=losing(float("nan"))), "422 d.tally: a sum is NaN or larger than"),
+    "steps with nothing": (step_of(0.0), "422 m: the weight: is of 0 samples, expected the 8 that the site has"),
+    "weighs all": (step_of(1e12), "422 m: the weight: is of 1e+12 samples, expected the 8 that the site has"),
+    "steps too far": (step_of(8.0, 3e18), "422 b: the gradient of 1.weight has a size of 1.9e+38, expected less tha"),
     "sums up": (always(Kind.SUMS, Sums(stage="labels", values=b"")), "422 d.values: no stage of preparation is called"),
 }
 TAKEN: dict[str, Lie] = {
     "is silent": lambda run: None,
-    "steps with nothing": empty_step,
     "fails for another": always(Kind.FAILURE, Failure(site="beta", reason="x" * 500)),
 }
 
@@ -223,19 +228,6 @@ def test_a_lie_is_refused_and_the_others_end_as_if_the_liar_were_silent(
 @pytest.mark.parametrize("lie", TAKEN)
 def test_a_liar_ends_its_own_part_alone(tmp_path: Path, data: dict[str, SiteData], lie: str) -> None:
     honest_digest(Run(tmp_path / "run", data), TAKEN[lie])
-
-
-@pytest.mark.parametrize("train", [2**32 - 1, 8_000_001])
-def test_a_hello_with_more_samples_than_can_be_ends_the_run_by_name_not_by_memory(
-    tmp_path: Path, data: dict[str, SiteData], train: int
-) -> None:
-    run = Run(tmp_path, data)
-    said = r"^alpha could not go on: train: \d+ samples are \d+ steps"
-    with (
-        contextlib.closing(run.aggregator),
-        pytest.raises(RunFailedError, match=said),
-    ):
-        run.go(lambda run: None, samples=pack_counts([(train, 0, 0)]))
 
 
 def test_asking_for_the_state_again_and_again_fills_neither_ledger_nor_summary(

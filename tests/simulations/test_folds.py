@@ -273,7 +273,7 @@ def test_sums_too_large_end_the_run_with_a_sentence(tmp_path: Path, site_data: D
     labels = samples.labels.double()
     labels[0] = 1e200
     data["beta"] = replace(data["beta"], samples=Samples(samples.inputs, labels))
-    with pytest.raises(RunFailedError, match="preparation: label-squares: squares: expected numbers up to"):
+    with pytest.raises(RunFailedError, match="preparation: labels: sum: expected numbers up to"):
         run(spec, data, tmp_path / "run")
 
 

@@ -229,3 +229,31 @@ def test_a_fit_is_saved_and_read_again(keep: int) -> None:
     assert np.array_equal(preparing.apply(again, own, site.inputs, site.covariates, torch.float64), applied[0])
     with pytest.raises(ValueError, match="slopes"):
         Fit.of(combat_spec(1), fit.tensors())
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_one_site_may_send_the_others_sums_are_numbers_and_so_is_the_fit(gaps: bool, seed: int) -> None:
+    """Sums at their limits, and sums that contradict one another, where that is not refused."""
+    data = {"missing": "impute"} if gaps else None
+    harmonise = {"name": "combat", "keep": ["k0", "k1"]}
+    preparing = Preparing(table_spec(FEATURES, data=data, harmonise=harmonise, standardise="federated"))
+    honest, liar = sites_of(cohort((7, 1)))
+    totals: dict[str, torch.Tensor] = {}
+    generator, lies = np.random.default_rng(seed), 0
+    claimed = 4_000_000_000  # rows in its hello
+    for stage in preparing.stages:
+        true = preparing.contribution(stage, totals, honest)
+        told = preparing.contribution(stage, totals, liar)
+        for place in generator.permutation(len(told))[:60]:
+            for value in generator.permutation([10.0**power for power in (*range(-300, 300, 15), 99, 114, 259, 269)]):
+                wild = told.clone()
+                wild[place] = float(value * generator.choice([-1, 1]))
+                if preparing.check(stage, wild, claimed) is None:
+                    told, lies = wild, lies + 1
+                    break
+        totals[stage] = true + told
+    assert lies > 50
+    fit = preparing.fit(totals)
+    applied = preparing.apply(fit, preparing.own(fit, honest), honest.inputs, honest.covariates, torch.float64)
+    assert applied.isfinite().all()

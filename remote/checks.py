@@ -1,0 +1,144 @@
+"""Whether a site can have sent a contribution, and all can live with it: found out before it is recorded or counts.
+
+What is refused here changes nothing: the site is told which field is wrong, and may send again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+
+from common.arrays import unpack_counts, unpack_sums
+from common.course import MOST_STEPS, Course
+from common.errors import ProtocolError
+from common.factors import Factor
+from common.messages import Buffers, Evaluation, Hello, Message, Step, Sums
+from common.methods.edad import EdadMethod
+from common.metrics import unpack_tally
+from common.plan import Plan
+from common.preparation import Preparing
+from common.protocol import unpack_buffers
+from common.replica import saved_buffers
+from common.spec import RunSpec
+
+LARGEST_SIZE = 1e17  # of a gradient: its square is a number in float32 however many sites and steps add up
+PLACES: Mapping[Literal["train", "validation", "test"], int] = {"train": 0, "validation": 1, "test": 2}
+SAME = {
+    "version": "its version of rankdad differs",
+    "spec_sha256": "its spec differs",
+    "weights_sha256": "its initial weights differ (another version of torch, or another model factory)",
+    "plan_sha256": "its plan differs (another version of torch, or of the model)",
+}
+
+
+class Checks:
+    """What is known of a run by which a contribution is judged.
+
+    Args:
+        spec: of the run.
+        plan: of the run.
+        course: of the run.
+
+    Attributes:
+        samples: every site's in every fold, to train, to validate and to test; empty until all have said hello.
+    """
+
+    def __init__(self, spec: RunSpec, plan: Plan, course: Course) -> None:
+        self._spec, self._plan, self._course = spec, plan, course
+        self._preparing = Preparing(spec)
+        self._largest_factor = min(LARGEST_SIZE, _largest(plan.wire))
+        self.samples: Sequence[Sequence[Sequence[int]]] = ()
+
+    def meet(self, hellos: Sequence[Hello]) -> None:
+        """Take note of all sites' samples."""
+        self.samples = [unpack_counts(hello.samples, self._plan.folds, len(PLACES)) for hello in hellos]
+
+    def check(self, site: str, message: Message) -> None:
+        """Check a contribution to the present round.
+
+        Raises:
+            ProtocolError: 422, naming the field or the parameter, and what was expected.
+        """
+        place, body = self._plan.sites.index(site), message.body
+        if isinstance(body, Step):
+            self._check_step(place, message.phase, body)
+        elif isinstance(body, Hello):
+            self._check_hello(body)
+        elif isinstance(body, Sums):
+            self._check_sums(place, body)
+        elif isinstance(body, Buffers):
+            self._check_count("d.samples", body.samples, self._samples(place, "train"))
+            self._check_buffers(body)
+        elif isinstance(body, Evaluation):
+            expected = self._samples(place, body.split)
+            for field, packed in (("tally", body.tally), ("baseline", body.baseline)):
+                if packed:
+                    found = unpack_tally(self._plan.task, packed).samples
+                    self._check_count(f"d.{field}", found, expected)
+
+    def _samples(self, place: int, split: Literal["train", "validation", "test"]) -> int:
+        return self.samples[place][self._course.fold][PLACES[split]]
+
+    def _check_count(self, field: str, got: float, expected: float) -> None:
+        if got != expected:
+            raise ProtocolError(422, f"{field}: is of {got:g} samples, expected the {expected:g} that the site has")
+
+    def _check_step(self, place: int, phase: int, step: Step) -> None:
+        if step.weight or not phase:  # a site that was left out of an exchange is in none of the step's others
+            self._check_count("m: the weight", step.weight, self._course.batch_size(place))
+        method, payload = self._course.method, step.payload
+        names = [slot.name for slot in self._plan.layout(phase, up=True).slots]
+        if isinstance(method, EdadMethod):  # whose gradients are made of what is sent
+            payload, names = method.gradients([payload]), [route.name for route in self._plan.routes]
+        for name, value in zip(names, payload, strict=True):
+            if isinstance(value, Factor):
+                # No less than the size of the product or of any sum on the way to it; infinite where a square is.
+                size, most = _size(value.delta) * _size(value.activation), self._largest_factor
+            else:
+                size, most = _size(value), LARGEST_SIZE
+            if not size < most:
+                raise ProtocolError(
+                    422,
+                    f"b: the gradient of {name} has a size of {size:.1e}, expected less than {most:.1e}: lower the "
+                    "learning rate or clip",
+                )
+
+    def _check_hello(self, hello: Hello) -> None:
+        expected = {"version": self._plan.version, "plan_sha256": self._plan.sha256()}
+        expected |= {"spec_sha256": self._plan.spec_sha256, "weights_sha256": self._plan.weights_sha256}
+        for field, meaning in SAME.items():
+            got = getattr(hello, field)
+            if got != expected[field]:
+                raise ProtocolError(422, f"d.{field}: {meaning}: got {got}, the aggregator has {expected[field]}")
+        most = max(train for train, *_ in unpack_counts(hello.samples, self._plan.folds, len(PLACES)))
+        steps = math.ceil(most / self._spec.training.step_size)
+        if not 0 < steps <= MOST_STEPS:
+            raise ProtocolError(
+                422, f"d.samples: {most} samples to train on are {steps} steps an epoch, expected 1 to {MOST_STEPS}"
+            )
+
+    def _check_sums(self, place: int, sums: Sums) -> None:
+        values = unpack_sums(sums.values, self._plan.folds, self._plan.stage_size(sums.stage))
+        for counts, fold in zip(self.samples[place], values, strict=True):
+            problem = self._preparing.check(sums.stage, fold, counts[PLACES["train"]])
+            if problem:
+                raise ProtocolError(422, f"d.values: {problem}")
+
+    def _check_buffers(self, buffers: Buffers) -> None:
+        """Check that only what every replica has from its beginning, such as a mask, is not finite."""
+        own = saved_buffers(self._course.replica.model)
+        for name, value in unpack_buffers(buffers.values, self._plan).items():
+            if not bool((torch.isfinite(value) | (value == own[name].cpu())).all()):
+                raise ProtocolError(422, f"d.values: {name} holds NaN or infinity, expected finite numbers")
+
+
+def _largest(wire: str) -> float:
+    """Return the largest number on a wire; int8 has a scale in float32."""
+    return torch.finfo(torch.float32 if wire == "int8" else getattr(torch, wire)).max
+
+
+def _size(array: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(array))

@@ -1,0 +1,170 @@
+"""What no site can have sent is refused by name before it counts; the site sends the truth, and nothing has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common.arrays import pack_counts, pack_sums, unpack_counts, unpack_sums
+from common.errors import ProtocolError
+from common.factors import Factor
+from common.journal import Entry, Record
+from common.ledger import Ledger
+from common.messages import Buffers, Evaluation, Hello, Kind, Message, Step, Sums
+from common.metrics import pack_tally, unpack_tally
+from common.protocol import pack, pack_buffers, unpack, unpack_buffers
+from local.data import SiteData
+from remote.aggregator import Aggregator, Keeping
+from remote.rounds import Effect
+from simulations import lockstep
+from tests.common.metrics.samples import draw, tallied
+from tests.conftest import run_spec
+
+Lie = tuple[str, Message]  # what the refusal says
+MODEL = {"name": "factory", "factory": "tests.simulations.test_lockstep:masked"}
+TABLE = {"standardise": "federated"}
+
+
+class Attacked(Aggregator):
+    """An aggregator whose sites try every lie before they send the truth."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.told: set[str] = set()
+
+    def receive(self, site: str, body: bytes) -> list[Effect]:
+        message = unpack(body, self.plan, up=True)
+        for said, lie in self._lies(message):
+            held = self.barrier.holds(site)
+            with pytest.raises(ProtocolError) as error:
+                super().receive(site, pack(lie, self.plan, up=True))
+            assert (error.value.status, str(error.value)[: len(said)]) == (422, said)
+            assert self.barrier.holds(site) == held
+            self.told.add(said)
+        return super().receive(site, body)
+
+    def _lies(self, message: Message) -> Iterator[Lie]:
+        body = message.body
+        changed: list[tuple[str, Any]] = []
+        if isinstance(body, Step):
+            due = "m: the weight: is of"
+            changed = [(due, replace(body, weight=weight)) for weight in (1e12, body.weight + 0.5)]
+            changed += [(due, replace(body, weight=0.0))] * (body.weight > 0 and not message.phase)
+            largest = 6e4 if self.plan.wire == "float16" else 3e18
+            huge = tuple(_filled(value, largest) for value in body.payload)
+            changed += [("b: the gradient of ", replace(body, payload=huge))] * any(len(_of(value)) for value in huge)
+        elif isinstance(body, Hello):
+            samples = [list(fold) for fold in unpack_counts(body.samples, self.plan.folds, 3)]
+            for most in (0, 2**32 - 1):
+                many = pack_counts([[most, *fold[1:]] for fold in samples])
+                changed.append(("d.samples: ", body.model_copy(update={"samples": many})))
+            changed.append(("d.version: its version", body.model_copy(update={"version": "0.0.1"})))
+            changed.append(("d.weights_sha256: its init", body.model_copy(update={"weights_sha256": "0" * 64})))
+        elif isinstance(body, Sums):
+            sums = unpack_sums(body.values, self.plan.folds, self.plan.stage_size(body.stage))
+            wild = pack_sums(torch.where(sums > 0, 1e299, sums))
+            changed.append(("d.values: ", body.model_copy(update={"values": wild})))
+        elif isinstance(body, Buffers):
+            changed.append(("d.samples: is of", body.model_copy(update={"samples": body.samples + 1})))
+            for name in ("1.running_mean", "mask"):
+                buffers = unpack_buffers(body.values, self.plan)
+                buffers[name] = torch.full_like(buffers[name], float("nan" if name == "mask" else "-inf"))
+                said = f"d.values: {name} holds NaN or infinity"
+                changed.append((said, body.model_copy(update={"values": pack_buffers(buffers, self.plan)})))
+        elif isinstance(body, Evaluation):
+            one = tallied(self.plan.task, *draw(self.plan.task, 1, 0))
+            for field in ("tally", *(["baseline"] if body.baseline else [])):
+                more = pack_tally(unpack_tally(self.plan.task, getattr(body, field)) + one)
+                changed.append((f"d.{field}: is of", body.model_copy(update={field: more})))
+        for said, lie in changed:
+            yield said, replace(message, body=lie)
+
+
+def _of(value: Factor | torch.Tensor) -> torch.Tensor:
+    return value.delta if isinstance(value, Factor) else value
+
+
+def _filled(value: Factor | torch.Tensor, size: float) -> Factor | torch.Tensor:
+    if isinstance(value, Factor):
+        return Factor(torch.full_like(value.delta, size), torch.full_like(value.activation, size))
+    return torch.full_like(value, size)
+
+
+STEPS = {"m: the weight: is of", "b: the gradient of "}
+ALWAYS = {"d.samples: ", "d.version: its version", "d.weights_sha256: its init", "d.tally: is of", "d.baseline: is of"}
+RUNS: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "dsgd": ({}, set()),
+    "dad": ({"method": {"name": "dad"}, "model": {"name": "mlp", "hidden": [64, 64]}}, set()),
+    "edad": ({"method": {"name": "edad"}}, set()),
+    "top-rows": ({"method": {"name": "top-rows", "rows": 1}, "model": {"name": "mlp", "hidden": [64, 64]}}, set()),
+    "rank-dad": ({"method": {"name": "rank-dad", "rank": 2}}, set()),
+    "powersgd": ({"method": {"name": "powersgd", "rank": 2}}, set()),
+    "float16": ({"method": {"name": "rank-dad", "rank": 2, "wire": "float16"}}, set()),
+    "int8": ({"method": {"name": "rank-dad", "rank": 2, "wire": "int8"}}, set()),
+    "even batches": ({"training": {"batches": "even", "accumulate": 2}}, set()),
+    "buffers": (
+        {"model": MODEL},
+        {"d.samples: is of", "d.values: 1.running_mean holds NaN or infinity", "d.values: mask holds NaN or infinity"},
+    ),
+    "preparation": (
+        {
+            "task": {"name": "classification", "classes": 3, "class_weights": "balanced"},
+            "preparation": TABLE,
+            "evaluation": {"name": "k-fold", "folds": 2},
+        },
+        {"d.values: "},
+    ),
+    "regression": ({"task": {"name": "regression"}, "preparation": TABLE}, {"d.values: "}),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_lies_are_named_and_the_run_ends_as_if_nobody_had_lied(
+    tmp_path: Path, site_data: Callable[..., dict[str, SiteData]], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    changes, said = RUNS[name]
+    spec = run_spec(**changes)
+    data = site_data(spec, (90, 60, 31))
+    found: list[Attacked] = []
+
+    def attacked(*arguments: Any, **options: Any) -> Aggregator:
+        found.append(Attacked(*arguments, **options))
+        return found[-1]
+
+    allowed = [MODEL["factory"]]
+    undisturbed = lockstep.run(spec, data, tmp_path / "undisturbed", allowed_factories=allowed)
+    monkeypatch.setattr(lockstep, "Aggregator", attacked)
+    results = lockstep.run(spec, data, tmp_path / "attacked", allowed_factories=allowed)
+    assert results["alpha"].weights_sha256 == undisturbed["alpha"].weights_sha256
+    assert found[0].told == STEPS | ALWAYS | said
+
+
+def test_what_is_refused_is_not_recorded_and_a_restart_goes_on(
+    tmp_path: Path, site_data: Callable[..., dict[str, SiteData]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One finite contribution once ended a run for good: each restart failed in the same round."""
+    spec = run_spec(method={"name": "rank-dad", "rank": 2})
+    data = site_data(spec)
+    found: list[Attacked] = []
+
+    def attacked(*arguments: Any, **options: Any) -> Aggregator:
+        found.append(Attacked(*arguments, keeping=Keeping(), **options))
+        return found[-1]
+
+    monkeypatch.setattr(lockstep, "Aggregator", attacked)
+    results = lockstep.run(spec, data, tmp_path / "run")
+    plan = found[0].plan
+    ledger = Ledger(tmp_path / "run" / "ledger", plan.sha256())
+    records = list(ledger.records())
+    ledger.close()
+    sent = [record for record in records if record.entry is Entry.CONTRIBUTION]
+    rounds = [record.round for record in records if record.entry is Entry.UPDATE]
+    assert [(record.round, record.site) for record in sent] == [(r, site) for r in rounds for site in range(3)]
+    assert unpack(records[-1].body, plan, up=False).kind is Kind.GOODBYE
+    assert isinstance(records[0], Record)
+    assert len(results) == 3
