@@ -11,7 +11,7 @@ import pytest
 from tests.coinstac.nodes import ContainerNode
 from tests.coinstac.platform import Faults, Platform, When
 from tests.conftest import write_site
-from tests.docker.images import docker, image
+from tests.docker.images import image
 from tests.platforms.test_service import digests, small, without_the_platform
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.docker, pytest.mark.timeout(600)]
@@ -19,8 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.docker, pytest.ma
 
 def run(folder: Path, sites: int, kills: Collection[tuple[int, str, When]] = ()) -> Platform:
     spec, form = small(sites)
-    user = int(docker("run", "--rm", "--entrypoint", "id", image(), "-u"))
-    start = partial(ContainerNode, image=image(), files_owner=user)
+    start = partial(ContainerNode, image=image())
     platform = Platform(form, folder / "platform", start, faults=Faults(kills=kills))
     for place, node in enumerate(platform.sites):
         write_site(node.input, 70 - 9 * place, place)
@@ -47,20 +46,3 @@ def test_containers_that_are_killed_change_nothing(tmp_path: Path) -> None:
         4,
         [(4, "local0", "before"), (6, "local3", "during"), (5, "remote", "before"), (8, "remote", "answered")],
     )
-
-
-def test_a_container_that_starts_as_root_works_as_the_owner_of_its_folder(tmp_path: Path) -> None:
-    """On Linux a results folder belongs to whoever runs the platform; the image may then start as root."""
-    (tmp_path / "Dockerfile").write_text(f"FROM {image()}\nUSER root\n")
-    docker("build", "--quiet", "--tag", "rankdad:as-root", str(tmp_path))
-    _, form = small(1)
-    owner = 4321
-    start = partial(ContainerNode, image="rankdad:as-root", files_owner=owner)
-    platform = Platform(form, tmp_path / "platform", start)
-    try:
-        write_site(platform.sites[0].input, 40, 0)
-        platform.run()
-    finally:
-        docker("image", "rm", "--force", "rankdad:as-root")
-    model = platform.sites[0].output / "model" / "best.safetensors"
-    assert model.stat().st_uid == owner
