@@ -1,19 +1,21 @@
 #!/bin/sh
 # Of compose.yaml: makes each party's kit, deals out the data, and puts the results of a run that has ended aside.
-# It starts as root, with little of root's power: folders that Docker makes belong to root, and are handed to OWNER here.
+# It starts as root, with little of root's power: folders that Docker makes belong to root, and are handed to OWNER here. rankdad
+# itself runs as OWNER.
 set -eu
+as_owner="setpriv --reuid ${OWNER%%:*} --regid ${OWNER##*:} --clear-groups --inh-caps=-all"
 parties="aggregator hospital-a hospital-b hospital-c hospital-d"
 
 if [ ! -e /kits/aggregator/complete ]; then
-    rankdad provision /consortium.json --output /tmp/kits
+    $as_owner rankdad provision /consortium.json --output /tmp/kits
     mv /tmp/kits/aggregator /tmp/kits/sites/aggregator
     for party in $parties; do cp -R "/tmp/kits/sites/$party/." "/kits/$party/"; done
     touch /kits/aggregator/complete
 else
-    echo "the kits of an earlier start are used; docker-compose down --volumes removes them"
+    echo "the kits of an earlier start are used; down --volumes removes them"
 fi
 
-rankdad split /run.json --output /tmp/split
+$as_owner rankdad split /run.json --output /tmp/split
 for site in ${parties#aggregator }; do
     [ -d "/tmp/split/$site" ] || { echo "error: the run has no site $site, expected ${parties#aggregator }" >&2; exit 2; }
     cp /tmp/split/"$site"/data/* "/kits/$site/data/"

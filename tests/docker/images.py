@@ -16,7 +16,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 BASE = "python:3.11-slim-bookworm"
-HARDENED = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
+HARDENED = (
+    *("--user", "1000:1000", "--read-only", "--tmpfs", "/tmp"),
+    *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+)
+STOP = 6.0  # seconds within which `docker stop` ends a container
+STOPPED = ("130", "137", "143")  # by itself, or at the end of its time
 HEALTH = ("python", "-IS", "/opt/rankdad/health.py")
 
 
@@ -50,12 +55,12 @@ def torch_index() -> str | None:
 
 @cache
 def image() -> str:
-    """Build the image from the working tree, and return its name; the test is skipped where Docker is not there."""
+    """Build the image from the working tree, and return its id; the test is skipped where Docker is not there."""
     need_docker()
     index = torch_index()
     arguments = () if index is None else ("--build-arg", f"TORCH_INDEX={index}")
-    docker("build", "--quiet", "--tag", "rankdad", "--file", "docker/Dockerfile", *arguments, ".")
-    return "rankdad"
+    docker("build", "--quiet", "--tag", "rankdad:test", "--file", "docker/Dockerfile", *arguments, ".")
+    return docker("image", "inspect", "--format", "{{.Id}}", "rankdad:test")
 
 
 def wait_for(what: Callable[[], bool], seconds: float, why: Callable[[], str]) -> None:
@@ -85,6 +90,16 @@ def container(*arguments: str) -> Iterator[str]:
         yield name
     finally:
         docker("rm", "--force", "--volumes", name, check=False)
+
+
+def stop(name: str) -> None:
+    """Stop a container as an operator does."""
+    began = time.monotonic()
+    docker("stop", name)
+    took = time.monotonic() - began
+    print(f"\nstopped in {took:.1f} s")
+    assert took < STOP, logs_of(name)
+    assert docker("inspect", "--format", "{{.State.ExitCode}}", name) in STOPPED
 
 
 def logs_of(name: str) -> str:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +35,11 @@ for place in {}:
 """
 
 
-@cache
-def compose_command() -> tuple[str, ...]:
-    plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
-    return ("docker", "compose") if plugin.returncode == 0 else ("docker-compose",)
-
-
 class Consortium:
     """The project of compose.yaml under a name of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, tool: str, folder: Path) -> None:
+        self._tool = tool.split()
         document = json.loads((ROOT / "simulations" / "specs" / "digits.json").read_text())
         document["run"]["training"]["epochs"] = EPOCHS
         self.spec, self.results = folder / "run.json", folder / "results"
@@ -53,11 +47,11 @@ class Consortium:
         self._containers: dict[str, str] = {}
         self._environment = os.environ | {
             **{"RANKDAD_RUN": str(self.spec), "RANKDAD_RESULTS": str(self.results)},
-            **{"RANKDAD_UID": str(USER), "RANKDAD_GID": str(USER)},
+            **{"RANKDAD_UID": str(USER), "RANKDAD_GID": str(USER), "RANKDAD_IMAGE": image()},
         }
 
     def do(self, *arguments: str) -> str:
-        command = [*compose_command(), "--project-name", "rankdad-test", "--file", "docker/compose.yaml", *arguments]
+        command = [*self._tool, "--project-name", "rankdad-test", "--file", "docker/compose.yaml", *arguments]
         done = subprocess.run(
             command, cwd=ROOT, env=self._environment, stdout=-1, stderr=subprocess.STDOUT, text=True, check=False
         )
@@ -100,31 +94,24 @@ class Consortium:
             assert (self.results / party / "model" / "best.safetensors").stat().st_uid == USER
 
 
-@pytest.fixture(scope="module")
-def consortium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
+@pytest.fixture(scope="module", params=["docker compose", "docker-compose"])
+def consortium(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
     image()
+    try:
+        subprocess.run([*request.param.split(), "version"], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip(f"{request.param} is not installed")
     folder = tmp_path_factory.mktemp("consortium")
     for above in (folder, *folder.parents[:2]):
         above.chmod(0o755)
-    made = Consortium(folder)
+    made = Consortium(request.param, folder)
     try:
         yield made
     finally:
         made.do("down", "--volumes", "--timeout", "1")
         if os.geteuid() != USER:  # what belongs to another user is removed by root
-            docker(
-                "run",
-                "--rm",
-                "--user",
-                "0",
-                "--volume",
-                f"{folder}:/x",
-                "--entrypoint",
-                "rm",
-                image(),
-                "-r",
-                "/x/results",
-            )
+            mount = ("--volume", f"{folder}:/x", "--entrypoint", "rm")
+            docker("run", "--rm", "--user", "0", *mount, image(), "-r", "/x/results")
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ def health() -> Any:
 
 def proc(folder: Path, command: str, switches: int = 5) -> Path:
     for process, words in {
-        "1": "/sbin/docker-init -- " + command,
+        "1": f"/x/python -ISu /x/bin/stoppable rankdad {command}",
         "7": f"/x/python -IBu /x/bin/rankdad {command}",
     }.items():
         own = folder / process

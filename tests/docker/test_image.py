@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,24 +12,10 @@ from tests.docker.images import HARDENED, HEALTH, container, docker, image, logs
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.docker, pytest.mark.timeout(600)]
 
-OWN_SIZE = 300e6  # bytes that the image may have beside PyTorch and what PyTorch needs
+SIZE = 950e6  # bytes
 IDLE = 400.0  # MB of memory of a site that waits
-STOP = 3.0  # seconds
 SPEC = "/opt/rankdad/lib/python3.11/site-packages/simulations/specs/digits.json"
 ADDRESS = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
-TORCH_SIZE = """
-import importlib.metadata as metadata, pathlib, re
-found, todo = {}, ["torch"]
-while todo:
-    name = re.match("[A-Za-z0-9_.-]+", todo.pop())[0].lower().replace("_", "-")
-    if name not in found:
-        found[name] = metadata.distribution(name)
-        todo += [line for line in found[name].requires or () if "extra ==" not in line]
-tops = {file.locate().resolve() if len(file.parts) == 1 else pathlib.Path(distribution.locate_file(file.parts[0]))
-        for distribution in found.values() for file in distribution.files if file.parts[0] != ".."}
-files = {file for top in tops for file in ([top] if top.is_file() else top.rglob("*")) if file.is_file()}
-print(sum(file.stat().st_size for file in files))
-"""
 
 
 def run(*arguments: str) -> str:
@@ -58,18 +43,17 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str
 
 
 def test_the_image_is_small() -> None:
-    whole = int(docker("image", "inspect", "--format", "{{.Size}}", image()))
-    torch = int(run("--entrypoint", "python", image(), "-c", TORCH_SIZE))
-    print(f"\nimage: {whole / 1e6:.0f} MB, of which PyTorch and what it needs {torch / 1e6:.0f} MB")
-    assert torch > 400e6
-    assert whole - torch <= OWN_SIZE
+    size = int(docker("image", "inspect", "--format", "{{.Size}}", image()))
+    print(f"\nimage: {size / 1e6:.0f} MB")
+    assert size <= SIZE
 
 
 def test_it_holds_what_runs_and_nothing_that_builds() -> None:
     script = (
         "! command -v pip && ! command -v gcc && ! command -v cc && ! python -m pip 2>/dev/null && "
         "test -z \"$(find / -xdev '(' -name '*.whl' -o -name tests -path '*site-packages*' ')' 2>/dev/null)\" && "
-        "test $(id -u) = 1000 && ! touch /opt/rankdad/x 2>/dev/null && touch /tmp/x && echo in order"
+        'test -z "$(find / -xdev -type f -perm /6000 2>/dev/null)" && '
+        "! touch /opt/rankdad/x 2>/dev/null && touch /tmp/x && echo in order"
     )
     assert run("--entrypoint", "sh", image(), "-c", script).endswith("in order")
 
@@ -91,13 +75,6 @@ def test_it_runs_under_any_user(waiting: tuple[str, str]) -> None:
     assert "weights: equal at all sites" in out
 
 
-@pytest.mark.parametrize("seconds", [0.3, 1.2])
-def test_a_container_that_has_just_started_stops_at_once(waiting: tuple[str, str], seconds: float) -> None:
-    with container(image(), "aggregator", SPEC, "--output", "/tmp/run") as name:
-        time.sleep(seconds)
-        stops(name)
-
-
 def test_a_users_package_of_our_name_is_refused_and_another_one_found(tmp_path: Path) -> None:
     (tmp_path / "common").mkdir()
     (tmp_path / "common" / "__init__.py").write_text("raise SystemExit('the package of the user ran')\n")
@@ -114,17 +91,3 @@ def test_a_users_package_of_our_name_is_refused_and_another_one_found(tmp_path: 
     said = check("common:make")
     assert said.startswith("error: model.factory: common:make cannot be imported")
     assert said.endswith("common is rankdad's own package: give yours another name")
-
-
-def test_docker_stop_takes_no_time(waiting: tuple[str, str]) -> None:  # the last one: it ends what the others use
-    for name in reversed(waiting):
-        stops(name)
-
-
-def stops(name: str) -> None:
-    began = time.monotonic()
-    docker("stop", name)
-    took = time.monotonic() - began
-    print(f"\nstopped in {took:.1f} s")
-    assert took < STOP, logs_of(name)
-    assert docker("inspect", "--format", "{{.State.ExitCode}}", name) in ("130", "143")

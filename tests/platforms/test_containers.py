@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import json
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
+from sklearn.datasets import load_breast_cancer, load_diabetes
 
+from common.documents import validate
+from common.spec import RunSpec
+from local.data import read_site
+from simulations.lockstep import run as lockstep
 from tests.coinstac.nodes import ContainerNode
 from tests.coinstac.platform import Faults, Platform, When
-from tests.docker.images import docker, image
+from tests.docker.images import image
 from tests.platforms.test_service import digests, platform_of, small, without_the_platform, write_member
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.docker, pytest.mark.timeout(600)]
@@ -18,8 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.docker, pytest.ma
 
 def run(folder: Path, sites: int, kills: Collection[tuple[int, str, When]] = ()) -> Platform:
     spec, form = small(sites)
-    user = int(docker("run", "--rm", "--entrypoint", "id", image(), "-u"))
-    start = partial(ContainerNode, image=image(), files_owner=user)
+    start = partial(ContainerNode, image=image())
     platform = platform_of(form, folder / "platform", write_member, start=start, faults=Faults(kills=kills))
     platform.run()
     folders = [node.input for node in platform.sites]
@@ -46,17 +55,55 @@ def test_containers_that_are_killed_change_nothing(tmp_path: Path) -> None:
     )
 
 
-def test_a_container_that_starts_as_root_works_as_the_owner_of_its_folder(tmp_path: Path) -> None:
-    """On Linux a results folder belongs to whoever runs the platform; the image may then start as root."""
-    (tmp_path / "Dockerfile").write_text(f"FROM {image()}\nUSER root\n")
-    docker("build", "--quiet", "--tag", "rankdad:as-root", str(tmp_path))
-    _, form = small(1)
-    owner = 4321
-    start = partial(ContainerNode, image="rankdad:as-root", files_owner=owner)
-    platform = platform_of(form, tmp_path / "platform", write_member, start=start)
-    try:
-        platform.run()
-    finally:
-        docker("image", "rm", "--force", "rankdad:as-root")
-    model = platform.sites[0].output / "model" / "best.safetensors"
-    assert model.stat().st_uid == owner
+def hospitals(table: pd.DataFrame, shares: Sequence[int]) -> Callable[[Path, int], Sequence[str]]:
+    """Return what writes the part of a table that each of some hospitals has, as plain CSV."""
+    shuffled, ends = table.sample(frac=1, random_state=0), np.cumsum(shares)
+
+    def write(folder: Path, place: int) -> Sequence[str]:
+        own = shuffled.iloc[ends[place] - shares[place] : ends[place]]
+        own.to_csv(folder / "patients.csv", index=False)
+        return ["patients.csv"]
+
+    return write
+
+
+def form_alone(folder: Path, form: Mapping[str, Any], table: pd.DataFrame, shares: Sequence[int]) -> Any:
+    """Return what the owner is shown, when everything else has been checked."""
+    start = partial(ContainerNode, image=image(), files_owner=4321 if os.geteuid() == 0 else None)
+    write = hospitals(table, shares)
+    platform = platform_of([form] * len(shares), folder / "platform", write, start=start)
+    shown = platform.run()
+    spec = validate(RunSpec, json.loads((platform.remote.output / "run" / "run.json").read_text()))
+    clients = {node.client_id: node for node in platform.sites}
+    data = {
+        site: read_site(spec, clients[site].input / "patients.csv", place)
+        for place, site in enumerate(spec.federation.sites)
+    }
+    over_http = next(iter(lockstep(spec, data, folder / "http").values())).weights_sha256
+    assert digests(platform) == over_http
+    assert len(shown["global_stats"]) >= 3
+    for node in platform.sites:
+        for path in shown["global_stats"]:
+            assert (node.output / path).read_bytes().startswith(b"\x89PNG")
+        assert (node.output / "report.html").read_text().count("data:image/png;base64,") >= 3
+    return shown
+
+
+def test_a_form_and_three_hospitals_tables_with_text_labels(tmp_path: Path) -> None:
+    table = load_breast_cancer(as_frame=True).frame
+    table["diagnosis"] = np.where(table.pop("target") == 0, "malignant", "benign")
+    table.insert(0, "id", [f"P{row:04d}" for row in range(len(table))])
+    shown = form_alone(tmp_path, {"label": "diagnosis"}, table, (300, 180, 89))
+    print(f"\nbreast cancer, form alone: {shown['global_metrics']}")
+    assert shown["global_metrics"]["samples"] == 569
+    assert shown["global_metrics"]["auc"] >= 0.98
+    assert shown["global_metrics"]["balanced_accuracy"] >= 0.92
+
+
+def test_a_form_and_three_hospitals_tables_with_a_number_to_predict(tmp_path: Path) -> None:
+    table = load_diabetes(as_frame=True, scaled=False).frame.rename(columns={"target": "progression"})
+    table.insert(0, "id", np.arange(1000, 1000 + len(table)))
+    form = {"task": "regression", "label": "progression", "categorical": "sex"}
+    shown = form_alone(tmp_path, form, table, (221, 147, 74))
+    print(f"\ndiabetes, form alone: {shown['global_metrics']}")
+    assert shown["global_metrics"]["pearson_r"] >= 0.68

@@ -1,0 +1,28 @@
+"""Prints the files that the project imports and that are not compiled yet: what else an image holds may stay source."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from pathlib import Path
+
+PACKAGES = ("common", "local", "platforms", "remote", "simulations")
+MEASURING = ("simulations.bench.", "simulations.paper.")  # for a checkout: they need what an image has not
+LATE = ("torch._dynamo", "matplotlib.backends.backend_agg")  # imported at the first step, the first figure
+
+
+def files() -> list[Path]:
+    """Import all, and return the files that this took."""
+    for package in map(importlib.import_module, PACKAGES):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.startswith(MEASURING) and not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+    for name in LATE:
+        importlib.import_module(name)
+    specs = (getattr(module, "__spec__", None) for module in list(sys.modules.values()))
+    return [Path(spec.origin) for spec in specs if spec and spec.cached and not Path(spec.cached).exists()]
+
+
+if __name__ == "__main__":
+    print(*files(), sep="\n")

@@ -1,0 +1,98 @@
+"""What the image's commands need is in it: pruning that goes too far fails here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.main import get_command
+
+from rankdad import app
+from remote.report import CAPTIONS
+from tests.docker.images import container, docker, image
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.docker, pytest.mark.timeout(600)]
+
+USER = 1000
+NETWORKS: dict[str, tuple[list[int], dict[str, Any]]] = {  # the shape of a sample, and the network
+    "mlp": ([6], {"hidden": [8]}),
+    "gru": ([5, 3], {"hidden": [8]}),
+    "vit": ([1, 8, 8], {"width": 8, "depth": 1, "heads": 2, "patch": 4}),
+    "cnn": ([1, 8, 8], {"filters": [4, 4]}),
+    "cnn3d": ([1, 8, 8, 8], {"filters": [4, 4]}),
+}
+EACH = """
+import json, sys
+from rankdad import app
+for words in json.loads(sys.argv[1]):
+    print("$ rankdad", *words, flush=True)
+    app(words, standalone_mode=False)
+"""
+
+
+@pytest.fixture(scope="module")
+def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """A container of the image that does nothing by itself, and the folder that it has as /work."""
+    folder = tmp_path_factory.mktemp("work")
+    folder.chmod(0o777)
+    with container("--volume", f"{folder}:/work", "--entrypoint", "sleep", image(), "600") as name:
+        yield name, folder
+
+
+def rankdad(name: str, *commands: list[str]) -> str:
+    """Run commands one after the other, in one process."""
+    return docker("exec", name, "python", "-IBu", "-c", EACH, json.dumps(commands))
+
+
+def spec_of(network: str, data: str) -> dict[str, Any]:
+    shape, sizes = NETWORKS[network]
+    task = {"name": "regression"} if network == "mlp" else {"name": "classification", "classes": 3}
+    training = {"epochs": 2, "batch_size": 8, "optimizer": {"name": "adam", "lr": 0.01}}
+    run = {"name": network, "task": task, "model": {"name": network} | sizes, "data": {"shape": shape}}
+    rest = {"training": training, "method": {"name": "rank-dad", "rank": 2}, "federation": {"sites": ["a", "b"]}}
+    return {"run": run | rest, "simulation": {"source": {"name": "npz", "path": data}}}
+
+
+def test_every_module_is_there_and_compiled(inside: tuple[str, Path]) -> None:
+    assert docker("exec", inside[0], "python", "-IB", "/opt/rankdad/imported.py") == ""
+
+
+def test_every_command_explains_itself(inside: tuple[str, Path]) -> None:
+    def below(command: Any, words: list[str]) -> Iterator[list[str]]:
+        yield [*words, "--help"]
+        for name, one in getattr(command, "commands", {}).items():
+            yield from below(one, [*words, name])
+
+    commands = list(below(get_command(app), []))
+    assert len(commands) > 15
+    assert rankdad(inside[0], *commands).count("Usage:") == len(commands)
+
+
+def test_every_network_trains_and_every_picture_is_drawn(inside: tuple[str, Path]) -> None:
+    name, folder = inside
+    generator = np.random.default_rng(0)
+    for network, (shape, _) in NETWORKS.items():
+        labels = generator.normal(size=60) if network == "mlp" else generator.integers(0, 3, 60)
+        np.savez(folder / f"{network}.npz", x=generator.normal(size=(60, *shape)), y=labels)
+        (folder / f"{network}.json").write_text(json.dumps(spec_of(network, f"/work/{network}.npz")))
+    runs = {network: [f"/work/{network}.json", "--output", f"/work/runs/{network}"] for network in NETWORKS}
+    over_http = runs.pop("vit")
+    said = docker("exec", name, "rankdad", "simulate", "--ledger", *over_http)
+    said += rankdad(
+        name,
+        *(["simulate", "--lockstep", *words] for words in runs.values()),
+        *(["report", f"/work/runs/{network}"] for network in ("mlp", "vit")),
+        ["predict", "/work/runs/vit", "/work/vit.npz", "--output", "/work/runs/predictions.csv"],
+        ["export", "/work/runs/vit", "--step", "2", "--output", "/work/runs/exported"],
+    )
+    assert said.count("weights: equal at all sites") == len(NETWORKS)
+    pages = "".join((folder / "runs" / network / "report.html").read_text() for network in ("mlp", "vit"))
+    assert [caption for caption in CAPTIONS.values() if escape(caption) not in pages] == []
+    assert pages.count("data:image/png;base64,") > len(CAPTIONS)
+    assert len((folder / "runs" / "predictions.csv").read_text().splitlines()) == 61
+    assert list((folder / "runs" / "exported").rglob("*.safetensors"))
