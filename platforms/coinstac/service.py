@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 

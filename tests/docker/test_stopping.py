@@ -113,7 +113,7 @@ def test_the_platforms_service_stops_while_it_computes(tmp_path: Path) -> None:
     async def stop_in_the_middle() -> None:
         node.start()
         await probe(node, Limits())
-        given = {name: entry["value"] for name, entry in form[0].items()}
+        given = platform.inputs[0]
         state = node.directories() | {"clientId": node.client_id, "iteration": 1}
         message = json.dumps({"mode": "local", "data": {"input": given, "cache": {}, "state": state}})
         waiting = asyncio.create_task(exchange(node, message, Limits()))
