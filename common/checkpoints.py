@@ -55,7 +55,7 @@ class Checkpoints:
         self, folder: Path, plan: Plan, owner: str, *, data_sha256: str | None = None, sync: bool = False
     ) -> None:
         self.folder = folder
-        self.damaged: set[Path] = set()  # found by `load`
+        self.damaged: set[Path] = set()  # found, and not yet put aside
         self._owner, self._data_sha256 = {"plan_sha256": plan.sha256(), "owner": owner}, data_sha256
         self._sync = sync
         self._whole: list[Path] = []  # as this process has read or written them
@@ -154,6 +154,7 @@ class Checkpoints:
             whole = False
         if not whole:
             self.damaged.add(path)
+            self._whole = [known for known in self._whole if known != path]
             _log.warning("%s: the checkpoint is damaged, and passed over: is the disk failing?", path)
             return None
         with safe_open(path, framework="pt") as file:

@@ -142,7 +142,8 @@ class Ledger:
         """Begin new files, of what is not kept for ever: there is a checkpoint between the round before and this."""
         if round_ not in self._contributions:
             self._contributions[round_] = self._open(CONTRIBUTIONS, round_)
-        if retention is Retention.TAIL and round_ not in self._updates:
+        last = max(self._updates)
+        if retention is Retention.TAIL and last + len(self._updates[last]) == round_ != last:
             self._updates[round_] = self._open(UPDATES, round_)
 
     def retire(self, before: int, retention: Retention) -> None:

@@ -25,7 +25,7 @@ NOBODY = 0xFFFF  # the place of the aggregator
 
 _NAME = b"rankdad ledger "
 _HEAD, _CHECKSUM = struct.Struct("<QIBHQQ"), struct.Struct("<I")
-_LEFT = "the file is left as it is"
+_LEFT = "the file is left as it is: put back a copy that is whole"
 RUN_PLACE = len(_NAME) + len(str(FORMAT)) + 1 + 64 + 1  # where the run's number stands
 BEGINNING_BYTES = RUN_PLACE + 16 + 1 + 8 + 1
 HEAD_BYTES = _HEAD.size + _CHECKSUM.size
@@ -105,9 +105,9 @@ def read_heads(file: int, path: Path, first: int | None) -> Iterator[tuple[int, 
         try:
             head = read_head(file, path, place, number, first)
         except DamageError:
-            if any(os.pread(file, end - place, place)):  # else power failed before anything was on the disk
-                raise
-            return
+            if _is_blank(file, place, HEAD_BYTES) and _is_blank(file, place, end - place):
+                return  # power has failed before anything of it was on the disk
+            raise
         if place + HEAD_BYTES + head.size > end:
             return
         yield place, head
@@ -153,14 +153,21 @@ def _read(file: int, size: int, place: int) -> bytes:
         return b""
 
 
+def _is_blank(file: int, place: int, size: int) -> bool:
+    data = _read(file, size, place)
+    return len(data) == size and not data.strip(b"\0")
+
+
 def damaged(path: Path, place: int, head: Head) -> DamageError:
     """Return the error that a record's body does not have its checksum."""
-    return DamageError(path, head.number, place, "is damaged: is the disk failing?", head.round)
+    return DamageError(
+        path, head.number, place, "is damaged: check the disk, and put back a copy of the file", head.round
+    )
 
 
 def missing(path: Path, number: int, place: int, round_: int) -> DamageError:
     """Return the error that the record of a round, which should be the file's last, is not there."""
-    return DamageError(path, number, place, "is missing: the file ends there", round_)
+    return DamageError(path, number, place, "is missing, the file ends there: put back a copy that is whole", round_)
 
 
 def beginning(plan_sha256: str, run_id: str) -> bytes:
@@ -178,12 +185,13 @@ def check_beginning(path: Path, found: bytes, plan_sha256: str) -> str:
     start, _, checksum = found.rpartition(b" ")
     if not start.startswith(_NAME) or checksum != f"{zlib.crc32(start):08x}\n".encode():
         raise UserError(f"{path}: is no ledger, or its beginning (byte 0 to {BEGINNING_BYTES}) is damaged; {_LEFT}")
-    format_, plan, run_id = start.removeprefix(_NAME).decode().split("\n")
+    format_, _, rest = start.removeprefix(_NAME).decode().partition("\n")
     if format_ != str(FORMAT):
         raise UserError(
             f"{path}: is a ledger of version {format_}, this rankdad writes version {FORMAT}: finish the run with the "
-            f"rankdad that began it; {_LEFT}"
+            "rankdad that began it"
         )
+    plan, _, run_id = rest.partition("\n")
     if plan != plan_sha256:
-        raise UserError(f"{path}: is the ledger of another run or plan; {_LEFT}")
+        raise UserError(f"{path}: is the ledger of another run or plan: choose another output")
     return run_id

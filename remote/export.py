@@ -68,7 +68,9 @@ def export(
             course.follow(update)
     except DamageError as error:
         damage = str(error)
-    if course.steps == 0 or (step is not None and course.steps != step):
+    if course.steps == 0:
+        raise UserError(damage or f"{ledger}: holds no step yet")
+    if step not in (None, course.steps):
         reaches = damage or f"so far does {ledger} reach"
         raise UserError(f"--step: got {step}, expected 1 to {course.steps}: {reaches}")
     if damage:

@@ -95,7 +95,7 @@ def test_a_lost_file_of_updates_is_missed(tmp_path: Path) -> None:
     """From the rounds of those before and after it."""
     write(tmp_path, Retention.TAIL)
     (tmp_path / "updates-000000000006").unlink()
-    said = r"updates-0+3: record 3 \(round 6\) at byte \d+ is missing: the file ends there"
+    said = r"updates-0+3: record 3 \(round 6\) at byte \d+ is missing, the file ends there"
     with pytest.raises(DamageError, match=said), opened(tmp_path):
         pass
     updates = read_updates(tmp_path, PLAN, 3)
@@ -104,6 +104,16 @@ def test_a_lost_file_of_updates_is_missed(tmp_path: Path) -> None:
         next(updates)
     with pytest.raises(DamageError, match=said), opened(tmp_path):  # nothing is left locked
         pass
+
+
+def test_a_file_is_not_begun_in_the_midst_of_what_is_recorded(tmp_path: Path) -> None:
+    """As where an aggregator goes on from the older checkpoint, and comes by the newer one again."""
+    with opened(tmp_path) as ledger:
+        for number in range(5):
+            ledger.append(round_of(number)[2])
+        ledger.begin(3, Retention.TAIL)
+        ledger.append(round_of(5)[2])
+        assert [ledger.update(number) for number in (3, 5)] == [b"update 3", b"update 5"]
 
 
 def test_an_update_of_another_round_than_its_place_says_is_refused(tmp_path: Path) -> None:

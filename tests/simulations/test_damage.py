@@ -198,6 +198,26 @@ def test_a_flipped_bit_of_a_checkpoint_lets_the_older_one_stand(
     assert not caplog.messages, "both are whole"
 
 
+def test_a_checkpoint_that_is_damaged_meanwhile_is_not_counted_any_more(cut_short: CutShort) -> None:
+    """What the older one needs of the ledger is then kept."""
+    replica = Replica(cut_short.spec)
+    plan = make_plan(cut_short.spec, replica.model)
+    course, folder = Course(cut_short.spec, plan, replica), cut_short.folder / "run" / "checkpoints"
+    checkpoints = Checkpoints(folder, plan, "aggregator")
+    checkpoints.load(course)
+    first = course.round
+    course.round += 1
+    checkpoints.save(course, {})
+    assert checkpoints.oldest() == first
+    flip(cut_short.checkpoints("run/checkpoints")[-1], 100)
+    assert checkpoints.snapshot() is not None
+    assert checkpoints.oldest() is None
+    course.round += 1
+    checkpoints.save(course, {})
+    assert checkpoints.oldest() == first
+    assert len(list(folder.glob("*.damaged"))) == 1
+
+
 def test_a_flipped_bit_of_the_older_checkpoint_changes_nothing(cut_short: CutShort) -> None:
     for of in ("run/checkpoints", "alpha"):
         flip(cut_short.checkpoints(of)[0], 700)
