@@ -34,6 +34,7 @@ from remote.rounds import Answer, Barrier, Effect, Phase, Ready
 from remote.turns import check_turn
 
 LEDGER, CHECKPOINTS = "ledger", "checkpoints"  # of a run's directory
+MOST_SNAPSHOTS = 3  # that a site is given in a round
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ class Aggregator:
         self._phase = 0  # of the next step message
         self._last: Kind | None = None  # kind of the last update
         self._departed: set[str] = set()
+        self._given: dict[tuple[str, int], int] = {}  # snapshots to each site in the present round
         self._outcome = ("interrupted", "")
         self._came_back = False  # and has written no checkpoint since: where one crash was, more may follow
 
@@ -257,17 +259,21 @@ class Aggregator:
         The site goes on without residuals, and what it has sent to this round is not waited for: the ledger says so.
 
         Raises:
-            ProtocolError: 404 for an unknown site.
+            ProtocolError: 404 for an unknown site, 429 for one that has been given it again and again.
             UserError: the ledger cannot be written.
         """
         if site not in self.plan.sites:
             raise ProtocolError(404, "no such site in this run")
+        # What is being aggregated stands, for the ledger too.
+        place, round_ = self.plan.sites.index(site), self.barrier.round + (self.barrier.phase is Phase.AGGREGATING)
+        if self._given.get((site, round_), 0) >= MOST_SNAPSHOTS:
+            raise ProtocolError(429, f"{site} has been given the run's state {MOST_SNAPSHOTS} times in round {round_}")
         found = self._checkpoints.snapshot() if self._checkpoints else None
-        known = {"site": site, "round": self.barrier.round} in self.recorder.progress.resets[-len(self.plan.sites) :]
-        if found is not None and self._ledger and (self.barrier.holds(site) or not known):
-            place = self.plan.sites.index(site)
-            # What is being aggregated stands, for the ledger too.
-            round_ = self.barrier.round + (self.barrier.phase is Phase.AGGREGATING)
+        if found is None or self._ledger is None:
+            return found
+        self._given = {key: count for key, count in self._given.items() if key[1] == round_}
+        self._given[site, round_] = self._given.get((site, round_), 0) + 1
+        if self.barrier.holds(site) or self._given[site, round_] == 1:
             self._ledger.append(Record(Entry.RESET, round_, place, b""))
             self._reset(place, round_)
         return found

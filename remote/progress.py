@@ -46,7 +46,7 @@ class Progress:
         status: running, completed, failed or interrupted.
         reason: why it did not complete.
         left_out: of how many steps each site that was late or away has been left out.
-        resets: which sites have lost their state, and in which round.
+        resets: which sites have lost their state, and in which round; the last ones.
         drift: largest distance of a site's weights from the aggregator's so far, relative to their size.
         weights_sha256: final digest of every site.
         aggregator_sha256: of the aggregator's own replica, which follows the updates.

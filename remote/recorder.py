@@ -38,6 +38,8 @@ from common.spec import RunSpec
 from remote.progress import Progress
 from remote.rounds import Ready
 
+MOST_RESETS = 1000  # in a summary: the last ones
+
 
 class Recorder:
     """Write what happens to a run's directory, and keep its `Progress`.
@@ -101,7 +103,10 @@ class Recorder:
 
     def reset(self, site: str, round_: int) -> None:
         """Take note that a site has lost its state, and goes on without residuals."""
-        self.progress.resets.append({"site": site, "round": round_})
+        resets, reset = self.progress.resets, {"site": site, "round": round_}
+        if reset not in resets[-len(self._plan.sites) :]:
+            resets.append(reset)
+        del resets[:-MOST_RESETS]
 
     def record(self, ready: Ready, update: Body, size: int, aggregation_seconds: float) -> None:
         """Take note of a completed round.

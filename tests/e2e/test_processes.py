@@ -373,8 +373,8 @@ def test_a_site_checks_its_file_and_the_run_before_its_data(tmp_path: Path) -> N
         done = rankdad("site", site_file(tmp_path, aggregator=address))
         assert done.returncode == 2
         assert "y holds 9 in row 0, expected whole numbers from 0 to 2" in done.stderr
-        seen = wait_for_line(aggregator, "alpha cannot take part yet: data.npz: y holds a value in row 0")
-        assert "expected whole numbers from 0 to 2" in seen
+        seen = wait_for_line(aggregator, "alpha cannot take part: data.npz: y holds a value in row 0")
+        assert "expected whole numbers from 0 to 2; waiting for it to come back" in seen
     finally:
         aggregator.send_signal(signal.SIGTERM)
         _, err = aggregator.communicate(timeout=10)

@@ -134,7 +134,7 @@ def hospital(folder: Path, **tables: str) -> Path:
 
 @pytest.mark.slow
 def test_bad_data_are_named_at_the_site_and_at_the_aggregator_before_the_first_step(tmp_path: Path) -> None:
-    """The aggregator hears of all of them, but for the cell, and waits; only a policy's refusal ends the run."""
+    """The aggregator hears of all of them, but for the cell, and of a policy's refusal, and waits."""
     tables = {"reader": "csv", "file": "volumes.csv", "covariates": "people.csv", "key": "subject"}
     document = run_document(
         task={"name": "classification", "classes": 2},
@@ -161,18 +161,19 @@ def test_bad_data_are_named_at_the_site_and_at_the_aggregator_before_the_first_s
             "error: training.batch_size: the run makes steps of 5 samples here, but this site's policy allows none of "
             "fewer than 50 (min_rows)\n"
         )
-        aggregator.send_signal(signal.SIGTERM)  # else it stays for a while, to tell the sites that are not there
+        aggregator.send_signal(signal.SIGTERM)
         out, err = aggregator.communicate(timeout=10)
     finally:
         for process in processes:
             process.kill()
             process.communicate()
     for site, (file, _, _, said) in BAD.items():
-        assert f"\n{site} cannot take part yet: {file}: {said.format('a value')}\n" in out
+        assert f"\n{site} cannot take part: {file}: {said.format('a value')}; waiting for it to come back\n" in out
     reason = "training.batch_size: it has fewer samples here than its policy asks for"
-    assert (aggregator.returncode, err) == (1, f"error: alpha could not go on: {reason}\n")
+    assert f"\nalpha cannot take part: {reason}; waiting for it to come back\n" in out
+    assert (aggregator.returncode, err.partition(";")[0]) == (130, "error: stopped by SIGTERM")
     summary = load_json(tmp_path / "run" / "summary.json")
-    assert (summary["status"], summary["reason"], summary["steps"]) == ("failed", f"alpha: {reason}", 0)
+    assert (summary["status"], summary["steps"], summary["problems"]["alpha"]) == ("interrupted", 0, reason)
     written = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert written
     assert not any(CELL.encode() in words for words in (out.encode(), *written))

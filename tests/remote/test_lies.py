@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from common.course import Course
 from common.drift import SKETCH_BYTES
 from common.errors import ProtocolError
 from common.factors import Factor
+from common.ledger import Ledger
 from common.messages import (
     Ask,
     Body,
@@ -233,14 +235,29 @@ def test_a_liar_ends_its_own_part_alone(tmp_path: Path, data: dict[str, SiteData
 def test_asking_for_the_state_again_and_again_fills_neither_ledger_nor_summary(
     tmp_path: Path, data: dict[str, SiteData], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Every state that is given takes a contribution back, which then is sent and recorded once more."""
     monkeypatch.setattr(aggregator_module, "EVERY", 3)
-    run = Run(tmp_path, data, Keeping())
+    run, given, refused = Run(tmp_path, data, Keeping()), [], []
 
     def lie(run: Run) -> None:
-        for _ in range(10):
-            given = run.aggregator.snapshot(LIAR)
-            assert (given is not None) == (run.aggregator.course.replica.step >= 3)
+        step = step_of(8.0)(run)
+        assert step is not None
+        for _ in range(20):
+            try:
+                if run.aggregator.snapshot(LIAR) is not None:
+                    given.append(run.round)
+            except ProtocolError as error:
+                refused.append(f"{error.status} {error}")
+            with contextlib.suppress(ProtocolError):  # no step is due, or another
+                run.aggregator.receive(LIAR, pack(step, run.plan, up=True))
 
     honest_digest(run, lie)
-    rounds = [reset["round"] for reset in run.aggregator.recorder.progress.resets]
-    assert len(rounds) == len(set(rounds)) > 3
+    resets = [reset["round"] for reset in run.aggregator.recorder.progress.resets]
+    assert len(resets) == len(set(resets)) > 3
+    assert max(given.count(round_) for round_ in given) == 3
+    assert f"429 alpha has been given the run's state 3 times in round {resets[-1]}" in refused
+    ledger = Ledger(tmp_path / "ledger", run.plan.sha256())
+    sent = [(record.round, record.site, record.entry) for record in ledger.records()]
+    ledger.close()
+    assert max(sent.count(one) for one in sent) == 3
+    assert len(sent) < 9 * run.round
