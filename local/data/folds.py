@@ -40,6 +40,9 @@ def folds(spec: RunSpec, reading: Reading, site_index: int) -> tuple[Split, ...]
     """
     if reading.labels is None:
         raise DataError(reading.source, "has no labels (array y), expected one per sample")
+    if len(reading.labels) < 2:
+        found = "one sample" if len(reading.labels) else "no samples"
+        raise DataError(reading.source, f"has {found}, expected at least two: fewer are no training data")
     if isinstance(spec.evaluation, Holdout):
         return (_checked(reading, _holdout(spec, reading, site_index)),)
     if reading.split is not None:

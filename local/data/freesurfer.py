@@ -12,7 +12,8 @@ from common.data import FreesurferData
 from common.errors import DataError
 from local.data.encoding import encode
 from local.data.files import each, read_each, read_one
-from local.data.reading import MISSING, Reading, check_file, is_folder, number, shown
+from local.data.formats import check_text
+from local.data.reading import MISSING, Reading, is_folder, number, shown
 from local.data.tables import Table, holder, join, nearest, read_table, subjects_file
 
 COLUMNS = ("Index", "SegId", "NVoxels", "Volume_mm3", "StructName")  # of aseg.stats, where it does not say
@@ -108,7 +109,7 @@ def _cells(row: int, file: Path, names: Iterable[str]) -> list[str]:
 
 def _values(file: Path) -> list[tuple[tuple[str, ...], str]]:
     """Return what a subject's file holds: the names of each region or measure, and its value."""
-    check_file(file)
+    check_text(file, "a subject's statistics as text")
     try:
         lines = [line.strip(" ") for line in file.read_text(encoding="utf-8-sig").splitlines()]
     except UnicodeDecodeError:

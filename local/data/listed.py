@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 from common.errors import DataError
 from common.imaging import ListedData
 from local.data.cells import as_labels, labels_of
+from local.data.formats import check_fits
 from local.data.reading import MISSING, Array, Reading, check_file, shown
 from local.data.tables import Table, holder, keys_of, read_table
 
@@ -135,10 +137,9 @@ def stack(source: Path, files: Sequence[Path], shape: tuple[int, ...], dtype: st
     Raises:
         DataError: as `fault` says; or they do not fit into memory.
     """
-    try:
-        inputs = np.empty((len(files), *shape), dtype)
-    except (MemoryError, ValueError):
-        raise DataError(source, f"{len(files)} samples of shape {list(shape)} do not fit into memory") from None
+    size = len(files) * math.prod(shape) * np.dtype(dtype).itemsize
+    check_fits(source, f"{len(files)} samples of shape {list(shape)}", size)
+    inputs = np.empty((len(files), *shape), dtype)
     for row, file in enumerate(files):
         try:
             inputs[row] = load(file)

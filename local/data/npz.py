@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,12 +11,16 @@ import numpy as np
 
 from common.columns import canonical
 from common.data import NpzData, TsData
-from common.errors import DataError
+from common.errors import DataError, one_line
 from common.imaging import FunctionData
 from common.tasks import Classification, MultiLabel, TaskSpec
-from local.data.reading import MISSING, Array, Reading, shown
+from local.data.formats import HEAD, check_fits, format_of
+from local.data.reading import MISSING, Array, Reading, check_file, shown
 
 ArrayData = NpzData | TsData | FunctionData
+READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+MAGIC = np.lib.format.MAGIC_PREFIX
+DEFLATED = 1100  # bytes that zip makes of one, at most
 NAMES = ("x", "y", "split", "key", "group", "length")
 
 
@@ -97,18 +100,66 @@ def read_arrays(path: Path, names: Sequence[str]) -> dict[str, Array]:
     """Return those of the named arrays that a file has.
 
     Raises:
-        DataError: the file is missing, damaged, no npz file, or holds objects.
+        DataError: the file is missing, damaged, no npz file, or holds objects; or an array is not as large as it says,
+            or larger than the memory.
     """
+    check_file(path)
     try:
-        with path.open("rb") as opened:  # NumPy leaves a file open that it cannot read
-            file = np.load(opened, allow_pickle=False)
-            if isinstance(file, np.ndarray):
-                raise DataError(path, "is a npy file of one array, expected a npz file")
-            return {name: file[name] for name in names if name in file.files}
-    except FileNotFoundError:
-        raise DataError(path, "does not exist") from None
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(path, f"is not a readable npz file of plain arrays: {error}") from None
+        with zipfile.ZipFile(path) as archive:
+            members = {name: info for name in names if (info := archive.NameToInfo.get(f"{name}.npy"))}
+            needed = sum(_declared_bytes(path, archive, name, info) for name, info in members.items())
+            check_fits(path, "its arrays", needed)
+            return {name: _array(archive, info) for name, info in members.items()}
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(path, f"cannot be read: {error.strerror or error}") from None
+    except Exception as error:  # damaged bytes make zipfile, zlib and NumPy raise errors of many kinds
+        raise _unreadable(path, _what(path) or one_line(error)) from None
+
+
+def _unreadable(path: Path, why: str) -> DataError:
+    return DataError(path, f"is not a readable npz file of plain arrays: {why}")
+
+
+def _what(path: Path) -> str | None:
+    """Return what a file is that is no zip archive."""
+    with path.open("rb") as file:
+        meaning = format_of(file.read(HEAD))
+        meaning = None if zipfile.is_zipfile(file) else meaning
+    return meaning and f"it is {meaning}"
+
+
+def _declared_bytes(path: Path, archive: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> int:
+    """Return how many bytes an array says that it has, which are there, without reading them.
+
+    Raises:
+        DataError: they are not there, or it is no plain array.
+    """
+    if info.file_size > DEFLATED * info.compress_size:
+        raise _unreadable(path, f"{name} says that {info.compress_size:,} bytes hold {info.file_size:,}")
+    with archive.open(info) as member:
+        if member.read(len(MAGIC)) != MAGIC:
+            raise _unreadable(path, f"{name} is no array in npy format")
+        member.seek(0)
+        read_header = READERS.get(np.lib.format.read_magic(member))
+        if read_header is None:
+            raise _unreadable(path, f"{name} is of a version of npy for other than numbers and text")
+        shape, _, dtype = read_header(member)
+        there = info.file_size - member.tell()
+    if dtype.hasobject:
+        raise _unreadable(path, f"{name} holds objects")
+    declared: int = math.prod(shape) * dtype.itemsize
+    if declared != there or not dtype.itemsize:
+        says = f"{name} says that it has shape {list(shape)} of {dtype}, {declared:,} bytes"
+        raise _unreadable(path, f"{says}, but {there:,} are there")
+    return declared
+
+
+def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
+    with archive.open(info) as member:
+        found: Array = np.lib.format.read_array(member, allow_pickle=False)
+    return found
 
 
 def whole_numbers(path: str | Path, name: str, array: Array, count: int, limit: int, *, least: int = 0) -> Array:
@@ -188,6 +239,8 @@ def _texts(path: str | Path, name: str, array: Array, count: int) -> tuple[str, 
     for row, text in enumerate(texts):
         if text.lower() in MISSING:
             raise DataError(path, f"{name} is missing in row {row}")
+        if "\0" in text:
+            raise DataError(path, f"{name} holds the character NUL in row {row}, which no text has")
     return texts
 
 

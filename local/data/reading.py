@@ -62,7 +62,8 @@ def check_file(path: Path) -> None:
     except OSError as error:
         raise DataError(path, f"cannot be read: {error.strerror or error}") from None
     if not is_file:
-        raise DataError(path, "is not a file" if found else "does not exist")
+        problem = "is not a file but a folder" if path.is_dir() else "is not a file"
+        raise DataError(path, problem if found else "does not exist")
 
 
 def number(text: str) -> float:

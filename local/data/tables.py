@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ import pandas as pd
 
 from common.columns import canonical
 from common.errors import DataError
-from local.data.reading import MISSING, check_file, shown
+from local.data.formats import check_text
+from local.data.reading import MISSING, number, shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +38,8 @@ class Table:
         names = self.frame.columns
         twice = names[names.duplicated() & (names != "")]  # spreadsheets leave columns without a name
         if len(twice):
-            raise DataError(self.source, f"has two columns {shown(twice[0])}: rename or remove one")
+            headless = _headless([twice[0]]) or ": rename or remove one"
+            raise DataError(self.source, f"has two columns {shown(twice[0])}{headless}")
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -84,8 +87,12 @@ def read_table(path: Path, *, header: bool = False) -> Table:
     Raises:
         DataError: the file is missing, empty, not in UTF-8 or no table, or two columns have one name.
     """
-    check_file(path)
+    check_text(path, "a table as text: save it as CSV in UTF-8")
     try:
+        with path.open("rb") as file:
+            first = file.readline(20).decode("utf-8-sig", errors="replace").strip()
+        if re.fullmatch('"?sep=.?"?', first, re.IGNORECASE):
+            raise DataError(path, f"begins with {shown(first)}, a mark for spreadsheets: remove that row")
         cells = pd.read_csv(
             path,
             sep="\t" if path.suffix.lower() == ".tsv" else ",",
@@ -99,7 +106,8 @@ def read_table(path: Path, *, header: bool = False) -> Table:
             compression=None,
         )
     except pd.errors.EmptyDataError:
-        raise DataError(path, "is empty, expected a row of column names and a row for each sample") from None
+        what = "has nothing in its first row" if path.stat().st_size else "is empty"
+        raise DataError(path, f"{what}, expected a row of column names and a row for each sample") from None
     except UnicodeDecodeError:
         raise DataError(path, "is not text in UTF-8: save it as CSV with that encoding") from None
     except pd.errors.ParserError as error:
@@ -214,4 +222,11 @@ def holder(tables: Sequence[Table], column: str) -> Table:
     if len(names) == 1 and re.search("[;\t]", names[0]):
         separators = "columns must be separated by commas, or by tabs in a file whose name ends in .tsv"
         raise DataError(where, f"has no column {column}: {separators}")
-    raise DataError(where, f"has no column {column}", hint=nearest(column, names))
+    raise DataError(where, f"has no column {column}{_headless(names)}", hint=nearest(column, names))
+
+
+def _headless(names: Sequence[str]) -> str:
+    """Return what else is to be said of column names that look as if they were a sample's."""
+    if all(math.isnan(number(name)) for name in names):
+        return ""
+    return ": its first row holds numbers, where the names of the columns are expected"

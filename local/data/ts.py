@@ -15,8 +15,9 @@ from common.columns import canonical
 from common.data import TsData
 from common.errors import DataError
 from common.tasks import TaskSpec
+from local.data.formats import check_fits, check_text
 from local.data.npz import padded, samples_of
-from local.data.reading import MISSING, Array, Reading, check_file, is_folder, number, shown
+from local.data.reading import MISSING, Array, Reading, is_folder, number, shown
 
 BOM = b"\xef\xbb\xbf"
 Lines = Iterator[tuple[int, bytes]]
@@ -85,10 +86,10 @@ def arrays_of(files: Sequence[TsFile], classes: Sequence[str], shape: tuple[int,
                 found = f"has {frames} frames of {dimensions} dimensions"
                 raise file.error(row, f"{found}, expected at most {shape[0]} of {shape[1]}: a sample's shape")
     labels = [_labels(file, classes) for file in files]
-    try:
-        x, length = padded(list(chain.from_iterable(file.series for file in files)), shape[0], dtype)
-    except (MemoryError, ValueError):
-        raise DataError(files[0].path, f"its samples of shape {list(shape)} do not fit into memory") from None
+    series = list(chain.from_iterable(file.series for file in files))
+    size = len(series) * math.prod(shape) * np.dtype(dtype).itemsize
+    check_fits(files[0].path, f"its samples of shape {list(shape)}", size)
+    x, length = padded(series, shape[0], dtype)
     arrays = {"x": x, "length": length}
     if len(files) > 1:
         arrays["split"] = np.repeat(np.array([0, 2], np.uint8), [len(file.series) for file in files])
@@ -121,7 +122,7 @@ def parse(path: Path) -> TsFile:
     Raises:
         DataError: naming the line of what is no series, or not of a kind that is read here.
     """
-    check_file(path)
+    check_text(path, "text in the archives' format")
     series, labels, lines = list[Array](), list[str](), list[int]()
     try:
         with path.open("rb") as file:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import typer
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.command import run
@@ -101,6 +101,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.binary() | st.text().map(lambda text: text.encode("utf-8", "surrogatepass")) | JSON.map(json.dumps))
 @example(DEEP)
 @example("{" * 5000)
@@ -118,4 +119,4 @@ def test_whatever_is_read_is_data_or_one_sentence(data: bytes | str) -> None:
     except SpecError as error:
         said.append(str(error))
     assert all(sentence and sentence.isprintable() for sentence in said)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5

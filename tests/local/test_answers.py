@@ -387,7 +387,7 @@ def test_a_run_that_asks_for_the_impossible_is_refused_before_anything_is_made(
         st.sampled_from(sorted({*BROKEN, *(first for first, _ in ENDLESS), b"\r\n", b"2\r\n{}\r\n", b"0\r\n"}))
     ).map(b"".join)
 )
-@settings(deadline=2000, max_examples=300)
+@settings(deadline=5000, max_examples=300)
 def test_whatever_bytes_come_they_are_an_answer_or_an_error_of_the_link(data: bytes) -> None:
     ours, theirs = socket.socketpair()
     connection = Connection("127.0.0.1", 1)

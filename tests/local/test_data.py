@@ -61,7 +61,7 @@ X, Y = np.zeros((10, 6)), np.zeros(10)
         ),
         ({"split": np.full(10, 3)}, "split holds 3 in row 0"),
         ({"split": np.full(10, 2)}, "none is left to train on"),
-        ({"x": np.zeros((0, 6)), "y": np.zeros(0)}, "of 0 samples none is left"),
+        ({"x": np.zeros((0, 6)), "y": np.zeros(0)}, "has no samples, expected at least two"),
     ],
 )
 def test_every_fault_is_named(tmp_path: Path, arrays: dict[str, Any], said: str) -> None:

@@ -131,8 +131,18 @@ def test_no_cell_is_told_where_a_column_has_an_apostrophe(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "brains", "said", "cell"),
     [
-        ({}, "subject_7,15\nsubject_8,14\n", r"has no column subject; did you mean subject_7\?", "subject_7"),
-        ({}, '"subject\n7",15\nsubject_8,14\n', r"has no column subject; did you mean subject\n7\?", "7"),
+        (
+            {},
+            "subject_7,15\nsubject_8,14\n",
+            r"its first row holds numbers, .* did you mean subject_7\?",
+            "subject_7",
+        ),
+        (
+            {},
+            '"subject\n7",15\nsubject_8,14\n',
+            r"its first row holds numbers, .* did you mean subject\n7\?",
+            "7",
+        ),
         ({}, "Roe,Roe\nDoe,Doe\n", "has two columns 'Roe': rename", "Roe"),
         ({"file": "*.csv"}, "Roe,15\nDoe,14\n", r"has no column 'Roe', unlike brains\.csv: files of one", "Roe"),
     ],

@@ -153,5 +153,5 @@ def test_a_split_of_the_datas_own_goes_with_a_holdout_alone() -> None:
 
 
 def test_a_site_with_nothing_to_train_on_is_refused() -> None:
-    with pytest.raises(DataError, match="of 0 samples none is left"):
+    with pytest.raises(DataError, match="has no samples, expected at least two"):
         folds(spec_of(), reading_of([]), 0)

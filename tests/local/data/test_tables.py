@@ -96,7 +96,7 @@ BAD: list[tuple[dict[str, Any], str | bytes | None, str | bytes | None, str]] = 
     ({}, "subject,volume\n", PEOPLE, r"people.csv: row 2, column subject: 3 of 3 keys are not in brains.csv"),
     ({}, "subject,volume\n", "subject,age,sex,group\n", "brains.csv: has no rows"),
     ({}, b"subject,volume\ns\xe4,1\n", PEOPLE, "brains.csv: is not text in UTF-8: save it as CSV"),
-    ({}, BRAINS.encode("utf-16"), PEOPLE, "brains.csv: is not text in UTF-8"),
+    ({}, BRAINS.encode("utf-16"), PEOPLE, "brains.csv: is text in UTF-16, expected a table"),
     ({}, "subject,volume\ns1,1,2\n", PEOPLE, "brains.csv: is not a readable table: Expected 2 fields in line 2, saw 3"),
     ({}, 'subject,volume\ns1,"1\ns2,1\n', PEOPLE, "brains.csv: is not a readable table: EOF inside string .* row 2"),
     ({}, BRAINS.replace(",", ";"), PEOPLE, "brains.csv: has no column subject: columns must be separated by commas"),

@@ -1,0 +1,88 @@
+"""What a file is, by its first bytes, and whether what is in it fits into memory: asked before anything is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.errors import DataError
+from common.memory import available
+from local.data.reading import check_file
+
+UNKNOWN = 1 << 40  # bytes of memory, where nobody says how many there are
+HEAD = 1 << 12  # bytes that tell what a file is
+SIGNATURES = (
+    (b"PK\x03\x04", "a workbook (.xlsx, .ods) or another zip archive"),
+    (b"\xd0\xcf\x11\xe0", "an old workbook (.xls) or another Office document"),
+    (b"%PDF", "a PDF"),
+    (b"{\\rtf", "a text document (.rtf)"),
+    (b"\x1f\x8b", "compressed with gzip"),
+    (b"BZh", "compressed with bzip2"),
+    (b"\xfd7zXZ", "compressed with xz"),
+    (b"7z\xbc\xaf", "a 7z archive"),
+    (b"Rar!", "a rar archive"),
+    (b"PAR1", "a Parquet file"),
+    (b"ARROW1", "a Feather file"),
+    (b"\x93NUMPY", "a npy file of one array"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"SQLite format 3", "a SQLite database"),
+    (b"$FL2", "an SPSS file"),
+    (b"<stata_dta>", "a Stata file"),
+    (b"\x89PNG", "a picture"),
+    (b"\xff\xd8\xff", "a picture"),
+    (b"\xff\xfe\x00\x00", "text in UTF-32"),
+    (b"\x00\x00\xfe\xff", "text in UTF-32"),
+    (b"\xff\xfe", "text in UTF-16"),
+    (b"\xfe\xff", "text in UTF-16"),
+)
+MARKUP = ((b"<!doctype html", b"<html", b"<head", b"<meta", b"<table", b"<style", b"<div"), (b"<?xml",))
+
+
+def format_of(head: bytes) -> str | None:
+    """Return what a file is that begins so; None if it may be plain text in UTF-8, or nobody knows."""
+    for signature, meaning in SIGNATURES:
+        if head.startswith(signature):
+            return meaning
+    words = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    pages, xml = (words.startswith(marks) for marks in MARKUP)
+    return "a web page (HTML)" if pages else "an XML file" if xml else None
+
+
+def check_text(path: Path, expected: str) -> None:
+    """Check that a file is there, is text, and can be held in memory.
+
+    Args:
+        path: of the file.
+        expected: what it should be, and what to do about it.
+
+    Raises:
+        DataError: it is something else, which is said; or it holds a NUL, which no text has.
+    """
+    check_file(path)
+    try:
+        check_fits(path, "its bytes", path.stat().st_size)
+        with path.open("rb") as file:
+            chunk, row = file.read(HEAD), 1
+            if meaning := format_of(chunk):
+                raise DataError(path, f"is {meaning}, expected {expected}")
+            while chunk:
+                place = chunk.find(b"\0")
+                row += chunk.count(b"\n", 0, place if place >= 0 else len(chunk))
+                if place >= 0:
+                    raise DataError(path, f"holds the character NUL, expected {expected}", place=f"row {row}")
+                chunk = file.read(1 << 20)
+    except OSError as error:
+        raise DataError(path, f"cannot be read: {error.strerror or error}") from None
+
+
+def check_fits(source: str | Path, what: str, needed: int) -> None:
+    """Check that so many bytes can be held in memory: what only begins to be allocated ends with the process killed.
+
+    Raises:
+        DataError: they cannot; names both sizes.
+    """
+    there = available() or UNKNOWN
+    if needed > there:
+        raise DataError(
+            source,
+            f"{what} do not fit into memory: they take {needed / 2**30:,.1f} GiB of {there / 2**30:,.1f} GiB",
+        )
