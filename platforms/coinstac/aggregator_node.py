@@ -16,7 +16,7 @@ import torch
 from common import __version__
 from common.documents import load_json, validate
 from common.documents import problems as spec_problems
-from common.errors import ProtocolError, RankdadError, SpecError, UserError
+from common.errors import ProtocolError, RankdadError, SpecError, UserError, visible
 from common.ledger import Retention
 from common.memory import check_memory
 from common.plan import make_plan
@@ -81,23 +81,24 @@ class AggregatorNode:
         if self._aggregator is not None and not self._aggregator.back():
             self.close()
         try:
-            return self._answer(given, Path(state.outputDirectory))
+            return self._answer(given, state)
         finally:
             if self._aggregator is not None:
                 self._aggregator.leave()
 
-    def _answer(self, given: Mapping[str, Any], folder: Path) -> Reply:
+    def _answer(self, given: Mapping[str, Any], state: NodeState) -> Reply:
+        folder = Path(state.outputDirectory)
         said = {client: self._heard(client, given[client]) for client in sorted(given)}
         if not said:
             raise RankdadError("no site takes part")
-        lines = _problems(said)
+        lines = _problems(said, first=state.iteration <= 1)
         if lines:
             self._say(f"error: {'; '.join(lines)}")
             raise InputError("\n".join(lines))
         joined = _all(Joined, said)
         if joined is not None:
             return Reply(output(self._open(joined, folder), progress="the run begins"))
-        if _all(Done, said) is not None:
+        if _all(Done, said) is not None and _is_complete(folder / DIRECTORY):
             self._say("done")
             return Reply(for_people(folder / DIRECTORY, **load_json(folder / MEMBERS)), success=True)
         self._come_back(folder)
@@ -231,12 +232,16 @@ def _all(kind: type[T], said: Mapping[str, Said]) -> dict[str, T] | None:
     return found if len(found) == len(said) else None
 
 
-def _problems(said: Mapping[str, Said]) -> list[str]:
+def _is_complete(directory: Path) -> bool:
+    return (directory / "summary.json").exists() and load_json(directory / "summary.json")["status"] == "completed"
+
+
+def _problems(said: Mapping[str, Said], *, first: bool) -> list[str]:
     """Return a line for everything that keeps single members from joining a run, each once."""
     lines: list[str] = []
     for client, one in said.items():
-        if isinstance(one, Failed) and one.site is not None:
-            lines.append(f"{one.site}: {one.reason}")
+        if isinstance(one, Failed) and first:
+            lines.append(f"{visible(client, 64)}: {one.reason}")
         if not isinstance(one, Joined):
             continue
         who = one.site if one.site == client else f"{one.site} (member {client})"
@@ -260,6 +265,7 @@ def _check_together(joined: Mapping[str, Joined]) -> Filled:
         for one in others
         if one.form != first.form
     ]
+    lines += [f"owner: {problem.text}" for problem in filled.problems]
     lines += _check_names([one.site for one in joined.values()], filled.sites)
     if lines:
         raise InputError("\n".join(lines))

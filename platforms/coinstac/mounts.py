@@ -71,7 +71,7 @@ def find_member(filled: Filled, inputs: Mapping[str, Any], base: Path, client: s
     try:
         limits = {name: filled.values[name] for name in ("min_rows", "max_rank") if filled.values[name] is not None}
         policy = site.policy or Policy(**limits)
-        data = None if problems or filled.problems else _data(filled, files, base)
+        data = None if problems or (filled.whole and filled.problems) else _data(filled, files, base)
     except UserError as error:
         problems.append(field.problem(str(error), f"chosen: {', '.join(file.name for file in files) or 'no file'}"))
         data = None
@@ -92,7 +92,7 @@ def _chosen(given: Any, base: Path, problems: list[Problem]) -> list[Path]:
         problems.append(FILES.problem("got no file, expected your table as CSV"))
     files = []
     for name in names:
-        if not isinstance(name, str) or Path(name).name != name or "\0" in name or len(name) > 255:
+        if not isinstance(name, str) or Path(name).name != name or not name.isprintable() or len(name) > 100:
             problems.append(FILES.problem("holds something that is no file's name"))
         elif not _is_within(base / name, base):
             problems.append(FILES.problem("a chosen file leads out of the folder that the platform shows", name))
@@ -122,7 +122,7 @@ def _in_folder(base: Path, problems: list[Problem]) -> list[Path]:
 def _is_within(path: Path, base: Path) -> bool:
     try:
         return path.resolve().is_relative_to(base.resolve())
-    except (OSError, RuntimeError):
+    except (OSError, RuntimeError, ValueError):
         return False
 
 
@@ -153,26 +153,30 @@ def _data(filled: Filled, files: Sequence[Path], base: Path) -> Path:
         UserError: saying what should have been chosen.
     """
     if not filled.whole:
-        return _only([file for file in files if file.suffix.lower().lstrip(".") in TABLE_FILES], "table (.csv, .tsv)")
+        return _only([file for file in files if file.suffix.lower().lstrip(".") in TABLE_FILES], "table", "tables")
     data = filled.draft["data"]
     name = data.get("covariates" if data.get("reader") == "freesurfer" else "file", _default_file(data))
     if not isinstance(name, str) or name == "." or is_pattern(name):
         return base
     places = sorted({file.parent for file in files if file.name == name})
     if places:
-        return _only(places, f"file called {name}")
+        return _only(places, f"file called {name}", f"files called {name}")
     if data.get("covariates") and data.get("reader") == "csv":
         raise UserError(f"got no file called {name}, which the specification names")
-    return _only([file for file in files if file.suffix.lower() == Path(name).suffix.lower()], f"file such as {name}")
+    return _only(
+        [file for file in files if file.suffix.lower() == Path(name).suffix.lower()],
+        f"file such as {name}",
+        f"files such as {name}",
+    )
 
 
 def _default_file(data: Mapping[str, Any]) -> str:
     return "data.npz" if data.get("reader", "npz") == "npz" else "."
 
 
-def _only(found: Sequence[Path], what: str) -> Path:
+def _only(found: Sequence[Path], one: str, several: str) -> Path:
     if len(found) != 1:
-        raise UserError(f"got {len(found) or 'no'} {what}{'s' * (len(found) > 1)}, expected one")
+        raise UserError(f"got {len(found)} {several}, expected one" if found else f"got no {one}, expected one")
     return found[0]
 
 

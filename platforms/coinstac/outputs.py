@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from common.documents import Part
-from common.errors import REASON_CHARACTERS, ProtocolError
+from common.errors import REASON_CHARACTERS, ProtocolError, visible
 from common.messages import Count, Digest
 from common.spec import SiteName
 from platforms.coinstac.table_profile import Profile
@@ -23,7 +23,8 @@ from platforms.coinstac.table_profile import Profile
 KEY = "rankdad"  # in a node's output
 FIGURES = "global_stats"  # folder of the pictures, in every node's output folder
 MOST_COMPLAINTS = 200  # of one site
-Line = Annotated[str, Field(max_length=REASON_CHARACTERS)]
+Line = Annotated[str, Field(max_length=REASON_CHARACTERS), AfterValidator(visible)]
+Version = Annotated[str, Field(max_length=63), AfterValidator(visible)]
 
 
 class Complaint(Part):
@@ -37,7 +38,7 @@ class Joined(Part):
     """A site has read its inputs and its data."""
 
     stage: Literal["joined"] = "joined"
-    version: Annotated[str, Field(max_length=63)]
+    version: Version
     site: SiteName
     form: dict[str, JsonValue] = Field(default={})
     """What the owner has filled in, if nothing is wrong with it."""
@@ -73,7 +74,7 @@ class Opened(Part):
     """The run begins."""
 
     stage: Literal["opened"] = "opened"
-    version: Annotated[str, Field(max_length=63)]
+    version: Version
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
     run: dict[str, JsonValue]
 
@@ -168,6 +169,7 @@ class NodeState(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
+    iteration: int = 1
     baseDirectory: str = ""  # noqa: N815
     outputDirectory: str  # noqa: N815
     clientId: str = ""  # noqa: N815

@@ -96,7 +96,7 @@ class Service:
         """Return the answer to one message: the node's, or what keeps it from going on, which ends the run for all."""
         try:
             mode, given, state = _parsed(text)
-            self._check_folders(state)
+            self._check_folders(mode, state)
             reply = self._node_of(mode, state.outputDirectory).advance(given, state)
             data = {"output": reply.output, "cache": {}, "success": reply.success}
             return json.dumps({"type": "stdout", "data": data, "end": True}, allow_nan=False)
@@ -108,7 +108,7 @@ class Service:
         _say(f"error: {said}")
         return json.dumps({"type": "stderr", "data": said, "code": 1, "end": True})
 
-    def _check_folders(self, state: NodeState) -> None:
+    def _check_folders(self, mode: str, state: NodeState) -> None:
         """Check that a message names folders of the platform's mounts.
 
         Raises:
@@ -116,7 +116,11 @@ class Service:
         """
         for name, folder, mount in (
             ("outputDirectory", state.outputDirectory, self._mounts / "output"),
-            ("baseDirectory", state.baseDirectory or str(self._mounts / "input"), self._mounts / "input"),
+            (
+                "baseDirectory",
+                state.baseDirectory if mode == "local" else str(self._mounts / "input"),
+                self._mounts / "input",
+            ),
         ):
             try:
                 inside = Path(folder).resolve().is_relative_to(mount)

@@ -47,7 +47,7 @@ from platforms.coinstac.site_run import (
     read_data,
     write_document,
 )
-from platforms.coinstac.table_profile import Profile, alone, describe
+from platforms.coinstac.table_profile import Profile, alone, check_opened, describe
 
 OTHER = "another-site"  # in the place of the other members, whose names are not known yet
 
@@ -75,10 +75,13 @@ class SiteNode:
             if self._run is not None and not self._run.back():
                 self.close()
             if is_form(given):
+                if state.iteration > 1:
+                    raise UserError(f"got a form in iteration {state.iteration}, expected what the aggregator says")
                 return Reply(output(self._join(given, state), progress="inputs and data are checked"))
             message = from_aggregator(given)
             folder = Path(state.outputDirectory)
             if isinstance(message, Opened):
+                self._check_opened(message, folder, state)
                 (folder / ERROR).unlink(missing_ok=True)
                 write_document(folder / OPENED, message.model_dump(mode="json"))
             if self._run is None:
@@ -110,14 +113,14 @@ class SiteNode:
         filled = read(inputs)
         member, found = find_member(filled, inputs, Path(state.baseDirectory), state.clientId)
         problems, profile = [*filled.problems, *found], Profile()
-        if not problems:
-            found, profile = self._tried(filled, member)
-            problems += found
+        if not found and member.data is not None:
+            tried, profile = self._tried(filled, member)
+            problems += tried
         problems = list(dict.fromkeys(problems))
         for problem in problems:
             self._say(f"error: {problem.text}{f' ({problem.details})' * bool(problem.details)}")
         if problems:
-            lines = [f"{one.text}\n    {one.details}".rstrip() for one in problems]
+            lines = [f"{'owner: ' * (one.source == 'owner')}{one.text}\n    {one.details}".rstrip() for one in problems]
             (folder / ERROR).write_text("\n".join(lines) + "\n", encoding="utf-8")
             return Joined(
                 version=__version__,
@@ -134,11 +137,15 @@ class SiteNode:
         """Return what is wrong with a run of this site's data alone, and what of its table the others may know."""
         assert member.data is not None
         try:
+            if filled.problems and (filled.whole or not filled.values["label"]):
+                return [], Profile()
             described = describe(filled, member.data, member.policy.min_rows)
+            if filled.problems:
+                return list(described.problems), Profile()
             for note in described.notes:
                 self._say(f"note: {note}")
             draft, problems = alone(filled, described.own) if not described.problems else ({}, described.problems)
-            if problems:
+            if problems or filled.problems:
                 return list(problems), Profile()
             sites = list(filled.sites) if member.name in filled.sites else [member.name, OTHER]
             run = with_sites(draft, sites)
@@ -156,6 +163,22 @@ class SiteNode:
         for note in (*plan.warnings, *data.notes):
             self._say(f"warning: {note}")
         return [], described.told
+
+    def _check_opened(self, opened: Opened, folder: Path, state: NodeState) -> None:
+        """Check that the run is the one that this member's form asks for.
+
+        Raises:
+            UserError: it is another.
+        """
+        inputs = load_json(folder / INPUTS)
+        filled = read(inputs)
+        member, _ = find_member(filled, inputs, Path(state.baseDirectory), state.clientId)
+        spec = validate(RunSpec, opened.run)
+        if member.name not in spec.federation.sites:
+            raise UserError("the aggregator opens a run without this site")
+        if member.data is not None:
+            own = describe(filled, member.data, member.policy.min_rows).own
+            check_opened(filled, own, spec.model_dump(mode="json"))
 
     def _begin(self, folder: Path) -> None:
         """Leave no trace of a run before this one from which this one could go on.

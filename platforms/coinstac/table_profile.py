@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pandas as pd
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from common.columns import COLUMN, Column, Level, canonical
 from common.data import CsvData, FreesurferData, TableData, resolve_features
 from common.documents import Part, validate
-from common.errors import SpecError
-from common.messages import Count
+from common.errors import DataError, SpecError, UserError
+from common.patterns import is_pattern, literal
+from common.spec import RunSpec
 from platforms.coinstac.fields import FIELDS
 from platforms.coinstac.form import Columns, Problem
-from platforms.coinstac.inputs import SITES, Filled
+from platforms.coinstac.inputs import SITES, Filled, with_sites
 
 MAX_LEVELS = 20  # values of a column beyond which nobody meant it to be categorical
 BATCH = 32  # rows of the largest member in a step
@@ -35,15 +36,28 @@ WHOLE = frozenset({"subject", "patient", "participant", "person", "case", "recor
 
 TOO_MANY = f"has more than {MAX_LEVELS} different values: choose another column, or regression if they are numbers"
 NAMED = "to name them yourself, write diagnosis = benign | malignant"
-Levels = Annotated[tuple[Level, ...], Field(max_length=MAX_LEVELS)]
+MAX_ROWS = 10**7
+MIXED_SHARE = 0.5  # of a column's cells that are numbers: then the others are mistakes
+TEXT = "it holds text; if it is categorical, the owner can name it under Categorical columns"
+MIXED = "most of its cells are numbers, but not all: mend them, or leave the column out with a minus sign"
+
+
+def _printable(level: str) -> str:
+    if not level.isprintable():
+        raise ValueError("expected a value without control characters")
+    return level
+
+
+Shown = Annotated[Level, AfterValidator(_printable)]
+Levels = Annotated[tuple[Shown, ...], Field(max_length=1000)]
 
 
 class Profile(Part):
     """What a member's table says about the run."""
 
-    rows: Count = 0
+    rows: Annotated[int, Field(ge=0, le=MAX_ROWS)] = 0
     """Rows that have a label."""
-    min_rows: Count = 1
+    min_rows: Annotated[int, Field(ge=1, le=MAX_ROWS)] = 1
     """Fewest rows behind anything that leaves the member."""
     columns: Annotated[tuple[Column, ...], Field(max_length=100_000)] = ()
     """Columns for which a pattern may stand, in the table's order."""
@@ -93,6 +107,8 @@ def describe(filled: Filled, data: Path, min_rows: int) -> Described:
     from local.data.tables import read_table
 
     table = read_table(data)
+    if not len(table):
+        raise DataError(data, "has no rows")
     texts: pd.DataFrame = table.frame.loc[:, [name for name in table.frame.columns if name]]
     missing = _missing(texts)
     asked = {name: filled.values[name] or Columns() for name in ("label", "features", "categorical")}
@@ -118,7 +134,14 @@ def describe(filled: Filled, data: Path, min_rows: int) -> Described:
         return Described(Profile(), Profile(), tuple(problems))
     others = texts.columns.difference([label, *asked["categorical"].names], sort=False)
     columns, left_out = _numbers(texts[others], missing[others], identifiers=bool(asked["features"].names))
-    notes = tuple(f"{data.name}: column {name} is no input: {why}" for name, why in left_out.items())
+    mixed = [name for name, why in left_out.items() if why == MIXED and name not in asked["features"].excluded]
+    patterns = not asked["features"].names or any("*" in name or "?" in name for name in asked["features"].names)
+    notes = tuple(f"{data.name}: column {name} is no input: {why}" for name, why in left_out.items() if patterns)
+    if mixed and patterns:
+        said = (f"column {name} of {data.name}: {MIXED}" for name in mixed)
+        return Described(
+            Profile(), Profile(), tuple(FIELDS["features"].problem(one, member=True) for one in said), notes
+        )
     levels = {name: tuple(found) for name, found in counts.items()}
     own = Profile(rows=int((~missing[label]).sum()), min_rows=min_rows, columns=columns, levels=levels)
     return Described(own, own.told(counts), notes=notes)
@@ -172,7 +195,8 @@ def _numbers(
         elif numbers.empty:
             left_out[name] = "it is empty"
         elif not numbers.map(math.isfinite).all():
-            left_out[name] = "it holds text; if it is categorical, the owner can name it under Categorical columns"
+            share = numbers.map(math.isfinite).mean()
+            left_out[name] = MIXED if share >= MIXED_SHARE else TEXT
         elif not identifiers and is_identifier(name):
             left_out[name] = "its name is that of an identifier; the owner can name it under Columns of the inputs"
         elif not identifiers and len(texts) > 2 and numbers.tolist() in (counted, [*range(1, len(texts) + 1)]):
@@ -202,6 +226,11 @@ def complete(filled: Filled, profiles: Mapping[str, Profile]) -> tuple[dict[str,
     if not filled.whole:
         for name in data["categorical"]:
             data["categorical"][name] = data["categorical"][name] or _union(profiles.values(), name)
+            if not data["categorical"][name]:
+                said = (
+                    f"column {name} has no value in enough rows of any member; to name its values, write {name} = a | b"
+                )
+                problems.append(FIELDS["categorical"].problem(said))
         if draft["task"]["name"] == "classification":
             data["values"] = data["values"] or _union(profiles.values(), data["label"])
             draft["task"]["classes"] = max(2, len(data["values"]))
@@ -213,7 +242,8 @@ def complete(filled: Filled, profiles: Mapping[str, Profile]) -> tuple[dict[str,
     if problems or (not any(profile.columns for profile in profiles.values()) and filled.whole):
         return draft, problems, warnings
     first, *others = profiles.values()
-    common = [name for name in first.columns if all(name in other.columns for other in others)]
+    everywhere = set(first.columns).intersection(*(other.columns for other in others))
+    common = [name for name in first.columns if name in everywhere]
     if not common and not filled.whole and not (filled.values["features"] or Columns()).names:
         said = "no column of numbers is in every member's table: name the inputs, or look at the column names"
         return draft, [FIELDS["features"].problem(said)], warnings
@@ -225,10 +255,12 @@ def complete(filled: Filled, profiles: Mapping[str, Profile]) -> tuple[dict[str,
     data["features"] = list(found.features)
     if not filled.whole:
         data["features"] += [name for name in data["categorical"] if name not in found.named]
+    anywhere = dict.fromkeys(name for profile in profiles.values() for name in profile.columns)
     for site, profile in profiles.items():
-        lacking = [name for other in profiles.values() for name in other.columns if name not in profile.columns]
+        own = set(profile.columns)
+        lacking = [name for name in anywhere if name not in own]
         if lacking and schema.patterns:
-            some = ", ".join(dict.fromkeys(lacking[:10])) + ", …" * (len(lacking) > 10)
+            some = ", ".join(lacking[:10]) + ", …" * (len(lacking) > 10)
             warnings.append(f"{site}: its table has no column of numbers called {some}, so it is no input for anyone")
     return draft, problems, warnings
 
@@ -240,6 +272,35 @@ def alone(filled: Filled, profile: Profile) -> tuple[dict[str, Any], list[Proble
         profile = profile.model_copy(update={"levels": {**profile.levels, label: (*profile.levels[label], "another")}})
     draft, problems, _ = complete(filled, {SITES[0]: profile})
     return draft, problems
+
+
+def check_opened(filled: Filled, own: Profile, run: Mapping[str, Any]) -> None:
+    """Check that a run is the one that the owner's form asks for, filled in from tables with columns as this one's.
+
+    Args:
+        filled: the form.
+        own: what the member's own table says.
+        run: the document of the run that the aggregator opens, valid.
+
+    Raises:
+        UserError: it is another.
+    """
+    data = run["data"]
+    if filled.whole and not any(is_pattern(name) for name in filled.draft["data"].get("features", ())):
+        columns: tuple[str, ...] = ()
+    else:
+        columns = tuple(name for name in map(literal, data.get("features", ())) if name in own.columns)
+    levels = {name: tuple(found) for name, found in (data.get("categorical") or {}).items()}
+    if isinstance(data.get("label"), str):
+        levels[data["label"]] = tuple(data.get("values") or ())
+    profile = Profile(rows=own.rows, min_rows=own.min_rows, columns=columns, levels=levels)
+    expected, problems, _ = complete(filled, {SITES[0]: profile})
+    if not filled.whole:
+        expected["training"]["batch_size"] = run["training"]["batch_size"]
+    asked = validate(RunSpec, with_sites(expected, run["federation"]["sites"])).model_dump(mode="json")
+    other = sorted(part for part in asked if asked[part] != run.get(part))
+    if problems or other:
+        raise UserError(f"the aggregator opens another run than the form asks for: {', '.join(other) or 'data'} differ")
 
 
 def _union(profiles: Iterable[Profile], column: str) -> list[str]:
@@ -261,6 +322,6 @@ def ordered(levels: Iterable[str]) -> list[str]:
 def _batch_size(profiles: Sequence[Profile], evaluation: str) -> int:
     """Return so many rows of the largest member in a step that the smallest one's share is as large as it asks for."""
     share = 0.85 * (1.0 if evaluation == "leave-one-site-out" else 0.8)  # what is neither tested nor validated
-    largest = max(share * profile.rows for profile in profiles)
+    largest = max(1.0, *(share * profile.rows for profile in profiles))
     most = min(share * profile.rows / (SPARE * profile.min_rows) for profile in profiles)
     return math.ceil(largest / max(1, min(math.ceil(largest / BATCH), math.floor(most))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -254,6 +255,69 @@ def test_a_folder_holds_a_table_at_any_depth_and_the_members_own_file(tmp_path: 
         del given["files"]
         given["folder"] = "/home/somebody/study"
     assert set(Iterations(tmp_path, inputs).go()["site_metrics"]) == {"site-8f0c", "site-9f0c"}
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("method", {"name": "dsgd"}),
+        ("task", {"name": "regression"}),
+        ("seed", 7),
+        ("preparation", {"standardise": "site"}),
+        ("data", {"features": ["id"]}),
+        ("data", {"label": "id"}),
+        ("data", {"missing": "drop"}),
+        ("federation", {"sites": ["9f0c"]}),
+    ],
+)
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_site_takes_no_run_but_the_one_that_the_form_asks_for(
+    tmp_path: Path, part: str, value: dict[str, Any] | int, whole: bool
+) -> None:
+    inputs = patients(tmp_path)
+    if whole:
+        table = {"reader": "csv", "file": "t.csv", "features": ["*"], "exclude": ["id"], "label": "sex"}
+        spec = run_document(
+            task={"name": "classification", "classes": 2},
+            data={**table, "values": ["F", "M"]},
+            method=METHODS[0],
+            training={"batch_size": 20},
+            federation={},
+        )
+        inputs = {client: {"files": own["files"], "spec": spec} for client, own in inputs.items()}
+    run = Iterations(tmp_path, inputs)
+    try:
+        joined = {client: run.ask(client, given, 1).output for client, given in run.inputs.items()}
+        opened = run.ask(REMOTE, joined, 1).output
+        document = opened["rankdad"]["run"]
+        document[part] = document[part] | value if isinstance(value, dict) and part in ("data", "federation") else value
+        said = run.ask("8f0c", opened, 2).output["rankdad"]
+    finally:
+        for node in run.nodes.values():
+            node.close()
+    assert said["stage"] == "failed"
+    assert re.search("another run than the form asks for|without this site|expected", said["reason"])
+
+
+def test_a_form_is_taken_in_the_first_iteration_alone(tmp_path: Path) -> None:
+    run = Iterations(tmp_path, patients(tmp_path))
+    run.start("8f0c")
+    state = run.state("8f0c").model_copy(update={"iteration": 2})
+    said = run.nodes["8f0c"].advance(run.inputs["8f0c"] | {"min_rows": 1}, state).output["rankdad"]
+    assert said["stage"] == "failed"
+    assert said["reason"] == "got a form in iteration 2, expected what the aggregator says"
+
+
+def test_a_column_of_numbers_with_a_word_in_it_is_a_mistake(tmp_path: Path) -> None:
+    inputs = patients(tmp_path)
+    path = tmp_path / "8f0c" / "base" / "8f0c.csv"
+    table = pd.read_csv(path, dtype=str)
+    table.loc[7, "dose"] = "Miller, 12 mg"
+    table.to_csv(path, index=False)
+    with pytest.raises(RankdadError) as raised:
+        Iterations(tmp_path, inputs).go(most=2)
+    said = "8f0c: Columns of the inputs (features): column dose of 8f0c.csv: most of its cells are numbers, but not all"
+    assert str(raised.value).startswith(said)
 
 
 def test_data_that_change_during_a_run_are_not_quoted_to_others(tmp_path: Path) -> None:
