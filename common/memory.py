@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from pathlib import Path
 
 import torch
@@ -60,31 +59,6 @@ def _kept(model: ModelSpec, shape: tuple[int, ...]) -> int:
         halved = (filters * places >> dims * block for block, filters in enumerate(model.filters))
         return inputs + 2 * model.convolutions * sum(halved)
     return inputs
-
-
-def use_threads(count: int) -> None:
-    """Let tensor operations use so many threads, if they can be started here.
-
-    Raises:
-        SpecError: they cannot: torch would end the process without a word.
-    """
-    leave, started = threading.Event(), list[threading.Thread]()
-    try:
-        for _ in range(count - 1):
-            thread = threading.Thread(target=leave.wait, daemon=True)
-            thread.start()
-            started.append(thread)
-    except RuntimeError:
-        raise SpecError(
-            "training.threads",
-            f"got {count}, but only {len(started) + 1} can be started here: all sites use as many, so choose fewer, or "
-            "allow this container more",
-        ) from None
-    finally:
-        leave.set()
-        for thread in started:
-            thread.join()
-    torch.set_num_threads(count)
 
 
 def available() -> int | None:

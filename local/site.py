@@ -19,7 +19,7 @@ from common.checkpoints import EVERY, Checkpoints, take_over
 from common.course import Course
 from common.documents import load_json, validate
 from common.errors import RankdadError, SpecError, UnreachableError, UserError, visible
-from common.memory import check_memory, use_threads
+from common.memory import check_memory
 from common.messages import failure_message
 from common.plan import make_plan
 from common.protocol import pack_failure, step_bytes
@@ -30,6 +30,7 @@ from local.data import SiteData, read_site
 from local.drivers.http import AggregatorClient, RefusedError, drive
 from local.leaving import Leaving, LeavingError
 from local.policy import Policy
+from local.threads import use_threads
 from local.timings import Timings
 from local.training import Result, TrainingState, train
 

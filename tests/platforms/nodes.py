@@ -38,6 +38,7 @@ class Iterations:
     forgotten: Callable[[int, str], bool] = lambda iteration, node: False
     typed: bool = True
     nodes: dict[str, Node] = field(default_factory=dict)
+    iteration: int = 1
     outputs: list[dict[str, dict[str, Any]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -48,9 +49,11 @@ class Iterations:
         folders = {kind: self.folder / client / kind for kind in ("base", "output")}
         for path in folders.values():
             path.mkdir(parents=True, exist_ok=True)
-        return NodeState(baseDirectory=str(folders["base"]), outputDirectory=str(folders["output"]), clientId=client)
+        here, now = {kind: str(path) for kind, path in folders.items()}, self.iteration
+        return NodeState(iteration=now, baseDirectory=here["base"], outputDirectory=here["output"], clientId=client)
 
     def ask(self, client: str, given: Mapping[str, Any], iteration: int) -> Reply:
+        self.iteration = iteration
         if client not in self.nodes or self.replaced(iteration, client):
             self.start(client)
         reply = self.work(client, given)
