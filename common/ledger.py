@@ -140,7 +140,7 @@ class Ledger:
 
     def begin(self, round_: int, retention: Retention) -> None:
         """Begin new files, of what is not kept for ever: there is a checkpoint between the round before and this."""
-        if round_ not in self._contributions:
+        if round_ > max(self._contributions):
             self._contributions[round_] = self._open(CONTRIBUTIONS, round_)
         last = max(self._updates)
         if retention is Retention.TAIL and last + len(self._updates[last]) == round_ != last:
