@@ -25,9 +25,11 @@ DEAF = """
 import ctypes, signal
 
 def make():
-    signal.signal(signal.SIGTERM, lambda *_: None)  # does not run before the call into C returns
+    signal.signal(signal.SIGTERM, lambda *_: None)  # does not run before the call into C returns, which it never does
+    lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
     print("in C", flush=True)
-    ctypes.CDLL(None).sleep(60)
+    while lock(mutex) == 0:
+        pass
 """
 
 
