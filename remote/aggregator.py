@@ -163,9 +163,10 @@ class Aggregator:
             raise ProtocolError(409, f"p: got phase {message.phase}, but the run is in phase {self._phase} of a step")
         if current:
             check_turn(self.plan, self.course, self._last, message)
+        if self.barrier.known(site, body, message) is None:
             self._checks.check(site, message)
-        if self.barrier.known(site, body, message) is None and self._ledger:  # before it counts, and can be lost
-            self._ledger.append(Record(Entry.CONTRIBUTION, message.round, self.plan.sites.index(site), body))
+            if self._ledger:  # before it counts, and can be lost
+                self._ledger.append(Record(Entry.CONTRIBUTION, message.round, self.plan.sites.index(site), body))
         effects = self.barrier.receive(site, body, message, self._clock())
         self._departed.discard(site)
         self.note_problem(site, "")
