@@ -24,7 +24,7 @@ from common.protocol import unpack_buffers
 from common.replica import saved_buffers
 from common.spec import RunSpec
 
-LARGEST_SIZE = 1e17  # of a gradient: its square is a number in float32 however many sites and steps add up
+LARGEST_SIZE = 1e17  # of a gradient or buffer: squares stay numbers in float32, however many sites add up
 PLACES: Mapping[Literal["train", "validation", "test"], int] = {"train": 0, "validation": 1, "test": 2}
 SAME = {
     "version": "its version of rankdad differs",
@@ -128,11 +128,15 @@ class Checks:
                 raise ProtocolError(422, f"d.values: {problem}")
 
     def _check_buffers(self, buffers: Buffers) -> None:
-        """Check that only what every replica has from its beginning, such as a mask, is not finite."""
+        """Check that only what every replica has from its beginning, such as infinity in a mask, is out of bounds."""
         own = saved_buffers(self._course.replica.model)
         for name, value in unpack_buffers(buffers.values, self._plan).items():
-            if not bool((torch.isfinite(value) | (value == own[name].cpu())).all()):
-                raise ProtocolError(422, f"d.values: {name} holds NaN or infinity, expected finite numbers")
+            least = 0.0 if name.endswith("running_var") else -LARGEST_SIZE  # whose root is taken
+            numbers = value.double()
+            if not bool(((least <= numbers) & (numbers <= LARGEST_SIZE) | (value == own[name].cpu())).all()):
+                raise ProtocolError(
+                    422, f"d.values: {name} holds NaN, infinity or a number beyond {least:g} to {LARGEST_SIZE:g}"
+                )
 
 
 def _largest(wire: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from tests.conftest import run_spec
 
 Lie = tuple[str, Message]  # what the refusal says
 MODEL = {"name": "factory", "factory": "tests.simulations.test_lockstep:masked"}
+WILD = {"1.running_mean": -math.inf, "1.running_var": -1e-9, "1.num_batches_tracked": 2**63 - 1, "mask": math.nan}
 TABLE = {"standardise": "federated"}
 
 
@@ -56,8 +58,9 @@ class Attacked(Aggregator):
             changed = [(due, replace(body, weight=weight)) for weight in (1e12, body.weight + 0.5)]
             changed += [(due, replace(body, weight=0.0))] * (body.weight > 0 and not message.phase)
             largest = 6e4 if self.plan.wire == "float16" else 3e18
-            huge = tuple(_filled(value, largest) for value in body.payload)
-            changed += [("b: the gradient of ", replace(body, payload=huge))] * any(len(_of(value)) for value in huge)
+            payload = tuple(_filled(value, largest) for value in body.payload)
+            rows = any(len(_of(value)) for value in payload)
+            changed += [("b: the gradient of ", replace(body, payload=payload))] * rows
         elif isinstance(body, Hello):
             samples = [list(fold) for fold in unpack_counts(body.samples, self.plan.folds, 3)]
             for most in (0, 2**32 - 1):
@@ -67,14 +70,14 @@ class Attacked(Aggregator):
             changed.append(("d.weights_sha256: its init", body.model_copy(update={"weights_sha256": "0" * 64})))
         elif isinstance(body, Sums):
             sums = unpack_sums(body.values, self.plan.folds, self.plan.stage_size(body.stage))
-            wild = pack_sums(torch.where(sums > 0, 1e299, sums))
-            changed.append(("d.values: ", body.model_copy(update={"values": wild})))
+            huge = pack_sums(torch.where(sums > 0, 1e299, sums))
+            changed.append(("d.values: ", body.model_copy(update={"values": huge})))
         elif isinstance(body, Buffers):
             changed.append(("d.samples: is of", body.model_copy(update={"samples": body.samples + 1})))
-            for name in ("1.running_mean", "mask"):
+            for name, number in WILD.items():
                 buffers = unpack_buffers(body.values, self.plan)
-                buffers[name] = torch.full_like(buffers[name], float("nan" if name == "mask" else "-inf"))
-                said = f"d.values: {name} holds NaN or infinity"
+                buffers[name] = torch.full_like(buffers[name], number)
+                said = f"d.values: {name} holds NaN, infinity or"
                 changed.append((said, body.model_copy(update={"values": pack_buffers(buffers, self.plan)})))
         elif isinstance(body, Evaluation):
             one = tallied(self.plan.task, *draw(self.plan.task, 1, 0))
@@ -109,7 +112,7 @@ RUNS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "even batches": ({"training": {"batches": "even", "accumulate": 2}}, set()),
     "buffers": (
         {"model": MODEL},
-        {"d.samples: is of", "d.values: 1.running_mean holds NaN or infinity", "d.values: mask holds NaN or infinity"},
+        {"d.samples: is of", *(f"d.values: {name} holds NaN, infinity or" for name in WILD)},
     ),
     "preparation": (
         {
