@@ -36,7 +36,7 @@ from common.plan import Plan
 from common.protocol import unpack_buffers
 from common.replica import Replica, saved_buffers
 from common.routes import Payload, scatter
-from common.spec import RunSpec
+from common.spec import PowerSgd, RunSpec
 from common.tasks import LOWER_IS_BETTER
 
 MOST_STEPS = 1_000_000  # of an epoch: everybody lists every site's
@@ -308,7 +308,7 @@ class Course:
         """Go to where a standing and tensors were taken.
 
         Raises:
-            ValueError: folds or sums are not those of this run.
+            ValueError: folds, sums, best weights or directions are not those of this run.
             RuntimeError, KeyError: the tensors are not those of this replica.
         """
         folds, totals = self._plan.folds, under("total", tensors)
@@ -317,16 +317,32 @@ class Course:
             raise ValueError(f"fold {standing.fold} or its roster is none of this run's {folds} folds")
         if {name: (total.dtype, tuple(total.shape)) for name, total in totals.items()} != shapes:
             raise ValueError("what preparation has added up is not what this run asks for")
+        best, bases = under("best", tensors), under("basis", tensors)
+        if best and _shapes(best) != _shapes(self.replica.model.state_dict()):
+            raise ValueError("the best weights are not those of this model")
+        for name, basis in bases.items():
+            self._check_basis(name, basis)
         for name in SCALARS:
             setattr(self, name, getattr(standing, name))
         self.totals = totals
         self._meet(standing.roster)
         self.missing = frozenset(standing.missing)
         self.replica.load_state(under("replica", tensors), standing.steps - standing.before)
-        self.best_weights = under("best", tensors)
+        self.best_weights = best
         device = next(self.replica.model.parameters()).device
-        self.bases = {name: value.to(device) for name, value in under("basis", tensors).items()}
+        self.bases = {name: value.to(device) for name, value in bases.items()}
         self.between_steps = True
+
+    def _check_basis(self, name: str, basis: Tensor) -> None:
+        most = {route.name: (route.up, route.matrix[1]) for route in self._plan.routes if route.up is not None}
+        rows, columns = most.get(name, (0, 0))
+        exact = isinstance(self._spec.method, PowerSgd)
+        if basis.ndim != 2 or basis.shape[1] != columns or len(basis) > rows or (exact and len(basis) < rows):
+            raise ValueError(f"directions of {name}: got {list(basis.shape)}, expected {rows} of {columns} numbers")
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in tensors.items()}
 
 
 def batch_sizes(samples: int, largest: int) -> list[int]:

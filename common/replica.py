@@ -89,7 +89,7 @@ class Replica:
 
         Raises:
             RuntimeError, KeyError, ValueError: it is not that of this model; a fused optimizer would read and write
-                beyond a moment that is too small.
+                beyond a moment that is too small, and miss one that is not there.
         """
         self.step = step
         parts: dict[str, dict[str, Tensor]] = {}
@@ -97,13 +97,18 @@ class Replica:
             key, _, parameter = name.partition("/")
             parts.setdefault(key, {})[parameter] = value
         self.model.load_state_dict(parts.pop("weights"))
+        known = {"step", "exp_avg", "exp_avg_sq"} if isinstance(self._training.optimizer, Adam) else {"momentum_buffer"}
+        if parts and (parts.keys() != known or len({frozenset(moments) for moments in parts.values()}) > 1):
+            raise ValueError(f"expected {', '.join(sorted(known))} of every trained weight, and nothing else")
         for key, moments in parts.items():
             for name, value in moments.items():
                 owner = self._trained[name]
-                fits = value.shape == owner.shape and value.dtype == owner.dtype
-                if not fits and (key != "step" or value.numel() != 1):
-                    raise ValueError(f"{key} of {name}: got {list(value.shape)}, expected {list(owner.shape)}")
-                self._optimizer.state[owner][key] = _laid_out_as(owner, value) if fits else value.to(owner.device)
+                like = torch.empty(()) if key == "step" else owner
+                if value.shape != like.shape or value.dtype != like.dtype:
+                    raise ValueError(f"{key} of {name}: got {list(value.shape)}, expected {list(like.shape)}")
+                self._optimizer.state[owner][key] = (
+                    value.to(owner.device) if key == "step" else _laid_out_as(owner, value)
+                )
 
     def digest(self) -> str:
         """Return the sha256 of all weights and buffers."""

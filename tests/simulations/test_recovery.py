@@ -322,6 +322,42 @@ def test_a_snapshot_of_other_folds_is_refused_and_changes_nothing(
     assert course.fold == document["fold"] == 2
 
 
+@pytest.mark.parametrize("method", [{"name": "rank-dad", "rank": 2}, {"name": "powersgd", "rank": 2}])
+def test_a_snapshot_that_would_fail_later_is_refused_at_once(
+    tmp_path: Path, site_data: Data, method: dict[str, Any]
+) -> None:
+    """Each of these ended the site with a traceback, in its next step or at the end of its fold."""
+    spec = run_spec(method=method, training={"epochs": 3})
+    run = Run(spec, site_data(spec), tmp_path)
+    run.go(lambda message: None)
+    good = Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter, keeping=KEEPING)
+    with contextlib.closing(good):
+        snapshot = good.snapshot("beta")
+    assert snapshot is not None
+    head = 4 + int.from_bytes(snapshot[:4], "little")
+    tensors = safetensors.torch.load(snapshot[head:])
+    weights = tensors["replica/weights/3.weight"]
+    for changes in (
+        {"replica/exp_avg/3.weight": None},
+        {"replica/step/3.weight": None},
+        {"replica/step/3.weight": weights},
+        {"replica/other/3.weight": weights},
+        {"best/3.weight": weights[:1].clone()},
+        {"best/3.weight": None},
+        {"best/other": weights},
+        {"basis/3.weight": torch.ones(2, 99)},
+        {"basis/3.weight": torch.ones(99, weights.shape[1])},
+        {"basis/3.weight": torch.ones(16)},
+        {"basis/other": torch.ones(2, 16)},
+    ):
+        changed = {name: value for name, value in (tensors | changes).items() if value is not None}
+        assert changed.keys() != tensors.keys() or changed[name := next(iter(changes))].shape != tensors[name].shape
+        with pytest.raises(ProtocolError, match="snapshot cannot be used"):
+            take_over(
+                Course(spec, run.aggregator.plan, Replica(spec)), snapshot[:head] + safetensors.torch.save(changed)
+            )
+
+
 def test_a_checkpoint_of_another_run_is_refused_and_a_torn_one_passed_over(tmp_path: Path, site_data: Data) -> None:
     spec = run_spec(method={"name": "rank-dad", "rank": 2})
     run = Run(spec, site_data(spec), tmp_path)
