@@ -192,7 +192,11 @@ class _Trainer:
             )
         self._check_batches()
         while course.stage is not None:
-            yield from self._exchange(Kind.SUMS, self._stage, Sums)
+            sums = yield from self._exchange(Kind.SUMS, self._stage, Sums)
+            for total, roster in zip(course.totals[sums.stage], course.roster, strict=True):
+                problem = self.preparing.check(sums.stage, total, sum(roster))
+                if problem:
+                    raise ProtocolError(502, f"d.values: the sites' total of {sums.stage}: {problem}")
         while True:
             try:
                 prepared = prepare(self.spec, self.data, course, self.replica)
