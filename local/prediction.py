@@ -19,6 +19,7 @@ from common.metrics import summarise, tally
 from common.preparation import Preparing
 from common.spec import RunSpec
 from common.tasks import MultiLabel, Regression, shown
+from common.threads import use_threads
 from local.data import SiteData, read_samples
 from local.data.reading import Array
 from local.evaluation import outputs_of
@@ -111,7 +112,7 @@ def predict_file(
         raise UserError(f"--output: {output.parent} is not a directory")
     saved = load_model(folder, which, allowed_factories)
     spec, task = saved.spec, saved.spec.task
-    torch.set_num_threads(spec.training.threads)
+    use_threads(spec.training.threads)
     reading = read_samples(spec, data, training=False, allowed=allowed_factories)
     for note in reading.notes:
         print(f"warning: {note}", file=sys.stderr)

@@ -18,6 +18,7 @@ METRICS = {
     "balanced_accuracy": "Balanced accuracy",
     "auc": "AUC",
     "auc_error": "Largest error of AUC",
+    "absent": "Classes without AUC",
     "f1": "F1",
     "calibration_error": "Calibration error",
     "mae": "Mean absolute error",

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from common.artifacts import save_model
@@ -26,6 +25,7 @@ from common.protocol import pack, unpack
 from common.records import NOBODY, Entry, Record
 from common.replica import Replica
 from common.spec import RunSpec
+from common.threads import use_threads
 from local.data import SiteData, read_site
 from local.timings import Timings
 from local.training import Result, TrainingState, train
@@ -67,7 +67,7 @@ class SiteRun:
     ) -> None:
         spec = self._spec = validate(RunSpec, opened.run)
         self._folder, self._site, self._say = Path(state.outputDirectory), member.name, say
-        torch.set_num_threads(spec.training.threads)
+        use_threads(spec.training.threads)
         replica = Replica(spec, allow_factories)
         plan = self._plan = make_plan(spec, replica.model)
         try:

