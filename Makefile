@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: simulate test slow lint clean
+.PHONY: simulate test slow exhaustive lint clean
 
 simulate: .venv/ready
 	$(BIN)/rankdad simulate simulations/specs/digits.json
@@ -12,8 +12,12 @@ test: .venv/ready
 
 # What the project promises in figures: several minutes.
 slow: .venv/ready
-	$(BIN)/python -m pytest -m "slow and not alone" -n 2 --dist worksteal
-	$(BIN)/python -m pytest -m "slow and alone" -s
+	$(BIN)/python -m pytest -m "slow and not alone and not exhaustive" -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m "slow and alone and not exhaustive" -s
+
+# Every case of what `slow` samples: an hour or more, before a release.
+exhaustive: .venv/ready
+	$(BIN)/python -m pytest -m exhaustive -n 2 --dist worksteal
 
 lint: .venv/ready
 	$(BIN)/ruff check .

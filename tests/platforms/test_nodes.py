@@ -72,7 +72,7 @@ def digests(folder: Path) -> dict[str, str]:
     ("method", "sites"),
     [
         (METHODS[0], 2),
-        (METHODS[0], 8),
+        pytest.param(METHODS[0], 8, marks=pytest.mark.slow),
         (METHODS[1], 4),
         (METHODS[2], 4),
         pytest.param({"name": "dsgd", "exchanges": "per-tensor"}, 2, marks=pytest.mark.slow),
@@ -104,10 +104,9 @@ def sites_sometimes(iteration: int, node: str) -> bool:
     ("method", "replaced", "forgotten"),
     [
         (METHODS[0], always, never),
-        (METHODS[1], always, never),
         (METHODS[0], never, always),
         (METHODS[0], aggregator_sometimes, sites_sometimes),
-        (METHODS[1], sites_sometimes, aggregator_sometimes),
+        pytest.param(METHODS[1], sites_sometimes, aggregator_sometimes, marks=pytest.mark.slow),
         (METHODS[2], sites_sometimes, sites_sometimes),
     ],
 )

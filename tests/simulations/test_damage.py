@@ -133,8 +133,11 @@ def test_an_undamaged_run_goes_on(cut_short: CutShort, caplog: pytest.LogCapture
     assert not caplog.messages
 
 
-ALL = pytest.param(7, 8, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
-SOME = pytest.param(101, 1, id="some")  # every so many bytes, so many bits
+SWEEPS = [  # every so many bytes, so many bits
+    pytest.param(101, 1, id="some"),
+    pytest.param(7, 1, id="more", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+    pytest.param(7, 8, id="all", marks=[pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.timeout(14400)]),
+]
 
 
 def flips(size: int, stride: int, bits: int) -> list[tuple[int, int]]:
@@ -142,7 +145,7 @@ def flips(size: int, stride: int, bits: int) -> list[tuple[int, int]]:
     return [(at, (at + bit) % 8) for at in range(0, size, stride) for bit in range(bits)]
 
 
-@pytest.mark.parametrize(("stride", "bits"), [SOME, ALL])
+@pytest.mark.parametrize(("stride", "bits"), SWEEPS)
 def test_a_flipped_bit_of_the_ledger_ends_in_the_same_weights_or_in_a_sentence(
     cut_short: CutShort, tmp_path: Path, caplog: pytest.LogCaptureFixture, stride: int, bits: int
 ) -> None:
@@ -170,7 +173,7 @@ def test_a_flipped_bit_of_the_ledger_ends_in_the_same_weights_or_in_a_sentence(
     assert all(outcomes.values()), outcomes
 
 
-@pytest.mark.parametrize(("stride", "bits"), [SOME, ALL])
+@pytest.mark.parametrize(("stride", "bits"), SWEEPS)
 @pytest.mark.parametrize(("of", "owner"), [("run/checkpoints", "aggregator"), ("alpha", "alpha")])
 def test_a_flipped_bit_of_a_checkpoint_lets_the_older_one_stand(
     cut_short: CutShort, tmp_path: Path, caplog: pytest.LogCaptureFixture, of: str, owner: str, stride: int, bits: int
