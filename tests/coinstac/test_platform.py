@@ -283,7 +283,7 @@ def test_processes(tmp_path: Path, server: Path) -> None:
     run = Platform(SITES[:2], tmp_path / "run", start, faults=faults)
     began = time.perf_counter()
     assert run.run() == "1 2 "
-    assert time.perf_counter() - began < 5
+    assert time.perf_counter() - began < 60
     assert [len(node.accepted) for node in run.nodes.values()] == [1, 2, 2]
     assert (run.nodes["local1"].output / "log").read_text() == "1 1 2 "
     assert {name: stop.status for name, stop in run.stops.items()} == {"local0": 0, "local1": 0, "remote": 0}

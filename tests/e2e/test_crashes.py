@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import SITES
+from tests.e2e.crashing import LONGEST
 from tests.e2e.test_processes import COMMAND, ENVIRONMENT, rankdad, simulation, start
 
 
@@ -31,13 +32,13 @@ def long_run(tmp_path: Path, method: dict[str, Any]) -> tuple[Path, str]:
 
 
 def wait_for_steps(directory: Path, steps: int) -> None:
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + LONGEST
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
             if len((directory / "steps.csv").read_text().splitlines()) > steps:
                 return
         time.sleep(0.02)  # another process writes the file
-    raise AssertionError(f"no {steps} steps within 40 s")
+    raise AssertionError(f"no {steps} steps within {LONGEST} s")
 
 
 @pytest.mark.slow

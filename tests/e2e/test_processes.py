@@ -51,7 +51,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return command
 
 
-def rankdad(*words: object, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def rankdad(*words: object, timeout: float = 200) -> subprocess.CompletedProcess[str]:
     command = [*COMMAND, *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=ENVIRONMENT)
 

@@ -16,7 +16,7 @@ from tests.e2e.test_crashes import wait_for_steps
 from tests.e2e.test_identity import free_port
 from tests.e2e.test_processes import rankdad, simulation, start, wait_for_line
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 FOUR = ("alpha", "beta", "gamma", "delta")
 
@@ -95,7 +95,7 @@ def test_without_a_quorum_the_run_waits_says_for_whom_and_goes_on(tmp_path: Path
         began = time.monotonic()
         assert wait_for_line(processes.aggregator, "waiting for delta") == "waiting for delta (10 s)\n"
         assert wait_for_line(processes.aggregator, "waiting for") == "waiting for delta (20 s)\n"
-        assert 18 < time.monotonic() - began < 25
+        assert 18 < time.monotonic() - began < 60
         assert all(processes.sites[name].poll() is None for name in FOUR[:3])
         processes.sites["delta"] = processes.site("delta")
         processes.wait(*FOUR)

@@ -99,7 +99,7 @@ def test_brain_age_of_twenty_hospitals() -> None:
     assert abs(federated["test"]["mae"] - together["test"]["mae"]) <= 0.05
     assert federated["baseline"]["pearson_r"] == pytest.approx(0.70, abs=0.02)  # of the site's training mean alone
     assert federated["within_sites"]["pearson_r"] < federated["test"]["pearson_r"]
-    assert federated["seconds"] < 120
+    assert federated["seconds"] < 240  # 45 on two quiet cores
 
 
 VOLUMES = "subject,volume\n" + "".join(f"s{n},{n}\n" for n in range(8))
