@@ -101,7 +101,7 @@ def _change_fields(rng: random.Random, document: Document, others: Sequence[byte
     if change == 0:
         fields.pop(key, None)
     elif change == 1:
-        fields[rng.choice(("x", "i", "d", "m", "b", "site", "a" * 300))] = anything(rng)
+        fields[rng.choice(("x", "i", "d", "m", "b", "site", "a" * 300))] = rng.choice((anything(rng), rng.randbytes(1)))
     elif change == 2:
         fields[key], fields[other] = fields.get(other), fields.get(key)
     elif change == 3:
@@ -138,16 +138,15 @@ def numbers(rng: random.Random, data: bytes) -> bytes:
     change = rng.randrange(8)
     if change == 0 or not count:
         return rng.choice((data[:-1], data[: -size or None], data + b"\0", data + data, b"", rng.randbytes(len(data))))
-    special = _special(rng, form)
     if change == 1:
-        return data[:start] + special * count
+        return data[:start] + _special(rng, form) * count
     made = bytearray(data)
     filled = [place for place in range(count) if any(data[start + place * size : start + (place + 1) * size])]
     place = rng.choice(filled) if filled and rng.random() < 0.7 else rng.randrange(count)
-    other = max(0, min(count - 1, place + rng.choice((-1, 1, 2, rng.randrange(-count, count)))))
+    other = rng.choice((max(0, place - 1), min(count - 1, place + 1), rng.choice(filled or [place])))
     at, there = (slice(start + one * size, start + (one + 1) * size) for one in (place, other))
     if change in (2, 3):
-        made[at] = special
+        made[at] = _special(rng, form)
     elif change == 4:
         made[at], made[there] = data[there], data[at]
     elif change == 5:  # one more here, one fewer there
@@ -209,6 +208,7 @@ def _framed(rng: random.Random, whole: bytes) -> bytes:
             whole + whole,
             whole[at:] + whole[:at],
             rng.choice((b"\xc6", b"\xdf", b"\xdd", b"\xdb", b"\xc9")) + b"\xff\xff\xff\xff" + whole,
+            whole + bytes(1 << rng.randrange(10, 20)),
             b"\x91" * rng.randrange(1, 60_000),
             b"\x81\xa1k" * rng.randrange(1, 20_000),
             b"\xdd\x00\x00\x03\x00" + b"\x80" * 768,
