@@ -101,7 +101,9 @@ def _change_fields(rng: random.Random, document: Document, others: Sequence[byte
     if change == 0:
         fields.pop(key, None)
     elif change == 1:
-        fields[rng.choice(("x", "i", "d", "m", "b", "site", "a" * 300))] = rng.choice((anything(rng), rng.randbytes(1)))
+        fields[rng.choice(("x", "i", "d", "m", "b", "site", "a" * 300))] = rng.choice(
+            (anything(rng), bytes([rng.randrange(8)]))
+        )
     elif change == 2:
         fields[key], fields[other] = fields.get(other), fields.get(key)
     elif change == 3:
