@@ -1,4 +1,4 @@
-"""Ten thousand broken messages of every kind to a real aggregator, each when its kind is due: nothing changes."""
+"""Thousands of broken messages of every kind to a real aggregator, each when its kind is due: nothing changes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import math
-import os
 import random
 import socket
 import subprocess
@@ -42,7 +41,7 @@ from tests.remote.test_fuzz import run as in_one_process
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 TOKENS = {site: f"{index}" * 64 for index, site in enumerate(SITES)}
-MESSAGES = int(os.environ.get("MESSAGES", 10_000))
+MESSAGES = 5_000  # of every kind
 CALLERS = 3  # at once; a site has four connections at most, of which it needs one itself
 WARM = 0.1  # part of the messages after which memory is looked at first
 CHANGES: dict[str, Any] = {  # of a run that exchanges every kind of message
@@ -173,7 +172,7 @@ def processes(tmp_path: Path, port: int) -> Iterator[dict[str, subprocess.Popen[
 
 
 @pytest.mark.timeout(240)
-def test_ten_thousand_hostile_messages_of_every_kind_change_nothing(tmp_path: Path) -> None:
+def test_thousands_of_broken_messages_of_every_kind_change_nothing(tmp_path: Path) -> None:
     """Gamma is played here: before each of its contributions, others that are broken come from all sides."""
     undisturbed, digest = in_one_process(Recording, tmp_path / "undisturbed", CHANGES, sent=[])
     plan, others = undisturbed.plan, undisturbed.sent[2::3]
