@@ -154,7 +154,7 @@ def numbers(rng: random.Random, data: bytes) -> bytes:
     elif change == 5:  # one more here, one fewer there
         for where, step in ((at, 1), (there, -1)):
             value = int.from_bytes(made[where], "little") + step
-            made[where] = (value % 256**size).to_bytes(size, "little")
+            made[where] = (value % (1 << 8 * size)).to_bytes(size, "little")
     elif change == 6 and form[1] in "df":
         scaled = struct.unpack(form, data[at])[0] * rng.choice((-1.0, 2.0, 0.5, 1.001, 1e6))
         made[at] = struct.pack(form, max(-3e38, min(3e38, scaled)))
@@ -168,7 +168,7 @@ def _special(rng: random.Random, form: str) -> bytes:
     """Return a number at the edge of what its format holds, or beyond what it can mean."""
     size = struct.calcsize(form)
     if form[1] not in "efd":
-        return (rng.choice(WHOLE) % 256**size).to_bytes(size, "little")
+        return (rng.choice(WHOLE) % (1 << 8 * size)).to_bytes(size, "little")
     most = {"e": 65504.0, "f": 3.4e38, "d": 1e309}[form[1]]
     return struct.pack(form, rng.choice([value for value in REAL if not most < abs(value) < float("inf")]))
 
