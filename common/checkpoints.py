@@ -33,6 +33,7 @@ from common.reduction.feedback import Residuals
 SHARED = ("replica/", "best/", "basis/", "total/")  # what of a checkpoint is the same everywhere
 KEPT = 2
 EVERY = 50  # steps between two checkpoints
+FORMAT = 2  # of the document
 
 _NAME = re.compile(r"(\d{12})(?:-([0-9a-f]{16}))?\.safetensors")  # without digest: of an earlier version
 _SIZE = struct.Struct("<I")
@@ -56,7 +57,7 @@ class Checkpoints:
     ) -> None:
         self.folder = folder
         self.damaged: set[Path] = set()  # found, and not yet put aside
-        self._owner, self._data_sha256 = {"plan_sha256": plan.sha256(), "owner": owner}, data_sha256
+        self._owner, self._data_sha256 = {"format": FORMAT, "plan_sha256": plan.sha256(), "owner": owner}, data_sha256
         self._sync = sync
         self._whole: list[Path] = []  # as this process has read or written them
 
@@ -115,8 +116,8 @@ class Checkpoints:
             document, tensors = found
             try:
                 course.load(Standing.model_validate_json(json.dumps(document["course"])), tensors)
-            except (ValueError, KeyError, RuntimeError) as error:
-                raise UserError(f"checkpoint of round {document['course'].get('round')}: {one_line(error)}") from None
+            except (ValueError, KeyError, RuntimeError, RecursionError) as error:
+                raise UserError(f"{path}: is no checkpoint of this run: {one_line(error)}") from None
             self._whole = [path]
             device = next(course.replica.model.parameters()).device
             return document, _residuals({name: value.to(device) for name, value in tensors.items()})
@@ -157,10 +158,14 @@ class Checkpoints:
             self._whole = [known for known in self._whole if known != path]
             _log.warning("%s: the checkpoint is damaged, and passed over: is the disk failing?", path)
             return None
-        with safe_open(path, framework="pt") as file:
-            document = json.loads(file.metadata()[""])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if {name: document.get(name) for name in self._owner} != self._owner:
+        try:
+            with safe_open(path, framework="pt") as file:
+                document = json.loads(file.metadata()[""])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            owner = {name: document.get(name) for name in self._owner}
+        except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(f"{path}: is no checkpoint of rankdad: {one_line(error)}") from None
+        if owner != self._owner:
             raise UserError(
                 f"{path}: is a checkpoint of another run, version or owner; choose another output, or remove "
                 f"{self.folder}"

@@ -106,7 +106,7 @@ def unpack(data: bytes, plan: Plan, *, up: bool, device: str = "cpu") -> Message
     if not isinstance(document, dict):
         raise ProtocolError(422, "the body is not a map")
     kind = document.get("k")
-    if not isinstance(kind, int) or kind not in Kind.__members__.values():
+    if type(kind) is not int or kind not in Kind.__members__.values():  # True is no kind
         raise ProtocolError(422, f"k: got {_shown(kind)}, expected a kind from 1 to {max(Kind)}")
     expected = {"k", "r", "p", "m", "n", "b"} if kind == Kind.STEP else {"k", "r", "p", "d"}
     if set(document) - (set() if up else {"i"}) != expected:

@@ -55,7 +55,7 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
         offered = client.run()
         with _telling(client, config):
             try:
-                output.mkdir(parents=True, exist_ok=True)
+                output.mkdir(parents=True, exist_ok=True, mode=0o700)  # predictions name patients
             except OSError as error:
                 raise UserError(f"output: {output} cannot be made: {error.strerror}") from None
             policy = Policy.read(config.policy)

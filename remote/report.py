@@ -73,7 +73,8 @@ def _head(run: Results) -> str:
     trained += ", then all samples once more" if folds > tested else ""
     counts = f"{_count(sites, 'site')}, {trained}, {_count(steps, 'step')}, {_time(summary.seconds)}"
     mood = "good" if summary.status == "completed" else "bad"
-    return "\n".join([heading(run.spec.name), paragraph(said, mood), paragraph(counts)])
+    problems = [paragraph(f"{name}: {problem}", "bad") for name, problem in summary.problems.items()]
+    return "\n".join([heading(run.spec.name), paragraph(said, mood), *problems, paragraph(counts)])
 
 
 def _ending(run: Results) -> str:

@@ -101,6 +101,7 @@ class Summary(Part, extra="ignore"):
     dense_bytes: int = 0
     times_fewer_bytes_than_dense: float | None = None
     metrics: Figures = Figures()
+    problems: dict[str, str] = Field(default={})
     rows_dropped: dict[str, int] = Field(default={})
     warnings: dict[str, tuple[str, ...]] = Field(default={})
     left_out: dict[str, int] = Field(default={})

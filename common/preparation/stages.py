@@ -69,8 +69,6 @@ class Stage:
 
     def check(self, vector: Tensor, rows: float = MOST_ROWS) -> str | None:
         """Return what is wrong with a vector of so many rows, in words that begin with the field; None if nothing."""
-        if vector.dtype != torch.float64 or vector.shape != (self.size,):
-            return f"got {vector.dtype} {list(vector.shape)}, expected torch.float64 [{self.size}]"
         for field, value in zip(self.fields, self.unpack(vector).values(), strict=True):
             if field.kind != "sum" and (value < 0).any():
                 return f"{field.name}: expected no number below 0"

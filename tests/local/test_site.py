@@ -159,6 +159,7 @@ def test_a_run_never_writes_over_the_results_of_another(tmp_path: Path) -> None:
         assert {f"{own}model/best.safetensors", f"{own}predictions/fold-1.csv"} <= after.keys() - before.keys()
         assert before == {name: after[name] for name in before}
         before = after
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o700, "predictions name patients"
 
 
 def test_the_results_folder_is_the_same_whenever_a_run_asks(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +23,8 @@ from local.training import TrainingState, train
 from remote.aggregator import Aggregator
 from remote.carrying import carry_out
 from tests.conftest import run_spec, write_site
+from tests.hostile import mutant
 
-EXTREMES = (0.0, 1.0, -1.0, 1e-300, 1e300, -1e300, 3e38, 1e-45, 2.0**53)
 TABLE = {"reader": "csv", "file": "d.csv", "features": ["a", "b"], "label": "y", "values": [0, 1, 2]}
 SPECS: dict[str, dict[str, Any]] = {
     "factors": {"method": {"name": "rank-dad", "rank": 2}, "preparation": {"standardise": "federated"}},
@@ -40,57 +39,20 @@ SPECS: dict[str, dict[str, Any]] = {
 }
 
 
-def numbers(data: bytes, dice: random.Random) -> bytes:
-    """Other numbers of the same size; a few bits of the same; or another size."""
-    choice = dice.randrange(6)
-    if choice == 0 and len(data) % 8 == 0:
-        return b"".join(struct.pack("<d", dice.choice(EXTREMES)) for _ in range(len(data) // 8))
-    if choice == 1 and len(data) % 4 == 0:
-        return b"".join(struct.pack("<f", dice.choice((0, 1, -1, 1e30, -3e38, 1e-38))) for _ in range(len(data) // 4))
-    if choice == 2 and data:
-        changed = bytearray(data)
-        changed[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
-        return bytes(changed)
-    return dice.choice((bytes(len(data)), b"\xff" * len(data), dice.randbytes(len(data)), data[:-1], data + b"\0", b""))
-
-
-def lied(value: Any, dice: random.Random) -> Any:
-    if isinstance(value, bytes):
-        return numbers(value, dice)
-    if isinstance(value, dict) and value:
-        key = dice.choice(sorted(value))
-        return value | {key: dice.choice((None, lied(value[key], dice)))}
-    if isinstance(value, int):
-        return dice.choice((0, 1, value + 1, -1, 2**53 - 1, 2**63, True))
-    if isinstance(value, str):
-        return dice.choice(("", "x" * 63, "\x1b[31m", "validation", "test", "alpha"))
-    return dice.choice((None, *EXTREMES))
-
-
-def mutated(update: bytes, dice: random.Random) -> bytes:
-    document = msgpack.unpackb(update)
-    for _ in range(dice.choice((1, 1, 2))):
-        part = document["d"] if "d" in document and dice.random() < 0.9 else document
-        key = dice.choice(sorted(part))
-        part[key] = lied(part[key], dice)
-    packed: bytes = msgpack.packb(document)
-    return packed
-
-
-def follow(spec: RunSpec, data: SiteData, folder: Path, change: Callable[[int, bytes], bytes]) -> list[Kind]:
-    """Take part as the only site, and return the kinds of all updates."""
+def follow(spec: RunSpec, data: SiteData, folder: Path, change: Callable[[int, bytes], bytes]) -> list[bytes]:
+    """Take part as the only site, and return all updates."""
     aggregator = Aggregator(spec, Replica(spec), folder, time.perf_counter)
-    plan, kinds = aggregator.plan, list[Kind]()
+    plan, updates = aggregator.plan, list[bytes]()
     training = train(spec, plan, data, TrainingState("alpha", Course(spec, plan, Replica(spec))))
     with contextlib.closing(aggregator), contextlib.suppress(StopIteration, RankdadError):
         message = next(training)
         while True:
             while isinstance(message, Ask):
                 message = training.send(None)
-            kinds.append(message.kind)
             answers = carry_out(aggregator, aggregator.receive("alpha", pack(message, plan, up=True)))
-            message = training.send(unpack(change(len(kinds) - 1, answers["alpha"]), plan, up=False))
-    return kinds
+            updates.append(answers["alpha"])
+            message = training.send(unpack(change(len(updates) - 1, updates[-1]), plan, up=False))
+    return updates
 
 
 @pytest.mark.parametrize("changes", SPECS.values(), ids=SPECS)
@@ -101,13 +63,13 @@ def test_an_update_that_lies_ends_in_a_sentence_or_is_followed(tmp_path: Path, c
     (folder / "d.csv").write_text("a,b,age,y\n" + "\n".join(rows))
     data = read_site(spec, folder, 0)
     honest = follow(spec, data, tmp_path / "honest", lambda place, update: update)
-    assert {honest[0], honest[-1]} == {Kind.HELLO, Kind.GOODBYE}
+    assert {msgpack.unpackb(honest[0])["k"], msgpack.unpackb(honest[-1])["k"]} == {Kind.HELLO, Kind.GOODBYE}
     for attacked in range(len(honest)):
         for seed in range(2):
             dice = random.Random(f"{attacked}, {seed}")
 
             def change(place: int, update: bytes, attacked: int = attacked, dice: random.Random = dice) -> bytes:
-                return mutated(update, dice) if place == attacked else update
+                return mutant(dice, update, honest) if place == attacked else update
 
             began = time.monotonic()
             follow(spec, data, tmp_path / f"{attacked}-{seed}", change)

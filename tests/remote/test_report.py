@@ -164,6 +164,7 @@ def test_what_went_wrong_is_on_the_page(finished: Path) -> None:
         finished,
         status="failed",
         reason=hostile,
+        problems={"beta": f"policy: {hostile}"},
         left_out={"beta": 2},
         resets=[{"site": "gamma", "round": 7}],
         drift=0.25,
@@ -173,6 +174,7 @@ def test_what_went_wrong_is_on_the_page(finished: Path) -> None:
     )
     page = Page(report(finished))
     assert page.fact("reason") == hostile
+    assert [f"beta: policy: {hostile}"] in page.rows, "who cannot take part, and why"
     assert page.fact("sites left out of steps").startswith("beta (2 of ")
     assert page.fact("sites that lost their state") == "gamma (in round 7)"
     assert page.fact("largest drift between sites").startswith("0.2 of the weights' size")

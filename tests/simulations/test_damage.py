@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from common.checkpoints import Checkpoints
 from common.course import Course
@@ -238,6 +241,31 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(cut_short: CutShort) -> N
     newest = cut_short.checkpoints("alpha")[-1]
     newest.rename(newest.with_name(f"{newest.name[:12]}.safetensors"))
     with pytest.raises(UserError, match="is a checkpoint of an earlier rankdad"):
+        cut_short.go_on()
+
+
+@pytest.mark.parametrize("of", ["alpha", "run/checkpoints"])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda document: "[" * 100_000, "is no checkpoint of rankdad: RecursionError"),
+        (lambda document: "[]", "is no checkpoint of rankdad"),
+        (lambda document: "{" + document, "is no checkpoint of rankdad"),
+        (lambda document: document.replace('"format"', '"form"'), "of another run, version or owner"),
+        (lambda document: document.replace('"course"', '"curse"'), "is no checkpoint of this run: KeyError: 'course'"),
+    ],
+)
+def test_a_whole_checkpoint_that_holds_something_else_is_refused_in_a_sentence(
+    cut_short: CutShort, of: str, change: Callable[[str], str], said: str
+) -> None:
+    """One of an earlier version once ended in a KeyError, and one that was nested deeply in a RecursionError."""
+    newest = cut_short.checkpoints(of)[-1]
+    with safe_open(newest, framework="pt") as file:
+        metadata = {"": change(file.metadata()[""])}
+    save_file(load_file(newest), newest, metadata)
+    digest = hashlib.sha256(newest.read_bytes()).hexdigest()[:16]
+    newest.rename(newest.with_name(f"{newest.name[:12]}-{digest}.safetensors"))
+    with pytest.raises(UserError, match=rf"\.safetensors: .*{said}"):
         cut_short.go_on()
 
 

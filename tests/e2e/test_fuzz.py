@@ -1,0 +1,246 @@
+"""Thousands of broken messages of every kind to a real aggregator, each when its kind is due: nothing changes."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import math
+import random
+import socket
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.course import Course
+from common.errors import ProtocolError
+from common.messages import Ask, Failure, Kind, Message
+from common.plan import Plan
+from common.protocol import pack, unpack
+from common.replica import Replica
+from local.data import read_site
+from local.drivers.http import AggregatorClient, _Request
+from local.training import TrainingState, train
+from remote.audit import AUDIT, PER_MINUTE
+from remote.auth import hashed
+from tests.conftest import SITES, run_document, run_spec
+from tests.e2e.test_identity import free_port
+from tests.e2e.test_processes import COMMAND, ENVIRONMENT
+from tests.e2e.test_soak import status_of
+from tests.hostile import mutant
+from tests.remote.test_fuzz import MODEL, Recording, kind_of
+from tests.remote.test_fuzz import run as in_one_process
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
+
+TOKENS = {site: f"{index}" * 64 for index, site in enumerate(SITES)}
+MESSAGES = 5_000  # of every kind
+CALLERS = 3  # at once; a site has four connections at most, of which it needs one itself
+WARM = 0.1  # part of the messages after which memory is looked at first
+CHANGES: dict[str, Any] = {  # of a run that exchanges every kind of message
+    "method": {"name": "rank-dad", "rank": 2},
+    "model": MODEL,
+    "task": {"name": "classification", "classes": 3, "class_weights": "balanced"},
+    "preparation": {"standardise": "federated"},
+    "evaluation": {"name": "k-fold", "folds": 2},
+    "training": {"epochs": 2},
+    "federation": {"sites": list(SITES), "compare_every": 2},
+}
+POLICY = {"min_rows": 1, "rows_per_rank": None}  # there are few samples
+
+
+@dataclass
+class Attack:
+    """Messages to a running aggregator, while it waits for gamma alone.
+
+    What cannot be decoded anyone may say. The rest comes from alpha and beta, whose own contributions are in.
+    """
+
+    port: int
+    run: str
+    plan: Plan
+    others: list[bytes]
+    true: frozenset[bytes]  # contributions of all: one's own again is no attack, and waits for the round's end
+    sent: int = 0
+    answered: Counter[tuple[Kind, int]] = field(default_factory=Counter)
+    wrong: list[Any] = field(default_factory=list)
+    connections: list[http.client.HTTPConnection] = field(default_factory=list)
+
+    def send(self, kind: Kind, valid: bytes, count: int) -> None:
+        """Send so many broken messages, a part from every caller."""
+        if not self.connections:
+            self.connections = [http.client.HTTPConnection("127.0.0.1", self.port, timeout=30) for _ in range(CALLERS)]
+        with ThreadPoolExecutor(CALLERS) as threads:
+            rngs = [random.Random(f"{self.sent} {caller}") for caller in range(CALLERS)]
+            parts = [(self.connections[i], rng, kind, valid, count // CALLERS + 1) for i, rng in enumerate(rngs)]
+            for part in [threads.submit(self._call, *part) for part in parts]:
+                part.result()
+        self.sent += CALLERS * (count // CALLERS + 1)
+
+    def _call(
+        self, connection: http.client.HTTPConnection, rng: random.Random, kind: Kind, valid: bytes, count: int
+    ) -> None:
+        for _ in range(count):
+            if rng.random() < 0.01:
+                self._babble(rng)
+            path, token, body, expected = self._message(rng, valid)
+            headers = {"x-rankdad-run": self.run} | ({} if token is None else {"authorization": f"Bearer {token}"})
+            try:
+                connection.request("POST", path, body, headers)
+                answer = connection.getresponse()
+                answer.read()
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                self.answered[kind, 0] += 1
+                if not isinstance(error, ConnectionError | http.client.RemoteDisconnected):
+                    self.wrong.append((path, body[:80], error))
+                continue
+            self.answered[kind, answer.status] += 1
+            if answer.status not in expected:
+                self.wrong.append((answer.status, path, body[:80]))
+
+    def _message(self, rng: random.Random, valid: bytes) -> tuple[str, str | None, bytes, set[int]]:
+        while (body := mutant(rng, valid, self.others)) in self.true:
+            pass
+        try:
+            failure = isinstance(unpack(body, self.plan, up=True).body, Failure)
+        except ProtocolError as error:
+            site, expected, failure = rng.choice(SITES), {error.status}, False
+        else:
+            site, expected = rng.choice(SITES[:2]), {200, 409}
+        if not failure and rng.random() < 0.9:
+            return f"/rounds/{site}", TOKENS[site], body, expected
+        token = rng.choice((None, "", "w" * 64, hashed(TOKENS["gamma"]), TOKENS["alpha"]))
+        site = rng.choice(("gamma", "../x", "%2e%2e", "a" * 5000, "%00"))
+        return f"/{rng.choice(('rounds', 'snapshots'))}/{site}", token, body, {401, 403, 404, 405}
+
+    def _babble(self, rng: random.Random) -> None:
+        """Speak no HTTP at all, or break off in the middle of it."""
+        opening = (
+            f"POST /rounds/alpha HTTP/1.1\r\nauthorization: Bearer {TOKENS['alpha']}\r\ncontent-length: 900\r\n\r\n"
+        )
+        said = rng.choice((rng.randbytes(300), b"\x16\x03\x01" + rng.randbytes(300), opening.encode()))
+        with socket.create_connection(("127.0.0.1", self.port), 30) as caller, contextlib.suppress(ConnectionError):
+            caller.sendall(said[: rng.randrange(1, len(said) + 1)])
+            caller.shutdown(socket.SHUT_WR)
+            while caller.recv(65536):
+                pass
+
+
+@contextlib.contextmanager
+def processes(tmp_path: Path, port: int) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """An aggregator that asks for tokens, alpha and beta; what they print goes into files."""
+    tokens, policy, factory = tmp_path / "tokens.json", tmp_path / "policy.json", MODEL["factory"]
+    tokens.write_text(json.dumps({site: hashed(token) for site, token in TOKENS.items()}))
+    policy.write_text(json.dumps(POLICY))
+    spec = tmp_path / "run.json"
+    spec.write_text(json.dumps(run_document(**CHANGES)))
+    started: dict[str, subprocess.Popen[bytes]] = {}
+    with contextlib.ExitStack() as stack:
+
+        def begin(name: str, *words: object, **more: str) -> None:
+            log = stack.enter_context((tmp_path / f"{name}.log").open("wb"))
+            command = [*COMMAND, *map(str, words)]
+            started[name] = subprocess.Popen(command, stdout=log, stderr=log, env=ENVIRONMENT | more)
+
+        try:
+            serve = ("--output", tmp_path / "run", "--port", port, "--tokens", tokens, "--allow-factory", factory)
+            begin("aggregator", "aggregator", spec, *serve)
+            for site in SITES[:2]:
+                document = {
+                    "name": site,
+                    "aggregator": f"http://127.0.0.1:{port}",
+                    "data": str(tmp_path / "undisturbed" / "data" / site),
+                    "output": str(tmp_path / site),
+                    "policy": str(policy),
+                    "allow_factories": [factory],
+                    "patience": 60,
+                }
+                (tmp_path / f"{site}.json").write_text(json.dumps(document))
+                begin(site, "site", tmp_path / f"{site}.json", RANKDAD_TOKEN=TOKENS[site])
+            yield started
+        finally:
+            for process in started.values():
+                process.kill()
+                process.wait()
+
+
+@pytest.mark.timeout(240)
+def test_thousands_of_broken_messages_of_every_kind_change_nothing(tmp_path: Path) -> None:
+    """Gamma is played here: before each of its contributions, others that are broken come from all sides."""
+    undisturbed, digest = in_one_process(Recording, tmp_path / "undisturbed", CHANGES, sent=[])
+    plan, others, true = undisturbed.plan, undisturbed.sent[2::3], frozenset(undisturbed.sent)
+    times = Counter(kind_of(body) for body in others)
+    times[Kind.FAILURE] = times[Kind.STEP]
+    assert set(times) == set(Kind)
+    data, port, run = tmp_path / "undisturbed" / "data" / "gamma", free_port(), tmp_path / "run"
+    client = AggregatorClient(f"http://127.0.0.1:{port}", "gamma", 60, print)
+    client._headers["authorization"] = f"Bearer {TOKENS['gamma']}"
+    memory: list[tuple[int, int]] = []  # messages so far, and what the aggregator then has
+    with processes(tmp_path, port) as started, client:
+        attack, began = Attack(port, client.run()["id"], plan, others, true), time.monotonic()
+
+        def besiege(kind: Kind, valid: bytes) -> None:
+            attack.send(kind, valid, math.ceil(MESSAGES / times[kind]))
+            memory.append((attack.sent, status_of(started["aggregator"].pid)[0]))
+
+        take_part(plan, data, client, besiege)
+        seconds = time.monotonic() - began
+        for connection in attack.connections:
+            connection.close()
+        for name in ("alpha", "beta", "aggregator"):
+            assert started[name].wait(60) == 0, (name, (tmp_path / f"{name}.log").read_text()[-2000:])
+    for kind in Kind:
+        statuses = {status: times for (of, status), times in sorted(attack.answered.items()) if of is kind}
+        print(f"{kind.name:<10} {sum(statuses.values()):>6} messages {statuses}")
+        assert sum(statuses.values()) >= MESSAGES
+    warm = [kilobytes for sent, kilobytes in memory if sent >= WARM * attack.sent]
+    print(
+        f"{attack.sent} messages in {seconds:.0f} s; memory {warm[0]} -> {warm[-1]} KB: {memory[:: len(memory) // 9]}"
+    )
+    assert not attack.wrong, attack.wrong[:5]
+    assert warm[-1] < 1.05 * warm[0]
+    assert (run / AUDIT).stat().st_size < 600 * (PER_MINUTE + 1) * (seconds / 60 + 4)
+    summary = json.loads((run / "summary.json").read_text())
+    assert set(summary["weights_sha256"].values()) == {digest} == {summary["aggregator_sha256"]}
+    assert "Traceback" not in (tmp_path / "aggregator.log").read_text()
+
+
+def take_part(plan: Plan, data: Path, client: AggregatorClient, before: Callable[[Kind, bytes], None]) -> None:
+    """Train as gamma; call `before` with each contribution when all others' are in, and at a step with a failure."""
+    spec = run_spec(**CHANGES)
+    course = Course(spec, plan, Replica(spec, [MODEL["factory"]]))
+    training = train(spec, plan, read_site(spec, data, 2), TrainingState("gamma", course))
+    message = next(training)
+    if isinstance(message, Ask):  # whether a round is complete already
+        message = training.send(None)
+    with contextlib.suppress(StopIteration):
+        while True:
+            assert isinstance(message, Message)
+            body = pack(message, plan, up=True)
+            wait_for_gamma(client, message.round)
+            before(message.kind, body)
+            if message.kind is Kind.STEP:
+                failure = Message(Kind.FAILURE, message.round, Failure(site="gamma", reason="is ill"))
+                before(Kind.FAILURE, pack(failure, plan, up=True))
+            answer = unpack(client.exchange(body, message.round), plan, up=False)
+            message = training.send(answer)
+    client.done()
+
+
+def wait_for_gamma(client: AggregatorClient, round_: int) -> None:
+    """Wait until the contributions of the others to a round are in."""
+    deadline = time.monotonic() + 60
+    while True:
+        status = json.loads(client._request(_Request("GET", "/status"))[1])
+        if (status["round"], status["waiting_for"]) == (round_, ["gamma"]):
+            return
+        assert time.monotonic() < deadline, status
+        time.sleep(0.005)  # they compute

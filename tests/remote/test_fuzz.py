@@ -1,0 +1,204 @@
+"""Thousands of broken messages of every kind, each when its kind is due: taken or refused, and nothing else happens."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import math
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from common import arrays, drift, messages, protocol, wire
+from common.errors import ProtocolError
+from common.messages import Failure, Kind, Message
+from common.metrics import wire as tallies
+from common.preparation import stages
+from common.protocol import pack_failure
+from local.data import SiteData, read_site
+from remote import checks, turns
+from remote.aggregator import LEDGER, Aggregator, Keeping, Update
+from remote.rounds import Effect, Ready
+from simulations import lockstep
+from tests.conftest import SITES, run_spec, write_site
+from tests.hostile import mutant
+from tests.lines import Lines
+
+MODEL = {"name": "factory", "factory": "tests.simulations.test_lockstep:masked"}
+TABLE = {"reader": "csv", "file": "d.csv", "features": ["a", "b"], "label": "y", "values": [0, 1, 2]}
+FEDERATED = {"standardise": "federated"}
+RUNS: dict[str, dict[str, Any]] = {
+    "compared": {
+        "method": {"name": "rank-dad", "rank": 2, "wire": "int8", "budget": 150},
+        "federation": {"sites": list(SITES), "compare_every": 2},
+    },
+    "buffers": {"method": {"name": "dsgd", "wire": "float16"}, "model": MODEL},
+    "regression": {
+        "method": {"name": "edad", "wire": "bfloat16"},
+        "task": {"name": "regression"},
+        "preparation": FEDERATED,
+    },
+    "folds": {
+        "method": {"name": "powersgd", "rank": 2, "wire": "float64"},
+        "task": {"name": "classification", "classes": 3, "class_weights": "balanced"},
+        "evaluation": {"name": "k-fold", "folds": 2},
+    },
+    "several labels": {
+        "method": {"name": "top-rows", "rows": 1},
+        "task": {"name": "multi-label", "labels": 2},
+        "model": {"name": "mlp", "hidden": [32, 32]},
+    },
+    "table": {
+        "method": {"name": "dad"},
+        "data": TABLE,
+        "preparation": {"harmonise": {"name": "combat", "keep": ["age"]}},
+        "model": {"name": "mlp", "hidden": [64, 64]},
+    },
+}
+# What decodes and checks; the rest of these modules makes messages, or completes rounds.
+MODULES = (protocol, messages, arrays, wire, drift, tallies, stages, checks, turns)
+OTHERS = """pack pack_failure _head _bits _missing_bytes step_bytes body_bytes _head_bytes _packb _arrays pack_buffers
+_bytes _not_encoded failure_message pack_counts pack_sums encode as_received is_lossless wire_bytes _quantised _unpadded
+sketch distance pack_tally tally_bytes size _largest meet __init__"""
+
+
+class Recording(Aggregator):
+    """An aggregator that keeps all contributions."""
+
+    sent: list[bytes]
+
+    def receive(self, site: str, body: bytes) -> list[Effect]:
+        self.sent.append(body)
+        return super().receive(site, body)
+
+
+class Rows(list[Any]):
+    """A table of a run's directory that is not written."""
+
+    row = list.append
+
+
+class Besieged(Aggregator):
+    """An aggregator that is sent broken contributions before every true one."""
+
+    rng: random.Random
+    lines: Lines
+    others: list[bytes]
+    most: dict[Kind, int]  # for each true one
+    answered: Counter[tuple[Kind, int]]
+
+    def receive(self, site: str, body: bytes) -> list[Effect]:
+        failure = pack_failure(Message(Kind.FAILURE, self.barrier.round, Failure(site=site, reason="is ill")))
+        for valid in (body, failure):
+            kind = kind_of(valid)
+            for _ in range(self.most[kind]):
+                self._attack(site, kind, mutant(self.rng, valid, self.others))
+        return super().receive(site, body)
+
+    def complete(self, ready: Ready, update: Update) -> list[Effect]:
+        for _ in range(10):  # what sites read
+            with contextlib.suppress(ProtocolError), self.lines:
+                protocol.unpack(mutant(self.rng, update.packed, self.others), self.plan, up=False)
+        return super().complete(ready, update)
+
+    def _attack(self, site: str, kind: Kind, body: bytes) -> None:
+        before, status = self._state(), 200
+        try:
+            with self.lines:
+                effects = super().receive(site, body)
+        except ProtocolError as error:
+            status = error.status
+        self.answered[kind, status] += 1
+        if status != 200:
+            assert self._state() == before, (status, body[:200])
+            return
+        self._complete(effects)
+        self._restore(before)
+
+    def _complete(self, effects: list[Effect]) -> None:
+        """Complete a round that a broken contribution has closed, on the side."""
+        for ready in effects:
+            if isinstance(ready, Ready):
+                update = self.aggregate(ready)
+                copy.deepcopy(self.course).follow(protocol.unpack(update.packed, self.plan, up=False))
+                own = self.recorder
+                kept = {id(whole): whole for whole in (self.spec, self.plan)}
+                tables = {id(own._steps): Rows(), id(own._metrics): Rows()}
+                copy.deepcopy(own, kept | tables).record(ready, update.message.body, len(update.packed), 0.0)
+                json.loads((own.directory / "summary.json").read_text(), parse_constant=pytest.fail)
+
+    def _state(self) -> dict[str, Any]:
+        own = {name: copy.copy(value) for name, value in vars(self.barrier).items()}
+        own["problems"], own["departed"] = dict(self.recorder.progress.problems), set(self._departed)
+        own["outcome"], own["residuals"] = self._outcome, self._residuals
+        own["ledger"] = [path.stat().st_size for path in (self.recorder.directory / LEDGER).iterdir()]
+        return own
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        for name in vars(self.barrier):
+            setattr(self.barrier, name, state[name])
+        self.recorder.progress.problems.clear()
+        self.recorder.progress.problems.update(state["problems"])
+        self._departed, self._outcome, self._residuals = state["departed"], state["outcome"], state["residuals"]
+
+
+def kind_of(body: bytes) -> Kind:
+    return Kind(msgpack.unpackb(body)["k"])
+
+
+def data_of(folder: Path, changes: dict[str, Any]) -> dict[str, SiteData]:
+    spec, found = run_spec(**changes), {}
+    for place, (site, count) in enumerate(zip(SITES, (40, 30, 21), strict=True)):
+        labels = np.random.default_rng(place).integers(0, 2, (count, 2))
+        own = write_site(folder / site, count, place, **({"y": labels} if spec.task.name == "multi-label" else {}))
+        rows = (f"{row % 5},{row % 7},{row},{row % 3}" for row in range(count))
+        (own / "d.csv").write_text("a,b,age,y\n" + "\n".join(rows))
+        found[site] = read_site(spec, own, place)
+    return found
+
+
+def run(kind: type[Aggregator], folder: Path, changes: dict[str, Any], **more: Any) -> tuple[Any, str]:
+    """Return the aggregator of a run in this process, and the digest that it ends with."""
+    made: list[Aggregator] = []
+
+    def make(*arguments: Any, **options: Any) -> Aggregator:
+        made.append(kind(*arguments, keeping=Keeping(), **options))
+        for name, value in more.items():
+            setattr(made[0], name, value)
+        return made[0]
+
+    changes = {"training": {"epochs": 1}} | changes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lockstep, "Aggregator", make)
+        data = data_of(folder / "data", changes)
+        results = lockstep.run(run_spec(**changes), data, folder / "run", allowed_factories=[MODEL["factory"]])
+    (digest,) = set(results["alpha"].weights_sha256.values())
+    return made[0], digest
+
+
+@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_broken_messages_of_every_kind_are_taken_or_refused_and_change_nothing(tmp_path: Path, count: int) -> None:
+    recorded = {
+        name: run(Recording, tmp_path / "undisturbed" / name, changes, sent=[]) for name, changes in RUNS.items()
+    }
+    sent = Counter(kind_of(body) for aggregator, _ in recorded.values() for body in aggregator.sent)
+    sent[Kind.FAILURE] = sum(sent.values())
+    assert set(sent) == set(Kind)
+    most = {kind: math.ceil(count / times) for kind, times in sent.items()}
+    rng, lines, answered = random.Random(0), Lines(MODULES, frozenset(OTHERS.split())), Counter[tuple[Kind, int]]()
+    for name, (undisturbed, digest) in recorded.items():
+        more = {"rng": rng, "lines": lines, "others": undisturbed.sent, "most": most, "answered": answered}
+        assert run(Besieged, tmp_path / "besieged" / name, RUNS[name], **more)[1] == digest, name
+    for kind in Kind:
+        statuses = {status: times for (of, status), times in sorted(answered.items()) if of is kind}
+        print(f"{kind.name:<10} {sum(statuses.values()):>6} messages {statuses}")
+        assert sum(statuses.values()) >= count
+        assert set(statuses) <= {200, 409, 410, 413, 422}
+    print(f"{lines.share:.1%} of {len(lines.written)} lines run; not: {[(Path(f).name, n) for f, n in lines.missed]}")
+    assert lines.share >= 0.9
