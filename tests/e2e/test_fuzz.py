@@ -41,7 +41,7 @@ from tests.remote.test_fuzz import run as in_one_process
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 TOKENS = {site: f"{index}" * 64 for index, site in enumerate(SITES)}
-MESSAGES = 5_000  # of every kind
+MESSAGES = 2_000  # of every kind
 CALLERS = 3  # at once; a site has four connections at most, of which it needs one itself
 WARM = 0.1  # part of the messages after which memory is looked at first
 CHANGES: dict[str, Any] = {  # of a run that exchanges every kind of message

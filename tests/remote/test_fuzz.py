@@ -182,7 +182,9 @@ def run(kind: type[Aggregator], folder: Path, changes: dict[str, Any], **more: A
     return made[0], digest
 
 
-@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize(
+    "count", [150, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.timeout(1800)])]
+)
 def test_broken_messages_of_every_kind_are_taken_or_refused_and_change_nothing(tmp_path: Path, count: int) -> None:
     recorded = {
         name: run(Recording, tmp_path / "undisturbed" / name, changes, sent=[]) for name, changes in RUNS.items()
