@@ -17,6 +17,7 @@ from simulations.paper.cli import paper
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from common.policy import Policy
     from common.spec import RunSpec
     from local.data import Samples
     from simulations.spec import SimulationFile
@@ -138,14 +139,15 @@ def split(
     set_: SetOption = None,
 ) -> None:
     """Write each site's data and its SITE.json, to start aggregator and sites by hand."""
-    from simulations.spec import POLICY, read_simulation, write_sites
+    from common.policy import FILE
+    from simulations.spec import read_simulation, write_sites
 
     read = read_simulation(file, set_ or [], sites=sites, data=data)
     taken = [path for name in read.run.federation.sites if (path := output / f"{name}.json").exists()]
     if taken:
         raise UserError(f"{taken[0]}: already there; choose another --output or remove it")
     for name, config in write_sites(read, output, aggregator).items():
-        places = {"data": os.path.relpath(config.data, output), "output": name, "policy": f"{name}/{POLICY}"}
+        places = {"data": os.path.relpath(config.data, output), "output": name, "policy": f"{name}/{FILE}"}
         document = config.model_dump(mode="json", exclude_defaults=True) | places
         path = output / f"{name}.json"
         path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
@@ -301,8 +303,9 @@ def _lockstep(
         for index, (name, config) in enumerate(configs.items())
     }
     spec = read.run
+    policies: dict[str, Policy] | None = dict.fromkeys(data, read.simulation.policy)
     if pooled:
-        spec, data = pooled_spec(spec, data), {SITE: pooled_data(data)}
+        spec, data, policies = pooled_spec(spec, data), {SITE: pooled_data(data)}, None
     view: PlainView | None = None
 
     def tick(aggregator: Aggregator) -> None:
@@ -322,6 +325,7 @@ def _lockstep(
         "allowed_factories": allow_factories,
         "device": read.simulation.device,
         "weights": weights,
+        "policies": policies,
     }
     run(spec, data, directory, on_round=tick, tested=tested, **options)
     summary: dict[str, Any] = load_json(directory / "summary.json")

@@ -16,6 +16,7 @@ from common.course import Course
 from common.drift import SKETCH_BYTES, distance, sketch
 from common.messages import Sketch
 from common.plan import make_plan
+from common.policy import Policy
 from common.replica import Replica
 from local.data import SiteData
 from local.training import TrainingState, train
@@ -62,14 +63,14 @@ def test_a_replica_that_drifts_is_measured_and_past_the_limit_taken_back(
     )
     nudged: list[int] = []
 
-    def faulty(spec: Any, plan: Any, data: Any, state: TrainingState, **options: Any) -> Any:
+    def faulty(spec: Any, plan: Any, data: Any, state: TrainingState, policy: Policy, **options: Any) -> Any:
         def between_steps() -> None:
             if state.site == "beta" and state.course.replica.step == 3 and not nudged:
                 nudged.append(1)
                 with torch.no_grad():
                     next(state.course.replica.model.parameters()).add_(nudge)
 
-        return train(spec, plan, data, state, between_steps=between_steps)
+        return train(spec, plan, data, state, policy, between_steps=between_steps)
 
     monkeypatch.setattr(lockstep, "train", faulty)
     results = lockstep.run(spec, site_data(spec), tmp_path / "run")

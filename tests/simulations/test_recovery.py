@@ -25,6 +25,7 @@ from common.footprint import footprint
 from common.ledger import Retention
 from common.messages import Ask, Message
 from common.plan import make_plan
+from common.policy import EVERYTHING
 from common.protocol import pack, unpack
 from common.replica import Replica
 from common.spec import RunSpec
@@ -65,14 +66,15 @@ class Site:
         course = Course(self.spec, plan, replica)
         checkpoints = Checkpoints(self.folder, plan, self.name, data_sha256=self.data.sha256())
         offered = {"oldest": aggregator.oldest}
-        self.state = starting_state(self.name, offered, lambda: aggregator.snapshot(self.name), course, checkpoints)
+        options = (course, checkpoints, EVERYTHING, print)
+        self.state = starting_state(self.name, offered, lambda: aggregator.snapshot(self.name), *options)
         began = course.round
 
         def between_steps() -> None:
             if course.steps % EVERY == 0 and course.round > began:
                 checkpoints.save(course, self.state.residuals, {"follows": self.state.follows})
 
-        self.training = train(self.spec, plan, self.data, self.state, between_steps=between_steps)
+        self.training = train(self.spec, plan, self.data, self.state, EVERYTHING, between_steps=between_steps)
         self.message = next(self.training)
 
     def hear(self, update: Message | None) -> None:
