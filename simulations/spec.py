@@ -33,7 +33,7 @@ class SimulationSpec(Part):
     """Where all sites train."""
     weights: str | None = None
     """Folder of the pretrained weights that the run names."""
-    policy: Policy = Field(default=Policy())
+    policy: Policy = Policy()
     """What may leave every site, and what else it takes: what is not named is as in a hospital's own default."""
     relay: RelaySpec | None = None
     """What stands between sites and aggregator, slow and faulty; null connects them directly."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import SITES, run_document, write_site
+from tests.conftest import OPEN, SITES, run_document, write_site
 
 ROOT = Path(__file__).parent.parent.parent
 COMMAND = [sys.executable, "-m", "rankdad"]
@@ -28,7 +28,7 @@ def simulation(tmp_path: Path, samples: int = 150, **changes: Any) -> Path:
     pool = write_site(tmp_path / "pool", samples, 0)
     document = {
         "run": run_document(**({"method": {"name": "rank-dad", "rank": 2}} | changes)),
-        "simulation": {"source": {"name": "npz", "path": str(pool / "data.npz")}},
+        "simulation": {"source": {"name": "npz", "path": str(pool / "data.npz")}, "policy": OPEN},
     }
     path = tmp_path / "file.json"
     path.write_text(json.dumps(document))

@@ -57,7 +57,17 @@ def meet(made: Path, site: str, config: SiteConfig | None = None) -> None:
 def test_a_kit_has_all_that_a_site_needs_and_only_its_owner_reads_it(made: Path) -> None:
     kit = made / "sites" / "beta"
     assert sorted(path.name for path in kit.iterdir()) == [
-        *("README.txt", "SITE.json", "ca.pem", "certificate.key", "certificate.pem", "data", "result", "token"),
+        *(
+            "README.txt",
+            "SITE.json",
+            "ca.pem",
+            "certificate.key",
+            "certificate.pem",
+            "data",
+            "policy.json",
+            "result",
+            "token",
+        ),
     ]
     assert "rankdad site SITE.json" in (kit / "README.txt").read_text()
     for secret in ("token", "certificate.key", "../../ca/ca.key", "../../aggregator/server.key"):
@@ -160,7 +170,7 @@ def test_the_command_makes_kits_without_certificates_for_a_proxy_that_ends_tls(t
     done = CliRunner().invoke(app, ["provision", str(file), "--output", str(tmp_path / "kits")])
     assert done.exit_code == 0, done.output
     found = sorted(path.name for path in (tmp_path / "kits" / "sites" / "a").iterdir())
-    assert found == ["README.txt", "SITE.json", "ca.pem", "data", "result", "token"]
+    assert found == ["README.txt", "SITE.json", "ca.pem", "data", "policy.json", "result", "token"]
     server = x509.load_pem_x509_certificate((tmp_path / "kits" / "aggregator" / "server.pem").read_bytes())
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["inside.example"]

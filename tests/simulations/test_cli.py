@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from common.methods.base import pooled
 from simulations.cli import mount
-from tests.conftest import run_document, write_site
+from tests.conftest import OPEN, run_document, write_site
 
 
 def rankdad(*words: object) -> Result:
@@ -24,7 +24,7 @@ def rankdad(*words: object) -> Result:
 def file(tmp_path: Path) -> Path:
     pool = write_site(tmp_path / "pool", 150, 0)
     run = run_document(model={"name": "mlp", "hidden": [64, 64]}, method={"name": "rank-dad", "rank": 2})
-    simulation = {"source": {"name": "npz", "path": str(pool / "data.npz")}}
+    simulation = {"source": {"name": "npz", "path": str(pool / "data.npz")}, "policy": OPEN}
     path = tmp_path / "file.json"
     path.write_text(json.dumps({"run": run, "simulation": simulation}))
     return path
