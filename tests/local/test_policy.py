@@ -19,7 +19,7 @@ from common.messages import Failure
 from common.methods import State, method_for
 from common.models import build_model
 from common.plan import make_plan
-from common.policy import EVERYTHING, UNREDUCED, MethodName, Policy
+from common.policy import UNREDUCED, MethodName, Policy
 from common.protocol import step_bytes, unpack
 from common.spec import MethodSpec, RunSpec
 from local.admission import admitted
@@ -27,18 +27,17 @@ from local.config import SiteConfig
 from local.data import Samples, SiteData
 from local.data.folds import Split
 from local.site import check_site, run_site
-from tests.conftest import run_spec, write_site
+from tests.conftest import OPEN, run_spec, write_site
 from tests.local.test_http import Server
 
 FEW = "it has fewer samples here than its policy asks for"
 RANK_DAD = {"name": "rank-dad", "rank": 2}
 EVERY = list(get_args(MethodName))
-OPEN = EVERYTHING.model_dump(mode="json")  # of which a test changes what it is about
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {},
         {"name": "dsgd"},
-        r'method.name: .* dsgd, whose rank has no limit, .* allows rows_per_rank 4; "rows_per_rank": null in its policy '
+        r'method.name: .* dsgd, whose rank has no limit, .* rows_per_rank 4; "rows_per_rank": null in its policy '
         "file lets out the whole gradient of a layer, .* a batch can be rebuilt from it$",
     ),
     (
