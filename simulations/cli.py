@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from common.policy import Policy
     from common.spec import RunSpec
-    from local.data import Samples
+    from local.data import SiteData
     from simulations.spec import SimulationFile
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="A run and its simulation.")]
@@ -166,9 +166,10 @@ def check(
     from common.documents import load_json, replace, validate
     from common.memory import check_memory
     from common.plan import make_plan
+    from common.policy import EVERYTHING
     from common.replica import Replica
     from common.spec import RunSpec
-    from simulations.checking import show_plan
+    from simulations.checking import check_policy, show_plan
     from simulations.resolving import with_columns
     from simulations.spec import read_simulation
 
@@ -183,12 +184,13 @@ def check(
     if isinstance(document, dict) and "simulation" in document:
         read = with_columns(read_simulation(file, set_ or [], sites=sites, data=data))
         spec = read.run
-        _training_data(read)
+        dealt, policy = _dealt(read), read.simulation.policy
     else:
-        spec = validate(RunSpec, document, file=file)
+        spec, dealt, policy = validate(RunSpec, document, file=file), {}, EVERYTHING
     check_memory(spec)
-    replica = Replica(spec, allow_factory or (), weights=weights)
-    show_plan(spec, make_plan(spec, replica.model), _wide_console())
+    plan = make_plan(spec, Replica(spec, allow_factory or (), weights=weights).model)
+    check_policy(policy, spec, plan, list(dealt.values()))
+    show_plan(spec, plan, _wide_console())
 
 
 def verify(
@@ -204,12 +206,14 @@ def verify(
 
     from simulations.checking import show_verification
     from simulations.checking import verify as run
+    from simulations.pooling import first_training_rows
     from simulations.resolving import with_columns
     from simulations.spec import read_simulation
 
     read = with_columns(read_simulation(file, set_ or [], sites=sites, data=data))
     torch.set_num_threads(read.run.training.threads)
-    found, misfits = run(read.run, _training_data(read), allow_factory or (), weights)
+    rows = first_training_rows(read.run, _dealt(read))
+    found, misfits = run(read.run, rows, allow_factory or (), weights)
     right = show_verification(read.run, found, _wide_console())
     for sentence in misfits:
         typer.echo(sentence)
@@ -255,18 +259,16 @@ def _changed_batch(spec: RunSpec, before: int) -> str:
     )
 
 
-def _training_data(read: SimulationFile) -> dict[str, Samples]:
-    """Deal out a simulation's data, check it as the sites would, and return what each trains on in the first fold."""
+def _dealt(read: SimulationFile) -> dict[str, SiteData]:
+    """Deal out a simulation's data, and read it as the sites would."""
     import tempfile
 
     from local.data import read_site
-    from simulations.pooling import first_training_rows
     from simulations.spec import write_sites
 
     with tempfile.TemporaryDirectory() as folder:
         configs = write_sites(read, Path(folder), "http://127.0.0.1:0")
-        data = {n: read_site(read.run, Path(c.data), i, c.allow_factories) for i, (n, c) in enumerate(configs.items())}
-    return first_training_rows(read.run, data)
+        return {n: read_site(read.run, Path(c.data), i, c.allow_factories) for i, (n, c) in enumerate(configs.items())}
 
 
 def _wide_console() -> Console:
