@@ -264,7 +264,7 @@ class Members:
         with contextlib.closing(self.aggregator), contextlib.suppress(StopIteration):
             messages = {site: answered(training, None) for site, training in self.trainings.items()}
             while True:
-                own, answers = messages["mallory"], {}
+                own, answers = messages["mallory"], dict[str, bytes]()
                 if isinstance(own.body, Step):
                     self._lie(replace(own, body=replace(own.body, weight=weight)))
                 for site, message in messages.items():

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import OPEN, SITES, run_document, write_site
+from tests.conftest import OPEN, SITES, run_document, write_policy, write_site
 
 ROOT = Path(__file__).parent.parent.parent
 COMMAND = [sys.executable, "-m", "rankdad"]
@@ -339,6 +339,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
 
 def site_file(tmp_path: Path, **changes: Any) -> Path:
     config = {"name": "alpha", "aggregator": "http://127.0.0.1:1", "data": "data", "output": "out"} | changes
+    config.setdefault("policy", write_policy(tmp_path))
     path = tmp_path / "site.json"
     path.write_text(json.dumps(config))
     return path

@@ -120,8 +120,9 @@ class LeavingAfter(Leaving):
 
 
 def site(tmp_path: Path, served: Served) -> SiteConfig:
-    places = {"data": str(tmp_path / "data"), "output": str(tmp_path / "out"), "policy": write_policy(tmp_path)}
-    return SiteConfig(name="alpha", aggregator=f"http://127.0.0.1:{served.port}", **places)
+    address, policy = f"http://127.0.0.1:{served.port}", write_policy(tmp_path)
+    data, output = str(tmp_path / "data"), str(tmp_path / "out")
+    return SiteConfig(name="alpha", aggregator=address, data=data, output=output, policy=policy)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

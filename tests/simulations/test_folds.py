@@ -293,8 +293,8 @@ def test_a_site_that_comes_after_all_is_over_has_its_predictions_of_every_fold(t
     replica = Replica(spec)
     plan = make_plan(spec, replica.model)
     state = TrainingState("alpha", Course(spec, plan, replica))
-    later = {"tested": lambda fold, outputs: tested.update({fold: outputs})}
-    late = train(spec, plan, data["alpha"], state, EVERYTHING, **later)
+    note_test = lambda fold, outputs: tested.update({fold: outputs})  # noqa: E731
+    late = train(spec, plan, data["alpha"], state, EVERYTHING, tested=note_test)
     asked = next(late)
     with contextlib.suppress(StopIteration):
         while True:
