@@ -339,7 +339,8 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
 
 def site_file(tmp_path: Path, **changes: Any) -> Path:
     config = {"name": "alpha", "aggregator": "http://127.0.0.1:1", "data": "data", "output": "out"} | changes
-    config.setdefault("policy", write_policy(tmp_path))
+    if "policy" not in config:
+        config["policy"] = write_policy(tmp_path)
     path = tmp_path / "site.json"
     path.write_text(json.dumps(config))
     return path
