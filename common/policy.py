@@ -164,6 +164,7 @@ class Policy(Part):
         allows = f"{', '.join(self.methods) or 'none'} (methods)"
         if method.name not in self.methods:
             change["methods"] = [*self.methods, method.name]
+        change |= dict.fromkeys(self._limits(method))  # which would refuse it next
         if unreduced:
             change["unreduced_factors"] = True
             asks += ", which sends unreduced factors"
@@ -171,18 +172,20 @@ class Policy(Part):
         raise refusal("method.name", asks, allows, change, lets_out)
 
     def _check_rank(self, method: MethodSpec) -> None:
-        rows = rows_sent(method)
-        if rows is None:
-            limits = {"max_rank": self.max_rank, "rows_per_rank": self.rows_per_rank}
-            limits = {name: limit for name, limit in limits.items() if limit is not None}
-            if limits:
-                allows = " and ".join(f"{name} {limit}" for name, limit in limits.items())
-                asks = f"asks for {method.name}, whose rank has no limit"
-                raise refusal("method.name", asks, allows, dict.fromkeys(limits), WHOLE)
-        elif self.max_rank is not None and rows > self.max_rank:
+        rows, limits = rows_sent(method), self._limits(method)
+        if limits:
+            allows = " and ".join(f"{name} {limit}" for name, limit in limits.items())
+            asks = f"asks for {method.name}, whose rank has no limit"
+            raise refusal("method.name", asks, allows, dict.fromkeys(limits), WHOLE)
+        if rows is not None and self.max_rank is not None and rows > self.max_rank:
             oversampled = ", with oversampling" if isinstance(method, RankDad) and method.oversampling else ""
             asks, allows = f"asks for {rows} rows{oversampled}", f"at most {self.max_rank} (max_rank)"
             raise refusal(_rank_field(method), asks, allows, {"max_rank": rows}, MORE_ROWS)
+
+    def _limits(self, method: MethodSpec) -> dict[str, int]:
+        """Return the limits on rank that refuse a method which has none of its own."""
+        limits = {"max_rank": self.max_rank, "rows_per_rank": self.rows_per_rank}
+        return {name: limit for name, limit in limits.items() if limit is not None and rows_sent(method) is None}
 
 
 EVERYTHING = Policy(

@@ -44,7 +44,8 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {},
         {"name": "dad"},
         r'method.name: .* dad, which sends unreduced .* \(methods\); "methods": \["dsgd", .*, "dad"\] '
-        'and "unreduced_factors": true in its policy file let out what each sample .* raw data, to the aggregator and,',
+        'and "rows_per_rank": null and "unreduced_factors": true in its '
+        "policy file let out what each sample .* raw data, to the aggregator and,",
     ),
     ({}, {"name": "edad"}, "method.name: .* raw data, to the aggregator and all other sites"),
     (OPEN | {"unreduced_factors": False}, {"name": "top-rows"}, r'method.name: .*; "unreduced_factors": true in its'),
