@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from common.arrays import unpack_counts, unpack_sums
-from common.drift import sketch
+from common.drift import furthest, sketch
 from common.errors import ProtocolError
 from common.messages import (
     Buffers,
@@ -34,7 +34,7 @@ from common.messages import (
 from common.methods import method_for
 from common.plan import Plan
 from common.protocol import unpack_buffers
-from common.replica import Replica, saved_buffers
+from common.replica import Replica
 from common.routes import Payload, scatter
 from common.spec import PowerSgd, RunSpec
 from common.tasks import LOWER_IS_BETTER
@@ -200,6 +200,24 @@ class Course:
         """Return the sketch of the trained weights."""
         return sketch(dict(self.replica.model.named_parameters()))
 
+    def furthest(self, weights: bytes) -> tuple[str, float]:
+        """Return which of a comparison's weights are furthest from the replica's own, and how far; see `common.drift`.
+
+        Raises:
+            ProtocolError: they are not those of this model.
+        """
+        return furthest(dict(self.replica.model.named_parameters()), self._unpacked(weights))
+
+    def _unpacked(self, weights: bytes) -> dict[str, Tensor]:
+        own = {name: (value.dtype, value.shape) for name, value in self.replica.model.named_parameters()}
+        try:
+            found = safetensors.torch.load(weights)
+        except (safetensors.SafetensorError, ValueError) as error:
+            raise ProtocolError(502, f"d.replica: holds no weights: {error}") from None
+        if {name: (value.dtype, value.shape) for name, value in found.items()} != own:
+            raise ProtocolError(502, "d.replica: holds other weights than this model has")
+        return found
+
     def follow(self, update: Message) -> None:
         """Apply the update of the next round."""
         body = update.body
@@ -216,7 +234,7 @@ class Course:
         elif isinstance(body, Comparison):
             self.compared = self.replica.step
             if body.replica:
-                _take_over(self.replica, body.replica)
+                self.replica.load(self._unpacked(body.replica))
         elif isinstance(body, Buffers):
             self.replica.load(unpack_buffers(body.values, self._plan))
         elif isinstance(body, Pooled):
@@ -360,14 +378,12 @@ def under(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(f"{kind}/"): value for name, value in tensors.items() if name.startswith(f"{kind}/")}
 
 
-def packed_state(replica: Replica) -> bytes:
-    """Return a replica's state as an update carries it."""
-    return safetensors.torch.save(replica.state())
+def packed_weights(replica: Replica) -> bytes:
+    """Return a replica's weights as an update carries them.
 
-
-def _take_over(replica: Replica, data: bytes) -> None:
-    own = {f"weights/{name}": value.clone() for name, value in saved_buffers(replica.model).items()}  # of this epoch
-    try:
-        replica.load_state(safetensors.torch.load(data) | own, replica.step)
-    except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError) as error:
-        raise ProtocolError(502, f"d.replica: is no replica's state: {error}") from None
+    Moments stay everywhere as they are: they come of the updates alone, and whoever chose them would choose the next
+    step's weights. So do buffers, which each site has of its own until the epoch ends.
+    """
+    named = replica.model.named_parameters()
+    contiguous = torch.contiguous_format
+    return safetensors.torch.save({name: value.detach().cpu().clone(memory_format=contiguous) for name, value in named})

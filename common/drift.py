@@ -33,6 +33,25 @@ def sketch(weights: Mapping[str, Tensor]) -> bytes:
     return sums.numpy().tobytes()
 
 
+def furthest(own: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> tuple[str, float]:
+    """Return the name of the tensor that differs most, and the norm of its difference relative to that of our own.
+
+    Args:
+        own: by name.
+        others: of the same names and shapes; whatever is not finite is infinitely far.
+    """
+    found = ("", -1.0)
+    for name, value in own.items():
+        ours, theirs = value.detach().cpu(), others[name].detach().cpu()
+        apart = 0.0
+        if not torch.equal(ours, theirs):
+            wide = torch.complex128 if ours.is_complex() else torch.float64
+            apart = float((theirs.to(wide) - ours.to(wide)).norm() / ours.to(wide).norm())
+            apart = apart if math.isfinite(apart) else math.inf
+        found = max(found, (name, apart), key=lambda pair: pair[1])
+    return found
+
+
 def checked(data: bytes) -> bytes:
     """Return a sketch that came from the network.
 

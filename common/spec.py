@@ -241,7 +241,7 @@ class Federation(Part):
     """Seconds after which a round without its quorum ends the run; null waits for as long as it takes."""
     compare_every: Annotated[int, Field(ge=0, le=2**53)] = 500
     """Steps after which all sites' weights are compared; 0 compares them at the end alone."""
-    drift: PositiveFloat = 1e-3
+    drift: PositiveFloat = 1e-4
     """Largest distance between two sites' weights, relative to their size; beyond it all take over one replica."""
 
     @property

@@ -19,6 +19,7 @@ $as_owner rankdad split /run.json --output /tmp/split
 for site in ${parties#aggregator }; do
     [ -d "/tmp/split/$site" ] || { echo "error: the run has no site $site, expected ${parties#aggregator }" >&2; exit 2; }
     cp /tmp/split/"$site"/data/* "/kits/$site/data/"
+    cp /tmp/split/"$site"/policy.json "/kits/$site/"
 done
 
 if grep -qsE '"status": "(completed|failed)"' /results/aggregator/summary.json; then

@@ -21,21 +21,22 @@ from common.documents import load_json, validate
 from common.errors import RankdadError, SpecError, UnreachableError, UserError, visible
 from common.memory import check_memory
 from common.messages import failure_message
-from common.plan import make_plan
+from common.plan import Plan, make_plan
+from common.policy import Policy
 from common.protocol import pack_failure, step_bytes
 from common.replica import Replica
 from common.spec import RunSpec
 from common.threads import use_threads
+from local.admission import admitted
 from local.config import PATHS, SiteConfig
 from local.data import SiteData, read_site
 from local.drivers.http import AggregatorClient, RefusedError, drive
 from local.leaving import Leaving, LeavingError
-from local.policy import Policy
+from local.notices import MAX_LINE, Notices
 from local.timings import Timings
 from local.training import Result, TrainingState, train
 
 WHOSE = "run-id"  # in an output folder: the run whose results lie there
-MAX_LINE = 2000  # characters of what is said, in which others may be quoted
 
 
 def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
@@ -63,13 +64,15 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
             replica = _replica(config, spec)
             plan = make_plan(spec, replica.model)
             policy.check(spec, plan)
-            data = _data(config, spec, policy)
+            data = _data(config, spec, plan, policy)
             client.expect(plan)
             run = run_id(offered)
             checkpoints = Checkpoints(output / "checkpoints" / run, plan, config.name, data_sha256=data.sha256())
             course = Course(spec, plan, replica)
-            state = starting_state(config.name, offered, client.snapshot, course, checkpoints)
-        for warning in plan.warnings:
+            results = results_folder(output, spec.name, run)
+            notices = Notices(results, say)
+            state = starting_state(config.name, offered, client.snapshot, course, checkpoints, policy, notices.add)
+        for warning in (*plan.warnings, *policy.warnings(spec)):
             say(f"warning: {warning}")
         say(f"{config.name}: {_amounts(data)}")
         began, resumes = state.course.round, offered.get("resumes") is True
@@ -86,13 +89,13 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
         def tested(fold: int, outputs: Tensor) -> None:
             from local.prediction import write_predictions  # which takes pandas, and half a second of every start
 
-            write_predictions(results_folder(output, spec.name, run) / "predictions", spec, data, fold, outputs)
+            write_predictions(results / "predictions", spec, data, fold, outputs)
 
-        with closing(Timings(results_folder(output, spec.name, run) / "timings.csv", again=began > 0)) as timings:
-            training = train(spec, plan, data, state, timings.lap, between_steps, policy.rank, tested)
+        with closing(Timings(results / "timings.csv", again=began > 0)) as timings:
+            training = train(spec, plan, data, state, policy, timings.lap, between_steps, tested, notices.add)
             options: dict[str, Any] = {"device": config.device, "lap": timings.lap}
             result = drive(training, client, plan, config.name, quietly=(LeavingError,) * resumes, **options)
-        model = results_folder(output, spec.name, run) / "model"
+        model = results / "model"
         save_model(model, spec, result.best, result.final, result.fit, result.own)
         client.done()
     shutil.rmtree(checkpoints.folder, ignore_errors=True)
@@ -130,6 +133,8 @@ def starting_state(
     ask_for_snapshot: Callable[[], bytes | None],
     course: Course,
     checkpoints: Checkpoints,
+    policy: Policy,
+    notice: Callable[[str], None],
 ) -> TrainingState:
     """Return where a site stands: at its last checkpoint, else where the run does, else at the beginning.
 
@@ -139,8 +144,11 @@ def starting_state(
         ask_for_snapshot: returns the aggregator's checkpoint; None if it has none.
         course: of the run, at its beginning; changed in place.
         checkpoints: of the site.
+        policy: of the site.
+        notice: told that the site takes over the aggregator's weights.
 
     Raises:
+        PolicyError: the site could go on from the aggregator's checkpoint alone, and takes over no weights.
         UserError: the checkpoint is not this site's, or was made with other data.
     """
     found, oldest = checkpoints.load(course), offered.get("oldest", 0)
@@ -153,9 +161,13 @@ def starting_state(
     snapshot = ask_for_snapshot()
     if snapshot is None:
         return TrainingState(site, course)
+    policy.check_snapshot()
     take_over(course, snapshot)
     why = "has lost its checkpoints" if found is None else "was away for longer than the ledger reaches back"
-    say(f"{site}: {why}; goes on from the aggregator's of step {course.steps}, without residuals")
+    notice(
+        f"{site}: {why}; goes on from the aggregator's of step {course.steps}, without residuals: takes over its "
+        "weights, which it cannot compare with its own"
+    )
     checkpoints.save(course, {}, {"follows": True})
     return TrainingState(site, course, follows=True)
 
@@ -171,7 +183,9 @@ def check_site(config: SiteConfig) -> None:
         spec = _spec(config, client.run())
     plan = make_plan(spec, _replica(config, spec).model)
     policy.check(spec, plan)
-    data = _data(config, spec, policy)
+    data = _data(config, spec, plan, policy)
+    for warning in policy.warnings(spec):
+        say(f"warning: {warning}")
     say(
         f"{config.name} can take part in {spec.name} ({spec.method.name}), and its policy allows it: {_amounts(data)}; "
         f"at most {step_bytes(plan, up=True):,} bytes up and {step_bytes(plan, up=False):,} down per step"
@@ -195,19 +209,18 @@ def run_id(offered: Mapping[str, object]) -> str:
     return found
 
 
-def _data(config: SiteConfig, spec: RunSpec, policy: Policy) -> SiteData:
+def _data(config: SiteConfig, spec: RunSpec, plan: Plan, policy: Policy) -> SiteData:
     """Read the site's samples, check them, and leave out what its policy does not evaluate."""
     index = spec.federation.sites.index(config.name)
     read = read_site(spec, Path(config.data), index, config.allow_factories)
-    data = policy.contributed(read)
     for note in read.notes:
         say(f"warning: {note}")
+    data = admitted(policy, spec, plan, read)
     for split in ("validation", "test"):
         pairs = zip(read.splits, data.splits, strict=True)
         left_out = sum(len(getattr(before, split)) - len(getattr(after, split)) for before, after in pairs)
         if left_out:
             say(f"warning: {split}: left out, {left_out} samples where the policy's min_rows is {policy.min_rows}")
-    policy.check_samples(spec, data)
     return data
 
 

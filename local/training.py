@@ -18,7 +18,6 @@ from common.arrays import pack_counts, pack_sums
 from common.capture import FactorCapture
 from common.course import Course, batch_sizes
 from common.errors import (
-    FewSamplesError,
     ModelError,
     NonFiniteError,
     ProtocolError,
@@ -49,6 +48,7 @@ from common.messages import (
 )
 from common.methods import State
 from common.plan import Plan
+from common.policy import Policy
 from common.preparation import Fit, OwnFit, Preparing
 from common.protocol import pack_buffers
 from common.reduction.feedback import Residuals, mixed
@@ -56,6 +56,7 @@ from common.replica import saved_buffers
 from common.routes import Payload, gather
 from common.seeds import derive
 from common.spec import RunSpec
+from local.admission import check_steps
 from local.data import Samples, SiteData
 from local.data.prepared import Prepared, Split, prepare
 from local.evaluation import outputs_of, packed_baseline, packed_tally
@@ -115,10 +116,11 @@ def train(
     plan: Plan,
     data: SiteData,
     state: TrainingState,
+    policy: Policy,
     lap: Lap = lambda name: None,
     between_steps: Callable[[], None] = lambda: None,
-    most_rows: Callable[[int], int | None] = lambda samples: None,
     tested: Tested = lambda fold, outputs: None,
+    notice: Callable[[str], None] = lambda sentence: None,
 ) -> Generator[Message | Ask, Message | None, Result]:
     """Train a site's replica, fold after fold, from hello or from wherever its state stands.
 
@@ -127,12 +129,12 @@ def train(
         plan: made from the spec and the replica's initial weights.
         data: the site's samples.
         state: changed in place, and the replica with it.
+        policy: of the site: rows of a step, and weights that are taken over.
         lap: told the name of each stretch of work when it ends, for timings.
         between_steps: called before every step: the state is then all that is needed to go on.
-        most_rows: returns how many rows of a factor the site lets out of its house for so many samples; None for as
-            many as the spec has.
         tested: given every fold's outputs for its test samples, [n, outputs], numbers in the label's unit; of a site
             that comes back from a crash maybe twice.
+        notice: told what a person at the site should know.
 
     Yields:
         contributions, and is sent the update of the same round; or the question whether a round is complete already,
@@ -144,11 +146,12 @@ def train(
     Raises:
         RunFailedError: the aggregator says that a site could not go on.
         NonFiniteError: the loss is NaN or infinite.
+        PolicyError: steps have too few of this site's samples, or the aggregator's weights are too far from its own.
         ProtocolError: an update does not answer the contribution.
 
     Source: arXiv 2102.09631, Algorithm 1 (a site's part).
     """
-    return (yield from _Trainer(spec, plan, data, state, lap, between_steps, most_rows, tested).run())
+    return (yield from _Trainer(spec, plan, data, state, policy, lap, between_steps, tested, notice).run())
 
 
 class _Trainer:
@@ -165,14 +168,15 @@ class _Trainer:
         plan: Plan,
         data: SiteData,
         state: TrainingState,
+        policy: Policy,
         lap: Lap,
         between_steps: Callable[[], None],
-        most_rows: Callable[[int], int | None],
         tested: Tested,
+        notice: Callable[[str], None],
     ) -> None:
-        self.spec, self.plan, self.data, self.state, self.lap = spec, plan, data, state, lap
+        self.spec, self.plan, self.data, self.state, self.policy = spec, plan, data, state, policy
         self.course, self.replica = state.course, state.course.replica
-        self.between_steps, self.most_rows, self.tested = between_steps, most_rows, tested
+        self.lap, self.between_steps, self.tested, self.notice = lap, between_steps, tested, notice
         self.index = plan.sites.index(state.site)
         self.preparing = Preparing(spec)
         self.behind = True
@@ -190,7 +194,8 @@ class _Trainer:
                 f"data: {got} samples to train on{fold_by_fold}, but this run began with {began}: a site goes on with "
                 "the same data"
             )
-        self._check_batches()
+        sizes = (size for fold in range(self.plan.folds) for size in course.batch_sizes(self.index, fold))
+        check_steps(self.policy, self.spec, self.plan, sizes)  # even batches are known only now
         while course.stage is not None:
             sums = yield from self._exchange(Kind.SUMS, self._stage, Sums)
             for total, roster in zip(course.totals[sums.stage], course.roster, strict=True):
@@ -227,21 +232,6 @@ class _Trainer:
     def _samples(self) -> list[tuple[int, int, int]]:
         """Return how many samples each fold trains on, validates and tests with."""
         return [(len(split.train), len(split.validation), len(split.test)) for split in self.data.splits]
-
-    def _check_batches(self) -> None:
-        """Check that no step has fewer of this site's samples than may be behind what leaves it.
-
-        Raises:
-            FewSamplesError: one has: of even batches that is known only when all sites have said hello.
-        """
-        sizes = [size for fold in range(self.plan.folds) for size in self.course.batch_sizes(self.index, fold)]
-        few = [size for size in sizes if 0 < size < self.data.fewest]
-        if few:
-            raise FewSamplesError(
-                "training.batches",
-                f"{self.spec.training.batches} batches make steps of {min(few)} samples here, but this site's policy "
-                f"allows none of fewer than {self.data.fewest} (min_rows)",
-            )
 
     def _hello(self) -> Hello:
         return Hello(
@@ -295,7 +285,7 @@ class _Trainer:
         seed = derive(self.plan.seed, "site", self.index, self.course.moment)
         share, weight = self.course.share(self.index, len(batch)), float(len(batch))
         state = State(self.state.residuals, self.course.bases)
-        exchange = self.course.method.step(gradients, share, state, seed, self.most_rows(len(batch)))
+        exchange = self.course.method.step(gradients, share, state, seed, self.policy.rank(len(batch)))
         payload, phase = next(exchange), 0
         while True:
             self.lap("reduce")
@@ -381,8 +371,23 @@ class _Trainer:
         if update is None:
             update = yield self._contribution(kind, make())
         body = self._check(update, kind, answer)
+        if isinstance(body, Comparison) and body.replica:
+            self._check_replica(body.replica)
         self._follow(update)
         return body
+
+    def _check_replica(self, replica: bytes) -> None:
+        """Check the weights that the aggregator gives to all, and say that they are taken over.
+
+        Raises:
+            PolicyError: they are too far from this site's own.
+        """
+        name, apart = self.course.furthest(replica)
+        self.policy.check_replica(self.spec, self.state.site, name, apart)
+        self.notice(
+            f"{self.state.site}: takes over the aggregator's weights after step {self.course.steps}: those of {name} "
+            f"are {apart:.3g} of their size from its own, the others no further"
+        )
 
     def _ask(self) -> Exchange[Message | None]:
         """Return the update of the next round if it is complete already; ask only if that may be."""

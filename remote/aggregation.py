@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from common.arrays import pack_counts, pack_sums, unpack_counts, unpack_sums
-from common.course import Course, packed_state
+from common.course import Course, packed_weights
 from common.drift import distance
 from common.errors import NonFiniteError, RunFailedError
 from common.factors import LARGEST_NORM, norm
@@ -113,7 +113,7 @@ def _sums(plan: Plan, sent: Sequence[Sums]) -> Sums:
 
 def _comparison(spec: RunSpec, course: Course, sketches: Sequence[bytes]) -> Comparison:
     drift = _drift(course, sketches)
-    return Comparison(drift=drift, replica=packed_state(course.replica) if drift > spec.federation.drift else b"")
+    return Comparison(drift=drift, replica=packed_weights(course.replica) if drift > spec.federation.drift else b"")
 
 
 def _drift(course: Course, sketches: Sequence[bytes]) -> float:

@@ -2,7 +2,7 @@
 
 DIR/ca/           ca.pem and its key: keep it apart, it makes new sites
 DIR/aggregator/   server.pem, server.key, ca.pem, tokens.json (hashes alone), README.txt
-DIR/sites/NAME/   SITE.json, ca.pem, certificate.pem and its key, token, README.txt, empty folders data and result
+DIR/sites/NAME/   SITE.json, policy.json, ca.pem, certificate.pem and its key, token, README.txt, empty data and result
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pydantic import Field, field_validator, model_validator
 
 from common.documents import Part
 from common.errors import UserError
+from common.policy import FILE, Policy
 from common.spec import SiteName
 from remote.auth import hashed, read_tokens
 
@@ -180,6 +181,7 @@ class Kits:
             "output": RESULT,
             "token_file": "token",
             "ca": "ca.pem",
+            "policy": FILE,
         }
         if consortium.mutual_tls:
             self._issue(folder, "certificate", name, [x509.DNSName(name)], server=False)
@@ -189,8 +191,9 @@ class Kits:
             _folder(folder / place)
         token = secrets.token_hex(32)
         _write(folder / "token", f"{token}\n".encode())
-        if not (folder / "SITE.json").exists():  # a renewed site may have changed its own
-            _write(folder / "SITE.json", (json.dumps(config, indent=2) + "\n").encode())
+        for file, text in (("SITE.json", json.dumps(config, indent=2) + "\n"), (FILE, Policy().text())):
+            if not (folder / file).exists():  # a renewed site may have changed its own
+                _write(folder / file, text.encode())
         _write(folder / "README.txt", _site_words(name, consortium).encode())
         tokens = read_tokens(self._tokens) | {name: hashed(token)}
         _write(self._tokens, (json.dumps(tokens, indent=2) + "\n").encode())
@@ -204,8 +207,10 @@ def _site_words(name: str, consortium: Consortium) -> str:
         f"   the one for the trained model. Relative paths start here. Out of the hospital, only\n"
         f"   {consortium.aggregator} has to be reached, by TCP; where that needs a proxy, add\n"
         f'   "proxy": "http://proxy.example:3128".\n'
-        f"2. Whether all is in order:          rankdad check SITE.json\n"
-        f"3. Take part in a run:               rankdad site SITE.json\n\n"
+        f"2. {FILE} says what a run may let out of this house; a run that needs more says which line to\n"
+        f"   change, and what that lets out.\n"
+        f"3. Whether all is in order:          rankdad check SITE.json\n"
+        f"4. Take part in a run:               rankdad site SITE.json\n\n"
         f"`token` and `certificate.key` prove that you are {name}: they belong to nobody else. The certificate is\n"
         f"valid for {consortium.days} days.\n"
     )

@@ -16,6 +16,7 @@ WRITTEN = 12  # classes up to which the confusion matrix is a table, too
 CHANCE = 0.03  # of balanced accuracy: less above it is chance
 LISTED = 30  # sites that a warning names at most
 WARNINGS = {
+    "weights-made-equal-after-a-comparison": "has been given the aggregator's weights after a comparison",
     "one-class": "has samples of one class alone: no AUC, and a balanced accuracy of that class only",
     "fewer-samples-than-folds": "has fewer samples than there are folds: some folds test none there",
     "missing-classes": "has no samples of some class",

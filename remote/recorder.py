@@ -134,6 +134,8 @@ class Recorder:
             self.summarise()
         elif isinstance(update, Comparison | Farewell):
             progress.drift = max(progress.drift or 0.0, update.drift)
+            if isinstance(update, Comparison) and update.replica:
+                progress.warnings["weights-made-equal-after-a-comparison"] = [site for site, _ in self._sent(ready)]
             if isinstance(update, Farewell):
                 progress.weights_sha256 = dict(update.weights_sha256)
 

@@ -6,7 +6,7 @@ Nothing is trained, and no process is started.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from rich.table import Table
 from torch import Tensor
 
 from common.capture import FactorCapture
+from common.course import parts
 from common.documents import validate
 from common.errors import SpecError
 from common.factors import Factor
@@ -25,19 +26,39 @@ from common.messages import Kind, Message, Step
 from common.methods import Method, State, Weighted, method_for
 from common.methods.rank_dad import is_small
 from common.plan import Plan, make_plan
+from common.policy import Policy
 from common.protocol import pack, step_bytes, unpack
 from common.replica import Replica
 from common.routes import Payload, Route, gather, scatter
 from common.seeds import derive
 from common.spec import PowerSgd, RankDad, RunSpec
 from common.tasks import TaskSpec
-from local.data import Samples
+from local.admission import admitted, check_steps
+from local.data import Samples, SiteData
 from remote.view import size
 
 EXACT = frozenset({"dsgd", "dad", "edad"})
 TOLERANCE = {"float32": 2e-5, "float64": 1e-10}  # of an exact method, relative to the gradient; products of many rows
 ROUNDING = {"float32": 2e-5, "bfloat16": 1e-2, "float16": 2e-3, "int8": 5e-2}  # of a wire
 RANK = 4  # of methods beside the spec's own, where that has none
+
+
+def check_policy(policy: Policy, spec: RunSpec, plan: Plan, data: Sequence[SiteData]) -> None:
+    """Check a run of all these sites as each of them would.
+
+    Raises:
+        PolicyError: one of them would refuse it.
+    """
+    policy.check(spec, plan)
+    for own in data:
+        admitted(policy, spec, plan, own)
+    sizes: list[int] = []  # of even batches, which a site alone does not know
+    for splits in zip(*(own.splits for own in data), strict=True):
+        counts = [len(split.train) for split in splits]
+        most = math.ceil(max(counts) / spec.training.step_size)
+        sizes += [size for count in counts for size in parts(count, most)]
+    if spec.training.batches == "even":
+        check_steps(policy, spec, plan, sizes)
 
 
 def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:

@@ -17,8 +17,9 @@ from simulations.paper.cli import paper
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from common.policy import Policy
     from common.spec import RunSpec
-    from local.data import Samples
+    from local.data import SiteData
     from simulations.spec import SimulationFile
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="A run and its simulation.")]
@@ -138,14 +139,15 @@ def split(
     set_: SetOption = None,
 ) -> None:
     """Write each site's data and its SITE.json, to start aggregator and sites by hand."""
-    from simulations.spec import POLICY, read_simulation, write_sites
+    from common.policy import FILE
+    from simulations.spec import read_simulation, write_sites
 
     read = read_simulation(file, set_ or [], sites=sites, data=data)
     taken = [path for name in read.run.federation.sites if (path := output / f"{name}.json").exists()]
     if taken:
         raise UserError(f"{taken[0]}: already there; choose another --output or remove it")
     for name, config in write_sites(read, output, aggregator).items():
-        places = {"data": os.path.relpath(config.data, output), "output": name, "policy": f"{name}/{POLICY}"}
+        places = {"data": os.path.relpath(config.data, output), "output": name, "policy": f"{name}/{FILE}"}
         document = config.model_dump(mode="json", exclude_defaults=True) | places
         path = output / f"{name}.json"
         path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
@@ -164,9 +166,10 @@ def check(
     from common.documents import load_json, replace, validate
     from common.memory import check_memory
     from common.plan import make_plan
+    from common.policy import EVERYTHING
     from common.replica import Replica
     from common.spec import RunSpec
-    from simulations.checking import show_plan
+    from simulations.checking import check_policy, show_plan
     from simulations.resolving import with_columns
     from simulations.spec import read_simulation
 
@@ -181,12 +184,13 @@ def check(
     if isinstance(document, dict) and "simulation" in document:
         read = with_columns(read_simulation(file, set_ or [], sites=sites, data=data))
         spec = read.run
-        _training_data(read)
+        dealt, policy = _dealt(read), read.simulation.policy
     else:
-        spec = validate(RunSpec, document, file=file)
+        spec, dealt, policy = validate(RunSpec, document, file=file), {}, EVERYTHING
     check_memory(spec)
-    replica = Replica(spec, allow_factory or (), weights=weights)
-    show_plan(spec, make_plan(spec, replica.model), _wide_console())
+    plan = make_plan(spec, Replica(spec, allow_factory or (), weights=weights).model)
+    check_policy(policy, spec, plan, list(dealt.values()))
+    show_plan(spec, plan, _wide_console())
 
 
 def verify(
@@ -202,12 +206,14 @@ def verify(
 
     from simulations.checking import show_verification
     from simulations.checking import verify as run
+    from simulations.pooling import first_training_rows
     from simulations.resolving import with_columns
     from simulations.spec import read_simulation
 
     read = with_columns(read_simulation(file, set_ or [], sites=sites, data=data))
     torch.set_num_threads(read.run.training.threads)
-    found, misfits = run(read.run, _training_data(read), allow_factory or (), weights)
+    rows = first_training_rows(read.run, _dealt(read))
+    found, misfits = run(read.run, rows, allow_factory or (), weights)
     right = show_verification(read.run, found, _wide_console())
     for sentence in misfits:
         typer.echo(sentence)
@@ -253,18 +259,16 @@ def _changed_batch(spec: RunSpec, before: int) -> str:
     )
 
 
-def _training_data(read: SimulationFile) -> dict[str, Samples]:
-    """Deal out a simulation's data, check it as the sites would, and return what each trains on in the first fold."""
+def _dealt(read: SimulationFile) -> dict[str, SiteData]:
+    """Deal out a simulation's data, and read it as the sites would."""
     import tempfile
 
     from local.data import read_site
-    from simulations.pooling import first_training_rows
     from simulations.spec import write_sites
 
     with tempfile.TemporaryDirectory() as folder:
         configs = write_sites(read, Path(folder), "http://127.0.0.1:0")
-        data = {n: read_site(read.run, Path(c.data), i, c.allow_factories) for i, (n, c) in enumerate(configs.items())}
-    return first_training_rows(read.run, data)
+        return {n: read_site(read.run, Path(c.data), i, c.allow_factories) for i, (n, c) in enumerate(configs.items())}
 
 
 def _wide_console() -> Console:
@@ -301,8 +305,9 @@ def _lockstep(
         for index, (name, config) in enumerate(configs.items())
     }
     spec = read.run
+    policies: dict[str, Policy] | None = dict.fromkeys(data, read.simulation.policy)
     if pooled:
-        spec, data = pooled_spec(spec, data), {SITE: pooled_data(data)}
+        spec, data, policies = pooled_spec(spec, data), {SITE: pooled_data(data)}, None
     view: PlainView | None = None
 
     def tick(aggregator: Aggregator) -> None:
@@ -322,6 +327,7 @@ def _lockstep(
         "allowed_factories": allow_factories,
         "device": read.simulation.device,
         "weights": weights,
+        "policies": policies,
     }
     run(spec, data, directory, on_round=tick, tested=tested, **options)
     summary: dict[str, Any] = load_json(directory / "summary.json")

@@ -15,9 +15,11 @@ from torch import Tensor
 from common.course import Course
 from common.errors import RankdadError, RunFailedError
 from common.messages import Ask
+from common.policy import EVERYTHING, Policy
 from common.protocol import pack, unpack
 from common.replica import Replica
 from common.spec import RunSpec
+from local.admission import admitted
 from local.data import SiteData
 from local.training import Result, TrainingState, train
 from remote.aggregator import Aggregator
@@ -33,6 +35,7 @@ def run(
     allowed_factories: Collection[str] = (),
     device: str = "cpu",
     weights: Path | None = None,
+    policies: Mapping[str, Policy] | None = None,
     on_round: Callable[[Aggregator], None] = lambda aggregator: None,
     tested: Callable[[str, int, Tensor], None] = lambda site, fold, outputs: None,
 ) -> dict[str, Result]:
@@ -45,6 +48,7 @@ def run(
         allowed_factories: model factories that the caller permits.
         device: where the sites train.
         weights: folder of the pretrained weights that the spec names.
+        policies: of the sites, by name; without them everything is allowed.
         on_round: called after every round.
         tested: given every site's outputs for the test samples of every fold.
 
@@ -52,14 +56,18 @@ def run(
         Every site's result, by name.
 
     Raises:
+        PolicyError: a site's policy does not allow the run.
         RunFailedError: a site could not go on, and the run not without it.
     """
     aggregator = Aggregator(spec, Replica(spec, allowed_factories, weights=weights), directory, time.perf_counter)
     plan = aggregator.plan
     trainings = {}
     for site in plan.sites:
+        policy = EVERYTHING if policies is None else policies[site]
+        policy.check(spec, plan)
+        own = admitted(policy, spec, plan, data[site])
         course = Course(spec, plan, Replica(spec, allowed_factories, device, weights))
-        trainings[site] = train(spec, plan, data[site], TrainingState(site, course), tested=partial(tested, site))
+        trainings[site] = train(spec, plan, own, TrainingState(site, course), policy, tested=partial(tested, site))
     results: dict[str, Result] = {}
     answers: dict[str, bytes] = {}
     failures: list[RunFailedError] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -12,14 +12,13 @@ from common.data import CsvData
 from common.documents import Part, load_json, replace, validate
 from common.errors import SpecError
 from common.patterns import is_pattern
+from common.policy import FILE, Policy
 from common.spec import RunSpec
 from local.config import Device, SiteConfig
-from local.policy import MethodName, Policy
 from simulations.faults import RelaySpec
 from simulations.partition import ByColumn, Folder, Iid, Partition, partition
 from simulations.sources import BUNDLED, BreastCancer, Diabetes, Folders, OneTable, Source
 
-POLICY = "policy.json"
 TABLES = Diabetes | BreastCancer | OneTable
 
 
@@ -34,6 +33,8 @@ class SimulationSpec(Part):
     """Where all sites train."""
     weights: str | None = None
     """Folder of the pretrained weights that the run names."""
+    policy: Policy = Policy()
+    """What may leave every site, and what else it takes: what is not named is as in a hospital's own default."""
     relay: RelaySpec | None = None
     """What stands between sites and aggregator, slow and faulty; null connects them directly."""
 
@@ -143,7 +144,7 @@ def write_sites(
 
     Data that lie in folders already are left there.
 
-    A policy beside the data permits every method: data that lie together here need no protection from one another.
+    The simulation's policy lies beside the data, whole, to be changed.
 
     Args:
         file: run and simulation.
@@ -164,8 +165,7 @@ def write_sites(
     for site in run.federation.sites:
         own = folder / site
         own.mkdir(parents=True, exist_ok=True)
-        policy = Policy(methods=get_args(MethodName), unreduced_factors=True)
-        (own / POLICY).write_text(policy.model_dump_json(indent=2, exclude_defaults=True) + "\n", encoding="utf-8")
+        (own / FILE).write_text(simulation.policy.text(), encoding="utf-8")
         configs[site] = SiteConfig(
             name=site,
             aggregator=aggregator,
@@ -173,7 +173,7 @@ def write_sites(
             output=str(own),
             allow_factories=allow_factories,
             weights=simulation.weights,
-            policy=str(own / POLICY),
+            policy=str(own / FILE),
             device=simulation.device,
             patience=patience,
         )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ import pytest
 import torch
 
 from common.documents import validate
+from common.policy import EVERYTHING
 from common.spec import RunSpec
 from local.data import Samples, SiteData, read_site
 
 SITES = ("alpha", "beta", "gamma")
+OPEN = EVERYTHING.model_dump(mode="json")  # the policy of sites in tests that are about something else
 SHARED = Path(__file__).parent.parent.parent / "shared" / "data"
 
 
@@ -47,6 +50,13 @@ def write_site(folder: Path, count: int, seed: int, **arrays: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     np.savez(folder / "data.npz", **({"x": x, "y": y} | arrays))
     return folder
+
+
+def write_policy(folder: Path, **changes: Any) -> str:
+    """A site's policy that allows everything but what is changed."""
+    path = folder / "policy.json"
+    path.write_text(json.dumps(OPEN | changes))
+    return str(path)
 
 
 def part_of(data: SiteData, name: str, fold: int = 0) -> Samples:

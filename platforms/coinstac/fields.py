@@ -83,7 +83,7 @@ OWNER = (
         "select",
         "rank-dad",
         "rank-dad sends a few rows for every layer: the fewest bytes. powersgd sends as many in two exchanges a step. "
-        "dsgd sends full gradients; a member with a largest rank refuses it.",
+        "dsgd sends full gradients; a member refuses it, unless its own JSON file allows them.",
         anything,
         choices=("rank-dad", "powersgd", "dsgd"),
     ),

@@ -12,8 +12,8 @@ from typing import Any
 from common.documents import Part, load_json, validate
 from common.errors import UserError
 from common.patterns import is_pattern
+from common.policy import Policy
 from common.spec import RESERVED, SiteName
-from local.policy import Policy
 from platforms.coinstac.fields import FIELDS, FILES, FOLDER, TABLE_FILES
 from platforms.coinstac.form import Field, Problem
 from platforms.coinstac.inputs import Filled

@@ -160,7 +160,7 @@ class SiteNode:
             return [refused(error, member)], Profile()
         except SpecError as error:
             return [filled.problem(error.field, str(error).removeprefix(f"{error.field}: "))], Profile()
-        for note in (*plan.warnings, *data.notes):
+        for note in (*plan.warnings, *member.policy.warnings(spec), *data.notes):
             self._say(f"warning: {note}")
         return [], described.told
 

@@ -26,7 +26,9 @@ from common.records import NOBODY, Entry, Record
 from common.replica import Replica
 from common.spec import RunSpec
 from common.threads import use_threads
+from local.admission import admitted
 from local.data import SiteData, read_site
+from local.notices import Notices
 from local.timings import Timings
 from local.training import Result, TrainingState, train
 from platforms.coinstac.mounts import Member, refused
@@ -95,7 +97,8 @@ class SiteRun:
 
             write_predictions(self._folder / "predictions", spec, data, fold, outputs)
 
-        options = (self._timings.lap, self._between_steps, member.policy.rank, tested)
+        notices = Notices(self._folder, say)
+        options = (member.policy, self._timings.lap, self._between_steps, tested, notices.add)
         self._training = train(spec, plan, data, self._state, *options)
         self._pending: Message | None = None
         self._result: Result | None = None
@@ -203,12 +206,10 @@ def read_data(spec: RunSpec, plan: Plan, member: Member) -> SiteData:
         DataError: the data cannot be used.
         PolicyError: the policy refuses the run.
     """
-    policy = member.policy
-    policy.check(spec, plan)
+    member.policy.check(spec, plan)
     assert member.data is not None
-    data = policy.contributed(read_site(spec, member.data, spec.federation.sites.index(member.name)))
-    policy.check_samples(spec, data)
-    return data
+    data = read_site(spec, member.data, spec.federation.sites.index(member.name))
+    return admitted(member.policy, spec, plan, data)
 
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from statistics import mean
 from typing import Any
 
 from common.errors import RankdadError, UserError
+from common.policy import EVERYTHING
 from simulations.spec import read_simulation
 
 COLUMNS = (
@@ -51,6 +52,7 @@ def bench_methods(
         methods: each as JSON; dsgd and the file's own without them. Bytes compare with the first.
         lockstep: train all in one process, where only quality and bytes are asked for.
     """
+    assignments = [f"simulation.policy={EVERYTHING.text()}", *assignments]  # what is compared leaves no house
     own = read_simulation(file, assignments, data=data).run.method.model_dump_json(exclude_defaults=True)
     methods = methods or ['{"name": "dsgd"}', own]
     rows: list[dict[str, Any]] = []

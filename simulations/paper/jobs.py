@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 
 from common.documents import load_json, validate
 from common.errors import UserError
+from common.policy import EVERYTHING
 from common.spec import MethodSpec, RunSpec
 from remote.recorder import write_json
 from simulations.archives import Archive
@@ -225,7 +226,8 @@ class TimingJob(Job):
         """Return seconds and bytes of a step."""
         from simulations.paper.timing import arrange, measure
 
-        simulation = {"source": {"name": self.panel.source, "path": str(data / self.panel.file)}}
+        source = {"name": self.panel.source, "path": str(data / self.panel.file)}
+        simulation = {"source": source, "policy": EVERYTHING.model_dump(mode="json")}
         document = {"run": self.description["run"], "simulation": simulation}
         return asdict(measure(arrange(document, self.sites, self.link), steps=self.steps))
 

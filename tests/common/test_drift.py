@@ -13,9 +13,10 @@ import torch
 from pydantic import ValidationError
 
 from common.course import Course
-from common.drift import SKETCH_BYTES, distance, sketch
+from common.drift import SKETCH_BYTES, distance, furthest, sketch
 from common.messages import Sketch
 from common.plan import make_plan
+from common.policy import Policy
 from common.replica import Replica
 from local.data import SiteData
 from local.training import TrainingState, train
@@ -62,14 +63,14 @@ def test_a_replica_that_drifts_is_measured_and_past_the_limit_taken_back(
     )
     nudged: list[int] = []
 
-    def faulty(spec: Any, plan: Any, data: Any, state: TrainingState, **options: Any) -> Any:
+    def faulty(spec: Any, plan: Any, data: Any, state: TrainingState, policy: Policy, **options: Any) -> Any:
         def between_steps() -> None:
             if state.site == "beta" and state.course.replica.step == 3 and not nudged:
                 nudged.append(1)
                 with torch.no_grad():
                     next(state.course.replica.model.parameters()).add_(nudge)
 
-        return train(spec, plan, data, state, between_steps=between_steps)
+        return train(spec, plan, data, state, policy, between_steps=between_steps)
 
     monkeypatch.setattr(lockstep, "train", faulty)
     results = lockstep.run(spec, site_data(spec), tmp_path / "run")
@@ -77,8 +78,29 @@ def test_a_replica_that_drifts_is_measured_and_past_the_limit_taken_back(
     digests = results["alpha"].weights_sha256
     assert (digests["alpha"] == digests["beta"]) == agrees
     assert digests["alpha"] == digests["gamma"]
-    drift = json.loads((tmp_path / "run" / "summary.json").read_text())["drift"]
-    assert drift > 1e-2 if agrees else 0 < drift < 1e-3
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["drift"] > 1e-2 if agrees else 0 < summary["drift"] < 1e-3
+    said = {"weights-made-equal-after-a-comparison": list(SITES)}
+    assert summary["warnings"] == (said if agrees else {})
+
+
+def test_a_drift_is_made_equal_by_default_where_a_policy_still_takes_it_over() -> None:
+    spec = run_spec()
+    assert not Policy().warnings(spec)
+    (said,) = Policy(accept_replica=1e-5).warnings(spec)
+    assert said.startswith(
+        "a comparison of weights may end the run: they are made equal where they are more than 0.0001"
+    )
+
+
+def test_the_furthest_of_named_tensors_counts_and_what_is_not_finite_is_infinitely_far() -> None:
+    own = {"a": torch.tensor([3.0, 4.0]), "b": torch.zeros(2), "c": torch.ones(4)}
+    assert furthest(own, own) == ("a", 0.0)
+    name, apart = furthest(own, own | {"a": torch.tensor([3.0, 4.5]), "c": torch.ones(4) * 1.2})
+    assert name == "c"
+    assert apart == pytest.approx(0.2, rel=1e-6)
+    for name, other in (("b", [0.0, 1e-30]), ("a", [3.0, float("nan")]), ("a", [float("inf"), 4.0])):
+        assert furthest(own, own | {name: torch.tensor(other)}) == (name, float("inf"))
 
 
 def test_a_comparison_follows_every_so_many_steps_and_goes_on_after_a_checkpoint() -> None:

@@ -14,6 +14,7 @@ from typer.main import get_command
 
 from rankdad import app
 from remote.report import CAPTIONS
+from tests.conftest import OPEN
 from tests.docker.images import container, docker, image
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.docker, pytest.mark.timeout(600)]
@@ -55,7 +56,7 @@ def spec_of(network: str, data: str) -> dict[str, Any]:
     training = {"epochs": 2, "batch_size": 8, "optimizer": {"name": "adam", "lr": 0.01}}
     run = {"name": network, "task": task, "model": {"name": network} | sizes, "data": {"shape": shape}}
     rest = {"training": training, "method": {"name": "rank-dad", "rank": 2}, "federation": {"sites": ["a", "b"]}}
-    return {"run": run | rest, "simulation": {"source": {"name": "npz", "path": data}}}
+    return {"run": run | rest, "simulation": {"source": {"name": "npz", "path": data}, "policy": OPEN}}
 
 
 def test_every_module_is_there_and_compiled(inside: tuple[str, Path]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.coinstac.client import Limits, exchange, probe
 from tests.coinstac.nodes import ContainerNode
-from tests.conftest import run_document, write_site
+from tests.conftest import run_document, write_policy, write_site
 from tests.docker.images import STOP, container, docker, image, logs_of, network, stop, wait_for
 from tests.platforms.test_service import platform_of, small, write_member
 
@@ -42,7 +42,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "mine.py").write_text(DEAF)
     for place, name in enumerate(SITES):
         write_site(folder / name, 40, place)
+        write_policy(folder)
         site = {"name": name, "aggregator": "http://aggregator:8765", "data": name, "output": f"out/{name}"}
+        site["policy"] = "policy.json"
         (folder / f"{name}.json").write_text(json.dumps(site | {"allow_plain_http": True}))
     (folder / "out").mkdir()
     for path in (folder, folder / "out"):

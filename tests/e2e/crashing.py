@@ -24,6 +24,7 @@ from common.replica import Replica
 from common.spec import RunSpec
 from local.config import SiteConfig
 from remote.server import listen
+from tests.conftest import write_policy
 from tests.e2e.failpoints import Crash
 
 EVERY = 10  # steps between two checkpoints
@@ -95,6 +96,7 @@ class Run:
                 aggregator=f"http://127.0.0.1:{self._port}",
                 data=str(self.data / name),
                 output=str(self.folder / name),
+                policy=write_policy(self.folder),
                 patience=LONGEST,
             )
             target, arguments = _site, (config,)

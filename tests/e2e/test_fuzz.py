@@ -23,6 +23,7 @@ from common.course import Course
 from common.errors import ProtocolError
 from common.messages import Ask, Failure, Kind, Message
 from common.plan import Plan
+from common.policy import EVERYTHING
 from common.protocol import pack, unpack
 from common.replica import Replica
 from local.data import read_site
@@ -217,7 +218,7 @@ def take_part(plan: Plan, data: Path, client: AggregatorClient, before: Callable
     """Train as gamma; call `before` with each contribution when all others' are in, and at a step with a failure."""
     spec = run_spec(**CHANGES)
     course = Course(spec, plan, Replica(spec, [MODEL["factory"]]))
-    training = train(spec, plan, read_site(spec, data, 2), TrainingState("gamma", course))
+    training = train(spec, plan, read_site(spec, data, 2), TrainingState("gamma", course), EVERYTHING)
     message = next(training)
     if isinstance(message, Ask):  # whether a round is complete already
         message = training.send(None)

@@ -22,6 +22,7 @@ import msgpack
 from common.course import Course
 from common.drift import SKETCH_BYTES
 from common.messages import Goodbye, Kind, Message
+from common.policy import EVERYTHING
 from common.protocol import body_limit, pack
 from common.replica import Replica
 from local.data import SiteData
@@ -102,7 +103,7 @@ def held(directory: Path, data: dict[str, SiteData]) -> Iterator[Held]:
                 if (site, name, course.replica.step) == ("gamma", "begin", HELD_STEP):
                     assert release.wait(60)
 
-            training = train(spec, plan, data[site], TrainingState(site, course), lap)
+            training = train(spec, plan, data[site], TrainingState(site, course), EVERYTHING, lap)
             with AggregatorClient(f"http://127.0.0.1:{served.port}", site, 10.0, print) as client:
                 client._headers["authorization"] = f"Bearer {TOKENS[site]}"
                 return drive(training, client, plan, site, lap=lap)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SITES
+from tests.conftest import SITES, write_policy
 from tests.e2e.test_crashes import long_run, wait_for_steps
 from tests.e2e.test_processes import rankdad, simulation, start, wait_for_line
 
@@ -42,6 +42,7 @@ def test_a_whole_run_with_start_kits(tmp_path: Path) -> None:
         path = kits / "sites" / name / "SITE.json"
         data = json.loads((tmp_path / "demo" / f"{name}.json").read_text())["data"]
         path.write_text(json.dumps(json.loads(path.read_text()) | {"data": str(tmp_path / "demo" / data)}))
+        write_policy(path.parent)  # of a run with steps of six samples
         sites[name] = start("site", path)
     try:
         for name, site in sites.items():

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from rankdad import main
-from tests.conftest import SITES, run_document, write_site
+from tests.conftest import OPEN, SITES, run_document, write_policy, write_site
 
 ROOT = Path(__file__).parent.parent.parent
 COMMAND = [sys.executable, "-m", "rankdad"]
@@ -30,7 +30,7 @@ def simulation(tmp_path: Path, samples: int = 150, **changes: Any) -> Path:
     pool = write_site(tmp_path / "pool", samples, 0)
     document = {
         "run": run_document(**({"method": {"name": "rank-dad", "rank": 2}} | changes)),
-        "simulation": {"source": {"name": "npz", "path": str(pool / "data.npz")}},
+        "simulation": {"source": {"name": "npz", "path": str(pool / "data.npz")}, "policy": OPEN},
     }
     path = tmp_path / "file.json"
     path.write_text(json.dumps(document))
@@ -357,6 +357,8 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
 
 def site_file(tmp_path: Path, **changes: Any) -> Path:
     config = {"name": "alpha", "aggregator": "http://127.0.0.1:1", "data": "data", "output": "out"} | changes
+    if "policy" not in config:
+        config["policy"] = write_policy(tmp_path)
     path = tmp_path / "site.json"
     path.write_text(json.dumps(config))
     return path

@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 
 from common.documents import load_json
 from simulations.bench.studies import bench_studies
-from tests.conftest import SHARED, run_document
+from tests.conftest import SHARED, run_document, write_policy
 from tests.e2e.test_processes import ROOT, rankdad, site_file, start, wait_for_line
 
 SPECS = ROOT / "simulations" / "specs"
@@ -154,12 +154,12 @@ def test_bad_data_are_named_at_the_site_and_at_the_aggregator_before_the_first_s
             named = tmp_path / site / "data" / file
             assert (process.returncode, err) == (2, f"error: {named}: {said.format(repr(CELL))}\n")
         assert aggregator.poll() is None
-        (hospital(tmp_path / "alpha") / "policy.json").write_text('{"min_rows": 50}')
-        done = rankdad("site", site_file(tmp_path / "alpha", aggregator=address, policy="policy.json"))
+        policy = write_policy(hospital(tmp_path / "alpha"), min_rows=50)
+        done = rankdad("site", site_file(tmp_path / "alpha", aggregator=address, policy=policy))
         assert done.returncode == 2
-        assert done.stderr == (
+        assert done.stderr.startswith(
             "error: training.batch_size: the run makes steps of 5 samples here, but this site's policy allows none of "
-            "fewer than 50 (min_rows)\n"
+            'fewer than 50 (min_rows); "min_rows": 5 in its policy file lets out what fewer samples add up to: '
         )
         aggregator.send_signal(signal.SIGTERM)
         out, err = aggregator.communicate(timeout=10)

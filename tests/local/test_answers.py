@@ -29,7 +29,7 @@ from local.drivers import http
 from local.drivers.bounded import Connection, HeldError, TooLargeError
 from local.drivers.http import AggregatorClient, drive
 from local.site import check_site, run_site
-from tests.conftest import run_document, run_spec, write_site
+from tests.conftest import run_document, run_spec, write_policy, write_site
 
 Behaviour = Callable[[socket.socket], object]
 OK, RUN_ID = b"HTTP/1.1 200 OK\r\n", "0123456789abcdef"
@@ -123,8 +123,8 @@ def soon(said: list[str]) -> Iterator[pytest.ExceptionInfo[RankdadError]]:
 
 
 def config_of(url: str, folder: Path) -> SiteConfig:
-    data, output = str(folder / "data"), str(folder / "out")
-    return SiteConfig(name="alpha", aggregator=url, data=data, output=output, patience=0.3)
+    data, output, policy = str(folder / "data"), str(folder / "out"), write_policy(folder)
+    return SiteConfig(name="alpha", aggregator=url, data=data, output=output, policy=policy, patience=0.3)
 
 
 def ask(port: int, scheme: str = "http", patience: float = 0.3) -> str:

@@ -19,54 +19,91 @@ from common.messages import Failure
 from common.methods import State, method_for
 from common.models import build_model
 from common.plan import make_plan
+from common.policy import UNREDUCED, MethodName, Policy
 from common.protocol import step_bytes, unpack
 from common.spec import MethodSpec, RunSpec
+from local.admission import admitted
 from local.config import SiteConfig
 from local.data import Samples, SiteData
 from local.data.folds import Split
-from local.policy import UNREDUCED, MethodName, Policy
 from local.site import check_site, run_site
-from tests.conftest import run_spec, write_site
+from tests.conftest import OPEN, run_spec, write_site
 from tests.local.test_http import Server
 
 FEW = "it has fewer samples here than its policy asks for"
 RANK_DAD = {"name": "rank-dad", "rank": 2}
 EVERY = list(get_args(MethodName))
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({}, {"name": "dad"}, r"method.name: .* raw data, to the aggregator and, where .* \(methods\); unreduced_factors"),
+    (
+        {},
+        {"name": "dsgd"},
+        r'method.name: .* dsgd, whose rank has no limit, .* rows_per_rank 4; "rows_per_rank": null in its policy '
+        "file lets out the whole gradient of a layer, .* a batch can be rebuilt from it$",
+    ),
+    (
+        {},
+        {"name": "dad"},
+        r'method.name: .* dad, which sends unreduced .* \(methods\); "methods": \["dsgd", .*, "dad"\] '
+        'and "rows_per_rank": null and "unreduced_factors": true in its '
+        "policy file let out what each sample .* raw data, to the aggregator and,",
+    ),
     ({}, {"name": "edad"}, "method.name: .* raw data, to the aggregator and all other sites"),
-    ({"methods": EVERY}, {"name": "top-rows"}, "method.name: .* unreduced_factors must be true"),
-    ({"unreduced_factors": True}, {"name": "dad"}, r"method.name: .* allows dsgd, rank-dad, powersgd \(methods\)$"),
-    ({"methods": ["rank-dad"]}, {"name": "dsgd"}, r"method.name: .* asks for dsgd, .* allows rank-dad \(methods\)$"),
+    (OPEN | {"unreduced_factors": False}, {"name": "top-rows"}, r'method.name: .*; "unreduced_factors": true in its'),
+    (
+        OPEN | {"methods": ["rank-dad"]},
+        {"name": "dsgd"},
+        r'method.name: .* asks for dsgd, .* allows rank-dad \(methods\); "methods": \["rank-dad", "dsgd"\] .* lets out',
+    ),
     ({"methods": []}, RANK_DAD, r"method.name: .* allows none \(methods\)"),
-    ({"max_rank": 2}, RANK_DAD | {"rank": 3}, r"method.rank: .* asks for 3 rows, .* at most 2 \(max_rank\)"),
+    (
+        {"max_rank": 2},
+        RANK_DAD | {"rank": 3},
+        r'method.rank: .* at most 2 \(max_rank\); "max_rank": 3 in its',
+    ),
     ({"max_rank": 2}, RANK_DAD | {"oversampling": 1}, "method.rank: .* asks for 3 rows, with oversampling"),
     ({"max_rank": 2}, {"name": "powersgd", "rank": 3}, "method.rank: .* asks for 3 rows"),
-    ({"max_rank": 2, "methods": EVERY, "unreduced_factors": True}, {"name": "top-rows"}, "method.rows: .* 3 rows"),
-    ({"max_rank": 2}, {"name": "dsgd"}, "method.name: .* dsgd, whose rank has no limit, .* max_rank 2"),
-    ({"rows_per_rank": 4}, {"name": "dsgd"}, "method.name: .* rows_per_rank 4"),
+    (OPEN | {"max_rank": 2}, {"name": "top-rows"}, "method.rows: .* 3 rows"),
+    (
+        {"max_rank": 2},
+        {"name": "dsgd"},
+        'method.name: .* allows max_rank 2 and rows_per_rank 4; "max_rank": null and "rows_per_rank": null in .* let',
+    ),
     (
         {"rows_per_rank": 9},
         RANK_DAD,
-        r"method.rank: .* at least 1 rows of .* 8 .* at most 0 \(rows_per_rank 9\)",
+        r'method.rank: .* at least 1 rows of .* 8 .* at most 0 \(rows_per_rank 9\); "rows_per_rank": 8 in its .* lets',
     ),
     (
-        {"rows_per_rank": 4},
+        {},
         {"name": "powersgd", "rank": 3},
-        "method.rank: .* at least 3 rows of .* 8 .* at most 2",
+        'method.rank: .* at least 3 rows of .* 8 .* at most 2 .*; "rows_per_rank": 2 in its',
     ),
-    ({"min_rows": 9}, RANK_DAD, r"training.batch_size: .* steps of 8 samples here, .* fewer than 9 \(min_rows\)"),
-    ({"max_upload": 100}, RANK_DAD, r"method: .* bytes a step, .* at most 100 \(max_upload\)"),
+    (
+        {"rows_per_rank": 8},
+        RANK_DAD | {"rank": 3},
+        r"method.rank: .* gradient of 5.weight whole, of rank 3, .* 8 samples here, .* at most 2 .*; "
+        '"rows_per_rank": 4 in its policy file lets out the whole gradient',
+    ),
+    (
+        {"min_rows": 9},
+        RANK_DAD,
+        r'training.batch_size: .* steps of 8 samples here, .* fewer than 9 \(min_rows\); "min_rows": 8 in its .* lets',
+    ),
+    (
+        {"max_upload": 100},
+        RANK_DAD,
+        r'method: .* at most 100 \(max_upload\); "max_upload": \d+ in its',
+    ),
 ]
 ALLOWED: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({}, {"name": "rank-dad", "rank": 16}),
-    ({}, {"name": "powersgd", "rank": 16}),
-    ({}, {"name": "dsgd"}),
-    *(({"methods": EVERY, "unreduced_factors": True}, {"name": name}) for name in UNREDUCED),
+    ({}, RANK_DAD),
+    ({}, {"name": "rank-dad", "rank": 4}),  # of 8 samples it sends two rows
+    ({}, {"name": "powersgd", "rank": 2}),
+    ({"rows_per_rank": None}, {"name": "powersgd", "rank": 16}),
+    ({"rows_per_rank": None}, {"name": "dsgd"}),
+    *((OPEN, {"name": name}) for name in UNREDUCED),
     ({"max_rank": 3}, RANK_DAD | {"oversampling": 1}),
-    ({"rows_per_rank": 8}, RANK_DAD),  # which then sends one row
-    ({"rows_per_rank": 4}, {"name": "powersgd", "rank": 2}),
-    ({"min_rows": 8}, RANK_DAD),
+    ({"rows_per_rank": 8}, RANK_DAD | {"rank": 1}),
 ]
 
 
@@ -104,14 +141,19 @@ def data_of(*sizes: int) -> SiteData:
     return SiteData(samples, (Split(*torch.arange(sum(sizes)).split(list(sizes))),))
 
 
+def admit(policy: dict[str, Any], data: SiteData) -> SiteData:
+    spec = run_spec(method=RANK_DAD)
+    return admitted(validate(Policy, policy), spec, make_plan(spec, build_model(spec)), data)
+
+
 def test_an_epochs_smallest_step_decides() -> None:
     """33 samples in steps of at most 8 are 7, 7, 7, 6 and 6."""
-    spec, data = run_spec(method=RANK_DAD), data_of(33, 0, 0)
-    Policy(min_rows=6).check_samples(spec, data)
+    data = data_of(33, 0, 0)
+    admit({"min_rows": 6}, data)
     with pytest.raises(PolicyError, match=r"^training.batch_size: .* steps of 6 samples here, .* fewer than 7"):
-        Policy(min_rows=7).check_samples(spec, data)
+        admit({"min_rows": 7}, data)
     with pytest.raises(PolicyError, match=r"^method.rank: .* of 6 samples here, .* at most 0 \(rows_per_rank 7\)"):
-        Policy(rows_per_rank=7).check_samples(spec, data)
+        admit({"min_rows": 1, "rows_per_rank": 7}, data)
 
 
 def test_accumulated_batches_are_one_step() -> None:
@@ -120,14 +162,14 @@ def test_accumulated_batches_are_one_step() -> None:
 
 @pytest.mark.parametrize(
     ("policy", "samples", "rows"),
-    [({}, 1, None), ({"rows_per_rank": 4}, 33, 8), ({"rows_per_rank": 4}, 3, 0), ({"rows_per_rank": 1}, 0, 0)],
+    [({"rows_per_rank": None}, 1, None), ({}, 33, 8), ({}, 3, 0), ({"rows_per_rank": 1}, 0, 0)],
 )
-def test_a_small_step_sends_fewer_rows(policy: dict[str, int], samples: int, rows: int | None) -> None:
-    assert Policy(**policy).rank(samples) == rows  # type: ignore[arg-type]
+def test_a_small_step_sends_fewer_rows(policy: dict[str, Any], samples: int, rows: int | None) -> None:
+    assert validate(Policy, policy).rank(samples) == rows
 
 
 def test_a_split_that_is_too_small_is_not_evaluated() -> None:
-    data = Policy(min_rows=5).contributed(data_of(30, 5, 4))
+    data = admit({"min_rows": 5}, data_of(30, 5, 4))
     (split,) = data.splits
     assert [len(rows) for rows in (split.train, split.validation, split.test)] == [30, 5, 0]
     assert data.fewest == 5

@@ -18,7 +18,7 @@ from local.config import SiteConfig
 from local.leaving import Leaving, LeavingError
 from local.site import results_folder, run_id, run_site
 from remote.aggregator import Keeping
-from tests.conftest import write_site
+from tests.conftest import write_policy, write_site
 from tests.remote.serving import Served, serving
 
 ALONE: dict[str, Any] = {"method": {"name": "rank-dad", "rank": 2}, "federation": {"sites": ["alpha"]}}
@@ -61,8 +61,7 @@ def test_a_site_that_cannot_take_part_says_so_and_the_run_waits_for_it(
 ) -> None:
     folder = tmp_path / "hospital"
     write_site(folder / "data", 30, 0)
-    policy = folder / "policy.json"
-    policy.write_text('{"min_rows": 1}')
+    policy = Path(write_policy(folder))
     names: dict[str, int] = {}
     places = {"data": folder / "data", "output": folder / "out", "policy": policy}
     device = "cpu"
@@ -73,7 +72,7 @@ def test_a_site_that_cannot_take_part_says_so_and_the_run_waits_for_it(
     elif what == "device":
         device = "cuda"
     elif what == "policy":
-        policy.write_text('{"min_rows": 50}')
+        write_policy(folder, min_rows=50)
     elif what == "policy's file":
         policy.write_text('{"min_rows": 0}')
     elif what == "data":
@@ -121,8 +120,9 @@ class LeavingAfter(Leaving):
 
 
 def site(tmp_path: Path, served: Served) -> SiteConfig:
-    address = f"http://127.0.0.1:{served.port}"
-    return SiteConfig(name="alpha", aggregator=address, data=str(tmp_path / "data"), output=str(tmp_path / "out"))
+    address, policy = f"http://127.0.0.1:{served.port}", write_policy(tmp_path)
+    data, output = str(tmp_path / "data"), str(tmp_path / "out")
+    return SiteConfig(name="alpha", aggregator=address, data=data, output=output, policy=policy)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -15,6 +15,7 @@ import pytest
 from common.course import Course
 from common.errors import RankdadError
 from common.messages import Ask, Kind
+from common.policy import EVERYTHING
 from common.protocol import pack, unpack
 from common.replica import Replica
 from common.spec import RunSpec
@@ -43,7 +44,7 @@ def follow(spec: RunSpec, data: SiteData, folder: Path, change: Callable[[int, b
     """Take part as the only site, and return all updates."""
     aggregator = Aggregator(spec, Replica(spec), folder, time.perf_counter)
     plan, updates = aggregator.plan, list[bytes]()
-    training = train(spec, plan, data, TrainingState("alpha", Course(spec, plan, Replica(spec))))
+    training = train(spec, plan, data, TrainingState("alpha", Course(spec, plan, Replica(spec))), EVERYTHING)
     with contextlib.closing(aggregator), contextlib.suppress(StopIteration, RankdadError):
         message = next(training)
         while True:

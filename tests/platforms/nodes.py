@@ -15,7 +15,7 @@ from platforms.coinstac.outputs import NodeState, Reply
 from platforms.coinstac.service import Node
 from platforms.coinstac.site_node import SiteNode
 from tests.coinstac.app import App, Tick
-from tests.conftest import write_site
+from tests.conftest import OPEN, write_site
 
 REMOTE = "remote"
 
@@ -128,7 +128,7 @@ def sent(reply: Reply) -> Any:
 def member(folder: Path, name: str, samples: int, seed: int, **inputs: Any) -> dict[str, Any]:
     """Write a member's data and its own file where the platform shows them, and return its inputs."""
     write_site(folder, samples, seed)
-    site_file(folder, name=name, policy={"min_rows": 1})
+    site_file(folder, name=name, policy=OPEN)
     return {"files": ["data.npz", "site.json"], **inputs}
 
 

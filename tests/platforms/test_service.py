@@ -29,7 +29,7 @@ from tests.coinstac.app import App, Tick
 from tests.coinstac.client import ComputationError
 from tests.coinstac.nodes import ProcessNode
 from tests.coinstac.platform import Faults, Platform, shuffled_ids
-from tests.conftest import run_document, write_site
+from tests.conftest import OPEN, run_document, write_site
 from tests.platforms.nodes import site_file
 
 WIDE = {
@@ -75,7 +75,7 @@ def platform_of(
 
 def write_member(folder: Path, place: int) -> Sequence[str]:
     write_site(folder, 70 - 9 * place, place)
-    site_file(folder, name=f"site-{place}", policy={"min_rows": 1})
+    site_file(folder, name=f"site-{place}", policy=OPEN)
     return ["data.npz", "site.json"]
 
 

@@ -33,6 +33,7 @@ from common.messages import (
 )
 from common.metrics import pack_tally
 from common.metrics.sums import parts
+from common.policy import EVERYTHING
 from common.protocol import pack, unpack
 from common.replica import Replica
 from common.tasks import Classification
@@ -73,7 +74,8 @@ class Run:
         self.refused: list[str] = []
 
     def _training(self, site: str, data: SiteData) -> Any:
-        return train(self.spec, self.plan, data, TrainingState(site, Course(self.spec, self.plan, Replica(self.spec))))
+        state = TrainingState(site, Course(self.spec, self.plan, Replica(self.spec)))
+        return train(self.spec, self.plan, data, state, EVERYTHING)
 
     @property
     def round(self) -> int:

@@ -6,6 +6,7 @@ import json
 import stat
 from pathlib import Path
 from tempfile import mkdtemp
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from common.documents import validate
 from common.errors import UserError
+from common.policy import Policy
 from local.config import SiteConfig
 from local.drivers.http import AggregatorClient
 from rankdad import app
@@ -24,6 +26,8 @@ from remote.config import Access
 from remote.provision import Consortium, Kits
 from tests.conftest import SITES
 from tests.remote.serving import serving
+
+ROOT = Path(__file__).parents[2]
 
 
 def consortium(**changes: Any) -> Consortium:
@@ -57,7 +61,17 @@ def meet(made: Path, site: str, config: SiteConfig | None = None) -> None:
 def test_a_kit_has_all_that_a_site_needs_and_only_its_owner_reads_it(made: Path) -> None:
     kit = made / "sites" / "beta"
     assert sorted(path.name for path in kit.iterdir()) == [
-        *("README.txt", "SITE.json", "ca.pem", "certificate.key", "certificate.pem", "data", "result", "token"),
+        *(
+            "README.txt",
+            "SITE.json",
+            "ca.pem",
+            "certificate.key",
+            "certificate.pem",
+            "data",
+            "policy.json",
+            "result",
+            "token",
+        ),
     ]
     assert "rankdad site SITE.json" in (kit / "README.txt").read_text()
     for secret in ("token", "certificate.key", "../../ca/ca.key", "../../aggregator/server.key"):
@@ -76,6 +90,19 @@ def test_a_kit_has_all_that_a_site_needs_and_only_its_owner_reads_it(made: Path)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     assert key.public_key() == certificate.public_key()
     meet(made, "beta")
+
+
+def test_a_kits_policy_is_the_default_that_the_documentation_shows_and_stays_when_it_was_changed(made: Path) -> None:
+    text = (ROOT / "docs" / "operation.md").read_text(encoding="utf-8")
+    section = text.partition("## What a hospital lets out: the policy")[2].partition("\n## ")[0]
+    shown = dedent(section[section.index("    {") : section.index("    }") + 6])
+    policy = made / "sites" / "beta" / "policy.json"
+    assert policy.read_text() == shown == Policy().text()
+    assert all(f"| `{line}` | " in section for line in json.loads(shown))
+    assert SiteConfig.read(policy.parent / "SITE.json").policy == str(policy)
+    policy.write_text(shown.replace("8", "20"))
+    Kits(consortium(), made).change(None, "beta")
+    assert Policy.read(str(policy)).min_rows == 20
 
 
 def test_two_sites_cannot_take_each_others_place(made: Path) -> None:
@@ -160,7 +187,7 @@ def test_the_command_makes_kits_without_certificates_for_a_proxy_that_ends_tls(t
     done = CliRunner().invoke(app, ["provision", str(file), "--output", str(tmp_path / "kits")])
     assert done.exit_code == 0, done.output
     found = sorted(path.name for path in (tmp_path / "kits" / "sites" / "a").iterdir())
-    assert found == ["README.txt", "SITE.json", "ca.pem", "data", "result", "token"]
+    assert found == ["README.txt", "SITE.json", "ca.pem", "data", "policy.json", "result", "token"]
     server = x509.load_pem_x509_certificate((tmp_path / "kits" / "aggregator" / "server.pem").read_bytes())
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["inside.example"]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from common.errors import FewSamplesError
 from common.methods.base import pooled
+from common.policy import Policy
+from local.config import SiteConfig
 from simulations.cli import mount
-from tests.conftest import run_document, write_site
+from tests.conftest import OPEN, SHARED, run_document, write_site
 
 
 def rankdad(*words: object) -> Result:
@@ -24,7 +28,7 @@ def rankdad(*words: object) -> Result:
 def file(tmp_path: Path) -> Path:
     pool = write_site(tmp_path / "pool", 150, 0)
     run = run_document(model={"name": "mlp", "hidden": [64, 64]}, method={"name": "rank-dad", "rank": 2})
-    simulation = {"source": {"name": "npz", "path": str(pool / "data.npz")}}
+    simulation = {"source": {"name": "npz", "path": str(pool / "data.npz")}, "policy": OPEN}
     path = tmp_path / "file.json"
     path.write_text(json.dumps({"run": run, "simulation": simulation}))
     return path
@@ -50,9 +54,51 @@ def test_another_number_of_sites_says_what_it_does(file: Path, tmp_path: Path, s
     assert said in done.output
 
 
+SPECS = Path(__file__).parents[2] / "simulations" / "specs"
+DSGD = 'run.method={"name": "dsgd"}'
+LOSES = "lets out the whole gradient of a layer, of as high a rank as there are samples: a batch can be rebuilt from it"
+
+
+@pytest.mark.parametrize(
+    ("name", "sets", "said"),
+    [
+        (
+            "diabetes",
+            [],
+            'training.batch_size: .* fewer than 8 \\(min_rows\\); "min_rows": 4 in its .* lets out',
+        ),
+        ("digits", [DSGD], f'method.name: .* rows_per_rank 4; "rows_per_rank": null in its policy file {LOSES}'),
+        ("digits-256", [], ""),
+    ],
+)
+def test_specs_say_what_they_need_beyond_the_default_policy(name: str, sets: list[str], said: str) -> None:
+    words = [word for one in sets for word in ("--set", one)]
+    assert rankdad("check", SPECS / f"{name}.json", *words).exit_code == 0
+    error = rankdad("check", SPECS / f"{name}.json", *words, "--set", "simulation.policy={}").exception
+    assert re.search(said, str(error)) if said else error is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["autism", "brain_age", "sex"])
+def test_so_do_those_of_twenty_hospitals(name: str) -> None:
+    if not (SHARED / "abide_freesurfer").exists():
+        pytest.skip("no data of ABIDE")
+    words = (SPECS / f"{name}.json", "--data", SHARED / "abide_freesurfer")
+    assert rankdad("check", *words).exit_code == 0
+    assert isinstance(rankdad("check", *words, "--set", "simulation.policy={}").exception, FewSamplesError)
+
+
+def test_what_is_split_has_the_whole_policy_to_be_changed(tmp_path: Path) -> None:
+    done = rankdad("split", SPECS / "diabetes.json", "--output", tmp_path / "demo")
+    assert done.exit_code == 0, done.output
+    policy = tmp_path / "demo" / "hospital-b" / "policy.json"
+    assert policy.read_text() == Policy(min_rows=4, rows_per_rank=2).text()
+    assert SiteConfig.read(tmp_path / "demo" / "hospital-b.json").policy == str(policy)
+
+
 @pytest.mark.parametrize(("command", "said"), [("check", "32 × 11"), ("verify", "exact: equal to the pooled gradient")])
 def test_columns_that_patterns_stand_for_are_those_of_the_table(command: str, said: str) -> None:
     """A regression from a table that comes with scikit-learn."""
-    result = rankdad(command, Path(__file__).parents[2] / "simulations" / "specs" / "diabetes.json")
+    result = rankdad(command, SPECS / "diabetes.json")
     assert result.exit_code == 0, result.exception
     assert said in result.stdout

@@ -17,7 +17,7 @@ from common.errors import DataError, SpecError, UserError
 from local.prediction import UNKNOWN_SITE, predict_file
 from simulations.cli import mount
 from simulations.spec import SimulationFile, read_simulation, write_sites
-from tests.conftest import run_document, write_site
+from tests.conftest import OPEN, run_document, write_site
 
 DATA: dict[str, Any] = {
     "reader": "csv",
@@ -52,7 +52,11 @@ def document(consortium: Path, **run: Any) -> dict[str, Any]:
     task = {"name": "classification", "classes": 2}
     return {
         "run": run_document(**{"task": task, "data": DATA, "federation": federation, "training": {"epochs": 8}} | run),
-        "simulation": {"source": {"name": "folders", "path": str(consortium)}, "partition": {"name": "folder"}},
+        "simulation": {
+            "source": {"name": "folders", "path": str(consortium)},
+            "partition": {"name": "folder"},
+            "policy": OPEN,
+        },
     }
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from common.course import Course
 from common.errors import RunFailedError
 from common.plan import make_plan
+from common.policy import EVERYTHING
 from common.preparation import Preparing
 from common.protocol import unpack
 from common.replica import Replica
@@ -260,9 +261,10 @@ def test_even_batches_too_small_for_a_policy_are_refused_before_the_first_step(t
     data = site_data(spec)
     own = data["gamma"]
     later = replace(own.splits[2], train=own.splits[2].train[:3])
-    data["gamma"] = replace(own, splits=(*own.splits[:2], later, *own.splits[3:]), fewest=2)
-    with pytest.raises(RunFailedError, match=r"gamma.*training.batches: even batches make steps of 1 samples here"):
-        run(spec, data, tmp_path / "run")
+    data["gamma"] = replace(own, splits=(*own.splits[:2], later, *own.splits[3:]))
+    policies = dict.fromkeys(SITES, EVERYTHING.model_copy(update={"min_rows": 2}))
+    with pytest.raises(RunFailedError, match=r"gamma.*training.batch_size: .* steps of 1 samples here"):
+        run(spec, data, tmp_path / "run", policies=policies)
     assert len((tmp_path / "run" / "steps.csv").read_text().splitlines()) == 1
 
 
@@ -291,7 +293,8 @@ def test_a_site_that_comes_after_all_is_over_has_its_predictions_of_every_fold(t
     replica = Replica(spec)
     plan = make_plan(spec, replica.model)
     state = TrainingState("alpha", Course(spec, plan, replica))
-    late = train(spec, plan, data["alpha"], state, tested=lambda fold, outputs: tested.update({fold: outputs}))
+    note_test = lambda fold, outputs: tested.update({fold: outputs})  # noqa: E731
+    late = train(spec, plan, data["alpha"], state, EVERYTHING, tested=note_test)
     asked = next(late)
     with contextlib.suppress(StopIteration):
         while True:

@@ -20,11 +20,12 @@ from safetensors.torch import load_file
 from common import footprint as footprint_module
 from common.checkpoints import Checkpoints, take_over
 from common.course import Course
-from common.errors import ProtocolError, UserError
+from common.errors import PolicyError, ProtocolError, UserError
 from common.footprint import footprint
 from common.ledger import Retention
 from common.messages import Ask, Message
 from common.plan import make_plan
+from common.policy import EVERYTHING, Policy
 from common.protocol import pack, unpack
 from common.replica import Replica
 from common.spec import RunSpec
@@ -58,6 +59,8 @@ class Site:
     training: Generator[Message | Ask, Message | None, Result] = field(init=False)
     message: Message | Ask | None = None
     result: Result | None = None
+    policy: Policy = EVERYTHING
+    notices: list[str] = field(default_factory=list)
 
     def start(self, aggregator: Aggregator) -> None:
         replica = Replica(self.spec)
@@ -65,14 +68,15 @@ class Site:
         course = Course(self.spec, plan, replica)
         checkpoints = Checkpoints(self.folder, plan, self.name, data_sha256=self.data.sha256())
         offered = {"oldest": aggregator.oldest}
-        self.state = starting_state(self.name, offered, lambda: aggregator.snapshot(self.name), course, checkpoints)
+        options = (course, checkpoints, self.policy, self.notices.append)
+        self.state = starting_state(self.name, offered, lambda: aggregator.snapshot(self.name), *options)
         began = course.round
 
         def between_steps() -> None:
             if course.steps % EVERY == 0 and course.round > began:
                 checkpoints.save(course, self.state.residuals, {"follows": self.state.follows})
 
-        self.training = train(self.spec, plan, self.data, self.state, between_steps=between_steps)
+        self.training = train(self.spec, plan, self.data, self.state, EVERYTHING, between_steps=between_steps)
         self.message = next(self.training)
 
     def hear(self, update: Message | None) -> None:
@@ -464,6 +468,26 @@ def test_a_site_that_lost_its_disk_goes_on_without_residuals_and_the_ledger_says
     assert reset["site"] == "beta"
     assert 10 <= reset["round"] < 20
     assert export(tmp_path / "run", None, tmp_path / "replayed").replica.digest() == digest
+    (notice,) = run.sites["beta"].notices
+    assert "beta: has lost its checkpoints; goes on" in notice
+    assert notice.endswith("takes over its weights, which it cannot compare with its own")
+
+
+def test_a_site_that_takes_over_no_weights_does_not_go_on_from_the_aggregators(tmp_path: Path, site_data: Data) -> None:
+    spec = run_spec(method={"name": "rank-dad", "rank": 1}, training={"epochs": 3})
+    run = Run(spec, site_data(spec), tmp_path)
+    run.sites["beta"].policy = Policy(accept_replica=0)
+
+    def crash(message: int) -> str | None:
+        if message != 50:
+            return None
+        shutil.rmtree(tmp_path / "beta")
+        return "beta"
+
+    with pytest.raises(PolicyError, match=r'\(accept_replica 0\); "accept_replica": 0.001 in its policy file lets in'):
+        run.go(crash)
+    run.aggregator.abandon()
+    assert not (tmp_path / "beta").exists()
 
 
 def test_the_tail_alone_is_enough_to_recover_and_has_a_bound(tmp_path: Path, site_data: Data) -> None:

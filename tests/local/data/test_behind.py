@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from common.errors import FewSamplesError
+from common.models import build_model
+from common.plan import make_plan
+from common.policy import Policy
+from local.admission import admitted
 from local.data import Samples, SiteData
 from local.data.behind import fewest_behind
 from local.data.folds import Split
-from local.policy import Policy
 from tests.conftest import run_spec
 
 ALL, NONE = torch.arange(12), torch.arange(0)
@@ -64,8 +67,9 @@ def test_a_column_that_few_held_out_samples_have_is_missing_in_every_fold() -> N
 def test_a_kept_level_that_few_samples_have_is_refused() -> None:
     """Sums of products with a level's column are sums over its samples alone."""
     policy = Policy(min_rows=2)
-    policy.check_samples(KEPT, data_of(torch.ones(12, 1), (0, 1, 4, 5, 8, 9)))
-    policy.check_samples(KEPT, data_of(torch.ones(12, 1), ()))
+    plan = make_plan(KEPT, build_model(KEPT))
+    admitted(policy, KEPT, plan, data_of(torch.ones(12, 1), (0, 1, 4, 5, 8, 9)))
+    admitted(policy, KEPT, plan, data_of(torch.ones(12, 1), ()))
     for women in ((0,), (0, 1, 4, 5, 8), (0, 1, 2, 4, 5, 6, 8, 9)):
         with pytest.raises(FewSamplesError, match=r"preparation.harmonise.keep: .* keeps sex, .* level has 1 samples"):
-            policy.check_samples(KEPT, data_of(torch.ones(12, 1), women))
+            admitted(policy, KEPT, plan, data_of(torch.ones(12, 1), women))

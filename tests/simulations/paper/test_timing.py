@@ -14,13 +14,13 @@ from common.documents import validate
 from common.errors import DataError, SpecError
 from simulations.paper.timing import LINKS, WARM_UP, arrange, measure, unaccounted
 from simulations.spec import SimulationFile
-from tests.conftest import run_document, write_site
+from tests.conftest import OPEN, run_document, write_site
 
 
 def document(folder: Path, samples: int, **changes: Any) -> dict[str, Any]:
     pool = write_site(folder, samples, 0, split=np.repeat([2, 0], [10, samples - 10])) / "data.npz"
     source = {"name": "npz", "path": str(pool)}
-    return {"run": run_document(**changes), "simulation": {"source": source}}
+    return {"run": run_document(**changes), "simulation": {"source": source, "policy": OPEN}}
 
 
 @pytest.mark.slow

@@ -1,0 +1,221 @@
+"""A site's policy: limits that a hospital sets for itself and that neither the spec nor the aggregator can change.
+
+A run is checked against it before any data are read, and by the number of samples before anything is sent. Which model
+factories may run is not said here but in `allow_factories` of the site's own file.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field
+
+from common.documents import Part, load_json, validate
+from common.errors import PolicyError
+from common.plan import Plan
+from common.protocol import step_bytes
+from common.spec import MethodSpec, PositiveInt, PowerSgd, RankDad, RunSpec, TopRows
+
+MethodName = Literal["dsgd", "dad", "edad", "rank-dad", "powersgd", "top-rows"]
+UNREDUCED = {  # the methods that send single samples' rows as they are: who sees them
+    "dad": "the aggregator and, where that is smaller than the gradient, all other sites",
+    "edad": "the aggregator and all other sites",
+    "top-rows": "the aggregator and, where that is smaller than the gradient, all other sites",
+}
+FILE = "policy.json"  # what `split`, `simulate` and `provision` call it
+WHOLE = "the whole gradient of a layer, of as high a rank as there are samples: a batch can be rebuilt from it"
+MORE_ROWS = "more rows of a layer's gradient for each sample: the more, the easier samples are told apart"
+FEWER_SAMPLES = "what fewer samples add up to: the fewer, the easier one is told apart, and of one it is the sample"
+
+
+class Policy(Part):
+    """What a site lets out, and in. The defaults let out what is summed up or reduced over enough samples."""
+
+    min_rows: PositiveInt = 8
+    """Fewest samples behind anything that leaves the site in one round. A validation or test set with fewer is left
+    out of the evaluation; a run with steps of fewer is refused."""
+    rows_per_rank: PositiveInt | None = 4
+    """Fewest samples of a step for each row that is sent of a layer; null is no limit. Of few samples rank-dad then
+    sends fewer rows than the spec allows; the other methods are refused. A layer that travels dense, since that is
+    smaller, may have twice as many. 4 makes it hard to tell samples apart, not impossible."""
+    max_rank: PositiveInt | None = None
+    """Most rows that are sent of a layer's gradient, oversampling included; null is no limit. With one, methods that
+    send gradients of any rank are refused. What is smaller dense travels dense: its rank is at most twice as large."""
+    methods: tuple[MethodName, ...] = ("dsgd", "rank-dad", "powersgd")
+    """Methods that may run here."""
+    unreduced_factors: bool = False
+    """Whether dad, edad and top-rows, if `methods` has them, may send factors as they are: what each single sample puts
+    into a layer, which for the first layer is the raw data."""
+    max_upload: PositiveInt | None = None
+    """Most bytes that are sent in one step; null is no limit."""
+    accept_replica: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 1e-3
+    """How far from the site's own the weights may be that the aggregator gives it after a comparison, relative to their
+    size; null takes any. With 0 a site that has lost its checkpoints takes none of the aggregator's either."""
+
+    @classmethod
+    def read(cls, path: str | None) -> Policy:
+        """Read a site's policy; without a file the defaults hold.
+
+        Raises:
+            UserError: the file is unreadable, or a field is wrong.
+        """
+        return cls() if path is None else validate(cls, load_json(path), file=path)
+
+    def text(self) -> str:
+        """Return the policy as a file holds it: every line is there to be changed."""
+        return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
+
+    def check(self, spec: RunSpec, plan: Plan) -> None:
+        """Check a run as far as that needs no data.
+
+        Raises:
+            PolicyError: naming the field of the spec that asks for too much.
+        """
+        self._check_method(spec.method)
+        self._check_rank(spec.method)
+        self.check_step(spec, plan, spec.training.step_size)
+        size = step_bytes(plan, up=True)
+        if self.max_upload is not None and size > self.max_upload:
+            allows = f"at most {self.max_upload:,} (max_upload)"
+            raise refusal("method", f"sends up to {size:,} bytes a step", allows, {"max_upload": size}, "more bytes")
+
+    def check_step(self, spec: RunSpec, plan: Plan, samples: int) -> None:
+        """Check that a step of so many samples may send what the run sends.
+
+        Raises:
+            PolicyError: it may not.
+        """
+        if samples < self.min_rows:
+            asks, allows = f"makes steps of {samples} samples here", f"none of fewer than {self.min_rows} (min_rows)"
+            raise refusal("training.batch_size", asks, allows, {"min_rows": samples}, FEWER_SAMPLES)
+        most, rows = self.rank(samples), rows_sent(spec.method)
+        if most is None or rows is None:
+            return
+        least = 1 if isinstance(spec.method, RankDad) else rows  # which sends fewer, if it has to
+        allows = f"at most {most} (rows_per_rank {self.rows_per_rank})"
+        if least > most:
+            asks = f"needs at least {least} rows of a step of {samples} samples here"
+            raise refusal(_rank_field(spec.method), asks, allows, _fewer_per_row(samples, least), MORE_ROWS)
+        for route in plan.routes:
+            rank = min(route.matrix)
+            if route.up is None and rank > 2 * most:
+                asks = f"sends the gradient of {route.name} whole, of rank {rank}, for steps of {samples} samples here"
+                allows = f"at most {2 * most} (rows_per_rank {self.rows_per_rank})"
+                change = _fewer_per_row(samples, -(-rank // 2))
+                raise refusal(_rank_field(spec.method), asks, allows, change, WHOLE)
+
+    def rank(self, samples: int) -> int | None:
+        """Return how many rows of a layer a step of so many samples may send, whatever the spec; None is no limit."""
+        return None if self.rows_per_rank is None else samples // self.rows_per_rank
+
+    def check_replica(self, spec: RunSpec, site: str, name: str, apart: float) -> None:
+        """Check that the weights that the aggregator gives a site after a comparison are near enough to its own.
+
+        Args:
+            spec: of the run.
+            site: that compares.
+            name: of the weights that are furthest from its own.
+            apart: how far, relative to their size.
+
+        Raises:
+            PolicyError: they are not.
+        """
+        if self.accept_replica is None or apart <= self.accept_replica:
+            return
+        raise PolicyError(
+            "federation.drift",
+            f"in the run {spec.name} the aggregator gives {site} other weights, those of {name} {apart:.3g} of their "
+            f"size from the site's own, but its policy takes over none beyond {self.accept_replica:g} "
+            f'(accept_replica), and it stays as it is; "accept_replica": null in its policy file lets in any weights, '
+            "those too that single samples can be read from",
+        )
+
+    def check_snapshot(self) -> None:
+        """Check that a site without a checkpoint of its own may go on from the aggregator's.
+
+        Raises:
+            PolicyError: it may not.
+        """
+        if self.accept_replica == 0:
+            raise PolicyError(
+                "snapshot",
+                "the site has no checkpoint from which it could go on but the aggregator's, and its policy takes over "
+                'no weights (accept_replica 0); "accept_replica": 0.001 in its policy file lets in what the aggregator '
+                "says the weights are, those too that single samples can be read from",
+            )
+
+    def warnings(self, spec: RunSpec) -> tuple[str, ...]:
+        """Return what in a run may come to grief at this policy."""
+        drift, limit = spec.federation.drift, self.accept_replica
+        if limit is None or drift < limit:
+            return ()
+        return (
+            f"a comparison of weights may end the run: they are made equal where they are more than {drift:g} apart "
+            f"(federation.drift), but this site's policy takes over none beyond {limit:g} (accept_replica)",
+        )
+
+    def _check_method(self, method: MethodSpec) -> None:
+        unreduced = method.name in UNREDUCED
+        if method.name in self.methods and (self.unreduced_factors or not unreduced):
+            return
+        change: dict[str, object] = {}
+        asks, lets_out = f"asks for {method.name}", f"what {method.name} sends"
+        allows = f"{', '.join(self.methods) or 'none'} (methods)"
+        if method.name not in self.methods:
+            change["methods"] = [*self.methods, method.name]
+        change |= dict.fromkeys(self._limits(method))  # which would refuse it next
+        if unreduced:
+            change["unreduced_factors"] = True
+            asks += ", which sends unreduced factors"
+            lets_out = f"what each sample puts into a layer, of the first the raw data, to {UNREDUCED[method.name]}"
+        raise refusal("method.name", asks, allows, change, lets_out)
+
+    def _check_rank(self, method: MethodSpec) -> None:
+        rows, limits = rows_sent(method), self._limits(method)
+        if limits:
+            allows = " and ".join(f"{name} {limit}" for name, limit in limits.items())
+            asks = f"asks for {method.name}, whose rank has no limit"
+            raise refusal("method.name", asks, allows, dict.fromkeys(limits), WHOLE)
+        if rows is not None and self.max_rank is not None and rows > self.max_rank:
+            oversampled = ", with oversampling" if isinstance(method, RankDad) and method.oversampling else ""
+            asks, allows = f"asks for {rows} rows{oversampled}", f"at most {self.max_rank} (max_rank)"
+            raise refusal(_rank_field(method), asks, allows, {"max_rank": rows}, MORE_ROWS)
+
+    def _limits(self, method: MethodSpec) -> dict[str, int]:
+        """Return the limits on rank that refuse a method which has none of its own."""
+        limits = {"max_rank": self.max_rank, "rows_per_rank": self.rows_per_rank}
+        return {name: limit for name, limit in limits.items() if limit is not None and rows_sent(method) is None}
+
+
+EVERYTHING = Policy(
+    min_rows=1, rows_per_rank=None, methods=get_args(MethodName), unreduced_factors=True, accept_replica=None
+)  # for sites of one owner, whose data need no protection from one another
+
+
+def rows_sent(method: MethodSpec) -> int | None:
+    """Return how many rows of a layer a method sends at most; None if that has no limit."""
+    if isinstance(method, RankDad):
+        return method.rank + method.oversampling
+    if isinstance(method, PowerSgd):
+        return method.rank
+    return method.rows if isinstance(method, TopRows) else None
+
+
+def refusal(field: str, asks: str, allows: str, change: dict[str, object], lets_out: str) -> PolicyError:
+    """Return the error that says what a run asks, what a policy allows, which line to change and what that lets out."""
+    lines = " and ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in change.items())
+    lets = "lets" if len(change) == 1 else "let"
+    sentence = (
+        f"the run {asks}, but this site's policy allows {allows}; {lines} in its policy file {lets} out {lets_out}"
+    )
+    return PolicyError(field, sentence)
+
+
+def _fewer_per_row(samples: int, rows: int) -> dict[str, object]:
+    """Return the line that lets out so many rows of a step of so many samples."""
+    return {"rows_per_rank": samples // rows or None}
+
+
+def _rank_field(method: MethodSpec) -> str:
+    return "method.rows" if isinstance(method, TopRows) else "method.rank"

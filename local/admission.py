@@ -1,0 +1,73 @@
+"""What a site's policy makes of its data: whether the run may be trained on them, and what is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from common.course import batch_sizes
+from common.errors import FewSamplesError, PolicyError
+from common.plan import Plan
+from common.policy import FEWER_SAMPLES, Policy, refusal
+from common.preparation import Preparing
+from common.spec import RunSpec
+from local.data import SiteData
+from local.data.behind import fewest_behind, levels_of
+from local.data.folds import Split
+
+
+def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteData:
+    """Return the data without validation and test sets that are too small to be evaluated.
+
+    Args:
+        policy: of the site.
+        spec: of the run.
+        plan: of the run.
+        data: of the site.
+
+    Raises:
+        FewSamplesError: a step, or the sums of a fold's training samples, would have too few of them.
+    """
+    left = (
+        Split(one.train, *(rows if len(rows) >= policy.min_rows else rows[:0] for rows in (one.validation, one.test)))
+        for one in data.splits
+    )
+    data = replace(data, splits=tuple(left), fewest=policy.min_rows)
+    largest = spec.training.step_size
+    sizes = (size for split in data.splits if len(split.train) for size in batch_sizes(len(split.train), largest))
+    check_steps(policy, spec, plan, sizes)
+    if Preparing(spec).stages:
+        fewest = fewest_behind(data.splits, torch.ones(len(data.samples), 1), spec.tested_folds).min()
+        _check_sums(policy, "evaluation", "holds out {} samples in a fold", fewest)
+    if data.covariates is not None:
+        for column, members in levels_of(spec, data.covariates):
+            asks = f"keeps {column}, of which a level has {{}} samples in a fold here, or in what it holds out"
+            fewest = fewest_behind(data.splits, members, spec.tested_folds).min()
+            _check_sums(policy, "preparation.harmonise.keep", asks, fewest)
+    return data
+
+
+def check_steps(policy: Policy, spec: RunSpec, plan: Plan, sizes: Iterable[int]) -> None:
+    """Check that steps of these sizes may send what the run sends; those of no samples send nothing.
+
+    Raises:
+        FewSamplesError: the smallest may not.
+    """
+    smallest = min((size for size in sizes if size), default=None)
+    if smallest is None:
+        return
+    try:
+        policy.check_step(spec, plan, smallest)
+    except PolicyError as error:
+        raise FewSamplesError(error.field, error.problem) from None
+
+
+def _check_sums(policy: Policy, field: str, asks: str, fewest: Tensor) -> None:
+    """Check that sums are of enough samples."""
+    if fewest < policy.min_rows:
+        found, allows = int(fewest), f"none of fewer than {policy.min_rows} (min_rows)"
+        error = refusal(field, asks.format(found), allows, {"min_rows": max(found, 1)}, FEWER_SAMPLES)
+        raise FewSamplesError(error.field, error.problem)

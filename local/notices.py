@@ -1,0 +1,36 @@
+"""What a person at a site should know of a run when it is over, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from common.errors import UserError, visible
+
+FILE = "notices.txt"  # in the folder of a run's results
+MAX_LINE = 2000  # characters of what is said, in which others may be quoted
+
+
+class Notices:
+    """Sentences that are said, and written into a file.
+
+    Args:
+        folder: of the run's results; the file is made with the first sentence.
+        say: told each, as a warning.
+    """
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        self._path, self._say = folder / FILE, say
+
+    def add(self, sentence: str) -> None:
+        """Say a sentence; a site that comes back from a crash may say it twice.
+
+        Raises:
+            UserError: the disk is full or broken.
+        """
+        self._say(f"warning: {sentence}")
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(visible(sentence, MAX_LINE) + "\n")
+        except OSError as error:
+            raise UserError(f"{self._path}: cannot be written: {error.strerror}") from None
