@@ -19,10 +19,10 @@ from common.metrics import summarise, tally
 from common.preparation import Preparing
 from common.spec import RunSpec
 from common.tasks import MultiLabel, Regression, shown
-from common.threads import use_threads
 from local.data import SiteData, read_samples
 from local.data.reading import Array
 from local.evaluation import outputs_of
+from local.threads import use_threads
 
 UNKNOWN_SITE = (
     "its run prepares samples by what their own site has found, which is not known here: these are taken as they are; "

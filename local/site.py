@@ -26,13 +26,13 @@ from common.policy import Policy
 from common.protocol import pack_failure, step_bytes
 from common.replica import Replica
 from common.spec import RunSpec
-from common.threads import use_threads
 from local.admission import admitted
 from local.config import PATHS, SiteConfig
 from local.data import SiteData, read_site
 from local.drivers.http import AggregatorClient, RefusedError, drive
 from local.leaving import Leaving, LeavingError
 from local.notices import MAX_LINE, Notices
+from local.threads import use_threads
 from local.timings import Timings
 from local.training import Result, TrainingState, train
 

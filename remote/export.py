@@ -10,6 +10,8 @@ import logging
 from collections.abc import Collection
 from pathlib import Path
 
+import torch
+
 from common.artifacts import save_model
 from common.checkpoints import Checkpoints
 from common.course import Course
@@ -23,7 +25,6 @@ from common.protocol import unpack
 from common.records import DamageError
 from common.replica import Replica
 from common.spec import RunSpec
-from common.threads import use_threads
 from remote.aggregator import CHECKPOINTS, LEDGER
 
 _log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ def export(
         UserError: there is no ledger, it is that of other versions, or it does not reach so far.
     """
     spec = validate(RunSpec, load_json(directory / "run.json"), file=directory / "run.json")
-    use_threads(spec.training.threads)
+    torch.set_num_threads(spec.training.threads)
     replica = Replica(spec, allowed_factories, weights=weights)
     plan = make_plan(spec, replica.model)
     course = Course(spec, plan, replica)

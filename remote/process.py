@@ -9,6 +9,7 @@ from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.text import Text
 
@@ -16,7 +17,6 @@ from common.errors import RankdadError, RunFailedError, visible
 from common.memory import check_memory
 from common.replica import Replica
 from common.spec import RunSpec
-from common.threads import use_threads
 from remote.aggregator import LEDGER, Aggregator, Keeping
 from remote.audit import AUDIT, Audit
 from remote.config import Access
@@ -60,7 +60,7 @@ def run_aggregator(
         RunFailedError: a site could not go on.
         InterruptedRunError: a signal came.
     """
-    use_threads(spec.training.threads)
+    torch.set_num_threads(spec.training.threads)
     check_memory(spec)
     resumes = keeping is not None and (output / LEDGER).exists()
     replica = Replica(spec, allowed_factories, weights=weights)

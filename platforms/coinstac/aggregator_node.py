@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from common import __version__
 from common.documents import load_json, validate
 from common.documents import problems as spec_problems
@@ -20,7 +22,6 @@ from common.memory import check_memory
 from common.plan import make_plan
 from common.replica import Replica
 from common.spec import RunSpec
-from common.threads import use_threads
 from platforms.coinstac.displays import for_people, for_sites
 from platforms.coinstac.inputs import SPEC, Filled, read, with_sites
 from platforms.coinstac.limits import check_size
@@ -169,7 +170,7 @@ class AggregatorNode:
             self._start(validate(RunSpec, load_json(path), file=path), load_json(folder / MEMBERS)["sites"], folder)
 
     def _start(self, spec: RunSpec, members: Mapping[str, str], folder: Path) -> Aggregator:
-        use_threads(spec.training.threads)
+        torch.set_num_threads(spec.training.threads)
         check_memory(spec)
         replica = Replica(spec, self._allow_factories)
         check_size(spec, make_plan(spec, replica.model), replica.model)

@@ -25,10 +25,10 @@ from common.protocol import pack, unpack
 from common.records import NOBODY, Entry, Record
 from common.replica import Replica
 from common.spec import RunSpec
-from common.threads import use_threads
 from local.admission import admitted
 from local.data import SiteData, read_site
 from local.notices import Notices
+from local.threads import use_threads
 from local.timings import Timings
 from local.training import Result, TrainingState, train
 from platforms.coinstac.mounts import Member, refused

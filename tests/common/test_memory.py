@@ -13,7 +13,7 @@ from common import memory
 from common.errors import SpecError
 from common.memory import available, check_memory
 from common.routes import PROBE_SAMPLES
-from common.threads import use_threads
+from local.threads import use_threads
 from tests.conftest import run_spec
 
 WEIGHTS = 6 * 16 + 16 + 16 * 16 + 16 + 16 * 3 + 3  # of 6-16-16-3, with biases
