@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankdad import main
 from tests.conftest import OPEN, SITES, run_document, write_policy, write_site
 
 ROOT = Path(__file__).parent.parent.parent
@@ -35,20 +34,6 @@ def simulation(tmp_path: Path, samples: int = 150, **changes: Any) -> Path:
     path = tmp_path / "file.json"
     path.write_text(json.dumps(document))
     return path
-
-
-@pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run a command that ends in a user's mistake, in this process, and return what it says."""
-
-    def command(*words: object) -> str:
-        monkeypatch.setattr(sys, "argv", ["rankdad", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 2
-        return capsys.readouterr().err
-
-    return command
 
 
 def rankdad(*words: object, timeout: float = 200) -> subprocess.CompletedProcess[str]:
@@ -398,6 +383,8 @@ def test_a_site_checks_its_file_and_the_run_before_its_data(tmp_path: Path, refu
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 def test_help_answers_in_under_half_a_second() -> None:
     def seconds() -> float:
         began = time.monotonic()

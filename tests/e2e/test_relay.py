@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -111,16 +112,14 @@ def test_a_relay_that_dies_ends_the_simulation_with_its_name(tmp_path: Path) -> 
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["reason"].startswith("the relay: killed")
 
 
-def test_a_wrong_relay_file_is_named(tmp_path: Path) -> None:
-    file, relay = simulation(tmp_path), relay_file(tmp_path, faults=[{"kind": "reset"}])
-    done = rankdad("simulate", file, "--output", tmp_path / "run", "--relay", relay)
-    assert done.returncode == 2
-    assert f"{relay}: faults[0]" in done.stderr
-    assert "befalls no message" in done.stderr
+def test_a_wrong_relay_file_is_named(tmp_path: Path, refused: Callable[..., str]) -> None:
+    command = ("simulate", simulation(tmp_path), "--output", tmp_path / "run", "--relay")
+    relay = relay_file(tmp_path, faults=[{"kind": "reset"}])
+    said = refused(*command, relay)
+    assert f"{relay}: faults[0]" in said
+    assert "befalls no message" in said
     assert not (tmp_path / "run").exists()
-    done = rankdad("simulate", file, "--output", tmp_path / "run", "--relay", relay, "--lockstep")
-    assert done.returncode == 2
-    assert "--lockstep has no links" in done.stderr
+    assert "--lockstep has no links" in refused(*command, relay, "--lockstep")
 
 
 def test_a_relay_started_by_hand_says_what_it_did(tmp_path: Path) -> None:
