@@ -7,7 +7,7 @@ replica follows, so a site that comes late catches up, and so `rankdad export` r
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
 import safetensors.torch
@@ -183,6 +183,23 @@ class Course:
             return 0.0
         taking_part = [i for i in range(len(self._sizes)) if i == site or i not in self.missing]
         return samples / sum(self._sizes[i][self.step] for i in taking_part if self.step < len(self._sizes[i]))
+
+    def check_weight(self, update: Message, missing: Collection[int]) -> None:
+        """Check that a step's update is weighted by the samples of the sites that it does not leave out.
+
+        Sites divide by it: with another weight, error feedback would send all that a reduction keeps back.
+
+        Args:
+            update: of a step.
+            missing: places of the sites that an exchange of this step has left out.
+
+        Raises:
+            ProtocolError: it is weighted otherwise.
+        """
+        assert isinstance(update.body, Step)
+        due = sum(self.batch_size(site) for site in range(len(self._sizes)) if site not in missing)
+        if update.body.weight != due:
+            raise ProtocolError(502, f"m: the weight of the step: got {update.body.weight:g}, expected {due}")
 
     def own_share(self, site: int, samples: float, update: Message) -> float:
         """Return the part that a site's samples have in a step's update: 0 if it was left out."""

@@ -21,7 +21,7 @@ Name = Annotated[str, Field(max_length=63), AfterValidator(visible)]
 SketchBytes = Annotated[bytes, Field(min_length=SKETCH_BYTES, max_length=SKETCH_BYTES), AfterValidator(checked)]
 
 
-Warning = Literal["one-class", "fewer-samples-than-folds", "missing-classes"]
+Warning = Literal["one-class", "fewer-samples-than-folds", "missing-classes", "sets-too-small-to-evaluate"]
 
 
 class Kind(IntEnum):

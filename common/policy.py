@@ -27,6 +27,7 @@ FILE = "policy.json"  # what `split`, `simulate` and `provision` call it
 WHOLE = "the whole gradient of a layer, of as high a rank as there are samples: a batch can be rebuilt from it"
 MORE_ROWS = "more rows of a layer's gradient for each sample: the more, the easier samples are told apart"
 FEWER_SAMPLES = "what fewer samples add up to: the fewer, the easier one is told apart, and of one it is the sample"
+LARGER_STEPS = ", which larger batches, full ones or fewer folds would respect"
 
 
 class Policy(Part):
@@ -87,7 +88,8 @@ class Policy(Part):
             PolicyError: it may not.
         """
         if samples < self.min_rows:
-            asks, allows = f"makes steps of {samples} samples here", f"none of fewer than {self.min_rows} (min_rows)"
+            asks = f"makes steps of {_count(samples, 'sample')} here"
+            allows = f"none of fewer than {self.min_rows} (min_rows){LARGER_STEPS}"
             raise refusal("training.batch_size", asks, allows, {"min_rows": samples}, FEWER_SAMPLES)
         most, rows = self.rank(samples), rows_sent(spec.method)
         if most is None or rows is None:
@@ -95,7 +97,7 @@ class Policy(Part):
         least = 1 if isinstance(spec.method, RankDad) else rows  # which sends fewer, if it has to
         allows = f"at most {most} (rows_per_rank {self.rows_per_rank})"
         if least > most:
-            asks = f"needs at least {least} rows of a step of {samples} samples here"
+            asks = f"needs at least {_count(least, 'row')} of a step of {_count(samples, 'sample')} here"
             raise refusal(_rank_field(spec.method), asks, allows, _fewer_per_row(samples, least), MORE_ROWS)
         for route in plan.routes:
             rank = min(route.matrix)
@@ -166,9 +168,10 @@ class Policy(Part):
             change["methods"] = [*self.methods, method.name]
         change |= dict.fromkeys(self._limits(method))  # which would refuse it next
         if unreduced:
-            change["unreduced_factors"] = True
-            asks += ", which sends unreduced factors"
-            lets_out = f"what each sample puts into a layer, of the first the raw data, to {UNREDUCED[method.name]}"
+            asks, lets_out = f"{asks}, which sends unreduced factors", _lost(method)
+            if not self.unreduced_factors:
+                change["unreduced_factors"] = True
+                allows = "none (unreduced_factors)" if method.name in self.methods else allows
         raise refusal("method.name", asks, allows, change, lets_out)
 
     def _check_rank(self, method: MethodSpec) -> None:
@@ -176,7 +179,7 @@ class Policy(Part):
         if limits:
             allows = " and ".join(f"{name} {limit}" for name, limit in limits.items())
             asks = f"asks for {method.name}, whose rank has no limit"
-            raise refusal("method.name", asks, allows, dict.fromkeys(limits), WHOLE)
+            raise refusal("method.name", asks, allows, dict.fromkeys(limits), _lost(method))
         if rows is not None and self.max_rank is not None and rows > self.max_rank:
             oversampled = ", with oversampling" if isinstance(method, RankDad) and method.oversampling else ""
             asks, allows = f"asks for {rows} rows{oversampled}", f"at most {self.max_rank} (max_rank)"
@@ -191,6 +194,13 @@ class Policy(Part):
 EVERYTHING = Policy(
     min_rows=1, rows_per_rank=None, methods=get_args(MethodName), unreduced_factors=True, accept_replica=None
 )  # for sites of one owner, whose data need no protection from one another
+
+
+def _lost(method: MethodSpec) -> str:
+    """Return what a method lets out whose rank has no limit, or which reduces nothing."""
+    if method.name not in UNREDUCED:
+        return WHOLE
+    return f"what each sample puts into a layer, of the first the raw data, to {UNREDUCED[method.name]}"
 
 
 def rows_sent(method: MethodSpec) -> int | None:
@@ -210,6 +220,10 @@ def refusal(field: str, asks: str, allows: str, change: dict[str, object], lets_
         f"the run {asks}, but this site's policy allows {allows}; {lines} in its policy file {lets} out {lets_out}"
     )
     return PolicyError(field, sentence)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _fewer_per_row(samples: int, rows: int) -> dict[str, object]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from common.course import batch_sizes
 from common.errors import FewSamplesError, PolicyError
+from common.messages import Warning
 from common.plan import Plan
 from common.policy import FEWER_SAMPLES, Policy, refusal
 from common.preparation import Preparing
@@ -17,6 +18,8 @@ from common.spec import RunSpec
 from local.data import SiteData
 from local.data.behind import fewest_behind, levels_of
 from local.data.folds import Split
+
+TOO_SMALL: Warning = "sets-too-small-to-evaluate"
 
 
 def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteData:
@@ -31,11 +34,7 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
     Raises:
         FewSamplesError: a step, or the sums of a fold's training samples, would have too few of them.
     """
-    left = (
-        Split(one.train, *(rows if len(rows) >= policy.min_rows else rows[:0] for rows in (one.validation, one.test)))
-        for one in data.splits
-    )
-    data = replace(data, splits=tuple(left), fewest=policy.min_rows)
+    data = _evaluated(policy, data)
     largest = spec.training.step_size
     sizes = (size for split in data.splits if len(split.train) for size in batch_sizes(len(split.train), largest))
     check_steps(policy, spec, plan, sizes)
@@ -48,6 +47,26 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
             fewest = fewest_behind(data.splits, members, spec.tested_folds).min()
             _check_sums(policy, "preparation.harmonise.keep", asks, fewest)
     return data
+
+
+def _evaluated(policy: Policy, data: SiteData) -> SiteData:
+    """Leave out the validation and test sets that are too small, and say so."""
+    splits = data.splits
+    for name in ("validation", "test"):
+        sizes = [len(getattr(split, name)) for split in splits]
+        small = [size for size in sizes if 0 < size < policy.min_rows]
+        if not small:
+            continue
+        note = (
+            f"{name}: {sum(small)} samples are left out, in {len(small)} of {len(sizes)} folds: the set has "
+            f"{min(small)} there, and the policy evaluates none of fewer than {policy.min_rows} (min_rows)"
+        )
+        data = replace(data, warnings=(*data.warnings, TOO_SMALL), notes=(*data.notes, note))
+    left = (
+        Split(one.train, *(rows if len(rows) >= policy.min_rows else rows[:0] for rows in (one.validation, one.test)))
+        for one in splits
+    )
+    return replace(data, splits=tuple(left), fewest=policy.min_rows, warnings=tuple(dict.fromkeys(data.warnings)))
 
 
 def check_steps(policy: Policy, spec: RunSpec, plan: Plan, sizes: Iterable[int]) -> None:

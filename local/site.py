@@ -212,15 +212,9 @@ def run_id(offered: Mapping[str, object]) -> str:
 def _data(config: SiteConfig, spec: RunSpec, plan: Plan, policy: Policy) -> SiteData:
     """Read the site's samples, check them, and leave out what its policy does not evaluate."""
     index = spec.federation.sites.index(config.name)
-    read = read_site(spec, Path(config.data), index, config.allow_factories)
-    for note in read.notes:
+    data = admitted(policy, spec, plan, read_site(spec, Path(config.data), index, config.allow_factories))
+    for note in data.notes:
         say(f"warning: {note}")
-    data = admitted(policy, spec, plan, read)
-    for split in ("validation", "test"):
-        pairs = zip(read.splits, data.splits, strict=True)
-        left_out = sum(len(getattr(before, split)) - len(getattr(after, split)) for before, after in pairs)
-        if left_out:
-            say(f"warning: {split}: left out, {left_out} samples where the policy's min_rows is {policy.min_rows}")
     return data
 
 

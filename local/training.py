@@ -286,12 +286,14 @@ class _Trainer:
         share, weight = self.course.share(self.index, len(batch)), float(len(batch))
         state = State(self.state.residuals, self.course.bases)
         exchange = self.course.method.step(gradients, share, state, seed, self.policy.rank(len(batch)))
-        payload, phase = next(exchange), 0
+        payload, phase, missing = next(exchange), 0, set[int]()
         while True:
             self.lap("reduce")
             update = known or (yield self._contribution(Kind.STEP, Step(weight, loss, size, payload), phase))
             body = self._check(update, Kind.STEP, Step)
             assert update is not None
+            missing |= update.missing
+            self.course.check_weight(update, missing)
             applied = self.course.own_share(self.index, weight, update)
             weight = weight if applied else 0.0  # once left out of a step, it is in none of its exchanges
             try:

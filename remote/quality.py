@@ -20,6 +20,7 @@ WARNINGS = {
     "one-class": "has samples of one class alone: no AUC, and a balanced accuracy of that class only",
     "fewer-samples-than-folds": "has fewer samples than there are folds: some folds test none there",
     "missing-classes": "has no samples of some class",
+    "sets-too-small-to-evaluate": "has validation or test sets that its policy finds too small: they are in no figure",
 }
 
 

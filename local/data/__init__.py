@@ -105,11 +105,17 @@ class SiteData:
 
     @cached_property
     def _too_few(self) -> Tensor | None:
-        """Which columns of a table with gaps too few samples have, in a fold or in what it holds out."""
+        """Which columns of a table with gaps too few samples have, in a fold or in what it holds out.
+
+        Covariates are summed up over the samples that have a column: so those that lack it must be enough, too.
+        """
         inputs = self.samples.inputs
         if inputs.ndim != 2 or not inputs.is_floating_point() or not inputs.isnan().any():
             return None
-        return fewest_behind(self.splits, inputs.isnan().logical_not(), len(self.splits)) < self.fewest
+        lacking, few = inputs.isnan(), torch.zeros(inputs.shape[1], dtype=torch.bool)
+        for members in (~lacking, *([lacking] if self.covariates is not None else [])):
+            few |= fewest_behind(self.splits, members, len(self.splits)) < self.fewest
+        return few
 
 
 def read_site(spec: RunSpec, folder: Path, site_index: int, allowed: Collection[str] = ()) -> SiteData:

@@ -71,7 +71,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"rows_per_rank": 9},
         RANK_DAD,
-        r'method.rank: .* at least 1 rows of .* 8 .* at most 0 \(rows_per_rank 9\); "rows_per_rank": 8 in its .* lets',
+        r'method.rank: .* at least 1 row of .* 8 .* at most 0 \(rows_per_rank 9\); "rows_per_rank": 8 in its .* lets',
     ),
     (
         {},
@@ -87,7 +87,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"min_rows": 9},
         RANK_DAD,
-        r'training.batch_size: .* steps of 8 samples here, .* fewer than 9 \(min_rows\); "min_rows": 8 in its .* lets',
+        r'training.batch_size: .* steps of 8 samples here, .* fewer than 9 \(min_rows\), .*; "min_rows": 8 in its .* lets',
     ),
     (
         {"max_upload": 100},
@@ -256,6 +256,6 @@ def test_a_check_says_what_the_policy_makes_of_the_run(
         check_site(site(tmp_path, server, spec, {"max_rank": 1}))
     check_site(site(tmp_path, server, spec, {"min_rows": 7, "max_rank": 2}))
     said = capsys.readouterr().out
-    assert "warning: validation: left out, 5 samples where the policy's min_rows is 7" in said
+    assert "warning: validation: 5 samples are left out, in 1 of 1 folds: the set has 5 there" in said
     assert "and its policy allows it: 22 samples to train on" in said
     assert not server.bodies

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import msgpack
 import pytest
 
 from common.course import Course
-from common.errors import RankdadError
+from common.errors import ProtocolError, RankdadError
 from common.messages import Ask, Kind
 from common.policy import EVERYTHING
 from common.protocol import pack, unpack
@@ -40,12 +41,18 @@ SPECS: dict[str, dict[str, Any]] = {
 }
 
 
-def follow(spec: RunSpec, data: SiteData, folder: Path, change: Callable[[int, bytes], bytes]) -> list[bytes]:
+def follow(
+    spec: RunSpec,
+    data: SiteData,
+    folder: Path,
+    change: Callable[[int, bytes], bytes],
+    quiet: tuple[type[Exception], ...] = (RankdadError,),
+) -> list[bytes]:
     """Take part as the only site, and return all updates."""
     aggregator = Aggregator(spec, Replica(spec), folder, time.perf_counter)
     plan, updates = aggregator.plan, list[bytes]()
     training = train(spec, plan, data, TrainingState("alpha", Course(spec, plan, Replica(spec))), EVERYTHING)
-    with contextlib.closing(aggregator), contextlib.suppress(StopIteration, RankdadError):
+    with contextlib.closing(aggregator), contextlib.suppress(StopIteration, *quiet):
         message = next(training)
         while True:
             while isinstance(message, Ask):
@@ -75,3 +82,20 @@ def test_an_update_that_lies_ends_in_a_sentence_or_is_followed(tmp_path: Path, c
             began = time.monotonic()
             follow(spec, data, tmp_path / f"{attacked}-{seed}", change)
             assert time.monotonic() - began < 60
+
+
+def test_a_step_is_weighted_by_the_samples_of_who_takes_part(tmp_path: Path) -> None:
+    """A tiny weight made error feedback send the rest of a batch, row after row."""
+    spec = run_spec(method={"name": "rank-dad", "rank": 2}, federation={"sites": ["alpha"]})
+    data = read_site(spec, write_site(tmp_path / "data", 24, 0), 0)
+
+    def change(place: int, update: bytes) -> bytes:
+        document = msgpack.unpackb(update)
+        if document["k"] == Kind.STEP:
+            weight, loss, size = struct.unpack("<3d", document["m"])
+            document["m"] = struct.pack("<3d", weight * 1e-7, loss, size)
+        packed: bytes = msgpack.packb(document)
+        return packed
+
+    with pytest.raises(ProtocolError, match="m: the weight of the step: got 8e-07, expected 8"):
+        follow(spec, data, tmp_path / "run", change, quiet=())

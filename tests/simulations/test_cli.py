@@ -65,7 +65,7 @@ LOSES = "lets out the whole gradient of a layer, of as high a rank as there are 
         (
             "diabetes",
             [],
-            'training.batch_size: .* fewer than 8 \\(min_rows\\); "min_rows": 4 in its .* lets out',
+            'training.batch_size: .* fewer than 8 \\(min_rows\\), .*; "min_rows": 4 in its .* lets out',
         ),
         ("digits", [DSGD], f'method.name: .* rows_per_rank 4; "rows_per_rank": null in its policy file {LOSES}'),
         ("digits-256", [], ""),

@@ -54,6 +54,15 @@ def data_of(inputs: torch.Tensor, women: tuple[int, ...]) -> SiteData:
     return SiteData(Samples(inputs, torch.arange(12.0).double()), SPLITS, covariates, fewest=2)
 
 
+def test_covariates_are_not_summed_over_all_but_a_few() -> None:
+    """The sums of a column that one sample lacks, and of one that none lacks, differ by that sample's covariates."""
+    inputs = torch.arange(24.0).reshape(12, 2)
+    inputs[1, 0] = math.nan
+    summed = data_of(inputs, (0, 1, 4, 5, 8, 9)).summed(3).inputs
+    assert summed[:, 0].isnan().all()
+    assert not summed[:, 1].isnan().any()
+
+
 def test_a_column_that_few_held_out_samples_have_is_missing_in_every_fold() -> None:
     """A fold without sample 0 and the last one with it would differ by its value."""
     inputs = torch.arange(24.0).reshape(12, 2)
