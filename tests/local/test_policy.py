@@ -87,7 +87,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"min_rows": 9},
         RANK_DAD,
-        r'training.batch_size: .* steps of 8 samples here, .* fewer than 9 \(min_rows\), .*; "min_rows": 8 in its .* lets',
+        r'training.batch_size: .* 8 samples here, .* fewer than 9 \(min_rows\), .*; "min_rows": 8 in its .* lets',
     ),
     (
         {"max_upload": 100},
