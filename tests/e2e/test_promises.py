@@ -35,6 +35,7 @@ def test_digits_four_sites_three_seeds() -> None:
     assert again["weights_sha256"] == rows[1]["weights_sha256"]
 
 
+@pytest.mark.exhaustive
 def test_one_row_a_layer_trains_as_well_as_powersgd_and_int8_as_well_as_float32() -> None:
     """Final training loss, mean over three seeds; whole bodies, biases trained and counted."""
     methods = [

@@ -210,12 +210,13 @@ def test_whoever_dies_the_weights_are_the_same(tmp_path: Path, site_data: Data, 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("method", METHODS, ids=["rank-dad", "powersgd", "int8"])
 def test_whoever_dies_whenever_the_weights_are_the_same(
-    tmp_path: Path, site_data: Data, method: dict[str, Any]
+    tmp_path: Path, site_data: Data, method: dict[str, Any], every: int
 ) -> None:
-    crash_everywhere(tmp_path, site_data, method, every=3 if "wire" in method else 1)
+    crash_everywhere(tmp_path, site_data, method, every)
 
 
 def test_everybody_dies_again_and_again(tmp_path: Path, site_data: Data) -> None:
