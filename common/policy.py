@@ -25,6 +25,7 @@ UNREDUCED = {  # the methods that send single samples' rows as they are: who see
 }
 FILE = "policy.json"  # what `split`, `simulate` and `provision` call it
 WHOLE = "the whole gradient of a layer, of as high a rank as there are samples: a batch can be rebuilt from it"
+CHOSEN = "a layer's gradient in directions that the aggregator chooses: single rows of it, if it likes"
 MORE_ROWS = "more rows of a layer's gradient for each sample: the more, the easier samples are told apart"
 FEWER_SAMPLES = "what fewer samples add up to: the fewer, the easier one is told apart, and of one it is the sample"
 LARGER_STEPS = ", which larger batches, full ones or fewer folds would respect"
@@ -43,8 +44,8 @@ class Policy(Part):
     max_rank: PositiveInt | None = None
     """Most rows that are sent of a layer's gradient, oversampling included; null is no limit. With one, methods that
     send gradients of any rank are refused. What is smaller dense travels dense: its rank is at most twice as large."""
-    methods: tuple[MethodName, ...] = ("dsgd", "rank-dad", "powersgd")
-    """Methods that may run here."""
+    methods: tuple[MethodName, ...] = ("dsgd", "rank-dad")
+    """Methods that may run here. With powersgd the aggregator chooses directions in which gradients are measured."""
     unreduced_factors: bool = False
     """Whether dad, edad and top-rows, if `methods` has them, may send factors as they are: what each single sample puts
     into a layer, which for the first layer is the raw data."""
@@ -52,7 +53,8 @@ class Policy(Part):
     """Most bytes that are sent in one step; null is no limit."""
     accept_replica: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 1e-3
     """How far from the site's own the weights may be that the aggregator gives it after a comparison, relative to their
-    size; null takes any. With 0 a site that has lost its checkpoints takes none of the aggregator's either."""
+    size; null takes any. With a number a site that has a checkpoint goes on from no other; with 0 one that has lost its
+    checkpoints does not either."""
 
     @classmethod
     def read(cls, path: str | None) -> Policy:
@@ -133,18 +135,28 @@ class Policy(Part):
             "those too that single samples can be read from",
         )
 
-    def check_snapshot(self) -> None:
-        """Check that a site without a checkpoint of its own may go on from the aggregator's.
+    def check_snapshot(self, own: bool) -> None:
+        """Check that a site may go on from the aggregator's checkpoint.
+
+        Args:
+            own: whether the site has one itself, which the aggregator says is too old.
 
         Raises:
             PolicyError: it may not.
         """
+        lets_in = "lets in what the aggregator says the weights are, those too that single samples can be read from"
+        if own and self.accept_replica is not None:
+            raise PolicyError(
+                "snapshot",
+                "the aggregator says that its ledger no longer reaches back to this site's checkpoint, and gives it "
+                "other weights, but its policy takes over none that are further from its own than "
+                f'{self.accept_replica:g} (accept_replica); "accept_replica": null in its policy file {lets_in}',
+            )
         if self.accept_replica == 0:
             raise PolicyError(
                 "snapshot",
                 "the site has no checkpoint from which it could go on but the aggregator's, and its policy takes over "
-                'no weights (accept_replica 0); "accept_replica": 0.001 in its policy file lets in what the aggregator '
-                "says the weights are, those too that single samples can be read from",
+                f'no weights (accept_replica 0); "accept_replica": 0.001 in its policy file {lets_in}',
             )
 
     def warnings(self, spec: RunSpec) -> tuple[str, ...]:
@@ -162,7 +174,8 @@ class Policy(Part):
         if method.name in self.methods and (self.unreduced_factors or not unreduced):
             return
         change: dict[str, object] = {}
-        asks, lets_out = f"asks for {method.name}", f"what {method.name} sends"
+        asks = f"asks for {method.name}"
+        lets_out = CHOSEN if isinstance(method, PowerSgd) else f"what {method.name} sends"
         allows = f"{', '.join(self.methods) or 'none'} (methods)"
         if method.name not in self.methods:
             change["methods"] = [*self.methods, method.name]

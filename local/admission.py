@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -12,7 +13,7 @@ from common.course import batch_sizes
 from common.errors import FewSamplesError, PolicyError
 from common.messages import Warning
 from common.plan import Plan
-from common.policy import FEWER_SAMPLES, Policy, refusal
+from common.policy import FEWER_SAMPLES, Policy, refusal, rows_sent
 from common.preparation import Preparing
 from common.spec import RunSpec
 from local.data import SiteData
@@ -20,6 +21,7 @@ from local.data.behind import fewest_behind, levels_of
 from local.data.folds import Split
 
 TOO_SMALL: Warning = "sets-too-small-to-evaluate"
+BINARY_ROWS = 32  # samples of a step from which columns of 0 and 1 are hard to read off its sums
 
 
 def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteData:
@@ -36,8 +38,9 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
     """
     data = _evaluated(policy, data)
     largest = spec.training.step_size
-    sizes = (size for split in data.splits if len(split.train) for size in batch_sizes(len(split.train), largest))
+    sizes = [size for split in data.splits if len(split.train) for size in batch_sizes(len(split.train), largest)]
     check_steps(policy, spec, plan, sizes)
+    data = replace(data, notes=(*data.notes, *_small_steps(policy, spec, data, min(sizes, default=0))))
     if Preparing(spec).stages:
         fewest = fewest_behind(data.splits, torch.ones(len(data.samples), 1), spec.tested_folds).min()
         _check_sums(policy, "evaluation", "holds out {} samples in a fold", fewest)
@@ -67,6 +70,31 @@ def _evaluated(policy: Policy, data: SiteData) -> SiteData:
         for one in splits
     )
     return replace(data, splits=tuple(left), fewest=policy.min_rows, warnings=tuple(dict.fromkeys(data.warnings)))
+
+
+def _small_steps(policy: Policy, spec: RunSpec, data: SiteData, smallest: int) -> Iterator[str]:
+    """Say what comes of steps of few samples that the policy allows."""
+    asked, most = rows_sent(spec.method), policy.rank(smallest)
+    if smallest and asked is not None and most is not None and most < asked:
+        yield (
+            f"method: steps of {smallest} samples send {most} rows of a layer here, not {asked} "
+            f"(rows_per_rank {policy.rows_per_rank})"
+        )
+    binary = _binary_columns(data.samples.inputs)
+    if 0 < smallest < BINARY_ROWS and binary:
+        yield (
+            f"training.batch_size: {binary} columns have two values, and a step has {smallest} samples: whoever sees "
+            "the step can compute these columns of single samples; "
+            f'"min_rows": {BINARY_ROWS} in the policy file refuses such steps'
+        )
+
+
+def _binary_columns(inputs: Tensor) -> int:
+    """Return how many columns of a table have just two values, as one-hot levels and codes have; gaps aside."""
+    if inputs.ndim != 2 or not inputs.is_floating_point():
+        return 0
+    low, high = inputs.nan_to_num(math.inf).amin(0), inputs.nan_to_num(-math.inf).amax(0)
+    return int((((inputs == low) | (inputs == high) | inputs.isnan()).all(0) & (low < high)).sum())
 
 
 def check_steps(policy: Policy, spec: RunSpec, plan: Plan, sizes: Iterable[int]) -> None:

@@ -161,7 +161,7 @@ def starting_state(
     snapshot = ask_for_snapshot()
     if snapshot is None:
         return TrainingState(site, course)
-    policy.check_snapshot()
+    policy.check_snapshot(own=found is not None)
     take_over(course, snapshot)
     why = "has lost its checkpoints" if found is None else "was away for longer than the ledger reaches back"
     notice(

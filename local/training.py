@@ -263,7 +263,7 @@ class _Trainer:
     def _epoch(self, prepared: Prepared) -> Exchange[None]:
         course, generator, train = self.course, torch.Generator(), prepared.train
         epoch = course.fold * self.spec.training.epochs + course.epoch
-        generator.manual_seed(derive(self.plan.seed, "order", self.index, epoch))
+        generator.manual_seed(derive(self.plan.seed, "order", prepared.order_key, epoch))
         order = torch.randperm(len(train), generator=generator)
         batches = order.split(course.batch_sizes(self.index))
         while course.step < self.replica.steps_per_epoch:

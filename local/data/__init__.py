@@ -90,6 +90,14 @@ class SiteData:
             tensors |= {f"{fold}/{name}": rows for name, rows in vars(split).items()}
         return weights_sha256(tensors)
 
+    def order_key(self, fold: int) -> str:
+        """Return what the order of a fold's batches is drawn from: a digest of its training rows, known here alone.
+
+        Whoever knew the order could solve the sums of many batches for single samples.
+        """
+        rows = self.splits[fold].train
+        return weights_sha256({"inputs": self.samples.inputs[rows], "labels": self.samples.labels[rows]})
+
     def rows(self, fold: int) -> Rows:
         """Return a fold's training rows, for preparation."""
         rows = self.splits[fold].train

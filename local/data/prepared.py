@@ -30,6 +30,7 @@ class Prepared:
         own: what this site's alone say.
         first: what they say in the first fold.
         numbers: whether labels are numbers.
+        order_key: what the order of batches is drawn from.
     """
 
     train: Samples
@@ -39,6 +40,7 @@ class Prepared:
     own: OwnFit
     first: Fit
     numbers: bool
+    order_key: str
 
     def in_units(self, outputs: Tensor) -> Tensor:
         """Return a network's outputs, or labels as it learns them, in the label's own unit where that is a number."""
@@ -75,4 +77,5 @@ def prepare(spec: RunSpec, data: SiteData, course: Course, replica: Replica) -> 
         whole.take(rows).to(str(like.device)) for rows in (split.train, split.validation, split.test)
     )
     numbers = isinstance(spec.task, Regression)
-    return Prepared(train, validation, test, fit, own, preparing.fit(course.totals_of(0)), numbers)
+    first, order_key = preparing.fit(course.totals_of(0)), data.order_key(course.fold)
+    return Prepared(train, validation, test, fit, own, first, numbers, order_key)

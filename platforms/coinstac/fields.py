@@ -144,8 +144,8 @@ POLICY = (
         "Largest rank that leaves",
         "number",
         32,
-        "Your own limit: most rows that are sent for a layer. dsgd, which sends full gradients, needs a policy of your "
-        "own in a JSON file.",
+        "Your own limit: most rows that are sent for a layer. dsgd, which sends full gradients, and powersgd need "
+        "a policy of your own in a JSON file.",
         whole(1),
         "member",
         more={"min": 1, "step": 1},

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from common.arrays import pack_counts
-from common.course import Course, packed_weights
+from common.course import Course, batch_sizes, packed_weights
 from common.errors import PolicyError, ProtocolError, RankdadError
 from common.factors import Factor
 from common.messages import Ask, Body, Comparison, Evaluation, Hello, Kind, Message, Roster, Step
@@ -29,6 +29,7 @@ from common.policy import EVERYTHING, Policy
 from common.protocol import pack, unpack
 from common.replica import Replica
 from common.routes import Payload
+from common.seeds import derive
 from common.spec import RunSpec
 from local.admission import admitted
 from local.data import SiteData, read_site
@@ -133,6 +134,36 @@ def test_steps_of_one_sample_give_all_of_them_away_and_are_refused(tmp_path: Pat
     assert not attack.left
     allowed = Attack(EVERYTHING).go(spec, data, tmp_path / "allowed")
     assert recovered(allowed.rows, data) > 0.9 * len(data.splits[0].train)
+
+
+def test_the_order_of_batches_is_not_known_and_their_sums_cannot_be_solved(tmp_path: Path) -> None:
+    """Of a training that hardly moves every step is a sum of the same gradients, as many sums as there are samples."""
+    epochs = 12
+    spec = run_spec(
+        model={"name": "linear"},
+        data={"shape": [WIDTH]},
+        method={"name": "rank-dad", "rank": 3},
+        training={"epochs": epochs, "batch_size": 8, "validation": 0.0, "optimizer": {"name": "sgd", "lr": 1e-9}},
+        federation={"sites": ["alpha"], "compare_every": 0},
+    )
+    data = data_of(spec, tmp_path / "data")
+    left = [payload[0] for payload in Attack(Policy()).go(spec, data, tmp_path / "run").left]
+    rows = data.splits[0].train
+    sums = torch.stack([value.gradient() if isinstance(value, Factor) else value for value in left])[:, :, :WIDTH]
+    seed, found = make_plan(spec, Replica(spec).model).seed, []
+    for known in (0, data.order_key(0)):  # the site's index, as every member knows it; what only the site has
+        batches = []
+        for epoch in range(epochs):
+            generator = torch.Generator().manual_seed(derive(seed, "order", known, epoch))
+            order = torch.randperm(len(rows), generator=generator)
+            batches += [
+                torch.zeros(len(rows)).index_fill(0, batch, 1 / len(batch))
+                for batch in order.split(batch_sizes(len(rows), 8))
+            ]
+        single = torch.linalg.lstsq(torch.stack(batches).double(), sums.double().flatten(1), driver="gelsd").solution
+        found.append(recovered(list(single.reshape(-1, 3, WIDTH).float()), data))
+    assert found[0] == 0
+    assert found[1] > 0.9 * len(rows), "an attack that works"
 
 
 def traps(spec: RunSpec, data: SiteData) -> bytes:

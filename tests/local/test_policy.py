@@ -33,6 +33,7 @@ from tests.local.test_http import Server
 FEW = "it has fewer samples here than its policy asks for"
 RANK_DAD = {"name": "rank-dad", "rank": 2}
 EVERY = list(get_args(MethodName))
+POWERSGD = {"methods": ["powersgd"]}
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {},
@@ -61,7 +62,8 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         r'method.rank: .* at most 2 \(max_rank\); "max_rank": 3 in its',
     ),
     ({"max_rank": 2}, RANK_DAD | {"oversampling": 1}, "method.rank: .* asks for 3 rows, with oversampling"),
-    ({"max_rank": 2}, {"name": "powersgd", "rank": 3}, "method.rank: .* asks for 3 rows"),
+    ({}, {"name": "powersgd", "rank": 2}, r'method.name: .* "methods": \[.*"powersgd"\] .* directions that the aggr'),
+    (POWERSGD | {"max_rank": 2}, {"name": "powersgd", "rank": 3}, "method.rank: .* asks for 3 rows"),
     (OPEN | {"max_rank": 2}, {"name": "top-rows"}, "method.rows: .* 3 rows"),
     (
         {"max_rank": 2},
@@ -74,7 +76,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         r'method.rank: .* at least 1 row of .* 8 .* at most 0 \(rows_per_rank 9\); "rows_per_rank": 8 in its .* lets',
     ),
     (
-        {},
+        POWERSGD,
         {"name": "powersgd", "rank": 3},
         'method.rank: .* at least 3 rows of .* 8 .* at most 2 .*; "rows_per_rank": 2 in its',
     ),
@@ -98,8 +100,8 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ALLOWED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, RANK_DAD),
     ({}, {"name": "rank-dad", "rank": 4}),  # of 8 samples it sends two rows
-    ({}, {"name": "powersgd", "rank": 2}),
-    ({"rows_per_rank": None}, {"name": "powersgd", "rank": 16}),
+    (POWERSGD, {"name": "powersgd", "rank": 2}),
+    (POWERSGD | {"rows_per_rank": None}, {"name": "powersgd", "rank": 16}),
     ({"rows_per_rank": None}, {"name": "dsgd"}),
     *((OPEN, {"name": name}) for name in UNREDUCED),
     ({"max_rank": 3}, RANK_DAD | {"oversampling": 1}),
@@ -173,6 +175,24 @@ def test_a_split_that_is_too_small_is_not_evaluated() -> None:
     (split,) = data.splits
     assert [len(rows) for rows in (split.train, split.validation, split.test)] == [30, 5, 0]
     assert data.fewest == 5
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ([0.0, 1.0, float("nan"), 1.0], "training.batch_size: 2 columns have two values, and a step has 8 samples"),
+        ([2.0, 2.0, 2.0, 2.0], ""),
+        ([0.0, 1.0, 2.0, float("nan")], ""),
+    ],
+)
+def test_a_site_is_told_what_small_steps_tell(columns: list[float], said: str) -> None:
+    spec = run_spec(method=RANK_DAD | {"rank": 4}, data={"shape": [2]})
+    inputs = torch.tensor(columns).repeat(10)[:, None].expand(40, 2)
+    rows = torch.arange(40)
+    data = SiteData(Samples(inputs, rows % 3), (Split(rows[:16], rows[16:28], rows[28:]),))
+    rank, *binary = admitted(Policy(), spec, make_plan(spec, build_model(spec)), data).notes
+    assert rank == "method: steps of 8 samples send 2 rows of a layer here, not 4 (rows_per_rank 4)"
+    assert [note.startswith(said) for note in binary] == [True] * bool(said)
 
 
 @pytest.mark.parametrize("reducer", ["auto", "block", "exact", "spi"])

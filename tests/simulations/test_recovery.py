@@ -474,21 +474,38 @@ def test_a_site_that_lost_its_disk_goes_on_without_residuals_and_the_ledger_says
     assert notice.endswith("takes over its weights, which it cannot compare with its own")
 
 
-def test_a_site_that_takes_over_no_weights_does_not_go_on_from_the_aggregators(tmp_path: Path, site_data: Data) -> None:
+@pytest.mark.parametrize(
+    ("accepts", "lost", "sentence"),
+    [
+        (0, True, r'\(accept_replica 0\); "accept_replica": 0.001 in its policy file lets in'),
+        (1e-3, False, r'no longer reaches back .* than 0.001 \(accept_replica\); "accept_replica": null in its'),
+    ],
+    ids=["none left", "its own are said to be too old"],
+)
+def test_a_site_goes_on_from_the_aggregators_weights_only_as_its_policy_says(
+    tmp_path: Path,
+    site_data: Data,
+    monkeypatch: pytest.MonkeyPatch,
+    accepts: float,
+    lost: bool,
+    sentence: str,
+) -> None:
     spec = run_spec(method={"name": "rank-dad", "rank": 1}, training={"epochs": 3})
     run = Run(spec, site_data(spec), tmp_path)
-    run.sites["beta"].policy = Policy(accept_replica=0)
+    run.sites["beta"].policy = Policy(accept_replica=accepts)
 
     def crash(message: int) -> str | None:
         if message != 50:
             return None
-        shutil.rmtree(tmp_path / "beta")
+        if lost:
+            shutil.rmtree(tmp_path / "beta")
+        monkeypatch.setattr(Aggregator, "oldest", 10**9)
         return "beta"
 
-    with pytest.raises(PolicyError, match=r'\(accept_replica 0\); "accept_replica": 0.001 in its policy file lets in'):
+    with pytest.raises(PolicyError, match=sentence):
         run.go(crash)
     run.aggregator.abandon()
-    assert not (tmp_path / "beta").exists()
+    assert (tmp_path / "beta").exists() is not lost
 
 
 def test_the_tail_alone_is_enough_to_recover_and_has_a_bound(tmp_path: Path, site_data: Data) -> None:
