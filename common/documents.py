@@ -200,7 +200,7 @@ def _problem(error: dict[str, Any]) -> str:
         return "is missing"
     if kind == "extra_forbidden":
         name = str(error["loc"][-1])
-        near = difflib.get_close_matches(name, sorted(_known_names(Part) - {name}), n=1)
+        near = difflib.get_close_matches(name, sorted(_known_names(Part) - {name}), n=1, cutoff=0.7)
         return "is not known here: " + (f"did you mean {near[0]}?" if near else "remove it or correct its name")
     if kind == "union_tag_invalid":
         return f"got the name {visible(context['tag'], 60)!r}, expected one of {context['expected_tags']}"

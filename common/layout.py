@@ -40,12 +40,10 @@ class Layout:
     Args:
         slots: in order.
         aligned: whether all slots have equally many rows.
-        budget: largest size of the payload in bytes, if not that of all slots full.
     """
 
     slots: tuple[Slot, ...]
     aligned: bool = False
-    budget: int | None = None
 
     @cached_property
     def variable(self) -> int:
@@ -56,7 +54,7 @@ class Layout:
         """Return the largest size of the payload in bytes."""
         if wire not in self._full:  # asked for with every message
             self._full[wire] = sum(slot.size(wire) for slot in self.slots)
-        return self._full[wire] if self.budget is None else min(self._full[wire], self.budget)
+        return self._full[wire]
 
     @cached_property
     def _full(self) -> dict[str, int]:
@@ -91,9 +89,7 @@ def exchanges(method: MethodSpec, routes: Sequence[Route], sites: int) -> tuple[
         up += (replace(up[-1], widths=(routes[-1].matrix[0],)),)
         down = tuple(replace(slot, rows=slot.rows * sites) for slot in up)
         return (Exchange(Layout(up, aligned=True), Layout(down, aligned=True)),)
-    budget = getattr(method, "budget", None)
-    directions = ([_slot(r, r.up) for r in routes], [_slot(r, r.down) for r in routes])
-    up_, down_ = (Layout(tuple(slots), budget=budget) for slots in directions)
+    up_, down_ = Layout(tuple(_slot(r, r.up) for r in routes)), Layout(tuple(_slot(r, r.down) for r in routes))
     return (Exchange(up_, down_),)
 
 

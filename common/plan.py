@@ -16,14 +16,13 @@ import torch
 from torch import nn
 
 from common import __version__
-from common.errors import SpecError
 from common.layout import Exchange, Layout, exchanges
 from common.methods.edad import chain
 from common.metrics import tally_bytes
 from common.preparation import Preparing
 from common.replica import saved_buffers, weights_sha256
 from common.routes import Route, choose_routes
-from common.spec import Edad, RankDad, RunSpec
+from common.spec import Edad, RunSpec
 from common.tasks import TaskSpec
 
 
@@ -153,7 +152,7 @@ def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
         chain(model)
     routes, warnings = choose_routes(spec, model)
     preparing = Preparing(spec)
-    plan = Plan(
+    return Plan(
         version=__version__,
         torch=torch.__version__.split("+")[0],
         spec_sha256=spec.sha256(),
@@ -175,9 +174,6 @@ def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
         replica_bytes=_replica_bytes(model),
         warnings=warnings,
     )
-    if isinstance(spec.method, RankDad) and spec.method.budget is not None:
-        _check_budget(spec.method.budget, plan)
-    return plan
 
 
 def _replica_bytes(model: nn.Module) -> int:
@@ -185,14 +181,3 @@ def _replica_bytes(model: nn.Module) -> int:
     moments: int = sum(2 * p.numel() * p.element_size() + 8 for p in model.parameters() if p.requires_grad)
     values: int = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     return 4096 + 1024 * len(tensors) + values + moments
-
-
-def _check_budget(budget: int, plan: Plan) -> None:
-    for up in (True, False):
-        slots = plan.layout(0, up=up).slots
-        least = sum(slot.size(plan.wire) for slot in slots if slot.fixed)
-        least += min((slot.size(plan.wire, 1) for slot in slots if not slot.fixed), default=0)
-        if budget < least:
-            raise SpecError(
-                "method.budget", f"got {budget}, expected at least {least}: what travels dense, and one row"
-            )

@@ -42,7 +42,7 @@ class Policy(Part):
     sends fewer rows than the spec allows; the other methods are refused. A layer that travels dense, since that is
     smaller, may have twice as many. 4 makes it hard to tell samples apart, not impossible."""
     max_rank: PositiveInt | None = None
-    """Most rows that are sent of a layer's gradient, oversampling included; null is no limit. With one, methods that
+    """Most rows that are sent of a layer's gradient; null is no limit. With one, methods that
     send gradients of any rank are refused. What is smaller dense travels dense: its rank is at most twice as large."""
     methods: tuple[MethodName, ...] = ("dsgd", "rank-dad")
     """Methods that may run here. With powersgd the aggregator chooses directions in which gradients are measured."""
@@ -194,8 +194,7 @@ class Policy(Part):
             asks = f"asks for {method.name}, whose rank has no limit"
             raise refusal("method.name", asks, allows, dict.fromkeys(limits), _lost(method))
         if rows is not None and self.max_rank is not None and rows > self.max_rank:
-            oversampled = ", with oversampling" if isinstance(method, RankDad) and method.oversampling else ""
-            asks, allows = f"asks for {rows} rows{oversampled}", f"at most {self.max_rank} (max_rank)"
+            asks, allows = f"asks for {rows} rows", f"at most {self.max_rank} (max_rank)"
             raise refusal(_rank_field(method), asks, allows, {"max_rank": rows}, MORE_ROWS)
 
     def _limits(self, method: MethodSpec) -> dict[str, int]:
@@ -218,9 +217,7 @@ def _lost(method: MethodSpec) -> str:
 
 def rows_sent(method: MethodSpec) -> int | None:
     """Return how many rows of a layer a method sends at most; None if that has no limit."""
-    if isinstance(method, RankDad):
-        return method.rank + method.oversampling
-    if isinstance(method, PowerSgd):
+    if isinstance(method, RankDad | PowerSgd):
         return method.rank
     return method.rows if isinstance(method, TopRows) else None
 

@@ -250,8 +250,6 @@ def _unpack_step(document: dict[str, Any], plan: Plan, layout: Layout, device: s
             raise ProtocolError(422, f"m: got {name} {value}, expected at most {most:g}, a weight at least 0")
     filled = _filled(layout, _binary(document, "n", 4 * layout.variable))
     size = sum(slot.size(plan.wire, rows) for slot, rows in filled)
-    if size > layout.payload_bytes(plan.wire):
-        raise ProtocolError(422, f"n: {size} bytes, expected at most {layout.payload_bytes(plan.wire)}")
     shapes = [(rows, width) for slot, rows in filled for width in slot.widths]
     numbers = _binary(document, "b", size)
     try:

@@ -151,7 +151,7 @@ def _route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, r
     if isinstance(method, RankDad):
         # A reduction loses part of the bias; only feedback at both ends brings it back: without it, it goes dense.
         kept = bias if method.feedback == "both" else None
-        route = Route(name, shape, kept, False, method.rank + method.oversampling, method.rank)
+        route = Route(name, shape, kept, False, method.rank, method.rank)
         # With more rows than that the product is the smaller operator, and autograd forms it anyway.
         out, columns = route.matrix
         route = replace(route, captured=rows is not None and rows * (out + columns) <= out * columns)

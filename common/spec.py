@@ -190,10 +190,6 @@ class RankDad(Part):
     """Where the residual of a reduction is kept for the next step."""
     residual: Literal["factors", "dense"] = "factors"
     """How: as rows where a factor is captured, which is fast, or as a matrix, which forgets nothing."""
-    oversampling: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Rows that a site sends beyond the rank: 4 keep the error of two reductions near that of one."""
-    budget: PositiveInt | None = None
-    """Most bytes of a step's payload in each direction, shared out over the layers; null sends every layer's rank."""
     tolerance: Fraction = 0.0
     """A component whose singular value is below this part of the largest is not sent."""
     iterations: Annotated[int, Field(ge=1, le=10_000)] = 40

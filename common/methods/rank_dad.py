@@ -15,7 +15,6 @@ from common.errors import NonFiniteError
 from common.factors import Factor
 from common.methods.base import State, Weighted, pooled, received
 from common.reduction.block import block
-from common.reduction.budget import share_out
 from common.reduction.exact import exact
 from common.reduction.feedback import Residuals, leading_rows, minus_matrix, minus_rows, plus_matrix, plus_rows
 from common.reduction.spi import spi
@@ -81,7 +80,7 @@ class RankDadMethod:
         up: bool,
         most: int | None = None,
     ) -> tuple[Payload, Residuals]:
-        """Return what is sent, within rank, budget and the site's own limit, and what is kept."""
+        """Return what is sent, within rank, tolerance and the site's own limit, and what is kept."""
         residuals = state.residuals if feedback else {}
         meant: list[Factor | Tensor] = []
         found: list[Factor | Tensor] = []
@@ -94,7 +93,10 @@ class RankDadMethod:
             behind = 0 if self._spec.reducer == "spi" else rows[-1]
             limit = _limit(route, up, most)
             found.append(self._components(route, matrix, limit, behind, state, derive(seed, route.name)))
-        sent = self._within_budget(found, up=up, most=most)
+        sent = tuple(
+            value.leading(self._rows_to_send(value, _limit(route, up, most))) if isinstance(value, Factor) else value
+            for route, value in zip(self._routes, found, strict=True)
+        )
         if not feedback:
             return sent, {}
         return sent, {
@@ -139,24 +141,6 @@ class RankDadMethod:
         iterations = COLD_ITERATIONS if basis is None or not len(basis) else warm
         options = {"seed": seed, "iterations": iterations, "oversampling": OVERSAMPLING}
         return block(matrix, rank, basis=basis, tolerance=tolerance, **options)
-
-    def _within_budget(self, found: Sequence[Factor | Tensor], *, up: bool, most: int | None) -> Payload:
-        """Cut every factor to the rows that may travel: within rank, tolerance and budget."""
-        sent = [
-            value.leading(self._rows_to_send(value, _limit(route, up, most))) if isinstance(value, Factor) else value
-            for route, value in zip(self._routes, found, strict=True)
-        ]
-        if self._spec.budget is None:
-            return tuple(sent)
-        wire = self._spec.wire
-        costs = [route.size(1, wire) for route in self._routes]
-        pairs = zip(self._routes, sent, strict=True)
-        dense = sum(route.size(None, wire) for route, value in pairs if not isinstance(value, Factor))
-        counts = share_out(sent, costs, self._spec.budget - dense)
-        return tuple(
-            value.leading(count) if isinstance(value, Factor) else value
-            for value, count in zip(sent, counts, strict=True)
-        )
 
     def _rows_to_send(self, found: Factor, limit: int | None) -> int:
         assert limit is not None

@@ -69,7 +69,7 @@ def sizes_of(name: str, method: Mapping[str, Any], size: int) -> tuple[Size, Siz
     Args:
         name: of the method in the result.
         method: as in a run's specification. Formulas know its rank and wire, and whether its feedback carries the bias;
-            what sends fewer or more rows than that (oversampling, budget, tolerance) does not fit them.
+            what sends fewer rows than that (tolerance) does not fit them.
         size: inputs and outputs of the layer.
     """
     spec = validate(RunSpec, _document(method, size))

@@ -12,10 +12,8 @@ from torch import Tensor, nn
 
 from common.errors import NonFiniteError, SpecError
 from common.factors import Factor
-from common.messages import Kind, Message, Step
 from common.methods import State, method_for, rank_dad
 from common.plan import make_plan
-from common.protocol import body_bytes, pack
 from common.reduction.spi import spi
 from common.replica import Replica
 from common.routes import Payload, scatter
@@ -210,28 +208,6 @@ def test_edad_propagates_through_weights_as_they_are(kind: str) -> None:
         update, _, _ = exchange(method, gradients, [State(), State(), State()], State())
         assert_equal(scatter(plan.routes, update), pooled_gradients(replica, batches), 1e-12)
         replica.apply(scatter(plan.routes, update))
-
-
-@settings(max_examples=30, deadline=None)
-@given(budget=st.integers(1572, 9000), seed=st.integers(0, 99))
-def test_a_budget_is_kept_and_spent_where_it_takes_away_most(budget: int, seed: int) -> None:
-    spec = {"name": "rank-dad", "rank": 4, "feedback": "none"}
-    plan, replica, bound = prepare(spec | {"budget": budget, "wire": "float32"}, "float32")
-    _, _, free = prepare(spec, "float32")
-    gradients = site_gradients(plan, replica, batch_of(8, seed, "float32"))
-    sent, full = next(bound.step(gradients, 1.0, State(), 0)), next(free.step(gradients, 1.0, State(), 0))
-    size = body_bytes(plan, 0, up=True)
-    body = pack(Message(Kind.STEP, 0, Step(1.0, 0.0, 0.0, sent)), plan, up=True)
-    assert len(body) <= size
-    taken, left = [], []
-    for few, many, route in zip(sent, full, plan.routes, strict=True):
-        if isinstance(few, Factor) and isinstance(many, Factor):
-            worth = many.delta.double().square().sum(dim=1) / sum(route.matrix)
-            cost = 4 * sum(route.matrix)
-            taken += [(float(w), cost) for w in worth[: few.rows]]
-            left += [(float(w), cost) for w in worth[few.rows :]]
-    spare = size - len(body)
-    assert all(cost > spare for _, cost in left), "what was left out has no room"
 
 
 def test_the_papers_preset_is_spi_without_feedback() -> None:

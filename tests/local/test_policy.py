@@ -61,7 +61,6 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         RANK_DAD | {"rank": 3},
         r'method.rank: .* at most 2 \(max_rank\); "max_rank": 3 in its',
     ),
-    ({"max_rank": 2}, RANK_DAD | {"oversampling": 1}, "method.rank: .* asks for 3 rows, with oversampling"),
     ({}, {"name": "powersgd", "rank": 2}, r'method.name: .* "methods": \[.*"powersgd"\] .* directions that the aggr'),
     (POWERSGD | {"max_rank": 2}, {"name": "powersgd", "rank": 3}, "method.rank: .* asks for 3 rows"),
     (OPEN | {"max_rank": 2}, {"name": "top-rows"}, "method.rows: .* 3 rows"),
@@ -104,7 +103,7 @@ ALLOWED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (POWERSGD | {"rows_per_rank": None}, {"name": "powersgd", "rank": 16}),
     ({"rows_per_rank": None}, {"name": "dsgd"}),
     *((OPEN, {"name": name}) for name in UNREDUCED),
-    ({"max_rank": 3}, RANK_DAD | {"oversampling": 1}),
+    ({"max_rank": 2}, RANK_DAD),
     ({"rows_per_rank": 8}, RANK_DAD | {"rank": 1}),
 ]
 

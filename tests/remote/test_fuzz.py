@@ -35,7 +35,7 @@ TABLE = {"reader": "csv", "file": "d.csv", "features": ["a", "b"], "label": "y",
 FEDERATED = {"standardise": "federated"}
 RUNS: dict[str, dict[str, Any]] = {
     "compared": {
-        "method": {"name": "rank-dad", "rank": 2, "wire": "int8", "budget": 150},
+        "method": {"name": "rank-dad", "rank": 2, "wire": "int8"},
         "federation": {"sites": list(SITES), "compare_every": 2},
     },
     "buffers": {"method": {"name": "dsgd", "wire": "float16"}, "model": MODEL},

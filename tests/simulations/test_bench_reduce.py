@@ -117,9 +117,9 @@ def test_every_reducer_is_within_a_hundredth_of_optimal(captured: list[tuple[Fac
 
 @pytest.mark.parametrize("rank", [1, 4, 10])
 @pytest.mark.parametrize("reducer", ["auto", pytest.param("spi", marks=pytest.mark.slow), "exact"])
-def test_both_reductions_together_are_within_a_fiftieth_of_optimal(reducer: str, rank: int) -> None:
-    """Sites send four rows more than the rank; no residual makes up for what is lost."""
-    method = {"name": "rank-dad", "rank": rank, "reducer": reducer, "oversampling": 4, "feedback": "none"}
+def test_both_reductions_together_are_within_a_seventh_of_optimal(reducer: str, rank: int) -> None:
+    """Without feedback, so that no residual makes up for what is lost."""
+    method = {"name": "rank-dad", "rank": rank, "reducer": reducer, "feedback": "none"}
     for seed in (1, 2):
         for step, (gradients, applied) in enumerate(train(method, seed, 31)):
             for at, found in enumerate(applied):
@@ -127,7 +127,7 @@ def test_both_reductions_together_are_within_a_fiftieth_of_optimal(reducer: str,
                     pooled = sum(dense(own[at]) for own in gradients) / len(SITES)
                     assert isinstance(pooled, Tensor)
                     size = float(torch.linalg.vector_norm(pooled))
-                    most = 1.02 * optimal_error(pooled, rank) + ROUNDING * size
+                    most = 8 / 7 * optimal_error(pooled, rank) + ROUNDING * size
                     assert error(found, pooled) <= most, (seed, step, at)
 
 

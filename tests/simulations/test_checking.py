@@ -97,7 +97,7 @@ def test_a_method_that_does_not_fit_is_left_out_and_says_why(site_data: Data) ->
         {"name": "edad"},
         {"name": "top-rows"},
         {"name": "rank-dad", "rank": 2},
-        {"name": "rank-dad", "rank": 2, "oversampling": 2, "wire": "int8"},
+        {"name": "rank-dad", "rank": 2, "wire": "int8"},
         {"name": "powersgd", "rank": 2},
     ],
     ids=lambda method: method["name"],
