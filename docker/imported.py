@@ -16,7 +16,7 @@ def files() -> list[Path]:
     """Import all, and return the files that this took."""
     for package in map(importlib.import_module, PACKAGES):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if not module.name.startswith(MEASURING) and not module.name.endswith("__main__"):
+            if not module.name.startswith(MEASURING):
                 importlib.import_module(module.name)
     for name in LATE:
         importlib.import_module(name)

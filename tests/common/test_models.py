@@ -53,9 +53,6 @@ def test_so_is_a_package_that_a_factory_imports(users: Path, monkeypatch: pytest
     [
         ("common", ("-m", "rankdad"), ""),  # `python -m` looks in the working directory first
         ("simulations", ("-m", "rankdad"), ""),
-        ("common", ("-m", "remote"), ""),
-        ("common", ("-m", "local"), ""),
-        ("common", ("-m", "simulations"), ""),
         ("local", ("-P", "-c", "import rankdad"), "."),  # as the console script, with PYTHONPATH
     ],
 )
