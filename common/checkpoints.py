@@ -26,7 +26,7 @@ from torch import Tensor
 from common.course import Course, Standing, under
 from common.errors import ProtocolError, UserError, one_line
 from common.factors import Factor
-from common.journal import sync_path
+from common.files import sync_path
 from common.plan import Plan
 from common.reduction.feedback import Residuals
 

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import ModelError, NonFiniteError
-from common.losses import losses
 from common.metrics import empty, pack_tally, tally
 from common.tasks import TaskSpec
 from local.baseline import guess
 from local.data import Samples
 from local.data.prepared import Prepared, Split
+from local.losses import losses
 
 BATCH = 1024  # samples per forward pass without gradients
 MOST_OUTPUT = 1e30  # beyond which sums of squares over all sites would be no numbers any more

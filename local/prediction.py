@@ -14,7 +14,6 @@ from torch import Tensor
 from common.artifacts import Which, load_model
 from common.columns import Labelled
 from common.errors import DataError, UserError
-from common.losses import losses
 from common.metrics import summarise, tally
 from common.preparation import Preparing
 from common.spec import RunSpec
@@ -22,6 +21,7 @@ from common.tasks import MultiLabel, Regression, shown
 from local.data import SiteData, read_samples
 from local.data.reading import Array
 from local.evaluation import outputs_of
+from local.losses import losses
 from local.threads import use_threads
 
 UNKNOWN_SITE = (

@@ -26,7 +26,6 @@ from common.errors import (
     UserError,
 )
 from common.factors import norm
-from common.losses import mean_loss
 from common.messages import (
     Ask,
     Body,
@@ -60,6 +59,7 @@ from local.admission import check_steps
 from local.data import Samples, SiteData
 from local.data.prepared import Prepared, Split, prepare
 from local.evaluation import outputs_of, packed_baseline, packed_tally
+from local.losses import mean_loss
 
 B = TypeVar("B", bound=Body)
 R = TypeVar("R")

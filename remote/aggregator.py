@@ -16,20 +16,20 @@ from common.artifacts import save_model
 from common.checkpoints import EVERY, Checkpoints
 from common.course import Course
 from common.errors import ProtocolError, RankdadError, RunFailedError, UserError, visible
-from common.ledger import Durability, Ledger, Retention
 from common.messages import Body, Failure, Farewell, Hello, Kind, Message, Roster, Step
 from common.methods import State
 from common.plan import make_plan
 from common.preparation import Preparing
 from common.protocol import pack, unpack
-from common.records import NOBODY, DamageError, Entry, Record
 from common.reduction.feedback import Residuals
 from common.replica import Replica
 from common.spec import RunSpec
 from common.wire import is_lossless
 from remote.aggregation import aggregate
 from remote.checks import Checks
+from remote.ledger import Durability, Ledger, Retention
 from remote.recorder import Recorder, new_directory
+from remote.records import NOBODY, DamageError, Entry, Record
 from remote.rounds import Answer, Barrier, Effect, Phase, Ready
 from remote.turns import check_turn
 

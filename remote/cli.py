@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from common.errors import UserError
-from common.ledger import Durability, Retention
+from remote.ledger import Durability, Retention
 
 
 def mount(app: typer.Typer) -> None:

@@ -17,15 +17,15 @@ from common.checkpoints import Checkpoints
 from common.course import Course
 from common.documents import load_json, validate
 from common.errors import UserError
-from common.ledger import oldest_update, read_updates
 from common.messages import Kind
 from common.plan import make_plan
 from common.preparation import Preparing
 from common.protocol import unpack
-from common.records import DamageError
 from common.replica import Replica
 from common.spec import RunSpec
 from remote.aggregator import CHECKPOINTS, LEDGER
+from remote.ledger import oldest_update, read_updates
+from remote.records import DamageError
 
 _log = logging.getLogger(__name__)
 

@@ -20,8 +20,6 @@ from common.course import parts
 from common.documents import validate
 from common.errors import SpecError
 from common.factors import Factor
-from common.footprint import WINDOW, footprint
-from common.losses import mean_loss
 from common.messages import Kind, Message, Step
 from common.methods import Method, State, Weighted, method_for
 from common.methods.rank_dad import is_small
@@ -35,7 +33,9 @@ from common.spec import PowerSgd, RankDad, RunSpec
 from common.tasks import TaskSpec
 from local.admission import admitted, check_steps
 from local.data import Samples, SiteData
+from local.losses import mean_loss
 from remote.view import size
+from simulations.footprint import WINDOW, footprint
 
 EXACT = frozenset({"dsgd", "dad", "edad"})
 TOLERANCE = {"float32": 2e-5, "float64": 1e-10}  # of an exact method, relative to the gradient; products of many rows

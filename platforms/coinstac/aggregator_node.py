@@ -17,7 +17,6 @@ from common import __version__
 from common.documents import load_json, validate
 from common.documents import problems as spec_problems
 from common.errors import ProtocolError, RankdadError, SpecError, UserError, visible
-from common.ledger import Retention
 from common.memory import check_memory
 from common.plan import make_plan
 from common.replica import Replica
@@ -42,6 +41,7 @@ from platforms.coinstac.outputs import (
 from platforms.coinstac.table_profile import complete
 from remote.aggregator import LEDGER, Aggregator, Keeping
 from remote.carrying import carry_out
+from remote.ledger import Retention
 from remote.recorder import write_json
 
 MEMBERS = "members.json"  # in the node's output folder: which client is which site, and warnings before the first round

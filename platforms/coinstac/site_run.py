@@ -18,11 +18,9 @@ from common.checkpoints import EVERY, Checkpoints
 from common.course import Course
 from common.documents import validate
 from common.errors import DataError, PolicyError, RankdadError, UserError
-from common.ledger import Ledger, Retention
 from common.messages import Ask, Message
 from common.plan import Plan, make_plan
 from common.protocol import pack, unpack
-from common.records import NOBODY, Entry, Record
 from common.replica import Replica
 from common.spec import RunSpec
 from local.admission import admitted
@@ -45,6 +43,8 @@ from platforms.coinstac.outputs import (
     encoded,
     output,
 )
+from remote.ledger import Ledger, Retention
+from remote.records import NOBODY, Entry, Record
 
 INPUTS, OPENED = "inputs.json", "opened.json"  # in a node's output folder: what only its first iterations are told
 CHECKPOINTS, UPDATES = "checkpoints", "updates"  # there too: where it stands

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from common.documents import validate
-from common.ledger import Durability
 from common.spec import RunSpec
 from remote.aggregator import Keeping
+from remote.ledger import Durability
 from simulations.simulator import simulate
 from simulations.spec import SimulationFile
 

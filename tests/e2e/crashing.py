@@ -18,11 +18,11 @@ from typing import Any
 
 from rich.console import Console
 
-from common.ledger import Retention, oldest_update, read_updates
 from common.plan import make_plan
 from common.replica import Replica
 from common.spec import RunSpec
 from local.config import SiteConfig
+from remote.ledger import Retention, oldest_update, read_updates
 from remote.server import listen
 from tests.conftest import write_policy
 from tests.e2e.failpoints import Crash

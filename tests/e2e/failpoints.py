@@ -22,14 +22,14 @@ import safetensors.torch
 from starlette.responses import Response
 
 from common.capture import FactorCapture
-from common.journal import Journal
-from common.ledger import Ledger
 from common.messages import Kind
-from common.records import Entry
 from common.replica import Replica
 from local import site
 from remote import aggregator
 from remote.aggregator import Aggregator
+from remote.journal import Journal
+from remote.ledger import Ledger
+from remote.records import Entry
 
 KIND = 12  # place of a record's kind in its head
 ON_ITS_WAY = 0.03  # seconds in which what was handed to the network leaves, and is read

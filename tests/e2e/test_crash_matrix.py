@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from common.ledger import Retention
 from common.spec import RunSpec
 from local.data import read_site
+from remote.ledger import Retention
 from simulations import lockstep
 from tests.conftest import SITES, run_spec, write_site
 from tests.e2e.crashing import Run, outcome, recorded_rounds

@@ -14,13 +14,13 @@ import torch
 from common.arrays import pack_counts, pack_sums, unpack_counts, unpack_sums
 from common.errors import ProtocolError
 from common.factors import Factor
-from common.ledger import Ledger
 from common.messages import Buffers, Evaluation, Hello, Kind, Message, Step, Sums
 from common.metrics import pack_tally, unpack_tally
 from common.protocol import pack, pack_buffers, unpack, unpack_buffers
-from common.records import Entry, Record
 from local.data import SiteData
 from remote.aggregator import Aggregator, Keeping
+from remote.ledger import Ledger
+from remote.records import Entry, Record
 from remote.rounds import Effect
 from simulations import lockstep
 from tests.common.metrics.samples import draw, tallied

@@ -15,7 +15,6 @@ from common.course import Course
 from common.drift import SKETCH_BYTES
 from common.errors import ProtocolError
 from common.factors import Factor
-from common.ledger import Ledger
 from common.messages import (
     Ask,
     Body,
@@ -41,6 +40,7 @@ from local.data import SiteData
 from local.training import Result, TrainingState, train
 from remote import aggregator as aggregator_module
 from remote.aggregator import Aggregator, Keeping
+from remote.ledger import Ledger
 from remote.rounds import Answer, Effect
 from tests.common.metrics.samples import tallied
 from tests.conftest import SITES, run_spec

@@ -18,12 +18,12 @@ from common.checkpoints import Checkpoints
 from common.course import Course
 from common.errors import ProtocolError, RankdadError, UserError
 from common.plan import make_plan
-from common.records import BEGINNING_BYTES, HEAD_BYTES, DamageError
 from common.replica import Replica
 from common.spec import RunSpec
 from local.data import SiteData
 from remote import aggregator as aggregator_module
 from remote.export import export
+from remote.records import BEGINNING_BYTES, HEAD_BYTES, DamageError
 from tests.conftest import run_spec
 from tests.simulations.test_recovery import EVERY, Data, Run
 

@@ -17,12 +17,9 @@ import safetensors.torch
 import torch
 from safetensors.torch import load_file
 
-from common import footprint as footprint_module
 from common.checkpoints import Checkpoints, take_over
 from common.course import Course
 from common.errors import PolicyError, ProtocolError, UserError
-from common.footprint import footprint
-from common.ledger import Retention
 from common.messages import Ask, Message
 from common.plan import make_plan
 from common.policy import EVERYTHING, Policy
@@ -35,7 +32,10 @@ from local.training import Result, train
 from remote import aggregator as aggregator_module
 from remote.aggregator import Aggregator, Keeping
 from remote.export import export
+from remote.ledger import Retention
 from remote.rounds import Answer, Effect, Ready
+from simulations import footprint as footprint_module
+from simulations.footprint import Footprint, footprint
 from tests.conftest import SITES, run_spec
 
 Data = Callable[..., dict[str, SiteData]]
@@ -258,7 +258,7 @@ def crash_in_the_second_fold(tmp_path: Path, site_data: Data, pick: Callable[[li
             assert disturbed.go(_once(victim, when)) == undisturbed, (victim, when)
             assert disturbed.aggregator.recorder.progress.study.summary() == figures
     most, steps = footprint(run.aggregator.plan), run.aggregator.recorder.progress.step
-    assert size_of(tmp_path / "undisturbed" / "run" / "ledger") <= most.whole(steps, 3)
+    assert size_of(tmp_path / "undisturbed" / "run" / "ledger") <= whole(most, steps, 3)
     assert size_of(tmp_path / "undisturbed" / "run" / "checkpoints") <= 2 * most.checkpoint
     course = Course(spec, run.aggregator.plan, Replica(spec))
     Checkpoints(tmp_path / "undisturbed" / "alpha", run.aggregator.plan, "alpha").load(course)
@@ -531,6 +531,12 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
+def whole(most: Footprint, steps: int, epochs: int) -> int:
+    """Return what a ledger takes that keeps all updates, and the last contributions."""
+    kept = min(steps, footprint_module.WINDOW)
+    return steps * most.step_update + kept * (most.step - most.step_update) + epochs * most.epoch + most.once
+
+
 @pytest.mark.parametrize("method", [*METHODS, {"name": "dsgd"}], ids=["rank-dad", "powersgd", "int8", "dsgd"])
 @pytest.mark.parametrize("retention", list(Retention))
 def test_a_run_takes_no_more_disk_than_was_predicted(
@@ -545,7 +551,7 @@ def test_a_run_takes_no_more_disk_than_was_predicted(
     ledger, checkpoints = (size_of(tmp_path / "run" / name) for name in ("ledger", "checkpoints"))
     assert checkpoints <= 2 * most.checkpoint
     if retention is Retention.ALL:
-        assert 0.3 * most.whole(steps, 3) < ledger <= most.whole(steps, 3)
+        assert 0.3 * whole(most, steps, 3) < ledger <= whole(most, steps, 3)
     else:
         assert ledger + checkpoints <= most.tail(epochs=2)
 

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from common.errors import UserError
-from common.records import (
+from common.files import sync_path
+from remote.records import (
     BEGINNING_BYTES,
     HEAD_BYTES,
     RUN_PLACE,
@@ -199,15 +200,6 @@ class Journal:
         while view:
             written = os.pwrite(self._file, view, place)
             view, place = view[written:], place + written
-
-
-def sync_path(path: Path) -> None:
-    """Put a file, or a folder's list of files, on the disk."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def read_journal(path: Path, plan_sha256: str, first: int | None = None) -> Iterator[Record]:

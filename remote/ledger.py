@@ -16,8 +16,8 @@ from itertools import chain, pairwise
 from pathlib import Path
 
 from common.errors import UserError
-from common.journal import Journal, read_journal
-from common.records import DamageError, Entry, Record, missing
+from remote.journal import Journal, read_journal
+from remote.records import DamageError, Entry, Record, missing
 
 CONTRIBUTIONS, UPDATES = "contributions", "updates"
 

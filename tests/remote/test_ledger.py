@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from common.ledger import Ledger, Retention, read_updates
-from common.records import NOBODY, DamageError, Entry, Record
+from remote.ledger import Ledger, Retention, read_updates
+from remote.records import NOBODY, DamageError, Entry, Record
 
 PLAN = "a" * 64
 

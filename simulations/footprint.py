@@ -10,7 +10,7 @@ from common.methods.rank_dad import MOST_BATCHES, MOST_ROWS
 from common.metrics import tally_bytes
 from common.plan import Plan
 from common.protocol import step_bytes
-from common.records import HEAD_BYTES
+from remote.records import HEAD_BYTES
 
 CONTROL = 1024  # bytes of any message that is no step, beside what follows from the plan
 DIGEST = 160  # bytes of a site's name and digest
@@ -36,11 +36,6 @@ class Footprint:
     epoch_update: int
     once: int
     checkpoint: int
-
-    def whole(self, steps: int, epochs: int) -> int:
-        """Return the size of all updates and the last contributions of a run, checkpoints beside."""
-        kept = min(steps, WINDOW)
-        return steps * self.step_update + kept * (self.step - self.step_update) + epochs * self.epoch + self.once
 
     def tail(self, epochs: int = 0) -> int:
         """Return the size of ledger and checkpoints with `--retention tail`, with so many ends of epochs in it."""

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from common.errors import UserError
-from common.journal import TORN, Journal
-from common.records import BEGINNING_BYTES, HEAD_BYTES, NOBODY, DamageError, Entry, Record
+from remote.journal import TORN, Journal
+from remote.records import BEGINNING_BYTES, HEAD_BYTES, NOBODY, DamageError, Entry, Record
 
 PLAN, RUN = "a" * 64, "0" * 16
 RECORDS = [
