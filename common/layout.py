@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from common.routes import Route
 from common.spec import Dsgd, Edad, MethodSpec, PowerSgd
@@ -45,20 +44,14 @@ class Layout:
     slots: tuple[Slot, ...]
     aligned: bool = False
 
-    @cached_property
+    @property
     def variable(self) -> int:
         """How many slots say how many rows they have."""
         return sum(not slot.fixed for slot in self.slots)
 
     def payload_bytes(self, wire: str) -> int:
         """Return the largest size of the payload in bytes."""
-        if wire not in self._full:  # asked for with every message
-            self._full[wire] = sum(slot.size(wire) for slot in self.slots)
-        return self._full[wire]
-
-    @cached_property
-    def _full(self) -> dict[str, int]:
-        return {}
+        return sum(slot.size(wire) for slot in self.slots)
 
 
 @dataclass(frozen=True)

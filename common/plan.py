@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass
-from functools import cached_property
 
 import torch
 from torch import nn
@@ -91,6 +90,10 @@ class Plan:
     replica_bytes: int
     warnings: tuple[str, ...]
 
+    def __hash__(self) -> int:
+        """Return a hash that is quick to take: what is asked for with every message is kept by plan."""
+        return hash((self.spec_sha256, self.weights_sha256))
+
     @property
     def factor_names(self) -> frozenset[str]:
         """Names of the weights whose factors are captured."""
@@ -112,22 +115,17 @@ class Plan:
                 return stage.size
         raise ValueError(f"no stage of preparation is called {name[:40]!r}")
 
-    @cached_property
+    @property
     def buffer_bytes(self) -> int:
         """Size of the model's buffers, in bytes."""
         return sum(buffer.size for buffer in self.buffers)
 
-    @cached_property
+    @property
     def control_bytes(self) -> int:
         """Largest size of the numbers in a message that is no step: buffers, counts, sums, or two tallies."""
         counts = 4 * self.folds * max(3, len(self.sites))
         sums = 8 * self.folds * max((stage.size for stage in self.stages), default=0)
         return max(self.buffer_bytes, counts, sums, 2 * tally_bytes(self.task))
-
-    @cached_property
-    def limits(self) -> dict[tuple[bool, bool], int]:
-        """Largest sizes of messages, as `common.protocol.body_limit` finds them."""
-        return {}
 
     def document(self) -> dict[str, object]:
         """Return the plan as JSON, with its own digest."""

@@ -19,6 +19,7 @@ import math
 import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 import msgpack
@@ -142,13 +143,15 @@ def body_limit(plan: Plan, *, up: bool, replica: bool = True) -> int:
         up: whether it is a contribution.
         replica: whether an update may hold a whole replica, as after a comparison.
     """
-    asked = (up, replica)
-    if asked not in plan.limits:  # asked for with every message
-        steps = (body_bytes(plan, phase, up=up) for phase in range(len(plan.exchanges)))
-        largest = max(*steps, CONTROL_BYTES + plan.control_bytes)
-        whole = CONTROL_BYTES + replica * plan.replica_bytes
-        plan.limits[asked] = largest if up else max(largest + _missing_bytes(plan), whole)
-    return plan.limits[asked]
+    largest = _largest_bytes(plan, up)
+    return largest if up else max(largest + _missing_bytes(plan), CONTROL_BYTES + replica * plan.replica_bytes)
+
+
+@lru_cache(maxsize=16)
+def _largest_bytes(plan: Plan, up: bool) -> int:
+    """Return the size of the largest body but for a replica's: asked for with every message."""
+    steps = (body_bytes(plan, phase, up=up) for phase in range(len(plan.exchanges)))
+    return max(*steps, CONTROL_BYTES + plan.control_bytes)
 
 
 def _counting(most: int) -> Callable[[T], T]:

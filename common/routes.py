@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +46,7 @@ class Route:
     down: int | None = None
     residual: int | None = None
 
-    @cached_property
+    @property
     def matrix(self) -> tuple[int, int]:
         """Shape [out, columns] of the gradient as a matrix, the bias's column included; a vector is one row."""
         out = self.shape[0] if len(self.shape) > 1 else 1

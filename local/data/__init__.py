@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -107,13 +106,12 @@ class SiteData:
     def summed(self, fold: int) -> Rows:
         """Return what may leave the site in sums: a column that too few samples of some fold have is missing in all."""
         rows = self.rows(fold).of_at_least(self.fewest)
-        if self._too_few is not None and len(rows.inputs):
-            return replace(rows, inputs=rows.inputs.masked_fill(self._too_few, math.nan))
+        if len(rows.inputs) and (too_few := self._too_few()) is not None:
+            return replace(rows, inputs=rows.inputs.masked_fill(too_few, math.nan))
         return rows
 
-    @cached_property
     def _too_few(self) -> Tensor | None:
-        """Which columns of a table with gaps too few samples have, in a fold or in what it holds out.
+        """Return which columns of a table with gaps too few samples have, in a fold or in what it holds out.
 
         Covariates are summed up over the samples that have a column: so those that lack it must be enough, too.
         """

@@ -11,7 +11,6 @@ import os
 import platform
 from abc import abstractmethod
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
@@ -61,7 +60,7 @@ class Job:
             data: folder of the data sets' files.
         """
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """Digest of the description."""
         document = {"job": type(self).__name__, "version": VERSION, **self.description}
