@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,8 +92,8 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
 
         with closing(Timings(results / "timings.csv", again=began > 0)) as timings:
             training = train(spec, plan, data, state, policy, timings.lap, between_steps, tested, notices.add)
-            options: dict[str, Any] = {"device": config.device, "lap": timings.lap}
-            result = drive(training, client, plan, config.name, quietly=(LeavingError,) * resumes, **options)
+            quietly = (LeavingError,) if resumes else ()
+            result = drive(training, client, plan, config.name, device=config.device, lap=timings.lap, quietly=quietly)
         model = results / "model"
         save_model(model, spec, result.best, result.final, result.fit, result.own)
         client.done()

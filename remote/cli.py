@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -81,8 +81,9 @@ def aggregator(
     keeping = Keeping(durability, retention) if ledger else None
     if keeping is None and spec.federation.least < len(spec.federation.sites):
         raise UserError("--no-ledger: federation.quorum lets sites be late, and these catch up from the ledger")
-    options: dict[str, Any] = {"keeping": keeping, "access": access, "weights": weights}
-    run_aggregator(spec, output, listening, Console(), allow_factory or (), **options)
+    run_aggregator(
+        spec, output, listening, Console(), allow_factory or (), keeping=keeping, access=access, weights=weights
+    )
     show_result(load_json(output / "summary.json"), output)
 
 

@@ -323,12 +323,16 @@ def _lockstep(
         write_predictions(directory / "sites" / site / "predictions", spec, data[site], fold, outputs)
 
     weights = None if read.simulation.weights is None else Path(read.simulation.weights)
-    options: dict[str, Any] = {
-        "allowed_factories": allow_factories,
-        "device": read.simulation.device,
-        "weights": weights,
-        "policies": policies,
-    }
-    run(spec, data, directory, on_round=tick, tested=tested, **options)
+    run(
+        spec,
+        data,
+        directory,
+        allowed_factories=allow_factories,
+        device=read.simulation.device,
+        weights=weights,
+        policies=policies,
+        on_round=tick,
+        tested=tested,
+    )
     summary: dict[str, Any] = load_json(directory / "summary.json")
     return summary

@@ -19,6 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -43,9 +44,6 @@ LAST_LINES = 5
 PATIENCE = 10.0  # seconds for which a site tries the aggregator, which is on this machine
 RELAY = "the relay"  # its process; no site can have this name
 SIMULATION = "simulation.json"  # in a run's directory: what `--resume` goes on with
-
-
-Options = tuple[tuple[str, ...], bool, Keeping | None, Access]  # of the aggregator, as `simulate` takes them
 
 
 class SimulationError(RankdadError):
@@ -100,8 +98,8 @@ def simulate(
             file, directory / "sites", url, allow_factories=allow_factories, patience=patience, dealt=resume
         )
         access = _identify(configs, directory) if tokens else Access()
-        options = (allow_factories, json_output, keeping, access)
-        processes = _Processes(file, directory, listening, relaying, configs, options)
+        aggregator = partial(_aggregator, file, directory, listening, allow_factories, json_output, keeping, access)
+        processes = _Processes(file, directory, listening, relaying, configs, aggregator)
     return processes.run()
 
 
@@ -134,7 +132,7 @@ class _Processes:
         listening: socket.socket,
         relaying: socket.socket | None,
         configs: dict[str, SiteConfig],
-        options: Options,
+        aggregator: Callable[[Connection, Connection], None],
     ) -> None:
         self._directory = directory
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
@@ -143,13 +141,15 @@ class _Processes:
         self._relays: tuple[BaseProcess, ...] = ()  # one or none
         if relaying is not None:
             # First: who is forked later holds its parent's end of the sentinel too, so that it outlives them all.
-            self._relays = (_start(context, RELAY, _relay, (file.simulation.relay, directory, relaying, listening)),)
+            assert file.simulation.relay is not None
+            relay = partial(_relay, file.simulation.relay, directory, relaying, listening)
+            self._relays = (_start(context, RELAY, relay),)
             relaying.close()
         reading, self._lifeline = context.Pipe(duplex=False)
-        arguments = (file, directory, listening, reading, *options)
-        self._aggregator = _start(context, "aggregator", _aggregator, (self._lifeline, *arguments))
+        self._aggregator = _start(context, "aggregator", partial(aggregator, self._lifeline, reading))
         self._sites: dict[str, BaseProcess] = {
-            name: _start(context, name, _site, (self._lifeline, listening, config)) for name, config in configs.items()
+            name: _start(context, name, partial(_site, self._lifeline, listening, config))
+            for name, config in configs.items()
         }
         reading.close()
 
@@ -226,22 +226,22 @@ def log_path(directory: Path, name: str) -> Path:
     return logs.get(name, directory / "sites" / name / "log.txt")
 
 
-def _start(context: BaseContext, name: str, target: Callable[..., None], arguments: tuple[Any, ...]) -> BaseProcess:
-    process = context.Process(target=target, args=arguments, name=name, daemon=True)  # type: ignore[attr-defined]
+def _start(context: BaseContext, name: str, target: Callable[[], None]) -> BaseProcess:
+    process = context.Process(target=target, name=name, daemon=True)  # type: ignore[attr-defined]
     process.start()
     return process  # type: ignore[no-any-return]
 
 
 def _aggregator(
-    other_end: Connection,
     file: SimulationFile,
     directory: Path,
     listening: socket.socket,
-    lifeline: Connection,
     allow_factories: tuple[str, ...],
     json_output: bool,
     keeping: Keeping | None,
     access: Access,
+    other_end: Connection,
+    lifeline: Connection,
 ) -> None:
     from remote.process import run_aggregator
 
@@ -249,9 +249,9 @@ def _aggregator(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     console = Console(stderr=json_output)
     with log_path(directory, "aggregator").open("w", encoding="utf-8", buffering=1) as log:
-        options = (file.run, directory, listening, console, allow_factories, lifeline)
         weights = None if file.simulation.weights is None else Path(file.simulation.weights)
-        _run(lambda: run_aggregator(*options, keeping=keeping, access=access, weights=weights), log)
+        serve = partial(run_aggregator, file.run, directory, listening, console, allow_factories, lifeline)
+        _run(partial(serve, keeping=keeping, access=access, weights=weights), log)
 
 
 def _site(other_end: Connection, listening: socket.socket, config: SiteConfig) -> None:
@@ -274,10 +274,11 @@ def _relay(spec: RelaySpec, directory: Path, relaying: socket.socket, listening:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
-    ends: dict[str, Any] = {"signals": (signal.SIGTERM,), "lifeline": parent.sentinel}
+    signals, lifeline = (signal.SIGTERM,), parent.sentinel
     with log_path(directory, RELAY).open("w", encoding="utf-8", buffering=1) as log:
         _redirect(log)
-        _run(lambda: write_json(directory / "relay.json", run_relay(spec, relaying, to, **ends)), log)
+        run = partial(run_relay, spec, relaying, to, signals=signals, lifeline=lifeline)
+        _run(lambda: write_json(directory / "relay.json", run()), log)
 
 
 def _redirect(log: io.TextIOWrapper) -> None:

@@ -139,8 +139,9 @@ class RankDadMethod:
             return spi(matrix, rank, tolerance=tolerance, seed=seed, iterations=spec.iterations)
         warm = LAST_CHANCE_ITERATIONS if spec.feedback == "none" else WARM_ITERATIONS
         iterations = COLD_ITERATIONS if basis is None or not len(basis) else warm
-        options = {"seed": seed, "iterations": iterations, "oversampling": OVERSAMPLING}
-        return block(matrix, rank, basis=basis, tolerance=tolerance, **options)
+        return block(
+            matrix, rank, basis=basis, tolerance=tolerance, seed=seed, iterations=iterations, oversampling=OVERSAMPLING
+        )
 
     def _rows_to_send(self, found: Factor, limit: int | None) -> int:
         assert limit is not None

@@ -65,13 +65,9 @@ class Service:
     async def serve(self, host: str, port: int) -> None:
         """Listen, for ever."""
         # Browsers send an Origin, the platform does not: no page in a member's browser can pass for it.
-        options: dict[str, Any] = {
-            "compression": None,
-            "max_size": MOST_BYTES,
-            "ping_interval": None,
-            "origins": [None],
-        }
-        async with serve(self._iterate, host, port, **options):
+        async with serve(
+            self._iterate, host, port, compression=None, max_size=MOST_BYTES, ping_interval=None, origins=[None]
+        ):
             _say(f"listening on port {port}")
             await asyncio.get_running_loop().create_future()
 

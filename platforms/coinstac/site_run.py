@@ -97,9 +97,10 @@ class SiteRun:
 
             write_predictions(self._folder / "predictions", spec, data, fold, outputs)
 
-        notices = Notices(self._folder, say)
-        options = (member.policy, self._timings.lap, self._between_steps, tested, notices.add)
-        self._training = train(spec, plan, data, self._state, *options)
+        notices, lap = Notices(self._folder, say), self._timings.lap
+        self._training = train(
+            spec, plan, data, self._state, member.policy, lap, self._between_steps, tested, notices.add
+        )
         self._pending: Message | None = None
         self._result: Result | None = None
         self._results: Results | None = None
