@@ -2,8 +2,46 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+
+from common.errors import UserError
+
+
+def is_within(path: Path, folder: Path) -> bool:
+    """Tell whether a path lies in a folder, links followed; one that cannot be followed does not."""
+    try:
+        return path.resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError):  # a name too long, one with a NUL, a loop of links
+        return False
+
+
+def write_json(path: Path, document: object, *, private: bool = False) -> None:
+    """Write a JSON file whole or not at all: see `write_whole`."""
+    write_whole(path, json.dumps(document, indent=2) + "\n", private=private)
+
+
+def write_whole(path: Path, text: str, *, private: bool = False) -> None:
+    """Write a file so that a reader finds, and a process that is killed leaves, either the old one or the new one.
+
+    Args:
+        path: its folder is made if it is missing.
+        text: what it is to hold.
+        private: whether its owner alone can read it.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    temporary = path.with_suffix(".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)
+        temporary.touch(0o600 if private else 0o666, exist_ok=False)
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)  # noqa: PTH105
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def sync_path(path: Path) -> None:

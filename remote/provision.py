@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import os
 import re
 import secrets
 import shutil
@@ -26,6 +25,7 @@ from pydantic import Field, field_validator, model_validator
 
 from common.documents import Part
 from common.errors import UserError
+from common.files import write_json, write_whole
 from common.policy import FILE, Policy
 from common.spec import SiteName
 from remote.auth import hashed, read_tokens
@@ -128,7 +128,7 @@ class Kits:
         )
         folder = _folder(self._output / "ca")
         _write(folder / "ca.key", _pem(key))
-        _write(folder / "ca.pem", builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        _write(folder / "ca.pem", _signed(builder, key))
 
     def _issue(self, folder: Path, stem: str, name: str, alternative: list[x509.GeneralName], *, server: bool) -> None:
         """Write a certificate and its key."""
@@ -145,8 +145,7 @@ class Kits:
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         )
         _write(folder / f"{stem}.key", _pem(key))
-        certificate = builder.sign(signer, hashes.SHA256())
-        _write(folder / f"{stem}.pem", certificate.public_bytes(serialization.Encoding.PEM))
+        _write(folder / f"{stem}.pem", _signed(builder, signer))
 
     def _aggregator(self) -> Path:
         consortium, folder = self._consortium, _folder(self._output / AGGREGATOR)
@@ -155,8 +154,8 @@ class Kits:
         self._issue(folder, "server", host[:64], names, server=True)
         shutil.copy(self._output / "ca" / "ca.pem", folder / "ca.pem")
         if not self._tokens.exists():
-            _write(self._tokens, b"{}\n")
-        _write(folder / "README.txt", self._aggregator_words().encode())
+            write_json(self._tokens, {}, private=True)
+        _write(folder / "README.txt", self._aggregator_words())
         return folder
 
     def _aggregator_words(self) -> str:
@@ -190,13 +189,13 @@ class Kits:
         for place in (DATA, RESULT):  # a container has them mounted in a kit that it cannot write to
             _folder(folder / place)
         token = secrets.token_hex(32)
-        _write(folder / "token", f"{token}\n".encode())
+        _write(folder / "token", f"{token}\n")
         for file, text in (("SITE.json", json.dumps(config, indent=2) + "\n"), (FILE, Policy().text())):
             if not (folder / file).exists():  # a renewed site may have changed its own
-                _write(folder / file, text.encode())
-        _write(folder / "README.txt", _site_words(name, consortium).encode())
+                _write(folder / file, text)
+        _write(folder / "README.txt", _site_words(name, consortium))
         tokens = read_tokens(self._tokens) | {name: hashed(token)}
-        _write(self._tokens, (json.dumps(tokens, indent=2) + "\n").encode())
+        write_json(self._tokens, tokens, private=True)
         return folder
 
 
@@ -242,10 +241,13 @@ def _builder(
     )
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+def _pem(key: ec.EllipticCurvePrivateKey) -> str:
+    format_, open_ = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, format_, open_).decode()
+
+
+def _signed(builder: x509.CertificateBuilder, signer: ec.EllipticCurvePrivateKey) -> str:
+    return builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
 
 
 def _folder(path: Path) -> Path:
@@ -256,10 +258,5 @@ def _folder(path: Path) -> Path:
     return path
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read, whole or not at all."""
-    temporary = path.with_name(f"{path.name}.new")
-    temporary.unlink(missing_ok=True)
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:  # noqa: PTH123
-        file.write(data)
-    temporary.replace(path)
+def _write(path: Path, text: str) -> None:
+    write_whole(path, text, private=True)

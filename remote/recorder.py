@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import json
 import os
 import platform
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from common import __version__
 from common.arrays import unpack_counts
 from common.errors import UserError
 from common.factors import Factor
+from common.files import write_json
 from common.messages import (
     Body,
     Comparison,
@@ -304,16 +304,6 @@ def new_directory(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{directory}: cannot be made: {error.strerror}") from None
-
-
-def write_json(path: Path, document: object) -> None:
-    """Write a JSON file so that a reader finds either the old one or the new one, whole."""
-    temporary = path.with_suffix(".tmp")
-    try:
-        temporary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, path)  # noqa: PTH105
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 @dataclass

@@ -30,11 +30,12 @@ from rich.console import Console
 
 from common.documents import load_json
 from common.errors import RankdadError, UserError
+from common.files import write_json, write_whole
 from local.config import SiteConfig
 from remote.aggregator import Keeping
 from remote.auth import hashed
 from remote.config import Access
-from remote.recorder import new_directory, write_json
+from remote.recorder import new_directory
 from remote.server import listen
 from simulations.faults import RelaySpec
 from simulations.spec import SimulationFile, write_sites
@@ -109,8 +110,7 @@ def _identify(configs: dict[str, SiteConfig], directory: Path) -> Access:
     for name, config in configs.items():
         token = secrets.token_urlsafe(32)
         path = Path(config.output) / "token"
-        path.touch(mode=0o600)
-        path.write_text(token, encoding="ascii")
+        write_whole(path, token, private=True)
         configs[name] = config.model_copy(update={"token_file": str(path)})
         hashes[name] = hashed(token)
     write_json(directory / "tokens.json", hashes)

@@ -10,6 +10,7 @@ import pandas as pd
 
 from common.data import FreesurferData
 from common.errors import DataError
+from common.files import is_within
 from local.data.encoding import encode
 from local.data.files import each, read_each, read_one
 from local.data.formats import check_text
@@ -81,12 +82,8 @@ def _files(table: Table, key: str, folder: Path) -> list[Path]:
     """
     names = table.texts(key)
     for row, name in enumerate(names):
-        try:
-            inside = (folder / name).resolve().is_relative_to(folder.resolve())
-        except (OSError, ValueError, RuntimeError):  # a name too long, one with a NUL, a loop of links
-            raise table.error(row, key, f"{shown(name)} is not a file's name") from None
-        if not inside:
-            raise table.error(row, key, f"{shown(name)} leads out of the folder")
+        if not is_within(folder / name, folder):
+            raise table.error(row, key, f"{shown(name)} leads out of the folder, or is not a file's name")
     return [folder / name for name in names]
 
 

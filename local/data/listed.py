@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import DataError
+from common.files import is_within
 from common.imaging import ListedData
 from local.data.cells import as_labels, labels_of
 from local.data.formats import check_fits
@@ -113,12 +114,8 @@ def find(folder: Path, name: str) -> Path:
     Raises:
         DataError: there is none, or it lies outside.
     """
-    try:
-        inside = (folder / name).resolve().is_relative_to(folder.resolve())
-    except (OSError, ValueError, RuntimeError):  # a name too long, one with a NUL, a loop of links
-        raise DataError(name, "is not a file's name") from None
-    if not inside:
-        raise DataError(name, "leads out of the folder")
+    if not is_within(folder / name, folder):
+        raise DataError(name, "leads out of the folder, or is not a file's name")
     check_file(folder / name)
     return folder / name
 

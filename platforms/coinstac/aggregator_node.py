@@ -17,6 +17,7 @@ from common import __version__
 from common.documents import load_json, validate
 from common.documents import problems as spec_problems
 from common.errors import ProtocolError, RankdadError, SpecError, UserError, visible
+from common.files import write_json
 from common.memory import check_memory
 from common.plan import make_plan
 from common.replica import Replica
@@ -42,7 +43,6 @@ from platforms.coinstac.table_profile import complete
 from remote.aggregator import LEDGER, Aggregator, Keeping
 from remote.carrying import carry_out
 from remote.ledger import Retention
-from remote.recorder import write_json
 
 MEMBERS = "members.json"  # in the node's output folder: which client is which site, and warnings before the first round
 DIRECTORY = "run"

@@ -11,6 +11,7 @@ from typing import Any
 
 from common.documents import Part, load_json, validate
 from common.errors import UserError
+from common.files import is_within
 from common.patterns import is_pattern
 from common.policy import Policy
 from common.spec import RESERVED, SiteName
@@ -94,7 +95,7 @@ def _chosen(given: Any, base: Path, problems: list[Problem]) -> list[Path]:
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.isprintable() or len(name) > 100:
             problems.append(FILES.problem("holds something that is no file's name"))
-        elif not _is_within(base / name, base):
+        elif not is_within(base / name, base):
             problems.append(FILES.problem("a chosen file leads out of the folder that the platform shows", name))
         elif not (base / name).is_file():
             said = "a chosen file is not among those that the platform shows"
@@ -110,20 +111,13 @@ def _in_folder(base: Path, problems: list[Problem]) -> list[Path]:
     until = time.monotonic() + PATIENCE
     while True:
         before = files
-        files = sorted(path for path in base.rglob("*") if path.is_file() and _is_within(path, base))
+        files = sorted(path for path in base.rglob("*") if path.is_file() and is_within(path, base))
         if (files and files == before) or time.monotonic() > until:
             break
         time.sleep(PAUSE)
     if not files:
         problems.append(FOLDER.problem("has no files, expected the folder of your data"))
     return files
-
-
-def _is_within(path: Path, base: Path) -> bool:
-    try:
-        return path.resolve().is_relative_to(base.resolve())
-    except (OSError, RuntimeError, ValueError):
-        return False
 
 
 def _site_file(files: Sequence[Path], field: Field) -> SiteFile | None:

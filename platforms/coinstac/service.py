@@ -24,6 +24,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from common.errors import ProtocolError, RankdadError, UserError, one_line
+from common.files import is_within
 
 if TYPE_CHECKING:
     from platforms.coinstac.outputs import NodeState, Reply
@@ -118,11 +119,7 @@ class Service:
                 self._mounts / "input",
             ),
         ):
-            try:
-                inside = Path(folder).resolve().is_relative_to(mount)
-            except (OSError, ValueError, RuntimeError):
-                inside = False
-            if not inside:
+            if not is_within(Path(folder), mount):
                 raise ProtocolError(422, f"state.{name}: lies outside of {mount}, where the platform mounts it")
 
     def _node_of(self, mode: str, folder: str) -> Node:

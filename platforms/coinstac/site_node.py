@@ -15,6 +15,7 @@ from common import __version__
 from common.documents import load_json, validate
 from common.documents import problems as spec_problems
 from common.errors import REASON_CHARACTERS, DataError, PolicyError, RankdadError, SpecError, UserError
+from common.files import write_json
 from common.memory import check_memory
 from common.models import build_model
 from common.plan import make_plan
@@ -45,7 +46,6 @@ from platforms.coinstac.site_run import (
     Say,
     SiteRun,
     read_data,
-    write_document,
 )
 from platforms.coinstac.table_profile import Profile, alone, check_opened, describe
 
@@ -83,7 +83,7 @@ class SiteNode:
             if isinstance(message, Opened):
                 self._check_opened(message, folder, state)
                 (folder / ERROR).unlink(missing_ok=True)
-                write_document(folder / OPENED, message.model_dump(mode="json"))
+                write_json(folder / OPENED, message.model_dump(mode="json"))
             if self._run is None:
                 self._run = self._standing(folder, state)
             if isinstance(message, Updated):
@@ -109,7 +109,7 @@ class SiteNode:
         """Check all that can be checked before the run is known: the form, the policy, the data."""
         folder = Path(state.outputDirectory)
         self._begin(folder)
-        write_document(folder / INPUTS, dict(inputs))
+        write_json(folder / INPUTS, dict(inputs))
         filled = read(inputs)
         member, found = find_member(filled, inputs, Path(state.baseDirectory), state.clientId)
         problems, profile = [*filled.problems, *found], Profile()

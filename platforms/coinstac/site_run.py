@@ -5,11 +5,8 @@ All that is needed to go on lies in the node's output folder: the trainer's chec
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -18,6 +15,7 @@ from common.checkpoints import EVERY, Checkpoints
 from common.course import Course
 from common.documents import validate
 from common.errors import DataError, PolicyError, RankdadError, UserError
+from common.files import write_json
 from common.messages import Ask, Message
 from common.plan import Plan, make_plan
 from common.protocol import pack, unpack
@@ -191,7 +189,7 @@ class SiteRun:
 
     def _write(self, results: Results) -> None:
         """Write what the aggregator has found, where the platform's app shows it: index.html, and pictures by path."""
-        write_document(self._folder / "summary.json", results.summary)
+        write_json(self._folder / "summary.json", results.summary)
         texts = {"metrics.csv": results.metrics, "report.html": results.report, "index.html": INDEX}
         for name, text in texts.items():
             (self._folder / name).write_text(text, encoding="utf-8")
@@ -211,14 +209,3 @@ def read_data(spec: RunSpec, plan: Plan, member: Member) -> SiteData:
     assert member.data is not None
     data = read_site(spec, member.data, spec.federation.sites.index(member.name))
     return admitted(member.policy, spec, plan, data)
-
-
-def write_document(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a JSON file so that a process that is killed leaves either the old one or the new one, whole."""
-    temporary = path.with_suffix(".tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, path)  # noqa: PTH105
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from None

@@ -18,10 +18,9 @@ from typing import Any, ClassVar
 from pydantic import TypeAdapter
 
 from common.documents import load_json, validate
-from common.errors import UserError
+from common.files import write_json
 from common.policy import EVERYTHING
 from common.spec import MethodSpec, RunSpec
-from remote.recorder import write_json
 from simulations.archives import Archive
 from simulations.paper.methods import METHODS
 from simulations.paper.panels import Panel, run_document
@@ -91,14 +90,9 @@ class Job:
         Raises:
             UserError: it cannot be written.
         """
-        path = self._path(output)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"{path.parent}: cannot be made: {error.strerror}") from None
         made: dict[str, Any] = {"digest": self.digest, "data": self._data_digest(data), "where": _where()}
         made["description"] = self.description
-        write_json(path, {**made, "result": result})
+        write_json(self._path(output), {**made, "result": result})
 
     def where(self, output: Path) -> str | None:
         """Return in words where the result was made, if there is one."""
