@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from common.errors import RankdadError, UserError
 from common.policy import EVERYTHING
+from simulations.command import command, summary_of
 from simulations.spec import read_simulation
 
 COLUMNS = (
@@ -85,16 +83,7 @@ def _print(cells: Sequence[object], rule: str = "") -> None:
 
 def _run(file: Path, assignments: list[str], data: Path | None, options: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "rankdad", "simulate", str(file), "--output", f"{folder}/run", "--json"]
-        command += [word for assignment in assignments for word in ("--set", assignment)]
-        command += ["--data", str(data)] if data else []
-        done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
-    if done.returncode == UserError.exit_code:
-        raise UserError(done.stderr.strip().removeprefix("error: "))
-    if done.returncode:
-        raise RankdadError(done.stderr.strip())
-    summary: dict[str, Any] = json.loads(done.stdout)
-    return summary
+        return summary_of([*command(file, Path(folder) / "run", assignments, data), *options])
 
 
 def _row(summary: dict[str, Any], baseline: dict[str, Any], seed: int, method: str) -> tuple[object, ...]:

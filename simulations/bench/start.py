@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
+from simulations.command import command
+
 
 def bench_start(file: Path, runs: int) -> float:
     """Print and return the median ratio of the time to the first step over that of `import torch, fastapi`."""
@@ -28,11 +30,9 @@ def bench_start(file: Path, runs: int) -> float:
 def _first_step(file: Path) -> float:
     """Start a simulation, and return the seconds until it says that the first step is done."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "rankdad", "simulate", str(file), "--output", f"{folder}/run"]
+        words = command(file, Path(folder) / "run", ["run.training.epochs=1"])
         began = perf_counter()
-        with subprocess.Popen(
-            [*command, "--set", "run.training.epochs=1"], stdout=subprocess.PIPE, text=True
-        ) as process:
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             seconds = next((perf_counter() - began for line in process.stdout if line.startswith("step 1 ")), None)
             process.stdout.read()

@@ -4,9 +4,6 @@ all sites' data together.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,10 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from common.documents import load_json, validate
-from common.errors import RankdadError, UserError
 from common.spec import RunSpec
 from common.studies import KFold
 from common.tasks import Classification, shown
+from simulations.command import command, summary_of
 from simulations.spec import read_simulation
 
 Found = dict[str, Any]
@@ -63,19 +60,11 @@ def bench_studies(
 def _study(file: Path, assignments: list[str], data: Path | None, seed: int, *, pooled: bool) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "run"
-        command = [sys.executable, "-m", "rankdad", "simulate", str(file), "--output", str(directory), "--json"]
         evaluation = read_simulation(file, assignments, data=data).run.evaluation
         given = assignments if not isinstance(evaluation, KFold) else [*assignments, f"run.evaluation.seed={seed}"]
-        command += [word for assignment in given for word in ("--set", assignment)]
-        command += ["--data", str(data)] if data else []
         began = perf_counter()
-        done = subprocess.run(command + ["--pooled"] * pooled, capture_output=True, text=True, check=False)
+        summary = summary_of(command(file, directory, given, data) + ["--pooled"] * pooled)
         seconds = perf_counter() - began
-        if done.returncode == UserError.exit_code:
-            raise UserError(done.stderr.strip().removeprefix("error: "))
-        if done.returncode:
-            raise RankdadError(done.stderr.strip())
-        summary: Found = json.loads(done.stdout)
         spec = validate(RunSpec, load_json(directory / "run.json"))
         found: Found = summary["metrics"] | {"study": spec.name, "seed": seed, "seconds": seconds}
         found["way"] = "together" if pooled else f"{len(summary['sites'])} processes"

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,8 +19,9 @@ import numpy as np
 import pandas as pd
 
 from common.documents import load_json, validate
-from common.errors import DataError, RankdadError, SpecError, UserError
+from common.errors import DataError, SpecError
 from local.timings import STRETCHES
+from simulations.command import command, summary_of
 from simulations.pools import ArrayPool
 from simulations.sources import Folders
 from simulations.spec import SimulationFile
@@ -93,12 +92,7 @@ def measure(document: dict[str, Any], *, steps: int = 12) -> Timing:
     with tempfile.TemporaryDirectory() as folder:
         file, run = Path(folder) / "file.json", Path(folder) / "run"
         file.write_text(json.dumps(_shortened(document, steps, Path(folder) / "pool.npz")), encoding="utf-8")
-        command = [sys.executable, "-m", "rankdad", "simulate", str(file), "--output", str(run), "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode == UserError.exit_code:
-            raise UserError(done.stderr.strip().removeprefix("error: "))
-        if done.returncode:
-            raise RankdadError(done.stderr.strip())
+        summary_of(command(file, run))
         return _timing(run)
 
 
