@@ -8,9 +8,9 @@ all that was applied and all that is kept add up to all pooled gradients.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from torch import Tensor
 
@@ -40,9 +40,10 @@ class Weighted:
     payload: Payload
 
 
-class Method(Protocol):
+class Method(ABC):
     """How gradients travel."""
 
+    @abstractmethod
     def step(
         self, gradients: Payload, share: float, state: State, seed: int, most: int | None = None
     ) -> Generator[Payload, Payload, State]:
@@ -62,24 +63,23 @@ class Method(Protocol):
         Returns:
             The site's new state, if what it has sent is applied with this share.
         """
-        ...
 
     def bases(self, updates: Sequence[Payload]) -> Mapping[str, Tensor]:
-        """Return the directions that the next step starts from, from the updates of all exchanges of a step."""
-        ...
+        """Return the directions that the next step starts from, from the updates of all exchanges; here none."""
+        return {}
 
+    @abstractmethod
     def aggregate(
         self, phase: int, contributions: Sequence[Weighted], state: State, seed: int
     ) -> tuple[Payload, State]:
         """Turn all sites' payloads of one exchange, in the plan's order of sites, into the update that all receive."""
-        ...
 
     def gradients(self, updates: Sequence[Payload]) -> Payload:
         """Return the pooled gradients in the plan's order, from the updates of all exchanges of a step.
 
-        Every replica, the aggregator's too, applies what comes of this, and nothing else.
+        Every replica, the aggregator's too, applies what comes of this, and nothing else. Here it is the one update.
         """
-        ...
+        return updates[0]
 
 
 def shares(contributions: Sequence[Weighted]) -> list[float]:

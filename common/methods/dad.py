@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-
-from torch import Tensor
+from collections.abc import Generator, Sequence
 
 from common.errors import RankdadError
 from common.factors import Factor
-from common.methods.base import State, Weighted, pooled
+from common.methods.base import Method, State, Weighted, pooled
 from common.routes import Payload, Route
 
 
-class DadMethod:
+class DadMethod(Method):
     """Full factors; where the concatenation is larger than its product, the product goes back."""
 
     def __init__(self, routes: tuple[Route, ...]) -> None:
@@ -31,10 +29,6 @@ class DadMethod:
         yield gradients
         return state
 
-    def bases(self, updates: Sequence[Payload]) -> Mapping[str, Tensor]:
-        """Return nothing: every step starts anew."""
-        return {}
-
     def aggregate(
         self, phase: int, contributions: Sequence[Weighted], state: State, seed: int
     ) -> tuple[Payload, State]:
@@ -47,7 +41,3 @@ class DadMethod:
             for route, value in zip(self._routes, pooled(contributions), strict=True)
         )
         return update, state
-
-    def gradients(self, updates: Sequence[Payload]) -> Payload:
-        """Return the update."""
-        return updates[0]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from itertools import chain
 
-from torch import Tensor
-
-from common.methods.base import State, Weighted, pooled
+from common.methods.base import Method, State, Weighted, pooled
 from common.routes import Payload
 from common.spec import Dsgd
 
 
-class DsgdMethod:
+class DsgdMethod(Method):
     """Full gradients, in one exchange or in one for each; every route is dense."""
 
     def __init__(self, spec: Dsgd) -> None:
@@ -28,10 +26,6 @@ class DsgdMethod:
             for gradient in gradients:
                 yield (gradient,)
         return state
-
-    def bases(self, updates: Sequence[Payload]) -> Mapping[str, Tensor]:
-        """Return nothing: every step starts anew."""
-        return {}
 
     def aggregate(
         self, phase: int, contributions: Sequence[Weighted], state: State, seed: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from common.errors import NonFiniteError, SpecError
 from common.factors import LARGEST_NORM, Factor, norm
-from common.methods.base import State, Weighted, as_matrix, shares
+from common.methods.base import Method, State, Weighted, as_matrix, shares
 from common.routes import Payload, Route
 
 Slope = Callable[[Tensor], Tensor]
@@ -84,7 +84,7 @@ def _misfit(name: str, module: nn.Module, why: str) -> SpecError:
     )
 
 
-class EdadMethod:
+class EdadMethod(Method):
     """Activations of every layer and the last delta, from which each end computes the other deltas itself.
 
     Source: arXiv 2102.09631, Section 3.2 and Eq. 3.
@@ -104,10 +104,6 @@ class EdadMethod:
         ]
         yield (*activations, factors[-1].delta)
         return state
-
-    def bases(self, updates: Sequence[Payload]) -> Mapping[str, Tensor]:
-        """Return nothing: every step starts anew."""
-        return {}
 
     def aggregate(
         self, phase: int, contributions: Sequence[Weighted], state: State, seed: int

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from common.errors import NonFiniteError
 from common.factors import Factor
-from common.methods.base import State, Weighted, as_matrix, pooled, received
+from common.methods.base import Method, State, Weighted, as_matrix, pooled, received
 from common.reduction.feedback import minus_matrix, plus_matrix
 from common.routes import Payload, Route
 from common.seeds import derive
@@ -17,7 +17,7 @@ from common.spec import PowerSgd
 from common.wire import finite, is_lossless
 
 
-class PowerSgdMethod:
+class PowerSgdMethod(Method):
     """Two exchanges, one orthonormalisation that all share, warm start, error feedback.
 
     A site's residual is what it meant less its own part of what all apply.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from common.errors import NonFiniteError
 from common.factors import Factor
-from common.methods.base import State, Weighted, pooled, received
+from common.methods.base import Method, State, Weighted, pooled, received
 from common.reduction.block import block
 from common.reduction.exact import exact
 from common.reduction.feedback import Residuals, leading_rows, minus_matrix, minus_rows, plus_matrix, plus_rows
@@ -30,7 +30,7 @@ MOST_ROWS = 192  # of gradient and residual together before they are reduced, wh
 MOST_BATCHES = 2.5  # the same in rows of the gradient: every third step pays for the two before
 
 
-class RankDadMethod:
+class RankDadMethod(Method):
     """Reduced factors, with error feedback at the site, the aggregator, both or neither.
 
     Source: arXiv 2102.09631, Algorithms 1 and 2; the feedback is ours, after Vogels 2019 (arXiv 1905.13727).
@@ -64,10 +64,6 @@ class RankDadMethod:
         feedback = self._spec.feedback in ("aggregator", "both")
         update, residuals = self._reduce(pooled(contributions), 1.0, state, seed, feedback=feedback, up=False)
         return update, State(residuals, self.bases([update]))
-
-    def gradients(self, updates: Sequence[Payload]) -> Payload:
-        """Return the update."""
-        return updates[0]
 
     def _reduce(
         self,

@@ -147,7 +147,7 @@ def exchange_on_the_wire(
 ) -> tuple[Payload, list[State], State]:
     """`exchange` with every payload rounded as the wire rounds it."""
 
-    class Rounding:
+    class Rounding(Method):
         def step(
             self, gradients: Payload, share: float, state: State, seed: int, most: int | None = None
         ) -> Generator[Payload, Payload, State]:
