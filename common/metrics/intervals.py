@@ -17,10 +17,12 @@ from common.metrics.figures import ROUNDING, balanced, deviations, summarise
 from common.metrics.sums import Parts, Tally, parts
 from common.tasks import Metric, Regression, TaskSpec
 
+QUANTILE = NormalDist().inv_cdf(0.975)  # of intervals of 95 %
+
 
 @dataclass(frozen=True)
 class Interval:
-    """Where a figure lies with the confidence asked for.
+    """Where a figure lies with a confidence of 95 %.
 
     Args:
         low: lower end.
@@ -33,7 +35,7 @@ class Interval:
     method: str
 
 
-def intervals(task: TaskSpec, total: Tally, level: float = 0.95) -> dict[Metric, Interval]:
+def intervals(task: TaskSpec, total: Tally) -> dict[Metric, Interval]:
     """Return intervals of the figures that have one: accuracy, AUC, balanced accuracy; mae and pearson_r.
 
     accuracy: Wilson's. Of several labels it counts samples, not labels: a sample's mean over labels lies between 0 and
@@ -47,60 +49,58 @@ def intervals(task: TaskSpec, total: Tally, level: float = 0.95) -> dict[Metric,
     Args:
         task: what was predicted.
         total: tally of all samples, each predicted once by a model that has not seen it.
-        level: confidence, between 0 and 1.
     """
     part, values = parts(task, total), summarise(task, total).values
-    quantile = NormalDist().inv_cdf((1 + level) / 2)
     if part.samples == 0:
         return {}
     found: dict[Metric, Interval | None]
     if isinstance(task, Regression):
-        found = {"mae": _mean_error(part, quantile), "pearson_r": _fisher(values["pearson_r"], part.samples, quantile)}
+        found = {"mae": _mean_error(part), "pearson_r": _fisher(values["pearson_r"], part.samples)}
     else:
         several = task.name == "multi-label" and task.labels > 1
         errors = delong_deviations(part.scores)[(part.scores.sum(dim=2) > 0).all(dim=1)]
         delong = "DeLong" if task.outputs <= 2 and not several else "DeLong, standard errors averaged (conservative)"
         delta = "delta method, standard errors averaged (conservative)" if several else "delta method"
         found = {
-            "accuracy": _wilson(values["accuracy"], part.samples, quantile),
-            "auc": _normal(values["auc"], float(errors.mean()), quantile, delong),
+            "accuracy": _wilson(values["accuracy"], part.samples),
+            "auc": _normal(values["auc"], float(errors.mean()), delong),
             "balanced_accuracy": _normal(
-                values["balanced_accuracy"], float(balanced(part.confusion)[1].sqrt().mean()), quantile, delta
+                values["balanced_accuracy"], float(balanced(part.confusion)[1].sqrt().mean()), delta
             ),
         }
     return {name: interval for name, interval in found.items() if interval is not None}
 
 
-def _normal(value: float | None, error: float, quantile: float, method: str) -> Interval | None:
+def _normal(value: float | None, error: float, method: str) -> Interval | None:
     if value is None or not error > 0:
         return None
-    return Interval(max(0.0, value - quantile * error), min(1.0, value + quantile * error), method)
+    return Interval(max(0.0, value - QUANTILE * error), min(1.0, value + QUANTILE * error), method)
 
 
-def _wilson(share: float | None, samples: int, quantile: float) -> Interval | None:
+def _wilson(share: float | None, samples: int) -> Interval | None:
     """Return Wilson's interval of a share. Source: E. B. Wilson, JASA 22 (1927) 209."""
     if share is None:
         return None
-    square = quantile**2 / samples
+    square = QUANTILE**2 / samples
     middle = share + square / 2
-    half = quantile * math.sqrt(share * (1 - share) / samples + square / (4 * samples))
+    half = QUANTILE * math.sqrt(share * (1 - share) / samples + square / (4 * samples))
     return Interval(max(0.0, (middle - half) / (1 + square)), min(1.0, (middle + half) / (1 + square)), "Wilson")
 
 
-def _mean_error(part: Parts, quantile: float) -> Interval | None:
+def _mean_error(part: Parts) -> Interval | None:
     """Return the interval of the mean absolute error."""
     samples = part.samples
     *_, absolute, square = part.moments
     variance = deviations(absolute, square, samples) / max(samples - 1, 1)
     if variance == 0:
         return None
-    mean, half = absolute / samples, quantile * math.sqrt(variance / samples)
+    mean, half = absolute / samples, QUANTILE * math.sqrt(variance / samples)
     return Interval(max(0.0, mean - half), mean + half, "normal approximation")
 
 
-def _fisher(value: float | None, samples: int, quantile: float) -> Interval | None:
+def _fisher(value: float | None, samples: int) -> Interval | None:
     """Return the interval of a correlation by Fisher's transformation."""
     if value is None or samples < 4 or abs(value) > 1 - ROUNDING:
         return None
-    middle, half = math.atanh(value), quantile / math.sqrt(samples - 3)
+    middle, half = math.atanh(value), QUANTILE / math.sqrt(samples - 3)
     return Interval(math.tanh(middle - half), math.tanh(middle + half), "Fisher z")

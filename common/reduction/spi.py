@@ -8,6 +8,7 @@ from torch import Tensor
 from common.factors import Factor
 from common.reduction.operators import Matrix, kept, left, negligible, normalised, nothing, right, values
 
+CONVERGENCE = 1e-3  # sine of the angle between two iterates below which a component counts as found (θ)
 LEAST_ITERATIONS = 12  # a start that happens to lie near another component does not turn at first, either
 
 
@@ -18,7 +19,6 @@ def spi(
     tolerance: float = 0.0,
     seed: int = 0,
     iterations: int = 40,
-    convergence: float = 1e-3,
 ) -> Factor:
     """Reduce a matrix G to its leading singular components, one after the other.
 
@@ -32,7 +32,6 @@ def spi(
         tolerance: components with σ_j ≤ tolerance · σ₁ are left out.
         seed: of the random starts.
         iterations: power iterations per component at most.
-        convergence: sine of the angle between two iterates below which a component counts as found (θ).
 
     Returns:
         Q [k, out] carrying the singular values and P [k, in] with orthonormal rows, k ≤ r: the effective rank. A zero
@@ -66,7 +65,7 @@ def spi(
             following = following / size
             turned = torch.linalg.vector_norm(following - g * (following @ g))
             g = following
-            if turned <= convergence and iteration >= LEAST_ITERATIONS:
+            if turned <= CONVERGENCE and iteration >= LEAST_ITERATIONS:
                 break
         sigma = float(torch.linalg.vector_norm(right(matrix, g)))
         largest = max(largest, sigma)

@@ -15,6 +15,7 @@ from simulations.paper.panels import Panel
 # A singular value of this part of the largest counts into an effective rank: it has 4 % of its energy. With less than
 # that nearly all of ten values count for long, and their number says little.
 THRESHOLD = 0.2
+ENDS = 0.1  # part of the epochs that is the beginning, and the end
 CRUDE = "top-rows"  # the paper's baseline, whose last AUC the others are to reach
 REFERENCES = ("dsgd", "dsgd-per-tensor")  # what a method's time is divided by
 
@@ -102,18 +103,17 @@ def effective_ranks(spectra: pd.DataFrame, threshold: float = THRESHOLD) -> pd.D
     return spectra[["panel", "method", "fold", "epoch", "layer"]].assign(rank=ranks)
 
 
-def falls(ranks: pd.DataFrame, part: float = 0.1) -> pd.DataFrame:
+def falls(ranks: pd.DataFrame) -> pd.DataFrame:
     """Return effective ranks at the beginning and at the end of training.
 
     Args:
         ranks: of `effective_ranks`.
-        part: of the epochs that is the beginning, and the end.
 
     Returns:
         Rows by panel and layer: first and last, means over folds.
     """
     longest = ranks.groupby("panel")["epoch"].transform("max")
-    begun, over = ranks["epoch"] <= part * longest, ranks["epoch"] > (1 - part) * longest
+    begun, over = ranks["epoch"] <= ENDS * longest, ranks["epoch"] > (1 - ENDS) * longest
     by = ["panel", "layer"]
     found = {"first": ranks[begun].groupby(by, sort=False), "last": ranks[over].groupby(by, sort=False)}
     return pd.DataFrame({name: group["rank"].mean() for name, group in found.items()}).dropna().reset_index()

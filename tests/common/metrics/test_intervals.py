@@ -69,11 +69,11 @@ def test_shares() -> None:
 
 def test_numbers() -> None:
     outputs, labels = draw(NUMBER, 103, 2)
-    found = intervals(NUMBER, tallied(NUMBER, outputs, labels, centre=3.0), level=0.9)
+    found = intervals(NUMBER, tallied(NUMBER, outputs, labels, centre=3.0))
     errors = (outputs[:, 0] - labels).abs()
-    assert half(found["mae"]) == pytest.approx(1.6448536269514722 * float(errors.std()) / math.sqrt(103))
+    assert half(found["mae"]) == pytest.approx(QUANTILE * float(errors.std()) / math.sqrt(103))
     r = float(torch.corrcoef(torch.stack([outputs[:, 0], labels]))[0, 1])
-    ends = [math.tanh(math.atanh(r) + sign * 1.6448536269514722 / 10) for sign in (-1, 1)]
+    ends = [math.tanh(math.atanh(r) + sign * QUANTILE / 10) for sign in (-1, 1)]
     assert (found["pearson_r"].low, found["pearson_r"].high) == pytest.approx(ends)
 
 
