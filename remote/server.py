@@ -38,15 +38,12 @@ def listen(host: str, port: int) -> socket.socket:
         UserError: the address is in use or not this machine's.
     """
     try:
-        return socket.create_server((host, port), backlog=BACKLOG, family=_family(host))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), backlog=BACKLOG, family=family)
     except OSError as error:
         raise UserError(
             f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
         ) from None
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def serve(

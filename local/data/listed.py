@@ -45,7 +45,7 @@ def read_listed(
         holder((table,), column)
     labels = labels_of(data, (table,)) if training or set(data.targets) <= set(table.frame) else None
     if not training:
-        lacking = np.zeros(whole, bool) if labels is None else _gaps(labels)
+        lacking = np.zeros(whole, bool) if labels is None else np.isnan(labels.reshape(whole, -1)).any(axis=1)
         if lacking.any():
             where = table.error(int(lacking.argmax()), data.targets[0], "is missing; labels are not used")
             labels, notes = None, (str(where),)
@@ -74,10 +74,6 @@ def read_listed(
         dropped=whole - len(table),
         notes=notes,
     )
-
-
-def _gaps(labels: Array) -> Array:
-    return np.asarray(np.isnan(labels.reshape(len(labels), -1)).any(axis=1))
 
 
 def _complete(

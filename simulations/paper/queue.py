@@ -42,9 +42,8 @@ def do(jobs: Sequence[Job], output: Path, data: Path, processes: int, console: C
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("jobs"), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=len(left))
-        for number, (job, result, seconds) in enumerate(
-            chain(_together(together, data, processes), _one_by_one(alone, data)), start=1
-        ):
+        done = chain(_together(together, data, processes), (_perform(job, data) for job in alone))
+        for number, (job, result, seconds) in enumerate(done, start=1):
             job.keep(output, data, result)
             progress.advance(task)
             console.print(f"{number}/{len(left)} {job.words}: {seconds:.0f} s", highlight=False, soft_wrap=True)
@@ -67,10 +66,6 @@ def _together(jobs: Sequence[Job], data: Path, processes: int) -> Iterator[Done]
         pool.shutdown(wait=False, cancel_futures=True)
         for process in multiprocessing.active_children():
             process.terminate()
-
-
-def _one_by_one(jobs: Sequence[Job], data: Path) -> Iterator[Done]:
-    return (_perform(job, data) for job in jobs)
 
 
 def _begin() -> None:
