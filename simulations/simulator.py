@@ -250,8 +250,8 @@ def _aggregator(
     console = Console(stderr=json_output)
     with log_path(directory, "aggregator").open("w", encoding="utf-8", buffering=1) as log:
         weights = None if file.simulation.weights is None else Path(file.simulation.weights)
-        serve = partial(run_aggregator, file.run, directory, listening, console, allow_factories, lifeline)
-        _run(partial(serve, keeping=keeping, access=access, weights=weights), log)
+        aggregator = partial(run_aggregator, keeping=keeping, access=access, weights=weights)
+        _run(lambda: aggregator(file.run, directory, listening, console, allow_factories, lifeline), log)
 
 
 def _site(other_end: Connection, listening: socket.socket, config: SiteConfig) -> None:
@@ -274,10 +274,9 @@ def _relay(spec: RelaySpec, directory: Path, relaying: socket.socket, listening:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
-    signals, lifeline = (signal.SIGTERM,), parent.sentinel
     with log_path(directory, RELAY).open("w", encoding="utf-8", buffering=1) as log:
         _redirect(log)
-        run = partial(run_relay, spec, relaying, to, signals=signals, lifeline=lifeline)
+        run = partial(run_relay, spec, relaying, to, signals=(signal.SIGTERM,), lifeline=parent.sentinel)
         _run(lambda: write_json(directory / "relay.json", run()), log)
 
 
