@@ -7,11 +7,11 @@ tell nearly as much.
 from __future__ import annotations
 
 from common.metrics.auc import BINS
-from common.metrics.figures import Metrics, calibration, confusion, summarise
 from common.metrics.intervals import Interval, intervals
 from common.metrics.sites import Spread, mean_over_sites, within_sites
+from common.metrics.summary import Metrics, calibration, confusion, summarise
 from common.metrics.sums import Tally, empty, tally
-from common.metrics.wire import pack_tally, tally_bytes, unpack_tally
+from common.metrics.tally_codec import pack_tally, tally_bytes, unpack_tally
 
 __all__ = [
     "BINS",

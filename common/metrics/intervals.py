@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from common.metrics.auc import delong_deviations
-from common.metrics.figures import ROUNDING, balanced, deviations, summarise
+from common.metrics.summary import ROUNDING, balanced, deviations, summarise
 from common.metrics.sums import Parts, Tally, parts
 from common.tasks import Metric, Regression, TaskSpec
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from common.metrics.auc import pairs
-from common.metrics.figures import Metrics, correlation, deviations, mean_auc, r_squared
+from common.metrics.summary import Metrics, correlation, deviations, mean_auc, r_squared
 from common.metrics.sums import Tally, parts
 from common.tasks import Metric, Regression, TaskSpec
 
@@ -25,10 +25,10 @@ class Spread:
         missing: how many do not.
     """
 
-    mean: float | None
-    sd: float | None
-    count: int
-    missing: int
+    mean: float | None = None
+    sd: float | None = None
+    count: int = 0
+    missing: int = 0
 
 
 def mean_over_sites(task: TaskSpec, found: Sequence[Metrics]) -> dict[Metric, Spread]:

@@ -8,6 +8,7 @@ from typing import Literal
 
 import pandas as pd
 
+from simulations.paper.compared_methods import METHODS
 from simulations.paper.comparing import (
     CRUDE,
     THRESHOLD,
@@ -23,7 +24,6 @@ from simulations.paper.comparing import (
     ratios,
     speedups,
 )
-from simulations.paper.methods import METHODS
 from simulations.paper.sizes import MOST_HEADER
 
 Verdict = Literal["holds", "equal", "misses", "open"]

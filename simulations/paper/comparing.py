@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from simulations.paper.methods import METHODS
+from simulations.paper.compared_methods import METHODS
 from simulations.paper.panels import Panel
 
 # A singular value of this part of the largest counts into an effective rank: it has 4 % of its energy. With less than

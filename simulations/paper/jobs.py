@@ -24,7 +24,7 @@ from common.policy import EVERYTHING
 from common.spec import MethodSpec, RunSpec
 from remote.recorder import write_json
 from simulations.archives import Archive
-from simulations.paper.methods import METHODS
+from simulations.paper.compared_methods import METHODS
 from simulations.paper.panels import Panel, run_document
 from simulations.sources import Source
 
@@ -153,7 +153,7 @@ class CurveJob(Job):
 
     def perform(self, data: Path) -> dict[str, Any]:
         """Return the training's figures."""
-        from simulations.paper.curves import train
+        from simulations.paper.learning_curves import train
 
         return asdict(train(self.panel, METHODS[self.method], self.fold, source(self.panel, data).load()))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simulations.paper.methods import Method
+from simulations.paper.compared_methods import Method
 
 FOLDS = 5  # of the cross-validation
 SITES = ("site-1", "site-2", "site-3", "site-4")

@@ -21,8 +21,9 @@ from matplotlib.ticker import (
     NullLocator,
 )
 
-from remote.canvas import AMBER, BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, blank, dress, png
+from remote.report.plot_style import AMBER, BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, blank, dress, png
 from simulations.paper.claims import PAPER_RATIOS
+from simulations.paper.compared_methods import METHODS, Method
 from simulations.paper.comparing import (
     CRUDE,
     THRESHOLD,
@@ -35,7 +36,6 @@ from simulations.paper.comparing import (
     ratios,
     speedups,
 )
-from simulations.paper.methods import METHODS, Method
 from simulations.paper.panels import FOLDS, Panel
 
 LOOKS: Mapping[str, tuple[str, Any, str]] = {  # colour, line and marker of a family, or of one method by its key

@@ -26,7 +26,7 @@ from local.data.npz import samples_of
 from local.evaluation import outputs_of
 from remote.aggregator import Aggregator
 from simulations.lockstep import run
-from simulations.paper.methods import Method
+from simulations.paper.compared_methods import Method
 from simulations.paper.panels import FOLDS, Panel, run_document
 from simulations.partition import Iid, partition
 from simulations.pooling import SITE, pooled_data, pooled_spec

@@ -53,7 +53,7 @@ def write(setting: Setting, output: Path, console: Console) -> None:
     """Write tables, pictures and the page of all results that a folder holds, and show the verdicts."""
     from simulations.paper import page
     from simulations.paper.claims import claims
-    from simulations.paper.figures import pictures
+    from simulations.paper.paper_plots import pictures
 
     found = tables(setting, output)
     for name, table in found.items():

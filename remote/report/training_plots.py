@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from remote.canvas import BLACK, BLUE, GREY, MEASURES, ORANGE, legend, plain_axes
+from remote.report.plot_style import BLACK, BLUE, GREY, MEASURES, ORANGE, legend, plain_axes
 
 LOSS = "mean loss per sample"
 LEAST = 2  # points of a curve: one is told by the tables

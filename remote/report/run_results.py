@@ -16,6 +16,7 @@ from pydantic import Field
 from common.columns import Labelled
 from common.documents import Part, load_json, validate
 from common.errors import UserError, one_line
+from common.metrics import Interval, Spread
 from common.spec import RunSpec
 from common.tasks import Classification, Regression
 
@@ -29,43 +30,19 @@ BASELINE = "baseline_"  # before the name of a metric of the guess that knows on
 STEPS = ("step", "epoch", "loss", "seconds", "aggregation_seconds", "bytes_up", "bytes_down", "left_out")
 
 
-class Reset(Part):
+class StateLoss(Part):
     """A site that has lost its state."""
 
     site: str
     """Its name."""
     round: int
-    """When it went on without residuals."""
-
-
-class Spread(Part, extra="ignore"):
-    """A metric over folds or sites."""
-
-    mean: float | None = None
-    """Mean of those that have it."""
-    sd: float | None = None
-    """Standard deviation between them."""
-    count: int = 0
-    """How many have it."""
-    missing: int = 0
-    """How many do not."""
-
-
-class Interval(Part, extra="ignore"):
-    """Where a metric lies with a confidence of 95 %."""
-
-    low: float
-    """Lower end."""
-    high: float
-    """Upper end."""
-    method: str
-    """Its name."""
+    """The round in which it went on without residuals."""
 
 
 Values = dict[str, float | None]
 
 
-class Figures(Part, extra="ignore"):
+class RunMetrics(Part, extra="ignore"):
     """What the tests of all folds say together, by metric; nothing before the first test."""
 
     test: Values | None = None
@@ -100,12 +77,12 @@ class Summary(Part, extra="ignore"):
     bytes_down_per_site_step: float = 0.0
     dense_bytes: int = 0
     times_fewer_bytes_than_dense: float | None = None
-    metrics: Figures = Figures()
+    metrics: RunMetrics = RunMetrics()
     problems: dict[str, str] = Field(default={})
     rows_dropped: dict[str, int] = Field(default={})
     warnings: dict[str, tuple[str, ...]] = Field(default={})
     left_out: dict[str, int] = Field(default={})
-    resets: tuple[Reset, ...] = ()
+    resets: tuple[StateLoss, ...] = ()
     drift: float | None = None
     weights_sha256: dict[str, str] = Field(default={})
     aggregator_sha256: str = ""
@@ -113,7 +90,7 @@ class Summary(Part, extra="ignore"):
     machine: dict[str, str] = Field(default={})
 
 
-class PlanFacts(Part, extra="ignore"):
+class PlanSummary(Part, extra="ignore"):
     """What people want to know of `plan.json`."""
 
     sha256: str = ""
@@ -125,7 +102,7 @@ P = TypeVar("P", bound=Part)
 
 
 @dataclass(frozen=True, eq=False)
-class Results:
+class RunResults:
     """A run's directory, read.
 
     Args:
@@ -138,7 +115,7 @@ class Results:
     """
 
     spec: RunSpec
-    plan: PlanFacts
+    plan: PlanSummary
     summary: Summary
     metrics: pd.DataFrame
     sites: pd.DataFrame
@@ -154,7 +131,7 @@ class Results:
     def test(self) -> dict[str, float]:
         """Metrics of all samples that have been tested, each by a model that has not seen it; what is known of them."""
         if self.summary.metrics.test is not None:
-            return known(self.summary.metrics.test)
+            return finite(self.summary.metrics.test)
         rows = rows_of(self.tests)
         return rows.get("pooled", {}) if len(self.tests) == 1 else {}
 
@@ -169,7 +146,7 @@ class Results:
         return rows_of(self.sites)
 
 
-def known(values: Mapping[str, float | None]) -> dict[str, float]:
+def finite(values: Mapping[str, float | None]) -> dict[str, float]:
     """Return those that are finite numbers."""
     return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
 
@@ -184,7 +161,7 @@ def class_names(spec: RunSpec) -> list[str]:
     return [str(value) for value in data.values] if isinstance(task, Classification) else list(data.targets)
 
 
-def read_results(directory: Path) -> Results:
+def read_results(directory: Path) -> RunResults:
     """Read a run's directory; only `run.json` has to be there.
 
     Raises:
@@ -197,9 +174,9 @@ def read_results(directory: Path) -> Results:
     sites = read_table(directory / "sites.csv", SITES)
     if sites.empty:  # of a run from before there were folds
         sites = metrics[(metrics["split"] == "test") & (metrics["site"] != "pooled") & (metrics["fold"] == 0)]
-    return Results(
+    return RunResults(
         validate(RunSpec, load_json(path), file=path),
-        _optional(PlanFacts, directory / "plan.json"),
+        _optional(PlanSummary, directory / "plan.json"),
         _optional(Summary, directory / "summary.json"),
         metrics,
         sites,
@@ -238,4 +215,4 @@ def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
 def rows_of(table: pd.DataFrame) -> dict[str, dict[str, float]]:
     """Return a table's metrics by site, `pooled` among them; what was not measured is left out."""
     names = [str(name) for name in table.columns if name not in KEYS]
-    return {str(row["site"]): known({name: row[name] for name in names}) for row in table.to_dict("records")}
+    return {str(row["site"]): finite({name: row[name] for name in names}) for row in table.to_dict("records")}

@@ -9,8 +9,20 @@ import pandas as pd
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from remote.canvas import BLACK, BLUE, GREY, MEASURES, ORANGE, WIDTH, blank, dress, legend, plain_axes, shortened
-from remote.results import BASELINE, RANKED
+from remote.report.plot_style import (
+    BLACK,
+    BLUE,
+    GREY,
+    MEASURES,
+    ORANGE,
+    WIDTH,
+    blank,
+    dress,
+    legend,
+    plain_axes,
+    shortened,
+)
+from remote.report.run_results import BASELINE, RANKED
 
 NAMED = 30  # sites up to which each has its name; more are placed by their number of samples
 WRITTEN = 12  # classes up to which every cell has its numbers

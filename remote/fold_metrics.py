@@ -26,7 +26,7 @@ from common.metrics import (
 from common.tasks import Regression, TaskSpec
 
 
-class Study:
+class FoldMetrics:
     """Adds up every fold's test tallies.
 
     Args:

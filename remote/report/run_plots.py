@@ -8,14 +8,14 @@ from matplotlib import style
 from matplotlib.figure import Figure
 
 from common.tasks import Classification, MultiLabel, Regression
-from remote.canvas import MEASURES, png
-from remote.curves import losses, losses_by_step, metric_by_epoch
-from remote.outcomes import calibration, confusion, metric_by_site
-from remote.reading import guess_of
-from remote.results import LABEL_CELLS, Results, class_names
+from remote.report.evaluation_plots import calibration, confusion, metric_by_site
+from remote.report.narrative import baseline_name
+from remote.report.plot_style import MEASURES, png
+from remote.report.run_results import LABEL_CELLS, RunResults, class_names
+from remote.report.training_plots import losses, losses_by_step, metric_by_epoch
 
 
-def figures(run: Results) -> dict[str, bytes]:
+def run_plots(run: RunResults) -> dict[str, bytes]:
     """Draw what there is to draw.
 
     Args:
@@ -29,7 +29,7 @@ def figures(run: Results) -> dict[str, bytes]:
         return {name: png(figure) for name, figure in _drawn(run).items() if figure is not None}
 
 
-def _drawn(run: Results) -> dict[str, Figure | None]:
+def _drawn(run: RunResults) -> dict[str, Figure | None]:
     folds, finished = run.spec.tested_folds, len(run.tests)
     metrics, sites, steps = (_finite(table) for table in (run.metrics, run.sites, run.steps))
     validation = metrics[(metrics["split"] == "validation") & (metrics["fold"] < folds)]
@@ -48,7 +48,7 @@ def _drawn(run: Results) -> dict[str, Figure | None]:
             if name in validation
         },
         **{
-            f"test_{name}_by_site": metric_by_site(sites, name, test.get(name), means.get(name), guess_of(run))
+            f"test_{name}_by_site": metric_by_site(sites, name, test.get(name), means.get(name), baseline_name(run))
             for name in measures
             if name in sites
         },
@@ -61,7 +61,7 @@ def _finite(table: pd.DataFrame) -> pd.DataFrame:
     return table.replace([np.inf, -np.inf], np.nan)
 
 
-def _confusion(run: Results) -> Figure | None:
+def _confusion(run: RunResults) -> Figure | None:
     counts, names = run.confusion, class_names(run.spec)
     if not counts:
         return None
@@ -70,7 +70,7 @@ def _confusion(run: Results) -> Figure | None:
     return confusion(counts, names, names, ("predicted class", "true class"), len(names))
 
 
-def _calibration(run: Results) -> Figure | None:
+def _calibration(run: RunResults) -> Figure | None:
     task, bins = run.spec.task, run.summary.metrics.calibration
     if isinstance(task, Regression) or not any(count for *_, count in bins):
         return None
