@@ -1,4 +1,4 @@
-"""What the tests of all folds say together: by site, over folds, and beside a baseline that knows only the site."""
+"""Test metrics of all folds: by site, over folds, and of a baseline that knows only the site."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from common.tasks import Regression, TaskSpec
 
 
 class FoldMetrics:
-    """Adds up every fold's test tallies.
+    """Adds up the test tallies of all folds.
 
     Args:
         task: what is predicted.
@@ -41,7 +41,7 @@ class FoldMetrics:
         self._folds: list[Metrics] = []
 
     def add(self, models: Mapping[str, Tally], baselines: Mapping[str, Tally]) -> None:
-        """Take note of one fold's test."""
+        """Add one fold's test."""
         for own, found in ((self._models, models), (self._baselines, baselines)):
             for site, tally in found.items():
                 own[site] += tally
@@ -50,7 +50,7 @@ class FoldMetrics:
             self._folds.append(pooled)
 
     def state(self) -> dict[str, Any]:
-        """Return as JSON what a study needs to go on from here."""
+        """Return the state as JSON."""
         tallies = {
             name: {site: base64.b64encode(zlib.compress(pack_tally(tally))).decode() for site, tally in own.items()}
             for name, own in (("models", self._models), ("baselines", self._baselines))
@@ -58,7 +58,7 @@ class FoldMetrics:
         return {**tallies, "folds": [asdict(fold) for fold in self._folds]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` has returned."""
+        """Take over a state that `state` returned."""
         for own, name in ((self._models, "models"), (self._baselines, "baselines")):
             for site, text in state[name].items():
                 own[site] = unpack_tally(self._task, zlib.decompress(base64.b64decode(text)))
@@ -82,7 +82,7 @@ class FoldMetrics:
         return rows
 
     def summary(self) -> dict[str, Any]:
-        """Return all figures as JSON."""
+        """Return all metrics as JSON."""
         if not self._folds:
             return {}
         task, tallies = self._task, list(self._models.values())

@@ -1,7 +1,7 @@
-"""Metrics as sums that add up over batches, sites and folds.
+"""Metrics from sums that add up over batches, sites and folds.
 
-A site shows counts and sums over all its samples, not one sample's score or label; of very few samples, though, sums
-tell nearly as much.
+A site reveals counts and sums over its samples, but no single score or label. For very few samples, sums reveal nearly
+as much.
 """
 
 from __future__ import annotations

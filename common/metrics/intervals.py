@@ -1,9 +1,9 @@
-"""Intervals of figures from pooled out-of-fold predictions.
+"""Confidence intervals of metrics from pooled out-of-fold predictions.
 
-They take every sample's prediction as independent of the others'. In cross-validation each sample is predicted once, by
-a model that has not seen it; models of different folds share training samples, so this is an approximation, but one
-that does not take folds for independent repetitions, as a standard error over folds would. Samples of one person, or
-sites that differ, make the true interval wider. An interval without width (of an AUC of 1, say) is left out.
+They treat predictions as independent. In cross-validation each sample is predicted once, by a model that has not seen
+it. Models of different folds share training samples, so this is an approximation; a standard error over folds would be
+worse, because it treats folds as independent repetitions. Several samples of one person, or sites that differ, make the
+true interval wider. An interval of width zero (as for an AUC of 1) is left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from common.tasks import Metric, Regression, TaskSpec
 
 @dataclass(frozen=True)
 class Interval:
-    """Where a figure lies with the confidence asked for.
+    """A confidence interval of a metric.
 
     Args:
         low: lower end.
@@ -34,7 +34,7 @@ class Interval:
 
 
 def intervals(task: TaskSpec, total: Tally, level: float = 0.95) -> dict[Metric, Interval]:
-    """Return intervals of the figures that have one: accuracy, AUC, balanced accuracy; mae and pearson_r.
+    """Return the intervals of the metrics that have one: accuracy, AUC, balanced accuracy; mae and pearson_r.
 
     accuracy: Wilson's. Of several labels it counts samples, not labels: a sample's mean over labels lies between 0 and
     1, so its variance is at most that of hits and misses with the same mean.

@@ -1,4 +1,4 @@
-"""Figures from a tally, each None where there is nothing to measure."""
+"""Metrics from a tally, each None where there is nothing to measure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from common.metrics.auc import pairs
 from common.metrics.sums import CALIBRATION_BINS, Parts, Tally, parts
 from common.tasks import Classification, Metric, MultiLabel, Regression, TaskSpec
 
-ROUNDING = 1e-12  # a smaller part of the sum of squares than this is no variance
+ROUNDING = 1e-12  # a smaller share of the sum of squares is rounding, not variance
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Figures of some samples.
+    """Metrics of some samples.
 
     Args:
-        samples: how many samples they come from.
-        values: a figure, or None, for every name in the task's metrics.
+        samples: how many there are.
+        values: a number, or None, for each of the task's metrics.
         auc_error: largest possible difference between this AUC and that of the exact scores.
         absent: classes or labels that have no AUC for want of a sample of their own or of another.
     """
@@ -32,7 +32,7 @@ class Metrics:
 
 
 def summarise(task: TaskSpec, total: Tally) -> Metrics:
-    """Turn sums into figures.
+    """Turn sums into metrics.
 
     AUC: one class against the rest, the mean over classes or labels that have one. Accuracy, calibration error and
     balanced accuracy (the mean recall over classes present): for labels, the mean over them. F1: of class 1 of two

@@ -1,4 +1,4 @@
-"""What adds up over batches, sites and folds: counts and sums behind every figure of a task."""
+"""The counts and sums behind a task's metrics; they add up over batches, sites and folds."""
 
 from __future__ import annotations
 

@@ -24,19 +24,19 @@ STATUS = {
     "completed": "The run is complete.",
     "failed": "The run failed.",
     "interrupted": "The run was interrupted.",
-    "running": "The run is not over: when this page was made it was going on, or had been cut off.",
+    "running": "The run is not over: it was still going on when this page was made, or it was cut off.",
 }
 WARNINGS = {
-    "weights-made-equal-after-a-comparison": "has been given the aggregator's weights after a comparison",
+    "weights-made-equal-after-a-comparison": "took over the aggregator's weights after a comparison",
     "one-class": "has samples of one class alone: no AUC, and a balanced accuracy of that class only",
     "fewer-samples-than-folds": "has fewer samples than there are folds: some folds test none there",
     "missing-classes": "has no samples of some class",
-    "sets-too-small-to-evaluate": "has validation or test sets that its policy finds too small: they are in no figure",
+    "sets-too-small-to-evaluate": "has validation or test sets too small for its policy: they are in no metric",
 }
 UNSEEN = (
-    "No label of the site that is tested is known in training, so the guess here is from the labels of all other "
-    "sites: it is the same for a whole site, and errs away from it, which puts its AUC or correlation below chance. "
-    "What the model earns over all samples may still be from features that tell how sites differ."
+    "Training sees no label of the tested site, so the guess here comes from the labels of all other sites. It is the "
+    "same for a whole site and errs away from it, which puts its AUC or correlation below chance. What the model gains "
+    "over all samples may still come from features that tell how sites differ."
 )
 NEGLIGIBLE = 0.02  # a smaller difference of an AUC, R² or r is not worth a sentence
 CHANCE_MARGIN = 0.03  # a balanced accuracy that is no further above chance is chance
@@ -101,18 +101,16 @@ def tested(run: RunResults) -> str:
     evaluation, folds, tests = run.spec.evaluation, run.spec.tested_folds, run.tests
     samples = count(int(run.test.get("samples", 0)), "sample")
     if isinstance(evaluation, KFold):
-        how = f"Cross-validation in {folds} folds at every site: {samples}, each predicted once, by a model that has "
-        how += "not seen it."
+        how = f"Cross-validation in {folds} folds at every site: {samples}, each unseen by the model that predicts it."
     elif isinstance(evaluation, LeaveOneSiteOut):
-        how = f"Leave one site out: each of the {folds} folds is a site, whose samples a model of all other sites "
-        how += f"predicts; {samples}."
+        how = f"Leave one site out: each of the {folds} folds is a site, predicted by a model of all others; {samples}."
     else:
         how = f"{samples} set aside from training."
     if len(tests) < folds:
         how += f" So far {len(tests)} of {folds} folds are tested."
     how += f" The model is that of {tested_epochs(run)}."
     if not isinstance(evaluation, Holdout) and evaluation.refit:
-        how += " The model that is kept has been trained once more, on all samples; these figures are not its own."
+        how += " The model that is kept has been trained once more, on all samples; these metrics are not its own."
     return how
 
 
@@ -121,7 +119,7 @@ def tested_epochs(run: RunResults) -> str:
     best = sorted(int(epoch) + 1 for epoch in run.tests["epoch"]) or [run.summary.best_epoch + 1]
     named = f"{best[0]}" if best[0] == best[-1] else f"{best[0]} to {best[-1]}"
     if not (run.metrics[run.metrics["split"] == "validation"]["samples"] > 0).any():
-        return f"the last epoch, {named}, for no samples are for validation"
+        return f"the last epoch, {named}, because no samples were set aside for validation"
     each = " in each fold" if run.spec.tested_folds > 1 else ""
     monitor = NAMES[run.spec.monitor]
     return f"the best epoch{each}, {named} of at most {run.spec.training.epochs}, by validation {monitor}"
@@ -150,12 +148,12 @@ def _regression(run: RunResults) -> Iterator[str]:
         yield f"A guess that knows only the site, the mean of the labels it trains on, reaches {reached}:"
         pooled = f"r = {number(test['pearson_r'])} and R² = {number(test['r2'])}"
         if guess["r2"] > NEGLIGIBLE:
-            yield f"so much of the {pooled} of all samples together can be had by telling sites apart."
+            yield f"telling sites apart is enough for so much of the {pooled} of all samples."
         else:
             yield "knowing the site explains next to nothing here."
     if {"pearson_r", "r2"} <= within.keys():
         left = f"r = {number(within['pearson_r'])} and R² = {number(within['r2'])}"
-        yield f"Within sites, each one's own mean taken out of labels and predictions, the model has {left}."
+        yield f"Within sites, with each site's mean taken out of labels and predictions, the model reaches {left}."
     if "r2" in guess and "r2" in test and guess["r2"] < 1:
         gain = (test["r2"] - guess["r2"]) / (1 - guess["r2"])
         smaller = f"{gain * 100:.0f} % smaller than" if gain > 0 else "no smaller than"
@@ -172,7 +170,7 @@ def _classification(run: RunResults) -> Iterator[str]:
         yield f"A guess that knows only the site, the frequencies of the labels it trains on, reaches {reached}."
         yield from _interval_against_guess(run, "auc")
     if "auc" in within and "auc" in test:
-        yield f"Over pairs of samples of the same site its AUC is {number(within['auc'])}:"
+        yield f"Over pairs of samples of one site the model's AUC is {number(within['auc'])}:"
         if test["auc"] - within["auc"] > NEGLIGIBLE:
             yield "differences between sites make the pooled AUC look better than the model is within them."
         else:
@@ -190,7 +188,7 @@ def _interval_against_guess(run: RunResults, name: str) -> Iterator[str]:
     elif guess > interval.high:
         yield f"{model} lies below the guess's: the model does worse than the guess."
     else:
-        yield f"{model} holds the guess's: no gain over the guess is shown."
+        yield f"{model} contains the guess's: no gain over the guess is shown."
 
 
 def _sites_without_gain(run: RunResults) -> Iterator[str]:
@@ -206,30 +204,30 @@ def notes(run: RunResults) -> Iterator[str]:
     if metrics.intervals:
         each = ", ".join(f"{NAMES.get(name, name)}: {one.method}" for name, one in metrics.intervals.items())
         yield (
-            f"95 % intervals ({each}) are of all samples' predictions, each by a model that has not seen the sample. "
-            "They take predictions as independent of one another, and say nothing about other sites than these."
+            f"95 % intervals ({each}) are for the predictions of all samples, each by a model that has not seen it. "
+            "They treat predictions as independent, and say nothing about other sites than these."
         )
     if isinstance(run.spec.evaluation, LeaveOneSiteOut):
-        yield "Every fold is a site, so that figures over folds are those over sites."
+        yield "Every fold is a site, so metrics over folds are metrics over sites."
     elif run.spec.tested_folds > 1 and metrics.folds:
         yield (
-            "± SD over folds is the standard deviation between folds. Folds share training samples: it is no error of "
-            "the mean, and no interval can be made of it."
+            "± SD over folds is the standard deviation between folds. Folds share training samples, so it is not the "
+            "error of the mean, and gives no interval."
         )
     if metrics.sites:
         missing = max(one.missing for one in metrics.sites.values())
-        lack = f" {missing} of them lack a metric, for want of a second class or sample." if missing else ""
-        yield f"The mean over sites counts every site the same, whatever its size; ± SD is between sites.{lack}"
+        lack = f" {missing} of them lack a metric: they have no second class or sample." if missing else ""
+        yield f"The mean over sites weighs every site equally, whatever its size; ± SD is between sites.{lack}"
     if absent := int(run.test.get("absent", 0)):
         kind = "classes have" if isinstance(run.spec.task, Classification) else "labels have"
-        yield f"{absent} {kind} no AUC, for want of samples, and are left out of its mean."
+        yield f"{absent} {kind} no AUC, for lack of samples, and are left out of its mean."
     if "auc_error" in run.test:
         error = run.test["auc_error"]
-        yield f"AUCs are from histograms of scores: the pooled one is off by at most {error:.1g}."
+        yield f"AUCs come from histograms of scores: the one of all samples is off by at most {error:.1g}."
 
 
 def warnings(run: RunResults) -> Iterator[str]:
-    """Yield a sentence for everything that is odd about the result or the sites' data."""
+    """Yield a sentence for each problem with the result or the sites' data."""
     task, reached = run.spec.task, run.test.get("balanced_accuracy")
     if isinstance(task, Classification) and reached is not None and reached <= 1 / task.classes + CHANCE_MARGIN:
         yield (

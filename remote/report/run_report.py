@@ -22,12 +22,12 @@ CAPTIONS = {
     "accuracy_over_epochs": "Validation accuracy by epoch.",
     "mae_over_epochs": "Validation mean absolute error by epoch.",
     "pearson_r_over_epochs": "Validation correlation by epoch.",
-    "test_auc_by_site": "Test AUC of each site that has one, and of all samples together.",
-    "test_accuracy_by_site": "Test accuracy of each site, and of all samples together.",
-    "test_mae_by_site": "Test mean absolute error of each site, and of all samples together.",
-    "test_pearson_r_by_site": "Test correlation within each site, and of all samples together.",
-    "confusion": "Test samples by true and predicted value, coloured by their part of the true value's samples.",
-    "calibration": "Test predictions by confidence in 15 equal bins: how often they are right, and how many they are.",
+    "test_auc_by_site": "Test AUC of each site that has one, and of all samples.",
+    "test_accuracy_by_site": "Test accuracy of each site, and of all samples.",
+    "test_mae_by_site": "Test mean absolute error of each site, and of all samples.",
+    "test_pearson_r_by_site": "Test correlation within each site, and of all samples.",
+    "confusion": "Test samples by true and predicted value, coloured by their share of the true value's samples.",
+    "calibration": "Test predictions by confidence in 15 equal bins: how often they are right, and how many there are.",
 }
 PARTS = ("task", "model", "data", "preparation", "evaluation", "training", "method", "federation")
 MAX_ITEMS = 30  # of a list in the specification

@@ -1,4 +1,4 @@
-"""The paper's claims and our own, judged by the tables: pure functions from tables to statements and verdicts."""
+"""Judge the paper's claims and our own: pure functions from tables to statements and verdicts."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from simulations.paper.comparing import (
     ratios,
     speedups,
 )
-from simulations.paper.sizes import MOST_HEADER
+from simulations.paper.sizes import MAX_HEADER
 
 Verdict = Literal["holds", "equal", "misses", "open"]
 
 PAPER_RATIOS = {4: 0.063, 6: 0.055, 8: 0.049, 10: 0.046, 12: 0.039, 14: 0.040, 16: 0.037, 18: 0.038}  # by sites
 NOISE = 2  # standard errors within which a difference says nothing
-ROUNDING = 0.02  # part of the bytes that headers and biases may make
-STAYS = 0.5  # of an effective rank, whose changes below it say nothing
+ROUNDING = 0.02  # share of the bytes that headers and biases may take
+STAYS = 0.5  # a smaller change of an effective rank says nothing
 WITH_FEEDBACK = ("ours", "rows", "int8")  # families of this project's own
 FACTORS = ("ours", "rows", "int8", "published", "powersgd", "powersgd-plain")  # families that send rows of factors
 PARTNERS = {"powersgd-plain": "neither has feedback", "powersgd": "only PowerSGD has feedback"}
@@ -42,19 +42,19 @@ FORGOTTEN = {
     "residuals as matrices, which forget nothing",
 }
 SHARED = (
-    "All sites share this machine's processors: what a site computes takes the longer the more sites there are, and "
-    "hides what fewer bytes save: gradients, which are the same for both methods, and their reduction, which dSGD has "
-    "none of. The slower the link, the more of it is seen."
+    "All sites share this machine's processors. The more sites, the longer computing takes, and it hides what fewer "
+    "bytes save. Both methods compute the same gradients; only one reduces them. The slower the link, the more of the "
+    "saving shows."
 )
 RELATIVE = (
-    "The rank is counted against the largest singular value of the same update: it says how evenly a gradient is "
+    "The rank is counted relative to the largest singular value of the same update: it says how evenly a gradient is "
     "spread over its directions, not how large it is."
 )
 
 
 @dataclass(frozen=True)
 class Near:
-    """One of our own claims: a method's AUC is hardly below that of dSGD.
+    """One of our own claims: a method's AUC is close to dSGD's.
 
     Args:
         panel: key of the panel.
@@ -85,11 +85,11 @@ WITHIN = {near.panel: near.within for near in NEAR if near.method == "rank-dad-4
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement, and what the tables say of it.
+    """A statement and its verdict.
 
     Args:
         figure: name of the table that it is judged by.
-        paper: whether the statement is the paper's; else it is this project's own.
+        paper: whether the claim is the paper's; the others are this project's own.
         panel: key of the panel; empty where it is of none.
         statement: in words.
         measured: what was found, in numbers.
@@ -165,7 +165,7 @@ def _near(name: str, table: pd.DataFrame, near: Near) -> Claim:
 
 
 def _equal_bytes(name: str, table: pd.DataFrame, panel: str, key: str) -> Claim:
-    """Judge a method with feedback by the PowerSGD that sends the fewest bytes of those that send no less."""
+    """Compare a method with feedback to the PowerSGD that sends the fewest bytes, but no fewer than it."""
     says = f"{METHODS[key].label}: AUC at least that of PowerSGD with feedback at equal bytes"
     sent = ends(table).groupby("method")["bytes"].mean()
     shares = {str(other): sent[key] / sent[other] for other in sent.index if METHODS[str(other)].family == "powersgd"}
@@ -181,7 +181,7 @@ def _equal_bytes(name: str, table: pd.DataFrame, panel: str, key: str) -> Claim:
 
 
 def _published(name: str, table: pd.DataFrame, panel: str, key: str) -> Iterator[Claim]:
-    """Judge what the paper says of its own method, which has no feedback."""
+    """Judge the paper's claims about its own method, which has no feedback."""
     method, within = METHODS[key], WITHIN[panel]
     says = f"{method.label}: dSGD's AUC at the last epoch (within {within:g})"
     found = differences(table, panel, key, "dsgd")
@@ -201,7 +201,7 @@ def _published(name: str, table: pd.DataFrame, panel: str, key: str) -> Iterator
 
 
 def _feedback(name: str, table: pd.DataFrame, panel: str, published: str) -> Iterator[Claim]:
-    """Judge whether feedback is worth having, at the rank of a method without it."""
+    """Judge whether feedback helps, against the same rank without it."""
     key = f"rank-dad-{METHODS[published].rank}"
     if found := differences(table, panel, key, published):
         says = f"{METHODS[key].label}: AUC at least that of the same rank as published"
@@ -211,7 +211,7 @@ def _feedback(name: str, table: pd.DataFrame, panel: str, published: str) -> Ite
 def _at_least(
     name: str, paper: bool, panel: str, says: str, found: Sequence[Difference], why: str, note: str = ""
 ) -> Claim:
-    """Judge a difference at the last epoch that should not be below zero."""
+    """Judge a difference that should not be below zero at the last epoch."""
     last = found[-1]
     measured = _said(last) + note
     if abs(last.mean) < NOISE * last.error:
@@ -222,7 +222,7 @@ def _at_least(
 
 
 def _effective_rank(name: str, tables: Tables) -> Iterator[Claim]:
-    """Judge whether fewer and fewer directions of a layer's gradient matter."""
+    """Judge whether the effective rank of each layer's gradient falls."""
     ranks = effective_ranks(tables[name])
     folds = ranks.groupby("panel")["fold"].nunique()
     for panel, layer, first, last in falls(ranks).itertuples(index=False):
@@ -240,7 +240,7 @@ def _effective_rank(name: str, tables: Tables) -> Iterator[Claim]:
 
 
 def _speed(name: str, tables: Tables) -> Iterator[Claim]:
-    """Judge the time to the AUC that the crude baseline ends with."""
+    """Judge the time until a method reaches the crude baseline's final AUC."""
     if "figure-5" not in tables:
         return
     found = speedups(tables["figure-5"], tables[name])
@@ -264,11 +264,11 @@ def _speed(name: str, tables: Tables) -> Iterator[Claim]:
 
 
 def _sizes(name: str, tables: Tables) -> Iterator[Claim]:
-    """Judge bytes per layer: as sent against the formula, and how they grow."""
+    """Judge bytes per layer: whether they match the formula, and how they grow with the width."""
     table = tables[name]
     for method, rows in table.dropna(subset=["sent"]).groupby("method", sort=False):
         label, family = METHODS[str(method)].label, METHODS[str(method)].family
-        header = MOST_HEADER * (2 if family.startswith("powersgd") else 1)
+        header = MAX_HEADER * (2 if family.startswith("powersgd") else 1)
         low, high = (rows["sent"] - rows["formula"]).agg(["min", "max"])
         says = f"{label}: what is sent matches the formula within the header (at most {header} bytes)"
         measured = f"{low:.0f} to {high:.0f} bytes more, {len(rows)} layers and directions"
@@ -338,7 +338,7 @@ def _small(value: float) -> str:
 
 
 def _trend(found: Sequence[Difference]) -> str:
-    """Return what becomes of a gap during training."""
+    """Say whether a gap opens or closes during training."""
     first, last = found[0], found[-1]
     if first.epoch == last.epoch:
         return ""
@@ -348,14 +348,14 @@ def _trend(found: Sequence[Difference]) -> str:
 
 
 def _lag(found: Sequence[Difference]) -> str:
-    """Return what becomes of a gap to dSGD, and why if it closes."""
+    """Say whether the gap to dSGD closes, and why."""
     closes = found[0].mean < found[-1].mean
     late = " Feedback delivers late what a rank leaves out of a step, so a low rank lags at first." if closes else ""
     return _trend(found) + late
 
 
 def _forgotten(table: pd.DataFrame, panel: str, key: str) -> str:
-    """Return what a method forgets, if the same rank with residuals as matrices, which forget nothing, does better."""
+    """Say what a method forgets, if the same rank with residuals as matrices, which forget nothing, does better."""
     method = METHODS[key]
     found = differences(table, panel, f"rank-dad-{method.rank}", key)
     if method.family in FORGOTTEN and found and found[-1].mean > NOISE * found[-1].error:

@@ -1,4 +1,4 @@
-"""What the tables say of two methods: differences in pairs, times to a target, ratios and growth."""
+"""Compare methods by the tables: paired differences, times to a target, ratios and growth."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def filled(tables: Tables) -> dict[str, pd.DataFrame]:
 
 @dataclass(frozen=True)
 class Difference:
-    """One method's AUC less another's, over pairs of the same fold and site.
+    """The AUC of one method minus that of another, over pairs of the same fold and site.
 
     Args:
         mean: of all pairs.
-        error: standard error of the mean: that of pairs, or that of folds' means, whichever is larger. Sites of a fold
-            test the same weights, and are no trainings of their own.
+        error: standard error of the mean, of pairs or of folds' means, whichever is larger: the sites of a fold test
+            the same weights, so they are not independent.
         folds: how many are in.
         epoch: at which both were tested.
     """
@@ -57,13 +57,13 @@ def methods_of(table: pd.DataFrame) -> list[str]:
 
 
 def differences(curves: pd.DataFrame, panel: str, one: str, other: str) -> list[Difference]:
-    """Return what one method's AUC is above another's at every epoch that both were tested at, in order.
+    """Return the difference of two methods' AUC at every epoch that both were tested at, in order.
 
     Args:
         curves: with columns panel, method, fold, epoch, site and auc.
         panel: key of the panel.
         one: key of the method.
-        other: key of the method that is taken away.
+        other: key of the method that is subtracted.
     """
     rows = curves[(curves["panel"] == panel) & curves["method"].isin([one, other])]
     wide = rows.pivot_table(index=["epoch", "fold", "site"], columns="method", values="auc", aggfunc="last")
@@ -120,7 +120,7 @@ def falls(ranks: pd.DataFrame, part: float = 0.1) -> pd.DataFrame:
 
 
 def speedups(curves: pd.DataFrame, seconds: pd.DataFrame) -> pd.DataFrame:
-    """Return how soon each method reaches the AUC that the crude baseline ends with, fold by fold.
+    """Return how soon each method reaches the crude baseline's final AUC, fold by fold.
 
     Args:
         curves: of `figure-5.csv`.
@@ -146,7 +146,7 @@ def speedups(curves: pd.DataFrame, seconds: pd.DataFrame) -> pd.DataFrame:
 
 
 def ratios(timing: pd.DataFrame) -> pd.DataFrame:
-    """Return each method's time per step over those of `REFERENCES`, at the same link and number of sites.
+    """Return the time per step of each method over that of each reference, at the same link and number of sites.
 
     Returns:
         Columns link, reference, method, sites, ratio, and low and high of the method's own spread.
@@ -162,7 +162,7 @@ def ratios(timing: pd.DataFrame) -> pd.DataFrame:
 
 
 def every(table: pd.DataFrame, *columns: str) -> list[tuple[tuple[str, ...], pd.DataFrame]]:
-    """Return the parts of a table with equal values in some columns, and these values, in the order that they have."""
+    """Group a table by some columns, as text, in order of appearance: pairs of the columns' values and the rows."""
     return [
         (tuple(map(str, key)), rows) for key, rows in table.groupby(list(columns), sort=False) if isinstance(key, tuple)
     ]

@@ -1,6 +1,6 @@
-"""What is computed once and kept: every training, every size and every timed run is a job with a file of its own.
+"""Jobs: every training, every size and every timed run is one, with a result file of its own.
 
-A job whose result was made from the same description is not done again: what was cut short goes on where it was.
+A job with a result from the same description is not done again, so an interrupted measurement can go on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from simulations.paper.compared_methods import METHODS
 from simulations.paper.panels import Panel, run_document
 from simulations.sources import Source
 
-VERSION = 1  # of what results say; another makes those of before void
+VERSION = 1  # of the results' format; another version voids older results
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,17 @@ class Job:
     @property
     @abstractmethod
     def place(self) -> str:
-        """Where the result lies, without its ending."""
+        """Path of the result in the folder of results, without suffix."""
 
     @property
     @abstractmethod
     def words(self) -> str:
-        """What a person is told of it."""
+        """The job in words."""
 
     @property
     @abstractmethod
     def description(self) -> dict[str, Any]:
-        """What the result follows from, as JSON."""
+        """Everything that the result depends on, as JSON."""
 
     @abstractmethod
     def perform(self, data: Path) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Job:
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
     def result(self, output: Path, data: Path | None = None) -> dict[str, Any] | None:
-        """Return what was found before from the same description, if it was.
+        """Return an earlier result of the same description; None if there is none.
 
         Args:
             output: folder of results.
@@ -82,12 +82,12 @@ class Job:
         return None if other or document.get("digest") != self.digest else document["result"]
 
     def keep(self, output: Path, data: Path, result: dict[str, Any]) -> None:
-        """Write a result down.
+        """Write a result to its file.
 
         Args:
             output: folder of results.
             data: folder of the data sets' files that it was made from.
-            result: what was found.
+            result: of the job, as JSON.
 
         Raises:
             UserError: it cannot be written.
@@ -102,7 +102,7 @@ class Job:
         write_json(path, {**made, "result": result})
 
     def where(self, output: Path) -> str | None:
-        """Return in words where the result was made, if there is one."""
+        """Return in words on which machine the result was made; None if there is none."""
         return None if self.result(output) is None else str(load_json(self._path(output))["where"])
 
     @property
@@ -130,7 +130,7 @@ class CurveJob(Job):
 
     @property
     def place(self) -> str:
-        """Where the result lies."""
+        """Path of the result, without suffix."""
         return f"curves/{self.panel.key}/{self.method}/fold-{self.fold + 1}"
 
     @property
@@ -140,12 +140,12 @@ class CurveJob(Job):
 
     @property
     def words(self) -> str:
-        """What a person is told of it."""
+        """The job in words."""
         return f"{self.panel.title}: {METHODS[self.method].label}, fold {self.fold + 1}"
 
     @property
     def description(self) -> dict[str, Any]:
-        """The run, and what is taken of the data."""
+        """The run, and which samples of the data it takes."""
         method, panel = METHODS[self.method], self.panel
         run = _resolved(run_document(panel, method, self.fold))
         own = {"source": panel.source, "samples": panel.samples, "every": panel.every}
@@ -160,19 +160,19 @@ class CurveJob(Job):
 
 @dataclass(frozen=True)
 class SizeJob(Job):
-    """Measure what a layer takes on the wire."""
+    """Measure the bytes of a layer."""
 
     method: str
     size: int
 
     @property
     def place(self) -> str:
-        """Where the result lies."""
+        """Path of the result, without suffix."""
         return f"sizes/{self.method}/{self.size}"
 
     @property
     def words(self) -> str:
-        """What a person is told of it."""
+        """The job in words."""
         return f"bytes of a layer of {self.size}: {METHODS[self.method].label}"
 
     @property
@@ -202,7 +202,7 @@ class TimingJob(Job):
 
     @property
     def place(self) -> str:
-        """Where the result lies."""
+        """Path of the result, without suffix."""
         link = self.link.replace(" ", "-").replace("/", "-per-")
         return f"timing/{self.panel.key}/{link}/{self.method}/{self.sites}"
 
@@ -213,7 +213,7 @@ class TimingJob(Job):
 
     @property
     def words(self) -> str:
-        """What a person is told of it."""
+        """The job in words."""
         return f"seconds of a step, {self.panel.title}: {METHODS[self.method].label}, {self.sites} sites, {self.link}"
 
     @property
@@ -233,12 +233,12 @@ class TimingJob(Job):
 
 
 def _resolved(run: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's spec with all its defaults: where one of them changes, results of before are void."""
+    """Return a run's spec with all defaults written out, so that a changed default voids older results."""
     return validate(RunSpec, run).model_dump(mode="json")
 
 
 def _where() -> str:
-    """Return in words on which machine this is."""
+    """Return this machine in words."""
     return f"{os.cpu_count()} processors ({platform.machine()}), torch {version('torch').split('+')[0]}"
 
 

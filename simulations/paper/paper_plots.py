@@ -1,4 +1,4 @@
-"""The figures of the paper, drawn anew from the tables. Where matplotlib is missing, importing this fails."""
+"""Draw the paper's figures from the tables. Importing this fails where matplotlib is missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from matplotlib.ticker import (
 
 from remote.report.plot_style import AMBER, BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, blank, dress, png
 from simulations.paper.claims import PAPER_RATIOS
-from simulations.paper.compared_methods import METHODS, Method
+from simulations.paper.compared_methods import METHODS, ComparedMethod
 from simulations.paper.comparing import (
     CRUDE,
     THRESHOLD,
@@ -57,7 +57,7 @@ WIDE = 10.0  # inches
 FLOOR = 1e-5  # an AUC above 1 - FLOOR is drawn there
 HIGH_RANK = 8  # ranks from here on share axes
 DECADES = 50  # between the most and the fewest bytes, from which on only powers of ten are labelled
-LEAST_TICKS = 4  # of an axis of AUC
+MIN_TICKS = 4  # of an axis of AUC
 MOMENTS = 20  # points of a line of effective ranks
 
 CURVES = {"figure-2": "figure-2", "figure-4": "figure-4", "figure-5": "figure-5-auc"}  # file of AUC by epoch
@@ -66,7 +66,7 @@ STEP_BYTES = "bytes per site and step (log)"
 
 
 def pictures(tables: Tables, panels: Mapping[str, Panel]) -> dict[str, bytes]:
-    """Draw what there are tables for.
+    """Draw every figure that has a table.
 
     Args:
         tables: by the name of their file.
@@ -121,7 +121,7 @@ def auc_by_epoch(curves: pd.DataFrame, panels: Mapping[str, Panel]) -> Figure:
     return figure
 
 
-def _by_rank(keys: Sequence[str]) -> dict[str, list[Method]]:
+def _by_rank(keys: Sequence[str]) -> dict[str, list[ComparedMethod]]:
     """Return the methods that share axes, by the axes' title; dSGD and pooled training are everywhere."""
     methods = [METHODS[key] for key in keys]
     everywhere = [method for method in methods if method.key in ("pooled", "dsgd")]
@@ -135,7 +135,7 @@ def _by_rank(keys: Sequence[str]) -> dict[str, list[Method]]:
     return found | ({"exact, and top 3 rows": [*everywhere, *others]} if others or not found else {})
 
 
-def _curve(axes: Axes, rows: pd.DataFrame, method: Method) -> None:
+def _curve(axes: Axes, rows: pd.DataFrame, method: ComparedMethod) -> None:
     colour, line, marker = _look(method)
     auc = rows.groupby("epoch")["auc"]
     mean, spread = auc.mean(), auc.std().fillna(0)
@@ -217,7 +217,7 @@ def rank_by_epoch(spectra: pd.DataFrame, panels: Mapping[str, Panel]) -> Figure:
 
 
 def time_to_target(found: pd.DataFrame) -> Figure | None:
-    """Draw how much sooner each method has the AUC that the crude baseline ends with: axes for every link."""
+    """Draw how much sooner each method reaches the crude baseline's final AUC: axes for every link."""
     links = list(dict.fromkeys(found["link"]))
     keys = [key for key in methods_of(found) if key != CRUDE][::-1]
     if not keys:
@@ -329,15 +329,15 @@ def _folds(rows: pd.DataFrame) -> str:
     return f"{' to '.join(map(str, counts[:1] + counts[1:][-1:]))} of {FOLDS} folds"
 
 
-def _name(method: Method) -> str:
+def _name(method: ComparedMethod) -> str:
     return method.key if method.key in LOOKS else method.family
 
 
-def _look(method: Method) -> tuple[str, Any, str]:
+def _look(method: ComparedMethod) -> tuple[str, Any, str]:
     return LOOKS[_name(method)]
 
 
-def _legend(figure: Figure, methods: Iterable[Method], title: str) -> None:
+def _legend(figure: Figure, methods: Iterable[ComparedMethod], title: str) -> None:
     """Put a legend above all axes, with an entry for every family, and its rank if there is only one."""
     entries, methods = {}, list(methods)
     for method in methods:
@@ -371,7 +371,7 @@ def _auc_scale(axes: Axes, means: pd.Series[float]) -> None:
     for factors in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
         ticks = [factor * 10.0**power for power in range(-6, 0) for factor in factors]
         ticks = [tick for tick in ticks if low <= tick <= high]
-        if len(ticks) >= LEAST_TICKS:
+        if len(ticks) >= MIN_TICKS:
             break
     else:
         ticks = [tick for tick in MaxNLocator(5).tick_values(low, high) if low <= tick <= high]

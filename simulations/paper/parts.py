@@ -27,7 +27,7 @@ SIZED = ("dsgd", "dad", "edad", "powersgd-4", "rank-dad-4", "rank-dad-int8-8", "
 
 
 def jobs(parts: Sequence[str], setting: Setting) -> list[Job]:
-    """Return what some parts need; first one fold of everything, and what runs alone at the end."""
+    """Return the jobs of some parts, by fold; jobs that run alone come last."""
     curves = [job for part in parts if part in CURVES for job in _curves(part, setting)]
     found: list[Job] = [*sorted(curves, key=lambda job: job.fold)]
     if "figure-6" in parts:
@@ -66,7 +66,7 @@ def _timings(setting: Setting) -> list[TimingJob]:
 
 
 def check_data(parts: Sequence[str], setting: Setting, data: Path) -> None:
-    """Make sure that all data are there.
+    """Check that all data files exist.
 
     Raises:
         UserError: a file is not: which, where it can be had, what needs it, and what can be made without.

@@ -25,7 +25,7 @@ from common.errors import UserError
 from local.data import SiteData
 from platforms.coinstac.displays import for_people
 from remote.cli import mount
-from remote.report.evaluation_plots import NAMED
+from remote.report.evaluation_plots import MAX_NAMED_SITES
 from remote.report.run_plots import run_plots
 from remote.report.run_report import report
 from remote.report.run_results import METRICS, STEPS, PlanSummary, RunMetrics, RunResults, Summary, read_results
@@ -293,7 +293,7 @@ def test_folds_of_a_number(tmp_path: Path, site_data: Data) -> None:
     assert "knows only the site" not in text
 
 
-@pytest.mark.parametrize("count", [NAMED, pytest.param(NAMED + 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [MAX_NAMED_SITES, pytest.param(MAX_NAMED_SITES + 1, marks=pytest.mark.slow)])
 def test_figures_are_small_pictures_and_always_the_same(count: int) -> None:
     confusion = ((count, 0, 0), (1, 2, 3), (0, 0, 0))
     calibration = ((0.4, 0.5, 20), (None, None, 0), (0.9, 0.8, 1000))
