@@ -53,22 +53,22 @@ def intervals(task: TaskSpec, total: Tally, level: float = 0.95) -> dict[Metric,
     quantile = NormalDist().inv_cdf((1 + level) / 2)
     if part.samples == 0:
         return {}
-    found: dict[Metric, Interval | None]
+    limits: dict[Metric, Interval | None]
     if isinstance(task, Regression):
-        found = {"mae": _mean_error(part, quantile), "pearson_r": _fisher(values["pearson_r"], part.samples, quantile)}
+        limits = {"mae": _mean_error(part, quantile), "pearson_r": _fisher(values["pearson_r"], part.samples, quantile)}
     else:
         several = task.name == "multi-label" and task.labels > 1
         errors = delong_deviations(part.scores)[(part.scores.sum(dim=2) > 0).all(dim=1)]
         delong = "DeLong" if task.outputs <= 2 and not several else "DeLong, standard errors averaged (conservative)"
         delta = "delta method, standard errors averaged (conservative)" if several else "delta method"
-        found = {
+        limits = {
             "accuracy": _wilson(values["accuracy"], part.samples, quantile),
             "auc": _normal(values["auc"], float(errors.mean()), quantile, delong),
             "balanced_accuracy": _normal(
                 values["balanced_accuracy"], float(balanced(part.confusion)[1].sqrt().mean()), quantile, delta
             ),
         }
-    return {name: interval for name, interval in found.items() if interval is not None}
+    return {name: interval for name, interval in limits.items() if interval is not None}
 
 
 def _normal(value: float | None, error: float, quantile: float, method: str) -> Interval | None:

@@ -31,9 +31,9 @@ class Spread:
     missing: int = 0
 
 
-def mean_over_sites(task: TaskSpec, found: Sequence[Metrics]) -> dict[Metric, Spread]:
+def mean_over_sites(task: TaskSpec, metrics: Sequence[Metrics]) -> dict[Metric, Spread]:
     """Return the mean of each metric over sites, or folds, weighing all equally whatever their size."""
-    return {name: _spread([one.values[name] for one in found]) for name in task.metrics}
+    return {name: _spread([one.values[name] for one in metrics]) for name in task.metrics}
 
 
 def within_sites(task: TaskSpec, tallies: Sequence[Tally]) -> dict[Metric, float | None]:

@@ -22,7 +22,7 @@ class Metrics:
         samples: how many there are.
         values: a number, or None, for each of the task's metrics.
         auc_error: largest possible difference between this AUC and that of the exact scores.
-        absent: classes or labels that have no AUC for want of a sample of their own or of another.
+        absent: classes or labels without an AUC, because they have no positives or no negatives.
     """
 
     samples: int
@@ -95,9 +95,9 @@ def balanced(matrices: Tensor) -> tuple[Tensor, Tensor]:
 
     A recall of n samples is a mean of n hits and misses; the recalls of different classes have no sample in common.
     """
-    hits, own = matrices.diagonal(dim1=1, dim2=2).double(), matrices.sum(dim=2).double()
-    recall, present = hits / own.clamp_min(1), (own > 0).sum(dim=1)
-    variance = recall * (1 - recall) / own.clamp_min(1)
+    hits, support = matrices.diagonal(dim1=1, dim2=2).double(), matrices.sum(dim=2).double()
+    recall, present = hits / support.clamp_min(1), (support > 0).sum(dim=1)
+    variance = recall * (1 - recall) / support.clamp_min(1)
     return recall.sum(dim=1) / present, variance.sum(dim=1) / present.square()
 
 

@@ -47,8 +47,8 @@ def unpack_tally(task: TaskSpec, data: bytes) -> Tally:
         raise ValueError(f"a count is larger than {MAX_COUNT}")
     if not bool((sums.abs() <= MAX_SUM).all()):
         raise ValueError(f"a sum is NaN or larger than {MAX_SUM:g}")
-    found = Tally(counts, sums)
-    part = parts(task, found)
+    total = Tally(counts, sums)
+    part = parts(task, total)
     if part.loss < 0:
         raise ValueError("the loss is negative")
     if part.samples == 0 and bool(sums.any()):
@@ -57,7 +57,7 @@ def unpack_tally(task: TaskSpec, data: bytes) -> Tally:
         _check_moments(part)
     else:
         _check_counts(task, part)
-    return found
+    return total
 
 
 def _check_counts(task: Classification | MultiLabel, part: Parts) -> None:
@@ -67,10 +67,10 @@ def _check_counts(task: Classification | MultiLabel, part: Parts) -> None:
         if bool((counts.sum(dim=(1, 2)) != part.samples).any()):
             raise ValueError(f"a {name} does not add up to the {part.samples} samples")
     if isinstance(task, Classification):
-        own, hits = confusion[0].sum(dim=1), confusion[0].trace().reshape(1)
+        positives, hits = confusion[0].sum(dim=1), confusion[0].trace().reshape(1)
     else:
-        own = hits = confusion[:, 1].sum(dim=1)
-    if bool((part.scores[:, 1].sum(dim=1) != own).any()):
+        positives = hits = confusion[:, 1].sum(dim=1)
+    if bool((part.scores[:, 1].sum(dim=1) != positives).any()):
         raise ValueError("a histogram and the confusion matrix differ in a class's samples")
     if bool((calibration[:, :, 1].sum(dim=1) != hits).any()):
         raise ValueError("the calibration and the confusion matrix differ in hits")

@@ -33,7 +33,7 @@ def _ranked(key: str, label: str, family: Family, rank: int, document: Mapping[s
 
 
 def _methods() -> list[ComparedMethod]:
-    found = [
+    methods = [
         ComparedMethod("pooled", "pooled", "pooled", None),
         ComparedMethod("dsgd", "dSGD", "exact", {"name": "dsgd"}),
         ComparedMethod(
@@ -46,7 +46,7 @@ def _methods() -> list[ComparedMethod]:
     for rank in (1, 2, 4, 8, 10, 16):
         rows = {"name": "rank-dad", "feedback": "both"}
         ours = {**rows, "residual": "dense"}
-        found += [
+        methods += [
             _ranked("rank-dad", "rank-dAD with feedback", "ours", rank, ours),
             _ranked("rank-dad-rows", "rank-dAD with feedback in rows", "rows", rank, rows),
             _ranked("rank-dad-int8", "rank-dAD with feedback, int8", "int8", rank, {**ours, "wire": "int8"}),
@@ -54,7 +54,7 @@ def _methods() -> list[ComparedMethod]:
             _ranked("powersgd", "PowerSGD with feedback", "powersgd", rank, {"name": "powersgd"}),
             _ranked("powersgd-plain", "PowerSGD", "powersgd-plain", rank, {"name": "powersgd", "feedback": False}),
         ]
-    return found
+    return methods
 
 
 METHODS: Mapping[str, ComparedMethod] = {method.key: method for method in _methods()}

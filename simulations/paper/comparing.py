@@ -115,8 +115,8 @@ def falls(ranks: pd.DataFrame, part: float = 0.1) -> pd.DataFrame:
     longest = ranks.groupby("panel")["epoch"].transform("max")
     begun, over = ranks["epoch"] <= part * longest, ranks["epoch"] > (1 - part) * longest
     by = ["panel", "layer"]
-    found = {"first": ranks[begun].groupby(by, sort=False), "last": ranks[over].groupby(by, sort=False)}
-    return pd.DataFrame({name: group["rank"].mean() for name, group in found.items()}).dropna().reset_index()
+    groups = {"first": ranks[begun].groupby(by, sort=False), "last": ranks[over].groupby(by, sort=False)}
+    return pd.DataFrame({name: group["rank"].mean() for name, group in groups.items()}).dropna().reset_index()
 
 
 def speedups(curves: pd.DataFrame, seconds: pd.DataFrame) -> pd.DataFrame:
@@ -136,13 +136,13 @@ def speedups(curves: pd.DataFrame, seconds: pd.DataFrame) -> pd.DataFrame:
     reached = means[means["auc"] >= means["target"]].sort_values("epoch")
     first = reached.groupby(["panel", "method", "fold"])[["epoch", "step"]].first()
     trained = means[["panel", "method", "fold", "target"]].drop_duplicates()
-    found: pd.DataFrame = trained.join(first, on=["panel", "method", "fold"]).merge(seconds, on=["panel", "method"])
-    found["minutes"] = found["step"] * found["seconds"] / 60
+    times: pd.DataFrame = trained.join(first, on=["panel", "method", "fold"]).merge(seconds, on=["panel", "method"])
+    times["minutes"] = times["step"] * times["seconds"] / 60
     key = ["panel", "link", "fold"]
-    base = found[found["method"] == CRUDE].set_index(key)["minutes"].rename("base")
-    found = found.join(base, on=key, how="inner")
-    found["log2"] = np.log2(found["base"] / found["minutes"])
-    return found.filter(["panel", "link", "method", "fold", "target", "epoch", "minutes", "log2"])
+    base = times[times["method"] == CRUDE].set_index(key)["minutes"].rename("base")
+    times = times.join(base, on=key, how="inner")
+    times["log2"] = np.log2(times["base"] / times["minutes"])
+    return times.filter(["panel", "link", "method", "fold", "target", "epoch", "minutes", "log2"])
 
 
 def ratios(timing: pd.DataFrame) -> pd.DataFrame:
@@ -153,12 +153,12 @@ def ratios(timing: pd.DataFrame) -> pd.DataFrame:
     """
     refers = timing["method"].isin(REFERENCES)
     bases = timing[refers].rename(columns={"method": "reference", "seconds": "base"})
-    found = timing[~refers].merge(bases[["link", "sites", "reference", "base"]], on=["link", "sites"])
+    table = timing[~refers].merge(bases[["link", "sites", "reference", "base"]], on=["link", "sites"])
     for name, key in {"ratio": "seconds", "low": "low", "high": "high"}.items():
-        found[name] = found[key] / found["base"]
-    order = found["reference"].map(REFERENCES.index)
-    found = found.assign(order=order).sort_values(["order", "sites"], kind="stable", ignore_index=True)
-    return found[["link", "reference", "method", "sites", "ratio", "low", "high"]]
+        table[name] = table[key] / table["base"]
+    order = table["reference"].map(REFERENCES.index)
+    table = table.assign(order=order).sort_values(["order", "sites"], kind="stable", ignore_index=True)
+    return table[["link", "reference", "method", "sites", "ratio", "low", "high"]]
 
 
 def every(table: pd.DataFrame, *columns: str) -> list[tuple[tuple[str, ...], pd.DataFrame]]:

@@ -148,8 +148,8 @@ class CurveJob(Job):
         """The run, and which samples of the data it takes."""
         method, panel = METHODS[self.method], self.panel
         run = _resolved(run_document(panel, method, self.fold))
-        own = {"source": panel.source, "samples": panel.samples, "every": panel.every}
-        return {"run": run, "fold": self.fold, "pooled": method.document is None, **own}
+        samples = {"source": panel.source, "samples": panel.samples, "every": panel.every}
+        return {"run": run, "fold": self.fold, "pooled": method.document is None, **samples}
 
     def perform(self, data: Path) -> dict[str, Any]:
         """Return the training's figures."""
@@ -244,6 +244,6 @@ def _where() -> str:
 
 def source(panel: Panel, data: Path) -> Archive:
     """Return a panel's data set, in a folder."""
-    found = TypeAdapter[Any](Source).validate_python({"name": panel.source, "path": str(data / panel.file)})
-    assert isinstance(found, Archive)
-    return found
+    archive = TypeAdapter[Any](Source).validate_python({"name": panel.source, "path": str(data / panel.file)})
+    assert isinstance(archive, Archive)
+    return archive

@@ -145,10 +145,10 @@ def layer_bytes(sizes: pd.DataFrame) -> Rows:
 
 def time_ratios(timings: pd.DataFrame) -> tuple[list[str], Rows]:
     """Return the time per batch over dSGD's by number of sites: the head and the rows."""
-    found = ratios(timings)
-    counts = sorted(set(found["sites"]))
+    table = ratios(timings)
+    counts = sorted(set(table["sites"]))
     rows = [["the paper's", "", "dSGD", *(f"{PAPER_RATIOS[n]:.3f}" if n in PAPER_RATIOS else "–" for n in counts)]]
-    for (link, reference, method), of_sites in every(found, "link", "reference", "method"):
+    for (link, reference, method), of_sites in every(table, "link", "reference", "method"):
         by = dict(zip(of_sites["sites"], of_sites["ratio"], strict=True))
         cells = [f"{by[count]:.3f}" if count in by else "–" for count in counts]
         rows.append([METHODS[method].label, link, METHODS[reference].label, *cells])
