@@ -9,7 +9,7 @@ from pathlib import Path
 
 PACKAGES = ("common", "local", "platforms", "remote", "simulations")
 MEASURING = ("simulations.bench.", "simulations.paper.")  # for a checkout: they need what an image has not
-LATE = ("torch._dynamo", "matplotlib.backends.backend_agg")  # imported at the first step, the first figure
+LATE = ("torch._dynamo", "matplotlib.backends.backend_agg", "jinja2")  # imported at the first step, plot and page
 
 
 def files() -> list[Path]:

@@ -110,16 +110,16 @@ def report(
     ] = None,
 ) -> None:
     """Make a page about a run, to keep and to print."""
-    from remote.report import NO_FIGURES, drawer
-    from remote.report import report as run
+    from remote.report.run_report import NO_PLOTS, plotter
+    from remote.report.run_report import report as run
 
     page, path = run(directory), output or directory / "report.html"
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
-    if drawer() is None:
-        typer.echo(f"the report has no figures: {NO_FIGURES}", err=True)
+    if plotter() is None:
+        typer.echo(f"the report has no figures: {NO_PLOTS}", err=True)
     typer.echo(f"made {path}")
 
 

@@ -10,7 +10,7 @@ from common.messages import Pooled
 from common.plan import Plan
 from common.spec import RunSpec
 from common.tasks import TaskSpec
-from remote.study import Study
+from remote.fold_metrics import FoldMetrics
 
 AGGREGATOR = "aggregator"  # among sites' names: no site is called that
 
@@ -59,7 +59,7 @@ class Progress:
     epochs: int
     folds: int
     dense_bytes: int
-    study: Study
+    study: FoldMetrics
     steps_per_epoch: list[int] = field(default_factory=list)
     fold: int = 0
     epoch: int = 0
@@ -86,7 +86,7 @@ class Progress:
     @classmethod
     def of(cls, spec: RunSpec, plan: Plan) -> Progress:
         """Return the progress of a run that has not begun."""
-        study = Study(spec.task, plan.sites)
+        study = FoldMetrics(spec.task, plan.sites)
         about = (spec.name, spec.method.name, plan.sites, spec.task, spec.training.epochs, spec.folds)
         return cls(*about, plan.dense_bytes, study)
 

@@ -1,17 +1,17 @@
-"""Metrics as sums that add up over batches, sites and folds.
+"""Metrics from sums that add up over batches, sites and folds.
 
-A site shows counts and sums over all its samples, not one sample's score or label; of very few samples, though, sums
-tell nearly as much.
+A site reveals counts and sums over its samples, but no single score or label. For very few samples, sums reveal nearly
+as much.
 """
 
 from __future__ import annotations
 
 from common.metrics.auc import BINS
-from common.metrics.figures import Metrics, calibration, confusion, summarise
 from common.metrics.intervals import Interval, intervals
 from common.metrics.sites import Spread, mean_over_sites, within_sites
+from common.metrics.summary import Metrics, calibration, confusion, summarise
 from common.metrics.sums import Tally, empty, tally
-from common.metrics.wire import pack_tally, tally_bytes, unpack_tally
+from common.metrics.tally_codec import pack_tally, tally_bytes, unpack_tally
 
 __all__ = [
     "BINS",

@@ -1,8 +1,9 @@
 """Areas under ROC curves from histograms of scores.
 
-An output's scores enter as two histograms of its log-odds, one of its own samples and one of all others. Bins are equal
-steps of asinh(50 · (log-odds − base)): fine around the base, where an untrained network's scores lie, and in equal
-ratios outwards, where a trained one's lie. Equal steps of the probability were off by 9e-4 there.
+Each output has two histograms of its log-odds: one of its positives, which are the samples of its class or label, and
+one of its negatives, which are all others. Bins are equal steps of asinh(50 · (log-odds − base)): fine around the base,
+where an untrained network's scores lie, and in equal ratios outwards, where a trained one's lie. Equal steps of the
+probability were off by 9e-4 there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ REACH = 11.5  # asinh(50 · 1000): log-odds further than 1000 from the base shar
 
 def class_log_odds(logits: Tensor) -> Tensor:
     """Return each class's log-odds against the rest, [n, classes], from logits float64 [n, classes]."""
-    # The log-odds of the likeliest class come from the others' own sum: from 1 − p they would all be lost near p = 1.
+    # The log-odds of the likeliest class come from a sum over the other classes: 1 − p would lose them near p = 1.
     log_p = F.log_softmax(logits, dim=1)
     likeliest = logits.argmax(dim=1, keepdim=True)
     rest = logits.scatter(1, likeliest, -math.inf).logsumexp(dim=1, keepdim=True)
@@ -35,32 +36,32 @@ def score_bins(distance: Tensor) -> Tensor:
 
 
 def pairs(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Count pairs of an own sample and another, from histograms [outputs, 2, bins]; each answer is float64 [outputs].
+    """Count pairs of a positive and a negative, from histograms [outputs, 2, bins]; each answer is float64 [outputs].
 
     Returns:
-        concordant: pairs whose own sample has the larger score; two samples in one bin count half, as ties do.
+        concordant: pairs whose positive has the larger score; two samples in one bin count half, as ties do.
         unsure: half the pairs in one bin, by which the first number may be off.
         all: all pairs.
     """
-    others, own = scores[:, 0].double(), scores[:, 1].double()
-    below = others.cumsum(dim=1) - others
-    unsure = (own * others / 2).sum(dim=1)
-    return (own * below).sum(dim=1) + unsure, unsure, own.sum(dim=1) * others.sum(dim=1)
+    negative, positive = scores[:, 0].double(), scores[:, 1].double()
+    below = negative.cumsum(dim=1) - negative
+    unsure = (positive * negative / 2).sum(dim=1)
+    return (positive * below).sum(dim=1) + unsure, unsure, positive.sum(dim=1) * negative.sum(dim=1)
 
 
 def delong_deviations(scores: Tensor) -> Tensor:
-    """Return the standard error of each output's AUC, [outputs]; NaN without two own samples and two others.
+    """Return the standard error of each output's AUC, [outputs]; NaN with fewer than two positives or negatives.
 
-    Every sample's placement is the part of the opposite samples that it stands on the right side of; the variance of
-    the AUC is that of the own samples' placements by their number, and the same of the others.
+    A sample's placement is the share of opposite samples that it is ranked correctly against. The AUC's variance is
+    that of the positives' placements over their number, plus the same for the negatives.
 
     Source: DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988) 837.
     """
-    others, own = scores[:, 0].double(), scores[:, 1].double()
-    negatives, positives = others.sum(dim=1, keepdim=True), own.sum(dim=1, keepdim=True)
-    above_others = (others.cumsum(dim=1) - others / 2) / negatives
-    below_own = (positives - own.cumsum(dim=1) + own / 2) / positives
-    area = (own * above_others).sum(dim=1, keepdim=True) / positives
-    variance = (own * (above_others - area).square()).sum(dim=1, keepdim=True) / (positives - 1) / positives
-    variance += (others * (below_own - area).square()).sum(dim=1, keepdim=True) / (negatives - 1) / negatives
+    negative, positive = scores[:, 0].double(), scores[:, 1].double()
+    negatives, positives = negative.sum(dim=1, keepdim=True), positive.sum(dim=1, keepdim=True)
+    above_negative = (negative.cumsum(dim=1) - negative / 2) / negatives
+    below_positive = (positives - positive.cumsum(dim=1) + positive / 2) / positives
+    area = (positive * above_negative).sum(dim=1, keepdim=True) / positives
+    variance = (positive * (above_negative - area).square()).sum(dim=1, keepdim=True) / (positives - 1) / positives
+    variance += (negative * (below_positive - area).square()).sum(dim=1, keepdim=True) / (negatives - 1) / negatives
     return variance.sqrt().where((positives > 1) & (negatives > 1), math.nan).squeeze(1)

@@ -1,9 +1,9 @@
-"""Intervals of figures from pooled out-of-fold predictions.
+"""Confidence intervals of metrics from pooled out-of-fold predictions.
 
-They take every sample's prediction as independent of the others'. In cross-validation each sample is predicted once, by
-a model that has not seen it; models of different folds share training samples, so this is an approximation, but one
-that does not take folds for independent repetitions, as a standard error over folds would. Samples of one person, or
-sites that differ, make the true interval wider. An interval without width (of an AUC of 1, say) is left out.
+They treat predictions as independent. In cross-validation each sample is predicted once, by a model that has not seen
+it. Models of different folds share training samples, so this is an approximation; a standard error over folds would be
+worse, because it treats folds as independent repetitions. Several samples of one person, or sites that differ, make the
+true interval wider. An interval of width zero (as for an AUC of 1) is left out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from common.metrics.auc import delong_deviations
-from common.metrics.figures import ROUNDING, balanced, deviations, summarise
+from common.metrics.summary import ROUNDING, balanced, deviations, summarise
 from common.metrics.sums import Parts, Tally, parts
 from common.tasks import Metric, Regression, TaskSpec
 
@@ -22,7 +22,7 @@ QUANTILE = NormalDist().inv_cdf(0.975)  # of intervals of 95 %
 
 @dataclass(frozen=True)
 class Interval:
-    """Where a figure lies with a confidence of 95 %.
+    """A confidence interval of 95 % of a metric.
 
     Args:
         low: lower end.
@@ -36,7 +36,7 @@ class Interval:
 
 
 def intervals(task: TaskSpec, total: Tally) -> dict[Metric, Interval]:
-    """Return intervals of the figures that have one: accuracy, AUC, balanced accuracy; mae and pearson_r.
+    """Return intervals of the metrics that have one: accuracy, AUC, balanced accuracy; mae and pearson_r.
 
     accuracy: Wilson's. Of several labels it counts samples, not labels: a sample's mean over labels lies between 0 and
     1, so its variance is at most that of hits and misses with the same mean.
@@ -53,22 +53,22 @@ def intervals(task: TaskSpec, total: Tally) -> dict[Metric, Interval]:
     part, values = parts(task, total), summarise(task, total).values
     if part.samples == 0:
         return {}
-    found: dict[Metric, Interval | None]
+    limits: dict[Metric, Interval | None]
     if isinstance(task, Regression):
-        found = {"mae": _mean_error(part), "pearson_r": _fisher(values["pearson_r"], part.samples)}
+        limits = {"mae": _mean_error(part), "pearson_r": _fisher(values["pearson_r"], part.samples)}
     else:
         several = task.name == "multi-label" and task.labels > 1
         errors = delong_deviations(part.scores)[(part.scores.sum(dim=2) > 0).all(dim=1)]
         delong = "DeLong" if task.outputs <= 2 and not several else "DeLong, standard errors averaged (conservative)"
         delta = "delta method, standard errors averaged (conservative)" if several else "delta method"
-        found = {
+        limits = {
             "accuracy": _wilson(values["accuracy"], part.samples),
             "auc": _normal(values["auc"], float(errors.mean()), delong),
             "balanced_accuracy": _normal(
                 values["balanced_accuracy"], float(balanced(part.confusion)[1].sqrt().mean()), delta
             ),
         }
-    return {name: interval for name, interval in found.items() if interval is not None}
+    return {name: interval for name, interval in limits.items() if interval is not None}
 
 
 def _normal(value: float | None, error: float, method: str) -> Interval | None:

@@ -1,4 +1,4 @@
-"""Figures across sites, or folds: their mean and spread, and what is left once each site's own level is taken out."""
+"""Metrics across sites or folds: their mean and spread, and metrics within sites."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from dataclasses import dataclass
 import torch
 
 from common.metrics.auc import pairs
-from common.metrics.figures import Metrics, correlation, deviations, mean_auc, r_squared
+from common.metrics.summary import Metrics, correlation, deviations, mean_auc, r_squared
 from common.metrics.sums import Tally, parts
 from common.tasks import Metric, Regression, TaskSpec
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure over sites or folds.
+    """A metric over sites or folds.
 
     Args:
-        mean: mean over those that have the figure.
-        sd: sample standard deviation; None of fewer than two.
+        mean: mean over those that have the metric.
+        sd: sample standard deviation; None for fewer than two.
         count: how many have it.
         missing: how many do not.
     """
 
-    mean: float | None
-    sd: float | None
-    count: int
-    missing: int
+    mean: float | None = None
+    sd: float | None = None
+    count: int = 0
+    missing: int = 0
 
 
-def mean_over_sites(task: TaskSpec, found: Sequence[Metrics]) -> dict[Metric, Spread]:
-    """Return each figure's mean over sites, every site weighing the same whatever its size; folds likewise."""
-    return {name: _spread([one.values[name] for one in found]) for name in task.metrics}
+def mean_over_sites(task: TaskSpec, metrics: Sequence[Metrics]) -> dict[Metric, Spread]:
+    """Return the mean of each metric over sites, or folds, weighing all equally whatever their size."""
+    return {name: _spread([one.values[name] for one in metrics]) for name in task.metrics}
 
 
 def within_sites(task: TaskSpec, tallies: Sequence[Tally]) -> dict[Metric, float | None]:
-    """Return what is predicted within sites: knowing only which site a sample comes from earns nothing here.
+    """Return metrics within sites, which cannot be improved by knowing which site a sample comes from.
 
     Regression: r2 and pearson_r after subtracting each site's own mean from its labels and from its outputs.
     Otherwise: the AUC over pairs of samples of one site, all sites' concordant pairs by all sites' pairs.

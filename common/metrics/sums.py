@@ -1,4 +1,4 @@
-"""What adds up over batches, sites and folds: counts and sums behind every figure of a task."""
+"""The counts and sums behind a task's metrics; they add up over batches, sites and folds."""
 
 from __future__ import annotations
 
@@ -153,13 +153,13 @@ def tally(
         return Tally(torch.tensor([len(labels)]), torch.cat([losses.sum().reshape(1), moments]))
     if isinstance(task, Classification):
         log_odds = class_log_odds(outputs)
-        own = labels.unsqueeze(1) == torch.arange(task.classes)
+        positive = labels.unsqueeze(1) == torch.arange(task.classes)
         confidence, guess = outputs.softmax(dim=1).max(dim=1, keepdim=True)
         cells, hit = labels.unsqueeze(1) * task.classes + guess, guess == labels.unsqueeze(1)
         origin: Tensor | float = -math.log(task.classes - 1) if base is None else base.cpu()
     else:
-        log_odds, own, confidence = outputs, labels > 0.5, outputs.sigmoid()
-        cells, hit = 2 * own + (outputs > 0).long(), own
+        log_odds, positive, confidence = outputs, labels > 0.5, outputs.sigmoid()
+        cells, hit = 2 * positive + (outputs > 0).long(), positive
         origin = 0.0 if base is None else base.cpu()
     sizes = shape(task)
     groups = torch.arange(sizes.groups)
@@ -167,12 +167,12 @@ def tally(
     places += CALIBRATION_BINS * groups
     # One count of all places: each kind of count starts where the one before it ends.
     _, confusion_at, calibration_at, _ = torch.tensor(sizes.counts).cumsum(0).tolist()
-    found = (
-        1 + (2 * torch.arange(sizes.outputs) + own) * BINS + score_bins(log_odds - origin),
+    positions = (
+        1 + (2 * torch.arange(sizes.outputs) + positive) * BINS + score_bins(log_odds - origin),
         confusion_at + sizes.width**2 * groups + cells,
         calibration_at + 2 * places + hit,
     )
-    counts = torch.cat([one.reshape(-1) for one in found]).bincount(minlength=sum(sizes.counts))
+    counts = torch.cat([one.reshape(-1) for one in positions]).bincount(minlength=sum(sizes.counts))
     counts[0] = len(labels)
     confidences = places.reshape(-1).bincount(confidence.reshape(-1), minlength=sizes.groups * CALIBRATION_BINS)
     return Tally(counts, torch.cat([losses.sum().reshape(1), confidences]))

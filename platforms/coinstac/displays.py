@@ -9,9 +9,9 @@ from typing import Any
 
 from common.documents import load_json
 from platforms.coinstac.outputs import FIGURES, Results
-from remote.quality import data_warnings
-from remote.report import drawer, report
-from remote.results import BASELINE, read_results
+from remote.report import narrative
+from remote.report.run_report import plotter, report
+from remote.report.run_results import BASELINE, read_results
 
 
 def for_sites(directory: Path) -> Results:
@@ -20,7 +20,7 @@ def for_sites(directory: Path) -> Results:
     Raises:
         UserError: the directory holds no run.
     """
-    metrics, draw = (directory / "metrics.csv").read_text(encoding="utf-8"), drawer()
+    metrics, draw = (directory / "metrics.csv").read_text(encoding="utf-8"), plotter()
     drawn = draw(read_results(directory)) if draw else {}
     return Results(
         summary=load_json(directory / "summary.json"),
@@ -44,12 +44,12 @@ def for_people(directory: Path, sites: Mapping[str, str], warnings: Sequence[str
     Raises:
         UserError: the directory holds no run.
     """
-    run, draw = read_results(directory), drawer()
+    run, draw = read_results(directory), plotter()
     by_site = {
         site: {name: value for name, value in row.items() if not name.startswith(BASELINE)}
         for site, row in run.by_site.items()
     }
-    lines = [*warnings, *data_warnings(run)]
+    lines = [*warnings, *narrative.warnings(run)]
     return {
         "global_metrics": run.test,
         "site_metrics": by_site,

@@ -1,4 +1,4 @@
-"""The paper's claims and our own, judged by the tables: pure functions from tables to statements and verdicts."""
+"""Judge the paper's claims and our own: pure functions from tables to statements and verdicts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal
 
 import pandas as pd
 
+from simulations.paper.compared_methods import METHODS
 from simulations.paper.comparing import (
     CRUDE,
     THRESHOLD,
@@ -23,15 +24,14 @@ from simulations.paper.comparing import (
     ratios,
     speedups,
 )
-from simulations.paper.methods import METHODS
-from simulations.paper.sizes import MOST_HEADER
+from simulations.paper.sizes import MAX_HEADER
 
 Verdict = Literal["holds", "equal", "misses", "open"]
 
 PAPER_RATIOS = {4: 0.063, 6: 0.055, 8: 0.049, 10: 0.046, 12: 0.039, 14: 0.040, 16: 0.037, 18: 0.038}  # by sites
 NOISE = 2  # standard errors within which a difference says nothing
-ROUNDING = 0.02  # part of the bytes that headers and biases may make
-STAYS = 0.5  # of an effective rank, whose changes below it say nothing
+ROUNDING = 0.02  # share of the bytes that headers and biases may take
+STAYS = 0.5  # a smaller change of an effective rank says nothing
 WITH_FEEDBACK = ("ours", "rows", "int8")  # families of this project's own
 FACTORS = ("ours", "rows", "int8", "published", "powersgd", "powersgd-plain")  # families that send rows of factors
 PARTNERS = {"powersgd-plain": "neither has feedback", "powersgd": "only PowerSGD has feedback"}
@@ -42,19 +42,19 @@ FORGOTTEN = {
     "residuals as matrices, which forget nothing",
 }
 SHARED = (
-    "All sites share this machine's processors: what a site computes takes the longer the more sites there are, and "
-    "hides what fewer bytes save: gradients, which are the same for both methods, and their reduction, which dSGD has "
-    "none of. The slower the link, the more of it is seen."
+    "All sites share this machine's processors. The more sites, the longer computing takes, and it hides what fewer "
+    "bytes save. Both methods compute the same gradients; only one reduces them. The slower the link, the more of the "
+    "saving shows."
 )
 RELATIVE = (
-    "The rank is counted against the largest singular value of the same update: it says how evenly a gradient is "
+    "The rank is counted relative to the largest singular value of the same update: it says how evenly a gradient is "
     "spread over its directions, not how large it is."
 )
 
 
 @dataclass(frozen=True)
 class Near:
-    """One of our own claims: a method's AUC is hardly below that of dSGD.
+    """One of our own claims: a method's AUC is close to dSGD's.
 
     Args:
         panel: key of the panel.
@@ -85,11 +85,11 @@ WITHIN = {near.panel: near.within for near in NEAR if near.method == "rank-dad-4
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement, and what the tables say of it.
+    """A statement and its verdict.
 
     Args:
         figure: name of the table that it is judged by.
-        paper: whether the statement is the paper's; else it is this project's own.
+        paper: whether the claim is the paper's; the others are this project's own.
         panel: key of the panel; empty where it is of none.
         statement: in words.
         measured: what was found, in numbers.
@@ -131,25 +131,25 @@ def _curves(name: str, tables: Tables) -> Iterator[Claim]:
     """Judge a table of AUC by epoch."""
     table = tables[name]
     for panel in dict.fromkeys(table["panel"]):
-        own = table[table["panel"] == panel]
+        rows = table[table["panel"] == panel]
         for near in NEAR:
             if near.panel == panel:
-                yield _near(name, own, near)
-        there = [key for key in METHODS if key in set(own["method"])]
+                yield _near(name, rows, near)
+        there = [key for key in METHODS if key in set(rows["method"])]
         for key in there:
             if METHODS[key].family in WITH_FEEDBACK:
-                yield _equal_bytes(name, own, panel, key)
+                yield _equal_bytes(name, rows, panel, key)
         for key in there:
             if METHODS[key].family == "published":
-                yield from _published(name, own, panel, key)
-                yield from _feedback(name, own, panel, key)
+                yield from _published(name, rows, panel, key)
+                yield from _feedback(name, rows, panel, key)
 
 
 def _near(name: str, table: pd.DataFrame, near: Near) -> Claim:
     when = "at the last epoch" if near.after is None else f"from epoch {near.after} on"
     says = f"{METHODS[near.method].label}: AUC within {near.within:g} of dSGD's {when}"
-    found = differences(table, near.panel, near.method, "dsgd")
-    asked = found[-1:] if near.after is None else [each for each in found if each.epoch >= near.after]
+    gaps = differences(table, near.panel, near.method, "dsgd")
+    asked = gaps[-1:] if near.after is None else [each for each in gaps if each.epoch >= near.after]
     if not asked:
         return _open(name, near.panel, says, f"needs dsgd and {near.method} up to epoch {near.after or 'the last'}")
     worst = min(asked, key=lambda each: each.mean)
@@ -160,59 +160,59 @@ def _near(name: str, table: pd.DataFrame, near: Near) -> Claim:
     if short <= 0:
         return Claim(name, False, near.panel, says, measured, "holds", "holds")
     outcome = f"misses by {_small(short)}" + (", within the noise" if short < NOISE * worst.error else "")
-    why = f"{_lag(found)} {_forgotten(table, near.panel, near.method)}".strip()
+    why = f"{_lag(gaps)} {_forgotten(table, near.panel, near.method)}".strip()
     return Claim(name, False, near.panel, says, measured, "misses", outcome, why)
 
 
 def _equal_bytes(name: str, table: pd.DataFrame, panel: str, key: str) -> Claim:
-    """Judge a method with feedback by the PowerSGD that sends the fewest bytes of those that send no less."""
+    """Compare a method with feedback to the PowerSGD that sends the fewest bytes, but no fewer than it."""
     says = f"{METHODS[key].label}: AUC at least that of PowerSGD with feedback at equal bytes"
     sent = ends(table).groupby("method")["bytes"].mean()
     shares = {str(other): sent[key] / sent[other] for other in sent.index if METHODS[str(other)].family == "powersgd"}
     other = max((each for each in shares if shares[each] <= 1 + ROUNDING), key=lambda each: shares[each], default="")
-    found = differences(table, panel, key, other)
-    if not found:
+    gaps = differences(table, panel, key, other)
+    if not gaps:
         return _open(name, panel, says, f"needs {key}, and in the same fold a PowerSGD that sends no less")
     share, rank = shares[other], METHODS[other].rank
-    why = f"{_trend(found)} {_forgotten(table, panel, key)}".rstrip()
+    why = f"{_trend(gaps)} {_forgotten(table, panel, key)}".rstrip()
     if share < 1 - ROUNDING:
         why += f" PowerSGD's r={rank}, the lowest that sends no less, sends {1 / share:.2f} times its bytes."
-    return _at_least(name, False, panel, says, found, why.strip(), f", with {share:.3f} of the bytes of r={rank}")
+    return _at_least(name, False, panel, says, gaps, why.strip(), f", with {share:.3f} of the bytes of r={rank}")
 
 
 def _published(name: str, table: pd.DataFrame, panel: str, key: str) -> Iterator[Claim]:
-    """Judge what the paper says of its own method, which has no feedback."""
+    """Judge the paper's claims about its own method, which has no feedback."""
     method, within = METHODS[key], WITHIN[panel]
     says = f"{method.label}: dSGD's AUC at the last epoch (within {within:g})"
-    found = differences(table, panel, key, "dsgd")
-    if not found:
+    gaps = differences(table, panel, key, "dsgd")
+    if not gaps:
         yield _open(name, panel, says, f"needs dsgd and {key} in the same fold", paper=True)
-    elif (short := -found[-1].mean - within) <= 0:
-        yield Claim(name, True, panel, says, _said(found[-1]), "holds", "holds")
+    elif (short := -gaps[-1].mean - within) <= 0:
+        yield Claim(name, True, panel, says, _said(gaps[-1]), "holds", "holds")
     else:
         why = _forgotten(table, panel, key)
-        yield Claim(name, True, panel, says, _said(found[-1]), "misses", f"misses by {_small(short)}", why)
+        yield Claim(name, True, panel, says, _said(gaps[-1]), "misses", f"misses by {_small(short)}", why)
     for family, note in PARTNERS.items():
         other = f"{family}-{method.rank}"
-        if found := differences(table, panel, key, other):
+        if gaps := differences(table, panel, key, other):
             says = f"{method.label}: AUC at least that of {METHODS[other].label} ({note})"
             why = _forgotten(table, panel, key) if family == "powersgd" else ""
-            yield _at_least(name, True, panel, says, found, why)
+            yield _at_least(name, True, panel, says, gaps, why)
 
 
 def _feedback(name: str, table: pd.DataFrame, panel: str, published: str) -> Iterator[Claim]:
-    """Judge whether feedback is worth having, at the rank of a method without it."""
+    """Judge whether feedback helps, against the same rank without it."""
     key = f"rank-dad-{METHODS[published].rank}"
-    if found := differences(table, panel, key, published):
+    if gaps := differences(table, panel, key, published):
         says = f"{METHODS[key].label}: AUC at least that of the same rank as published"
-        yield _at_least(name, False, panel, says, found, _trend(found))
+        yield _at_least(name, False, panel, says, gaps, _trend(gaps))
 
 
 def _at_least(
-    name: str, paper: bool, panel: str, says: str, found: Sequence[Difference], why: str, note: str = ""
+    name: str, paper: bool, panel: str, says: str, gaps: Sequence[Difference], why: str, note: str = ""
 ) -> Claim:
-    """Judge a difference at the last epoch that should not be below zero."""
-    last = found[-1]
+    """Judge a difference that should not be below zero at the last epoch."""
+    last = gaps[-1]
     measured = _said(last) + note
     if abs(last.mean) < NOISE * last.error:
         return Claim(name, paper, panel, says, measured, "equal", "equal within the noise")
@@ -222,7 +222,7 @@ def _at_least(
 
 
 def _effective_rank(name: str, tables: Tables) -> Iterator[Claim]:
-    """Judge whether fewer and fewer directions of a layer's gradient matter."""
+    """Judge whether the effective rank of each layer's gradient falls."""
     ranks = effective_ranks(tables[name])
     folds = ranks.groupby("panel")["fold"].nunique()
     for panel, layer, first, last in falls(ranks).itertuples(index=False):
@@ -240,11 +240,11 @@ def _effective_rank(name: str, tables: Tables) -> Iterator[Claim]:
 
 
 def _speed(name: str, tables: Tables) -> Iterator[Claim]:
-    """Judge the time to the AUC that the crude baseline ends with."""
+    """Judge the time until a method reaches the crude baseline's final AUC."""
     if "figure-5" not in tables:
         return
-    found = speedups(tables["figure-5"], tables[name])
-    for (panel, link, method), rows in every(found, "panel", "link", "method"):
+    speeds = speedups(tables["figure-5"], tables[name])
+    for (panel, link, method), rows in every(speeds, "panel", "link", "method"):
         if METHODS[method].family not in ("ours", "published"):
             continue
         paper = METHODS[method].family == "published"
@@ -264,11 +264,11 @@ def _speed(name: str, tables: Tables) -> Iterator[Claim]:
 
 
 def _sizes(name: str, tables: Tables) -> Iterator[Claim]:
-    """Judge bytes per layer: as sent against the formula, and how they grow."""
+    """Judge bytes per layer: whether they match the formula, and how they grow with the width."""
     table = tables[name]
     for method, rows in table.dropna(subset=["sent"]).groupby("method", sort=False):
         label, family = METHODS[str(method)].label, METHODS[str(method)].family
-        header = MOST_HEADER * (2 if family.startswith("powersgd") else 1)
+        header = MAX_HEADER * (2 if family.startswith("powersgd") else 1)
         low, high = (rows["sent"] - rows["formula"]).agg(["min", "max"])
         says = f"{label}: what is sent matches the formula within the header (at most {header} bytes)"
         measured = f"{low:.0f} to {high:.0f} bytes more, {len(rows)} layers and directions"
@@ -325,8 +325,8 @@ def _open(name: str, panel: str, says: str, needs: str, *, paper: bool = False) 
     return Claim(name, paper, panel, says, "–", "open", f"not measured: {needs}")
 
 
-def _said(found: Difference) -> str:
-    return f"{found.mean:+.6f} ± {found.error:.6f} at epoch {found.epoch}, {_folds(found.folds)}"
+def _said(gap: Difference) -> str:
+    return f"{gap.mean:+.6f} ± {gap.error:.6f} at epoch {gap.epoch}, {_folds(gap.folds)}"
 
 
 def _folds(count: int) -> str:
@@ -337,9 +337,9 @@ def _small(value: float) -> str:
     return f"{value:.1g}" if value < 1e-4 else f"{value:.5f}".rstrip("0")
 
 
-def _trend(found: Sequence[Difference]) -> str:
-    """Return what becomes of a gap during training."""
-    first, last = found[0], found[-1]
+def _trend(gaps: Sequence[Difference]) -> str:
+    """Say whether a gap opens or closes during training."""
+    first, last = gaps[0], gaps[-1]
     if first.epoch == last.epoch:
         return ""
     closes = abs(last.mean) < abs(first.mean)
@@ -347,17 +347,17 @@ def _trend(found: Sequence[Difference]) -> str:
     return f"The gap {how}: {first.mean:+.4f} at epoch {first.epoch}, {last.mean:+.4f} at epoch {last.epoch}."
 
 
-def _lag(found: Sequence[Difference]) -> str:
-    """Return what becomes of a gap to dSGD, and why if it closes."""
-    closes = found[0].mean < found[-1].mean
+def _lag(gaps: Sequence[Difference]) -> str:
+    """Say whether the gap to dSGD closes, and why."""
+    closes = gaps[0].mean < gaps[-1].mean
     late = " Feedback delivers late what a rank leaves out of a step, so a low rank lags at first." if closes else ""
-    return _trend(found) + late
+    return _trend(gaps) + late
 
 
 def _forgotten(table: pd.DataFrame, panel: str, key: str) -> str:
-    """Return what a method forgets, if the same rank with residuals as matrices, which forget nothing, does better."""
+    """Say what a method forgets, if the same rank with residuals as matrices, which forget nothing, does better."""
     method = METHODS[key]
-    found = differences(table, panel, f"rank-dad-{method.rank}", key)
-    if method.family in FORGOTTEN and found and found[-1].mean > NOISE * found[-1].error:
-        return f"{FORGOTTEN[method.family]}, ends {found[-1].mean:.4f} above."
+    gaps = differences(table, panel, f"rank-dad-{method.rank}", key)
+    if method.family in FORGOTTEN and gaps and gaps[-1].mean > NOISE * gaps[-1].error:
+        return f"{FORGOTTEN[method.family]}, ends {gaps[-1].mean:.4f} above."
     return ""

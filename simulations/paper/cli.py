@@ -32,8 +32,8 @@ def paper(
     from rich.console import Console
 
     from simulations.paper.parts import PARTS
+    from simulations.paper.pipeline import make
     from simulations.paper.settings import SETTINGS
-    from simulations.paper.study import make
 
     if quick and setting not in ("middle", "quick"):
         raise UserError(f"--quick: is the setting quick, but --setting {setting} is asked for; leave one of them out")

@@ -1,4 +1,4 @@
-"""What the tables say of two methods: differences in pairs, times to a target, ratios and growth."""
+"""Compare methods by the tables: paired differences, times to a target, ratios and growth."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from simulations.paper.methods import METHODS
+from simulations.paper.compared_methods import METHODS
 from simulations.paper.panels import Panel
 
 # A singular value of this part of the largest counts into an effective rank: it has 4 % of its energy. With less than
@@ -29,12 +29,12 @@ def filled(tables: Tables) -> dict[str, pd.DataFrame]:
 
 @dataclass(frozen=True)
 class Difference:
-    """One method's AUC less another's, over pairs of the same fold and site.
+    """The AUC of one method minus that of another, over pairs of the same fold and site.
 
     Args:
         mean: of all pairs.
-        error: standard error of the mean: that of pairs, or that of folds' means, whichever is larger. Sites of a fold
-            test the same weights, and are no trainings of their own.
+        error: standard error of the mean, of pairs or of folds' means, whichever is larger: the sites of a fold test
+            the same weights, so they are not independent.
         folds: how many are in.
         epoch: at which both were tested.
     """
@@ -58,13 +58,13 @@ def methods_of(table: pd.DataFrame) -> list[str]:
 
 
 def differences(curves: pd.DataFrame, panel: str, one: str, other: str) -> list[Difference]:
-    """Return what one method's AUC is above another's at every epoch that both were tested at, in order.
+    """Return the difference of two methods' AUC at every epoch that both were tested at, in order.
 
     Args:
         curves: with columns panel, method, fold, epoch, site and auc.
         panel: key of the panel.
         one: key of the method.
-        other: key of the method that is taken away.
+        other: key of the method that is subtracted.
     """
     rows = curves[(curves["panel"] == panel) & curves["method"].isin([one, other])]
     wide = rows.pivot_table(index=["epoch", "fold", "site"], columns="method", values="auc", aggfunc="last")
@@ -115,12 +115,12 @@ def falls(ranks: pd.DataFrame) -> pd.DataFrame:
     longest = ranks.groupby("panel")["epoch"].transform("max")
     begun, over = ranks["epoch"] <= ENDS * longest, ranks["epoch"] > (1 - ENDS) * longest
     by = ["panel", "layer"]
-    found = {"first": ranks[begun].groupby(by, sort=False), "last": ranks[over].groupby(by, sort=False)}
-    return pd.DataFrame({name: group["rank"].mean() for name, group in found.items()}).dropna().reset_index()
+    groups = {"first": ranks[begun].groupby(by, sort=False), "last": ranks[over].groupby(by, sort=False)}
+    return pd.DataFrame({name: group["rank"].mean() for name, group in groups.items()}).dropna().reset_index()
 
 
 def speedups(curves: pd.DataFrame, seconds: pd.DataFrame) -> pd.DataFrame:
-    """Return how soon each method reaches the AUC that the crude baseline ends with, fold by fold.
+    """Return how soon each method reaches the crude baseline's final AUC, fold by fold.
 
     Args:
         curves: of `figure-5.csv`.
@@ -136,33 +136,33 @@ def speedups(curves: pd.DataFrame, seconds: pd.DataFrame) -> pd.DataFrame:
     reached = means[means["auc"] >= means["target"]].sort_values("epoch")
     first = reached.groupby(["panel", "method", "fold"])[["epoch", "step"]].first()
     trained = means[["panel", "method", "fold", "target"]].drop_duplicates()
-    found: pd.DataFrame = trained.join(first, on=["panel", "method", "fold"]).merge(seconds, on=["panel", "method"])
-    found["minutes"] = found["step"] * found["seconds"] / 60
+    times: pd.DataFrame = trained.join(first, on=["panel", "method", "fold"]).merge(seconds, on=["panel", "method"])
+    times["minutes"] = times["step"] * times["seconds"] / 60
     key = ["panel", "link", "fold"]
-    base = found[found["method"] == CRUDE].set_index(key)["minutes"].rename("base")
-    found = found.join(base, on=key, how="inner")
-    found["log2"] = np.log2(found["base"] / found["minutes"])
-    return found.filter(["panel", "link", "method", "fold", "target", "epoch", "minutes", "log2"])
+    base = times[times["method"] == CRUDE].set_index(key)["minutes"].rename("base")
+    times = times.join(base, on=key, how="inner")
+    times["log2"] = np.log2(times["base"] / times["minutes"])
+    return times.filter(["panel", "link", "method", "fold", "target", "epoch", "minutes", "log2"])
 
 
 def ratios(timing: pd.DataFrame) -> pd.DataFrame:
-    """Return each method's time per step over those of `REFERENCES`, at the same link and number of sites.
+    """Return the time per step of each method over that of each reference, at the same link and number of sites.
 
     Returns:
         Columns link, reference, method, sites, ratio, and low and high of the method's own spread.
     """
     refers = timing["method"].isin(REFERENCES)
     bases = timing[refers].rename(columns={"method": "reference", "seconds": "base"})
-    found = timing[~refers].merge(bases[["link", "sites", "reference", "base"]], on=["link", "sites"])
+    table = timing[~refers].merge(bases[["link", "sites", "reference", "base"]], on=["link", "sites"])
     for name, key in {"ratio": "seconds", "low": "low", "high": "high"}.items():
-        found[name] = found[key] / found["base"]
-    order = found["reference"].map(REFERENCES.index)
-    found = found.assign(order=order).sort_values(["order", "sites"], kind="stable", ignore_index=True)
-    return found[["link", "reference", "method", "sites", "ratio", "low", "high"]]
+        table[name] = table[key] / table["base"]
+    order = table["reference"].map(REFERENCES.index)
+    table = table.assign(order=order).sort_values(["order", "sites"], kind="stable", ignore_index=True)
+    return table[["link", "reference", "method", "sites", "ratio", "low", "high"]]
 
 
 def every(table: pd.DataFrame, *columns: str) -> list[tuple[tuple[str, ...], pd.DataFrame]]:
-    """Return the parts of a table with equal values in some columns, and these values, in the order that they have."""
+    """Group a table by some columns, as text, in order of appearance: pairs of the columns' values and the rows."""
     return [
         (tuple(map(str, key)), rows) for key, rows in table.groupby(list(columns), sort=False) if isinstance(key, tuple)
     ]

@@ -1,6 +1,6 @@
-"""What is computed once and kept: every training, every size and every timed run is a job with a file of its own.
+"""Jobs: every training, every size and every timed run is one, with a result file of its own.
 
-A job whose result was made from the same description is not done again: what was cut short goes on where it was.
+A job with a result from the same description is not done again, so an interrupted measurement can go on.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from common.files import write_json
 from common.policy import EVERYTHING
 from common.spec import MethodSpec, RunSpec
 from simulations.archives import Archive
-from simulations.paper.methods import METHODS
+from simulations.paper.compared_methods import METHODS
 from simulations.paper.panels import Panel, run_document
 from simulations.sources import Source
 
-VERSION = 1  # of what results say; another makes those of before void
+VERSION = 1  # of the results' format; another version voids older results
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,17 @@ class Job:
     @property
     @abstractmethod
     def place(self) -> str:
-        """Where the result lies, without its ending."""
+        """Path of the result in the folder of results, without suffix."""
 
     @property
     @abstractmethod
     def words(self) -> str:
-        """What a person is told of it."""
+        """The job in words."""
 
     @property
     @abstractmethod
     def description(self) -> dict[str, Any]:
-        """What the result follows from, as JSON."""
+        """Everything that the result depends on, as JSON."""
 
     @abstractmethod
     def perform(self, data: Path) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Job:
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
     def result(self, output: Path, data: Path | None = None) -> dict[str, Any] | None:
-        """Return what was found before from the same description, if it was.
+        """Return an earlier result of the same description; None if there is none.
 
         Args:
             output: folder of results.
@@ -80,12 +80,12 @@ class Job:
         return None if other or document.get("digest") != self.digest else document["result"]
 
     def keep(self, output: Path, data: Path, result: dict[str, Any]) -> None:
-        """Write a result down.
+        """Write a result to its file.
 
         Args:
             output: folder of results.
             data: folder of the data sets' files that it was made from.
-            result: what was found.
+            result: of the job, as JSON.
 
         Raises:
             UserError: it cannot be written.
@@ -95,7 +95,7 @@ class Job:
         write_json(self._path(output), {**made, "result": result})
 
     def where(self, output: Path) -> str | None:
-        """Return in words where the result was made, if there is one."""
+        """Return in words on which machine the result was made; None if there is none."""
         return None if self.result(output) is None else str(load_json(self._path(output))["where"])
 
     @property
@@ -123,7 +123,7 @@ class CurveJob(Job):
 
     @property
     def place(self) -> str:
-        """Where the result lies."""
+        """Path of the result, without suffix."""
         return f"curves/{self.panel.key}/{self.method}/fold-{self.fold + 1}"
 
     @property
@@ -133,39 +133,39 @@ class CurveJob(Job):
 
     @property
     def words(self) -> str:
-        """What a person is told of it."""
+        """The job in words."""
         return f"{self.panel.title}: {METHODS[self.method].label}, fold {self.fold + 1}"
 
     @property
     def description(self) -> dict[str, Any]:
-        """The run, and what is taken of the data."""
+        """The run, and which samples of the data it takes."""
         method, panel = METHODS[self.method], self.panel
         run = _resolved(run_document(panel, method, self.fold))
-        own = {"source": panel.source, "samples": panel.samples, "every": panel.every}
-        return {"run": run, "fold": self.fold, "pooled": method.document is None, **own}
+        samples = {"source": panel.source, "samples": panel.samples, "every": panel.every}
+        return {"run": run, "fold": self.fold, "pooled": method.document is None, **samples}
 
     def perform(self, data: Path) -> dict[str, Any]:
         """Return the training's figures."""
-        from simulations.paper.curves import train
+        from simulations.paper.learning_curves import train
 
         return asdict(train(self.panel, METHODS[self.method], self.fold, source(self.panel, data).load()))
 
 
 @dataclass(frozen=True)
 class SizeJob(Job):
-    """Measure what a layer takes on the wire."""
+    """Measure the bytes of a layer."""
 
     method: str
     size: int
 
     @property
     def place(self) -> str:
-        """Where the result lies."""
+        """Path of the result, without suffix."""
         return f"sizes/{self.method}/{self.size}"
 
     @property
     def words(self) -> str:
-        """What a person is told of it."""
+        """The job in words."""
         return f"bytes of a layer of {self.size}: {METHODS[self.method].label}"
 
     @property
@@ -195,7 +195,7 @@ class TimingJob(Job):
 
     @property
     def place(self) -> str:
-        """Where the result lies."""
+        """Path of the result, without suffix."""
         link = self.link.replace(" ", "-").replace("/", "-per-")
         return f"timing/{self.panel.key}/{link}/{self.method}/{self.sites}"
 
@@ -206,7 +206,7 @@ class TimingJob(Job):
 
     @property
     def words(self) -> str:
-        """What a person is told of it."""
+        """The job in words."""
         return f"seconds of a step, {self.panel.title}: {METHODS[self.method].label}, {self.sites} sites, {self.link}"
 
     @property
@@ -226,17 +226,17 @@ class TimingJob(Job):
 
 
 def _resolved(run: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's spec with all its defaults: where one of them changes, results of before are void."""
+    """Return a run's spec with all defaults written out, so that a changed default voids older results."""
     return validate(RunSpec, run).model_dump(mode="json")
 
 
 def _where() -> str:
-    """Return in words on which machine this is."""
+    """Return this machine in words."""
     return f"{os.cpu_count()} processors ({platform.machine()}), torch {version('torch').split('+')[0]}"
 
 
 def source(panel: Panel, data: Path) -> Archive:
     """Return a panel's data set, in a folder."""
-    found = TypeAdapter[Any](Source).validate_python({"name": panel.source, "path": str(data / panel.file)})
-    assert isinstance(found, Archive)
-    return found
+    archive = TypeAdapter[Any](Source).validate_python({"name": panel.source, "path": str(data / panel.file)})
+    assert isinstance(archive, Archive)
+    return archive

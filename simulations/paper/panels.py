@@ -1,4 +1,4 @@
-"""What is trained for the figures: a data set with a network, as the paper trains it."""
+"""Panels: a data set with a network, trained as in the paper."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simulations.paper.methods import Method
+from simulations.paper.compared_methods import ComparedMethod
 
 FOLDS = 5  # of the cross-validation
 SITES = ("site-1", "site-2", "site-3", "site-4")
@@ -44,7 +44,7 @@ class Panel:
     samples: int | None = None
 
 
-def run_document(panel: Panel, method: Method, seed: int) -> dict[str, Any]:
+def run_document(panel: Panel, method: ComparedMethod, seed: int) -> dict[str, Any]:
     """Return a run's spec as the paper has it: Adam at a fixed rate, 64 samples per site."""
     return {
         "name": panel.key,

@@ -27,16 +27,16 @@ SIZED = ("dsgd", "dad", "edad", "powersgd-4", "rank-dad-4", "rank-dad-int8-8", "
 
 
 def jobs(parts: Sequence[str], setting: Setting) -> list[Job]:
-    """Return what some parts need; first one fold of everything, and what runs alone at the end."""
+    """Return the jobs of some parts, by fold; jobs that run alone come last."""
     curves = [job for part in parts if part in CURVES for job in _curves(part, setting)]
-    found: list[Job] = [*sorted(curves, key=lambda job: job.fold)]
+    needed: list[Job] = [*sorted(curves, key=lambda job: job.fold)]
     if "figure-6" in parts:
-        found += [SizeJob(method, size) for method in SIZED for size in setting.sizes]
+        needed += [SizeJob(method, size) for method in SIZED for size in setting.sizes]
     if "figure-5" in parts:
-        found += _seconds(setting)
+        needed += _seconds(setting)
     if "table-3" in parts:
-        found += _timings(setting)
-    return found
+        needed += _timings(setting)
+    return needed
 
 
 def _curves(part: str, setting: Setting) -> list[CurveJob]:
@@ -66,7 +66,7 @@ def _timings(setting: Setting) -> list[TimingJob]:
 
 
 def check_data(parts: Sequence[str], setting: Setting, data: Path) -> None:
-    """Make sure that all data are there.
+    """Check that all data files exist.
 
     Raises:
         UserError: a file is not: which, where it can be had, what needs it, and what can be made without.
@@ -96,27 +96,27 @@ def tables(setting: Setting, output: Path) -> dict[str, pd.DataFrame]:
     Of folds all that are there count, also those beyond the setting's own.
     """
     setting = replace(setting, folds=FOLDS)
-    found = {
+    made = {
         "figure-3": _table(_curves("figure-3", setting), output, _spectra),
         "figure-5-seconds": _table(_seconds(setting), output, _seconds_row),
         "figure-6": _table(jobs(["figure-6"], setting), output, lambda _, result: result["rows"]),
         "table-3": _table(_timings(setting), output, _timing_row),
     }
     for part in ("figure-2", "figure-4", "figure-5"):
-        found[part] = _table(_curves(part, setting), output, _auc)
-    return {name: table for name, table in sorted(found.items()) if len(table)}
+        made[part] = _table(_curves(part, setting), output, _auc)
+    return {name: table for name, table in sorted(made.items()) if len(table)}
 
 
 def where(setting: Setting, output: Path) -> str:
     """Return in words on which machines the results that are there were made."""
-    found = {job.where(output): None for job in jobs(PARTS, replace(setting, folds=FOLDS))}
-    return "; ".join(place for place in found if place)
+    machines = {job.where(output): None for job in jobs(PARTS, replace(setting, folds=FOLDS))}
+    return "; ".join(place for place in machines if place)
 
 
 def _table(
     of: Iterable[Job], output: Path, rows: Callable[[Any, dict[str, Any]], list[dict[str, Any]]]
 ) -> pd.DataFrame:
-    return pd.DataFrame([row for job in of if (found := job.result(output)) is not None for row in rows(job, found)])
+    return pd.DataFrame([row for job in of if (result := job.result(output)) is not None for row in rows(job, result)])
 
 
 def _auc(job: CurveJob, result: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Does jobs: several at a time where they may, one after the other where time is measured; all results are kept."""
+"""Run jobs in parallel, or one after the other where time is measured, and keep every result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Done = tuple[Job, dict[str, Any], float]  # a job, its result, and the seconds t
 
 
 def do(jobs: Sequence[Job], output: Path, data: Path, processes: int, console: Console) -> None:
-    """Do those of the jobs that have no result yet, and keep each result as soon as it is there.
+    """Do the jobs that have no result yet, and keep each result at once.
 
     Args:
         jobs: in the order in which they are begun; those that run alone wait for all others.
@@ -69,12 +69,12 @@ def _together(jobs: Sequence[Job], data: Path, processes: int) -> Iterator[Done]
 
 
 def _begin() -> None:
-    """Make a process end without a word at Ctrl-C."""
+    """Let Ctrl-C end a process silently."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _perform(job: Job, data: Path) -> Done:
-    """Perform a job; an error says of which, and can travel between processes."""
+    """Perform a job; an error names the job and can be sent between processes."""
     began = time.perf_counter()
     try:
         return job, job.perform(data), time.perf_counter() - began

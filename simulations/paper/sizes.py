@@ -36,8 +36,8 @@ BLOCK, SCALE_BYTES = 64, 4  # of int8: every so many numbers of a row share a sc
 # round 2 + 8, weight, loss and norm 2 + 24. Before the rows stand 2 bytes, before the numbers 2, 3 or 5. Every entry
 # with a variable number of rows says it in 4 bytes: none if all travels dense, three with edad's two layers. Nothing
 # of it grows with a layer.
-LEAST_HEADER = 1 + 6 * 2 + 2 + 10 + 26 + 2 + 2
-MOST_HEADER = LEAST_HEADER + 3 + 3 * 4
+MIN_HEADER = 1 + 6 * 2 + 2 + 10 + 26 + 2 + 2
+MAX_HEADER = MIN_HEADER + 3 + 3 * 4
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Size:
 
 
 def sizes_of(name: str, method: Mapping[str, Any], size: int) -> tuple[Size, Size]:
-    """Return what a layer takes up and down.
+    """Return the bytes of a layer, up and down.
 
     Args:
         name: of the method in the result.
@@ -79,7 +79,7 @@ def sizes_of(name: str, method: Mapping[str, Any], size: int) -> tuple[Size, Siz
     for at, direction in enumerate(("up", "down")):
         sent = bodies[at] - head[at]
         header = sent - layer[at]
-        fits = exchanges * LEAST_HEADER <= header <= exchanges * MOST_HEADER
+        fits = exchanges * MIN_HEADER <= header <= exchanges * MAX_HEADER
         rows.append(Size(name, size, direction, layer[at], sent, header, fits))
     return rows[0], rows[1]
 
@@ -146,7 +146,7 @@ def _document(method: Mapping[str, Any], size: int) -> dict[str, Any]:
 
 
 class _SteppedError(Exception):
-    """The step is over; evaluation and goodbye, which take twice as long, need not follow."""
+    """The step is over: skip evaluation and goodbye, which take twice as long."""
 
 
 def _stop_after_step(aggregator: Aggregator) -> None:

@@ -13,7 +13,7 @@ import pytest
 from typer.main import get_command
 
 from rankdad import app
-from remote.report import CAPTIONS
+from remote.report.run_report import CAPTIONS
 from tests.conftest import OPEN
 from tests.docker.images import container, docker, image
 

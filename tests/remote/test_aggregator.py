@@ -21,7 +21,7 @@ from common.messages import Failure, Hello, Kind, Message, Step
 from common.protocol import pack, unpack
 from common.replica import Replica
 from remote.aggregator import Aggregator
-from remote.report import report
+from remote.report.run_report import report
 from remote.rounds import Answer, Effect, Ready
 from tests.conftest import SITES, run_spec
 

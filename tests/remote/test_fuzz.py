@@ -18,7 +18,7 @@ import pytest
 from common import arrays, drift, messages, protocol, wire
 from common.errors import ProtocolError
 from common.messages import Failure, Kind, Message
-from common.metrics import wire as tallies
+from common.metrics import tally_codec
 from common.preparation import stages
 from common.protocol import pack_failure
 from local.data import SiteData, read_site
@@ -62,7 +62,7 @@ RUNS: dict[str, dict[str, Any]] = {
     },
 }
 # What decodes and checks; the rest of these modules makes messages, or completes rounds.
-MODULES = (protocol, messages, arrays, wire, drift, tallies, stages, checks, turns)
+MODULES = (protocol, messages, arrays, wire, drift, tally_codec, stages, checks, turns)
 OTHERS = """pack pack_failure _head _bits _missing_bytes step_bytes body_bytes _head_bytes _packb _arrays pack_buffers
 _bytes _not_encoded failure_message pack_counts pack_sums encode as_received is_lossless wire_bytes _quantised _unpadded
 sketch distance pack_tally tally_bytes size _largest meet __init__"""

@@ -9,15 +9,15 @@ from rich.console import Console
 
 from common.messages import Pooled
 from common.tasks import Classification
+from remote.fold_metrics import FoldMetrics
 from remote.progress import Progress
-from remote.study import Study
 from remote.view import LiveView, PlainView, Waiting, view_of
 
 TASK = Classification(classes=3)
 
 
 def begun(method: str, sites: tuple[str, ...], folds: int = 1) -> Progress:
-    return Progress("study", method, sites, TASK, 4, folds, 67_000, Study(TASK, sites))
+    return Progress("study", method, sites, TASK, 4, folds, 67_000, FoldMetrics(TASK, sites))
 
 
 def running(folds: int = 1) -> Progress:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from simulations.paper.claims import claims
-from simulations.paper.page import SECTIONS, Meta, write
+from simulations.paper.page import TITLES, Meta, write
 from simulations.paper.settings import SETTINGS
 from tests.e2e.test_processes import ROOT
 from tests.simulations.paper.tables import curve, seconds, sizes, spectra, timing
@@ -39,7 +39,7 @@ def test_every_claim_and_every_missing_table_is_on_the_page() -> None:
 
 
 def test_a_page_of_nothing_and_of_everything() -> None:
-    assert write({}, META).count("Not measured yet") == len(SECTIONS)
+    assert write({}, META).count("Not measured yet") == len(TITLES)
     vit = pd.concat([curve("top-rows", (0.6, 0.7), "cifar10"), curve("dsgd", (0.6, 0.9), "cifar10", folds=(0,))])
     everything = {
         "figure-2": curve("dsgd", (0.9,)),

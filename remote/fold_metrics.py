@@ -1,4 +1,4 @@
-"""What the tests of all folds say together: by site, over folds, and beside a baseline that knows only the site."""
+"""Test metrics of all folds: by site, over folds, and of a baseline that knows only the site."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from common.metrics import (
 from common.tasks import Regression, TaskSpec
 
 
-class Study:
-    """Adds up every fold's test tallies.
+class FoldMetrics:
+    """Adds up the test tallies of all folds.
 
     Args:
         task: what is predicted.
@@ -41,27 +41,27 @@ class Study:
         self._folds: list[Metrics] = []
 
     def add(self, models: Mapping[str, Tally], baselines: Mapping[str, Tally]) -> None:
-        """Take note of one fold's test."""
-        for own, found in ((self._models, models), (self._baselines, baselines)):
-            for site, tally in found.items():
-                own[site] += tally
+        """Add one fold's test."""
+        for totals, tallies in ((self._models, models), (self._baselines, baselines)):
+            for site, tally in tallies.items():
+                totals[site] += tally
         pooled = summarise(self._task, reduce(add, models.values()))
         if pooled.samples:
             self._folds.append(pooled)
 
     def state(self) -> dict[str, Any]:
-        """Return as JSON what a study needs to go on from here."""
+        """Return the state as JSON."""
         tallies = {
-            name: {site: base64.b64encode(zlib.compress(pack_tally(tally))).decode() for site, tally in own.items()}
-            for name, own in (("models", self._models), ("baselines", self._baselines))
+            name: {site: base64.b64encode(zlib.compress(pack_tally(tally))).decode() for site, tally in totals.items()}
+            for name, totals in (("models", self._models), ("baselines", self._baselines))
         }
         return {**tallies, "folds": [asdict(fold) for fold in self._folds]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` has returned."""
-        for own, name in ((self._models, "models"), (self._baselines, "baselines")):
+        """Take over a state that `state` returned."""
+        for totals, name in ((self._models, "models"), (self._baselines, "baselines")):
             for site, text in state[name].items():
-                own[site] = unpack_tally(self._task, zlib.decompress(base64.b64decode(text)))
+                totals[site] = unpack_tally(self._task, zlib.decompress(base64.b64decode(text)))
         self._folds = [Metrics(**fold) for fold in state["folds"]]
 
     @property
@@ -74,26 +74,26 @@ class Study:
         """Return a row for every site: samples, its metrics over all folds, and those of the baseline."""
         rows: list[dict[str, Any]] = []
         for site in self._sites:
-            own, guessed = (summarise(self._task, tallies[site]) for tallies in (self._models, self._baselines))
-            row: dict[str, Any] = {"site": site, "samples": own.samples, "absent": own.absent}
-            row |= {str(name): value for name, value in own.values.items()}
-            row |= {f"baseline_{name}": value for name, value in guessed.values.items()}
+            model, baseline = (summarise(self._task, tallies[site]) for tallies in (self._models, self._baselines))
+            row: dict[str, Any] = {"site": site, "samples": model.samples, "absent": model.absent}
+            row |= {str(name): value for name, value in model.values.items()}
+            row |= {f"baseline_{name}": value for name, value in baseline.values.items()}
             rows.append(row)
         return rows
 
     def summary(self) -> dict[str, Any]:
-        """Return all figures as JSON."""
+        """Return all metrics as JSON."""
         if not self._folds:
             return {}
         task, tallies = self._task, list(self._models.values())
-        total, guessed = reduce(add, tallies), reduce(add, self._baselines.values())
-        sites = [found for tally in tallies if (found := summarise(task, tally)).samples]
+        total, baseline = reduce(add, tallies), reduce(add, self._baselines.values())
+        sites = [metrics for tally in tallies if (metrics := summarise(task, tally)).samples]
         document: dict[str, Any] = {
             "sites": {name: asdict(spread) for name, spread in mean_over_sites(task, sites).items()},
             "folds": {name: asdict(spread) for name, spread in mean_over_sites(task, self._folds).items()},
             "intervals": {name: asdict(interval) for name, interval in intervals(task, total).items()},
             "within_sites": within_sites(task, tallies),
-            "baseline": summarise(task, guessed).values,
+            "baseline": summarise(task, baseline).values,
         }
         if not isinstance(task, Regression):
             document["confusion"] = confusion(task, total).tolist()

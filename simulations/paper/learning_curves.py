@@ -1,4 +1,4 @@
-"""One training of one panel by one method in one fold: the test's AUC at every site, epoch after epoch."""
+"""Train one panel by one method in one fold, and measure the test AUC of every site by epoch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from local.data.npz import samples_of
 from local.evaluation import outputs_of
 from remote.aggregator import Aggregator
 from simulations.lockstep import run
-from simulations.paper.methods import Method
+from simulations.paper.compared_methods import ComparedMethod
 from simulations.paper.panels import FOLDS, Panel, run_document
 from simulations.partition import Iid, partition
 from simulations.pooling import SITE, pooled_data, pooled_spec
@@ -37,7 +37,7 @@ EVERY = 5  # steps between two looks at an update's singular values
 
 @dataclass(frozen=True)
 class Curve:
-    """What one training says.
+    """The results of one training.
 
     Args:
         auc: a row for every epoch tested and site.
@@ -50,7 +50,7 @@ class Curve:
     seconds: float = 0.0
 
 
-def train(panel: Panel, method: Method, fold: int, pool: ArrayPool) -> Curve:
+def train(panel: Panel, method: ComparedMethod, fold: int, pool: ArrayPool) -> Curve:
     """Train on all folds but one, in this process, and test on that one after every few epochs.
 
     All methods of a fold begin with the same weights and see the same batches.
@@ -108,7 +108,7 @@ def _sites(spec: RunSpec, pool: ArrayPool) -> dict[str, SiteData]:
 class _Watch:
     """Looks at the aggregator's replica, which is every site's, after every round."""
 
-    def __init__(self, panel: Panel, method: Method, tests: Mapping[str, Samples]) -> None:
+    def __init__(self, panel: Panel, method: ComparedMethod, tests: Mapping[str, Samples]) -> None:
         self._panel, self._tests = panel, tests
         self._watches = method.family == "published"
         self._sends = method.document is not None

@@ -8,7 +8,7 @@ import pytest
 
 from common.metrics import Tally, empty, summarise
 from common.tasks import TaskSpec
-from remote.study import Study
+from remote.fold_metrics import FoldMetrics
 from tests.common.metrics.samples import TASKS, draw, pooled, tallied
 
 SITES = ("alpha", "beta", "gamma")
@@ -23,7 +23,7 @@ def tallies(task: TaskSpec, fold: int, sizes: tuple[int, ...] = (40, 30, 20)) ->
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_figures_are_of_all_folds_and_go_on_from_json(task: TaskSpec) -> None:
-    study, again = Study(task, SITES), Study(task, SITES)
+    study, again = FoldMetrics(task, SITES), FoldMetrics(task, SITES)
     assert study.summary() == {}
     study.add(tallies(task, 0), tallies(task, 5))
     again.restore(json.loads(json.dumps(study.state())))
@@ -49,7 +49,7 @@ def test_figures_are_of_all_folds_and_go_on_from_json(task: TaskSpec) -> None:
 def test_all_samples_are_pooled_as_if_they_were_of_one_site() -> None:
     task = TASKS[1]
     outputs, labels = draw(task, 90, 0)
-    study, parts = Study(task, SITES), zip(SITES, outputs.split(30), labels.split(30), strict=True)
+    study, parts = FoldMetrics(task, SITES), zip(SITES, outputs.split(30), labels.split(30), strict=True)
     for site, x, y in parts:  # each fold tests one site
         models = {name: tallied(task, x, y) if name == site else empty(task) for name in SITES}
         study.add(models, models)
@@ -60,7 +60,7 @@ def test_all_samples_are_pooled_as_if_they_were_of_one_site() -> None:
 
 def test_a_fold_that_tests_nothing_and_a_site_that_is_away_are_no_figures() -> None:
     task = TASKS[1]
-    study = Study(task, SITES)
+    study = FoldMetrics(task, SITES)
     study.add({site: empty(task) for site in SITES}, {})
     assert study.summary() == {}
     first = {"alpha": tallies(task, 0)["alpha"]}

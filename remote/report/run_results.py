@@ -1,4 +1,4 @@
-"""What a run's directory holds, read back: spec, plan, summary and tables, however the run ended."""
+"""Read a run's directory: spec, plan, summary and tables, however the run ended."""
 
 from __future__ import annotations
 
@@ -16,78 +16,55 @@ from pydantic import Field
 from common.columns import Labelled
 from common.documents import Part, load_json, validate
 from common.errors import UserError, one_line
+from common.metrics import Interval, Spread
 from common.spec import RunSpec
 from common.tasks import Classification, Regression
 
 TEXT = ("split", "site", "left_out")
-KEYS = ("fold", "epoch", "split", "site", "train_loss")  # what is no metric of a split
+KEYS = ("fold", "epoch", "split", "site", "train_loss")  # columns that are no metric of a split
 METRICS = (*KEYS, "samples", "loss")
 SITES = ("site", "samples")
-RANKED = ("auc", "pearson_r")  # a guess that is the same for all samples of a site and fold has none there
+RANKED = ("auc", "pearson_r")  # undefined at a site for a baseline that is constant there
 LABEL_CELLS = ("true negatives", "false positives", "false negatives", "true positives")
-BASELINE = "baseline_"  # before the name of a metric of the guess that knows only the site
+BASELINE = "baseline_"  # prefix of the metrics of the guess that knows only the site
 STEPS = ("step", "epoch", "loss", "seconds", "aggregation_seconds", "bytes_up", "bytes_down", "left_out")
 
 
-class Reset(Part):
+class StateLoss(Part):
     """A site that has lost its state."""
 
     site: str
     """Its name."""
     round: int
-    """When it went on without residuals."""
-
-
-class Spread(Part, extra="ignore"):
-    """A metric over folds or sites."""
-
-    mean: float | None = None
-    """Mean of those that have it."""
-    sd: float | None = None
-    """Standard deviation between them."""
-    count: int = 0
-    """How many have it."""
-    missing: int = 0
-    """How many do not."""
-
-
-class Interval(Part, extra="ignore"):
-    """Where a metric lies with a confidence of 95 %."""
-
-    low: float
-    """Lower end."""
-    high: float
-    """Upper end."""
-    method: str
-    """Its name."""
+    """The round in which it went on without residuals."""
 
 
 Values = dict[str, float | None]
 
 
-class Figures(Part, extra="ignore"):
-    """What the tests of all folds say together, by metric; nothing before the first test."""
+class RunMetrics(Part, extra="ignore"):
+    """Test metrics of all folds together; empty before the first test."""
 
     test: Values | None = None
-    """All samples that have been tested, with their number."""
+    """Of all samples tested so far, with their number."""
     folds: dict[str, Spread] = Field(default={})
-    """Over folds."""
+    """By metric, over folds."""
     sites: dict[str, Spread] = Field(default={})
-    """Over sites."""
+    """By metric, over sites."""
     intervals: dict[str, Interval] = Field(default={})
-    """Of the metrics that have one."""
+    """By metric; some have none."""
     within_sites: Values = Field(default={})
-    """With every site's own level taken out."""
+    """With each site's mean taken out."""
     baseline: Values = Field(default={})
     """Of a guess that knows only the site."""
     confusion: tuple[tuple[int | tuple[int, int], ...], ...] = ()
-    """Samples by true and predicted class, or by label, true and predicted value."""
+    """Counts by true and predicted class; or by label, true and predicted value."""
     calibration: tuple[tuple[float | None, float | None, int], ...] = ()
-    """Mean confidence, frequency of hits and count by bin of confidence."""
+    """Mean confidence, frequency of hits and count of each bin of confidence."""
 
 
 class Summary(Part, extra="ignore"):
-    """What people want to know of `summary.json`; the defaults are those of a run that has just begun."""
+    """The part of `summary.json` that is shown; the defaults are those of a run that has just begun."""
 
     status: str = "running"
     reason: str = ""
@@ -100,12 +77,12 @@ class Summary(Part, extra="ignore"):
     bytes_down_per_site_step: float = 0.0
     dense_bytes: int = 0
     times_fewer_bytes_than_dense: float | None = None
-    metrics: Figures = Figures()
+    metrics: RunMetrics = RunMetrics()
     problems: dict[str, str] = Field(default={})
     rows_dropped: dict[str, int] = Field(default={})
     warnings: dict[str, tuple[str, ...]] = Field(default={})
     left_out: dict[str, int] = Field(default={})
-    resets: tuple[Reset, ...] = ()
+    resets: tuple[StateLoss, ...] = ()
     drift: float | None = None
     weights_sha256: dict[str, str] = Field(default={})
     aggregator_sha256: str = ""
@@ -113,8 +90,8 @@ class Summary(Part, extra="ignore"):
     machine: dict[str, str] = Field(default={})
 
 
-class PlanFacts(Part, extra="ignore"):
-    """What people want to know of `plan.json`."""
+class PlanSummary(Part, extra="ignore"):
+    """The part of `plan.json` that is shown."""
 
     sha256: str = ""
     weights_sha256: str = ""
@@ -125,20 +102,20 @@ P = TypeVar("P", bound=Part)
 
 
 @dataclass(frozen=True, eq=False)
-class Results:
-    """A run's directory, read.
+class RunResults:
+    """The contents of a run's directory.
 
     Args:
         spec: of the run.
         plan: of the run.
         summary: as it was last written.
-        metrics: a row per fold, epoch, split and site, and one for `pooled`.
-        sites: a row per site, of all folds' tests.
+        metrics: a row per fold, epoch, split and site; the site `pooled` is all sites together.
+        sites: a row per site, over the tests of all folds.
         steps: a row per step.
     """
 
     spec: RunSpec
-    plan: PlanFacts
+    plan: PlanSummary
     summary: Summary
     metrics: pd.DataFrame
     sites: pd.DataFrame
@@ -146,36 +123,36 @@ class Results:
 
     @property
     def tests(self) -> pd.DataFrame:
-        """The pooled row of every test so far; the last training, on all samples, has none."""
+        """The pooled row of every test so far; a final training on all samples has none."""
         rows = self.metrics
         return rows[(rows["split"] == "test") & (rows["site"] == "pooled") & (rows["samples"] > 0)]
 
     @property
     def test(self) -> dict[str, float]:
-        """Metrics of all samples that have been tested, each by a model that has not seen it; what is known of them."""
+        """Finite metrics of all samples tested so far, each by a model that has not seen it."""
         if self.summary.metrics.test is not None:
-            return known(self.summary.metrics.test)
+            return finite(self.summary.metrics.test)
         rows = rows_of(self.tests)
         return rows.get("pooled", {}) if len(self.tests) == 1 else {}
 
     @property
     def confusion(self) -> list[list[int]]:
-        """Counts of a row for every true class by predicted class, or for every label in the order of `LABEL_CELLS`."""
+        """Counts: a row of predicted classes per true class, or a row of `LABEL_CELLS` per label."""
         return [list(np.ravel(row).tolist()) for row in self.summary.metrics.confusion]
 
     @property
     def by_site(self) -> dict[str, dict[str, float]]:
-        """The same of every site, and those of the baseline, each with `baseline_` before its name."""
+        """Finite metrics of every site, and those of the baseline, whose names begin with `baseline_`."""
         return rows_of(self.sites)
 
 
-def known(values: Mapping[str, float | None]) -> dict[str, float]:
-    """Return those that are finite numbers."""
+def finite(values: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the values that are finite numbers."""
     return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
 def class_names(spec: RunSpec) -> list[str]:
-    """Return what the run's classes or labels are called; nothing for a number."""
+    """Return the names of the classes or labels; none for regression."""
     data, task = spec.data, spec.task
     if isinstance(task, Regression):
         return []
@@ -184,7 +161,7 @@ def class_names(spec: RunSpec) -> list[str]:
     return [str(value) for value in data.values] if isinstance(task, Classification) else list(data.targets)
 
 
-def read_results(directory: Path) -> Results:
+def read_results(directory: Path) -> RunResults:
     """Read a run's directory; only `run.json` has to be there.
 
     Raises:
@@ -197,9 +174,9 @@ def read_results(directory: Path) -> Results:
     sites = read_table(directory / "sites.csv", SITES)
     if sites.empty:  # of a run from before there were folds
         sites = metrics[(metrics["split"] == "test") & (metrics["site"] != "pooled") & (metrics["fold"] == 0)]
-    return Results(
+    return RunResults(
         validate(RunSpec, load_json(path), file=path),
-        _optional(PlanFacts, directory / "plan.json"),
+        _optional(PlanSummary, directory / "plan.json"),
         _optional(Summary, directory / "summary.json"),
         metrics,
         sites,
@@ -212,11 +189,11 @@ def _optional(model: type[P], path: Path) -> P:
 
 
 def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """Read a table: sites and splits as text, everything else as numbers, NaN where none stands.
+    """Read a table: sites and splits as text, the rest as numbers, with NaN for what is no number.
 
     Args:
         path: of the file; without it the table is empty.
-        columns: that it has in any case.
+        columns: that the table has even where the file lacks them.
 
     Raises:
         UserError: it cannot be read.
@@ -236,6 +213,6 @@ def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def rows_of(table: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """Return a table's metrics by site, `pooled` among them; what was not measured is left out."""
+    """Return the finite metrics of every site in a table, `pooled` among them."""
     names = [str(name) for name in table.columns if name not in KEYS]
-    return {str(row["site"]): known({name: row[name] for name in names}) for row in table.to_dict("records")}
+    return {str(row["site"]): finite({name: row[name] for name in names}) for row in table.to_dict("records")}

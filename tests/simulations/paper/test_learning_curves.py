@@ -5,8 +5,8 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from simulations.paper.curves import in_folds, macro_auc, train
-from simulations.paper.methods import METHODS
+from simulations.paper.compared_methods import METHODS
+from simulations.paper.learning_curves import in_folds, macro_auc, train
 from simulations.paper.panels import FOLDS, Panel
 from simulations.pools import ArrayPool
 

@@ -1,4 +1,4 @@
-"""Tallies as bytes: counts as uint32, then sums as float64, little-endian. Bytes from outside are not believed."""
+"""Tallies as bytes: counts as uint32, then sums as float64, little-endian. Received bytes are checked."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from common.metrics.sums import CALIBRATION_BINS, Parts, Tally, parts, shape
 from common.tasks import Classification, MultiLabel, Regression, TaskSpec
 
-MOST_COUNT = 2**31 - 1
-MOST_SUM = 1e300  # a thousand sites' sums add up to a finite number
+MAX_COUNT = 2**31 - 1
+MAX_SUM = 1e300  # a thousand sites' sums add up to a finite number
 SLACK = 1e-6  # of what only rounding may break
 TINY = 1e-140  # squares of smaller numbers are lost
 
@@ -27,13 +27,13 @@ def pack_tally(total: Tally) -> bytes:
     Raises:
         ValueError: a count is larger than 2³¹ − 1.
     """
-    if bool((total.counts > MOST_COUNT).any()):
-        raise ValueError(f"a count is larger than {MOST_COUNT}")
+    if bool((total.counts > MAX_COUNT).any()):
+        raise ValueError(f"a count is larger than {MAX_COUNT}")
     return _bytes(total.counts.to(torch.int32)) + _bytes(total.sums)
 
 
 def unpack_tally(task: TaskSpec, data: bytes) -> Tally:
-    """Return a tally that some samples may have, from bytes that anyone may have sent.
+    """Return the tally in bytes from the network, if some samples can have it.
 
     Raises:
         ValueError: the size is wrong, a number is out of range, or numbers contradict one another.
@@ -44,11 +44,11 @@ def unpack_tally(task: TaskSpec, data: bytes) -> Tally:
     counts = torch.frombuffer(bytearray(data[:end]), dtype=torch.int32).long()
     sums = torch.frombuffer(bytearray(data[end:]), dtype=torch.float64)
     if bool((counts < 0).any()):
-        raise ValueError(f"a count is larger than {MOST_COUNT}")
-    if not bool((sums.abs() <= MOST_SUM).all()):
-        raise ValueError(f"a sum is NaN or larger than {MOST_SUM:g}")
-    found = Tally(counts, sums)
-    part = parts(task, found)
+        raise ValueError(f"a count is larger than {MAX_COUNT}")
+    if not bool((sums.abs() <= MAX_SUM).all()):
+        raise ValueError(f"a sum is NaN or larger than {MAX_SUM:g}")
+    total = Tally(counts, sums)
+    part = parts(task, total)
     if part.loss < 0:
         raise ValueError("the loss is negative")
     if part.samples == 0 and bool(sums.any()):
@@ -57,7 +57,7 @@ def unpack_tally(task: TaskSpec, data: bytes) -> Tally:
         _check_moments(part)
     else:
         _check_counts(task, part)
-    return found
+    return total
 
 
 def _check_counts(task: Classification | MultiLabel, part: Parts) -> None:
@@ -67,10 +67,10 @@ def _check_counts(task: Classification | MultiLabel, part: Parts) -> None:
         if bool((counts.sum(dim=(1, 2)) != part.samples).any()):
             raise ValueError(f"a {name} does not add up to the {part.samples} samples")
     if isinstance(task, Classification):
-        own, hits = confusion[0].sum(dim=1), confusion[0].trace().reshape(1)
+        positives, hits = confusion[0].sum(dim=1), confusion[0].trace().reshape(1)
     else:
-        own = hits = confusion[:, 1].sum(dim=1)
-    if bool((part.scores[:, 1].sum(dim=1) != own).any()):
+        positives = hits = confusion[:, 1].sum(dim=1)
+    if bool((part.scores[:, 1].sum(dim=1) != positives).any()):
         raise ValueError("a histogram and the confusion matrix differ in a class's samples")
     if bool((calibration[:, :, 1].sum(dim=1) != hits).any()):
         raise ValueError("the calibration and the confusion matrix differ in hits")

@@ -1,4 +1,4 @@
-"""The methods that are compared, under the names that they have in every figure and table."""
+"""The methods that are compared, with their names in figures and tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Family = Literal["pooled", "exact", "ours", "rows", "int8", "published", "powers
 
 
 @dataclass(frozen=True)
-class Method:
+class ComparedMethod:
     """One curve of a figure.
 
     Args:
@@ -28,25 +28,25 @@ class Method:
     rank: int | None = None
 
 
-def _ranked(key: str, label: str, family: Family, rank: int, document: Mapping[str, Any]) -> Method:
-    return Method(f"{key}-{rank}", f"{label}, r={rank}", family, {**document, "rank": rank}, rank)
+def _ranked(key: str, label: str, family: Family, rank: int, document: Mapping[str, Any]) -> ComparedMethod:
+    return ComparedMethod(f"{key}-{rank}", f"{label}, r={rank}", family, {**document, "rank": rank}, rank)
 
 
-def _methods() -> list[Method]:
-    found = [
-        Method("pooled", "pooled", "pooled", None),
-        Method("dsgd", "dSGD", "exact", {"name": "dsgd"}),
-        Method(
+def _methods() -> list[ComparedMethod]:
+    methods = [
+        ComparedMethod("pooled", "pooled", "pooled", None),
+        ComparedMethod("dsgd", "dSGD", "exact", {"name": "dsgd"}),
+        ComparedMethod(
             "dsgd-per-tensor", "dSGD, a collective per tensor", "exact", {"name": "dsgd", "exchanges": "per-tensor"}
         ),
-        Method("dad", "dAD", "exact", {"name": "dad"}),
-        Method("edad", "edAD", "exact", {"name": "edad"}),
-        Method("top-rows", "top 3 rows", "top-rows", {"name": "top-rows", "rows": 3}),
+        ComparedMethod("dad", "dAD", "exact", {"name": "dad"}),
+        ComparedMethod("edad", "edAD", "exact", {"name": "edad"}),
+        ComparedMethod("top-rows", "top 3 rows", "top-rows", {"name": "top-rows", "rows": 3}),
     ]
     for rank in (1, 2, 4, 8, 10, 16):
         rows = {"name": "rank-dad", "feedback": "both"}
         ours = {**rows, "residual": "dense"}
-        found += [
+        methods += [
             _ranked("rank-dad", "rank-dAD with feedback", "ours", rank, ours),
             _ranked("rank-dad-rows", "rank-dAD with feedback in rows", "rows", rank, rows),
             _ranked("rank-dad-int8", "rank-dAD with feedback, int8", "int8", rank, {**ours, "wire": "int8"}),
@@ -54,7 +54,7 @@ def _methods() -> list[Method]:
             _ranked("powersgd", "PowerSGD with feedback", "powersgd", rank, {"name": "powersgd"}),
             _ranked("powersgd-plain", "PowerSGD", "powersgd-plain", rank, {"name": "powersgd", "feedback": False}),
         ]
-    return found
+    return methods
 
 
-METHODS: Mapping[str, Method] = {method.key: method for method in _methods()}
+METHODS: Mapping[str, ComparedMethod] = {method.key: method for method in _methods()}

@@ -25,11 +25,11 @@ from common.errors import UserError
 from local.data import SiteData
 from platforms.coinstac.displays import for_people
 from remote.cli import mount
-from remote.figures import figures
-from remote.outcomes import NAMED
-from remote.report import report
-from remote.results import METRICS, STEPS, Figures, PlanFacts, Results, Summary, read_results
-from remote.results import SITES as SITE_COLUMNS
+from remote.report.evaluation_plots import MAX_NAMED_SITES
+from remote.report.run_plots import run_plots
+from remote.report.run_report import report
+from remote.report.run_results import METRICS, STEPS, PlanSummary, RunMetrics, RunResults, Summary, read_results
+from remote.report.run_results import SITES as SITE_COLUMNS
 from simulations.lockstep import run
 from tests.conftest import SITES, run_document, run_spec
 
@@ -53,7 +53,7 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if data.strip() and self.tags[-1][0] != "style":
-            self.rows[-1].append(data.strip())
+            self.rows[-1].append(" ".join(data.split()))
 
     def fact(self, name: str) -> str:
         return next(row[1] for row in self.rows if row[:1] == [name])
@@ -69,7 +69,7 @@ def finished(tmp_path: Path, site_data: Data) -> Path:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out what takes most of a page's time."""
-    monkeypatch.setattr("remote.report.drawer", lambda: None)
+    monkeypatch.setattr("remote.report.run_report.plotter", lambda: None)
 
 
 def rankdad(*words: object) -> Result:
@@ -92,7 +92,7 @@ def change(directory: Path, **values: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def results(sites: list[str], epochs: int, folds: int = 1, **metrics: Any) -> Results:
+def results(sites: list[str], epochs: int, folds: int = 1, **metrics: Any) -> RunResults:
     """Of a run that gets better and better, with noise; the last fold is not finished if there are several."""
     noise = np.random.default_rng(0)
     rows: list[tuple[object, ...]] = []
@@ -109,8 +109,8 @@ def results(sites: list[str], epochs: int, folds: int = 1, **metrics: Any) -> Re
     table = pd.DataFrame(rows, columns=[*METRICS, "accuracy", "auc"])
     tested = table[(table["split"] == "test") & (table["site"] != "pooled") & (table["fold"] == 0)]
     tested = tested.assign(baseline_accuracy=tested["accuracy"] - 0.1)
-    summary = Summary(metrics=Figures(**metrics), best_epoch=max(0, epochs - 2))
-    return Results(spec, PlanFacts(), summary, table, tested, pd.DataFrame(steps, columns=list(STEPS)))
+    summary = Summary(metrics=RunMetrics(**metrics), best_epoch=max(0, epochs - 2))
+    return RunResults(spec, PlanSummary(), summary, table, tested, pd.DataFrame(steps, columns=list(STEPS)))
 
 
 def test_the_page_says_what_the_tables_say(finished: Path) -> None:
@@ -293,13 +293,13 @@ def test_folds_of_a_number(tmp_path: Path, site_data: Data) -> None:
     assert "knows only the site" not in text
 
 
-@pytest.mark.parametrize("count", [NAMED, pytest.param(NAMED + 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [MAX_NAMED_SITES, pytest.param(MAX_NAMED_SITES + 1, marks=pytest.mark.slow)])
 def test_figures_are_small_pictures_and_always_the_same(count: int) -> None:
     confusion = ((count, 0, 0), (1, 2, 3), (0, 0, 0))
     calibration = ((0.4, 0.5, 20), (None, None, 0), (0.9, 0.8, 1000))
     names = [f"{site:03d}-{'long-name-' * 6}"[:63] for site in range(count)]
     metrics: dict[str, Any] = {"confusion": confusion, "calibration": calibration}
-    drawn = figures(results(names, epochs=12, **metrics))
+    drawn = run_plots(results(names, epochs=12, **metrics))
     assert list(drawn) == ["loss_over_epochs", "loss_over_steps", "auc_over_epochs", "accuracy_over_epochs"] + [
         "test_auc_by_site",
         "test_accuracy_by_site",
@@ -317,33 +317,36 @@ def test_figures_are_small_pictures_and_always_the_same(count: int) -> None:
             f"{name} is cut off"
         )
     with matplotlib.rc_context({"text.usetex": True, "axes.facecolor": "black"}):  # a person's own taste
-        again = figures(results(names, epochs=12, **metrics))
+        again = run_plots(results(names, epochs=12, **metrics))
     assert again == drawn
 
 
 @pytest.mark.parametrize("folds", [3, pytest.param(40, marks=pytest.mark.slow)])
 def test_curves_of_folds_go_as_far_as_they_have_come(folds: int) -> None:
     one, several = results(["a", "b"], epochs=4), results(["a", "b"], epochs=4, folds=folds)
-    drawn = figures(several)
-    assert set(drawn) == set(figures(one))
+    drawn = run_plots(several)
+    assert set(drawn) == set(run_plots(one))
     cut = dataclasses.replace(several, metrics=several.metrics[several.metrics["fold"] < folds - 1])
-    changed = [name for name, png in figures(cut).items() if drawn[name] != png]
+    changed = [name for name, png in run_plots(cut).items() if drawn[name] != png]
     assert changed == ["loss_over_epochs", "auc_over_epochs", "accuracy_over_epochs"], "the unfinished fold is drawn"
 
 
 def test_nothing_to_draw_is_no_figure() -> None:
     run = results(["a"], epochs=1)
-    assert set(figures(dataclasses.replace(run, steps=run.steps[:1]))) == {"test_auc_by_site", "test_accuracy_by_site"}
+    assert set(run_plots(dataclasses.replace(run, steps=run.steps[:1]))) == {
+        "test_auc_by_site",
+        "test_accuracy_by_site",
+    }
     empty = dataclasses.replace(run, metrics=run.metrics[:0], sites=run.sites[:0], steps=run.steps[:0])
-    assert figures(empty) == {}
+    assert run_plots(empty) == {}
     bare = pd.DataFrame(columns=list(SITE_COLUMNS))
-    assert figures(dataclasses.replace(empty, sites=bare)) == {}
+    assert run_plots(dataclasses.replace(empty, sites=bare)) == {}
     run.sites["auc"] = float("inf")
-    assert set(figures(dataclasses.replace(run, steps=run.steps[:0]))) == {"test_accuracy_by_site"}
+    assert set(run_plots(dataclasses.replace(run, steps=run.steps[:0]))) == {"test_accuracy_by_site"}
 
 
 def test_without_matplotlib_the_page_says_what_it_lacks(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "remote.figures")
+    monkeypatch.delitem(sys.modules, "remote.report.run_plots")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     path = finished / "page.html"
     done = rankdad("report", finished, "--output", path)

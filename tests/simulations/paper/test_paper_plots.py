@@ -10,7 +10,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from simulations.paper.figures import drawn
+from simulations.paper.paper_plots import drawn
 from simulations.paper.settings import SETTINGS
 from tests.simulations.paper.tables import curve, seconds, sizes, spectra, timing
 

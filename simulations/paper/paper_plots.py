@@ -1,4 +1,4 @@
-"""The figures of the paper, drawn anew from the tables. Where matplotlib is missing, importing this fails."""
+"""Draw the paper's figures from the tables. Importing this fails where matplotlib is missing."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from matplotlib.ticker import (
     NullLocator,
 )
 
-from remote.canvas import AMBER, BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, blank, dress, png
+from remote.report.plot_style import AMBER, BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, blank, dress, png
 from simulations.paper.claims import PAPER_RATIOS
+from simulations.paper.compared_methods import METHODS, ComparedMethod
 from simulations.paper.comparing import (
     CRUDE,
     THRESHOLD,
@@ -35,7 +36,6 @@ from simulations.paper.comparing import (
     ratios,
     speedups,
 )
-from simulations.paper.methods import METHODS, Method
 from simulations.paper.panels import FOLDS, Panel
 
 LOOKS: Mapping[str, tuple[str, Any, str]] = {  # colour, line and marker of a family, or of one method by its key
@@ -57,7 +57,7 @@ WIDE = 10.0  # inches
 FLOOR = 1e-5  # an AUC above 1 - FLOOR is drawn there
 HIGH_RANK = 8  # ranks from here on share axes
 DECADES = 50  # between the most and the fewest bytes, from which on only powers of ten are labelled
-LEAST_TICKS = 4  # of an axis of AUC
+MIN_TICKS = 4  # of an axis of AUC
 MOMENTS = 20  # points of a line of effective ranks
 
 CURVES = {"figure-2": "figure-2", "figure-4": "figure-4", "figure-5": "figure-5-auc"}  # file of AUC by epoch
@@ -66,7 +66,7 @@ STEP_BYTES = "bytes per site and step (log)"
 
 
 def pictures(tables: Tables, panels: Mapping[str, Panel]) -> dict[str, bytes]:
-    """Draw what there are tables for.
+    """Draw every figure that has a table.
 
     Args:
         tables: by the name of their file.
@@ -81,21 +81,21 @@ def pictures(tables: Tables, panels: Mapping[str, Panel]) -> dict[str, bytes]:
 
 def drawn(tables: Tables, panels: Mapping[str, Panel]) -> dict[str, Figure]:
     """Return the figures that `pictures` makes files of."""
-    found: dict[str, Figure | None] = {}
+    figures: dict[str, Figure | None] = {}
     tables = filled(tables)
     for name in ("figure-2", "figure-4", "figure-5"):
         if name in tables:
-            found[CURVES[name]] = auc_by_epoch(tables[name], panels)
-            found[f"{name}-bytes"] = auc_by_bytes(tables[name], panels)
+            figures[CURVES[name]] = auc_by_epoch(tables[name], panels)
+            figures[f"{name}-bytes"] = auc_by_bytes(tables[name], panels)
     if "figure-3" in tables:
-        found["figure-3"] = rank_by_epoch(tables["figure-3"], panels)
+        figures["figure-3"] = rank_by_epoch(tables["figure-3"], panels)
     if {"figure-5", "figure-5-seconds"} <= set(tables):
-        found["figure-5"] = time_to_target(speedups(tables["figure-5"], tables["figure-5-seconds"]))
+        figures["figure-5"] = time_to_target(speedups(tables["figure-5"], tables["figure-5-seconds"]))
     if "figure-6" in tables:
-        found["figure-6"] = bytes_by_width(tables["figure-6"])
+        figures["figure-6"] = bytes_by_width(tables["figure-6"])
     if "table-3" in tables:
-        found["table-3"] = ratio_by_sites(ratios(tables["table-3"]))
-    return {name: figure for name, figure in sorted(found.items()) if figure is not None}
+        figures["table-3"] = ratio_by_sites(ratios(tables["table-3"]))
+    return {name: figure for name, figure in sorted(figures.items()) if figure is not None}
 
 
 def auc_by_epoch(curves: pd.DataFrame, panels: Mapping[str, Panel]) -> Figure:
@@ -105,37 +105,37 @@ def auc_by_epoch(curves: pd.DataFrame, panels: Mapping[str, Panel]) -> Figure:
     figure = _sheet(2.3 * len(there) + 1.1)
     grid = figure.subplots(len(there), max(map(len, groups.values())), sharey="row", sharex="row", squeeze=False)
     for row, panel in zip(grid, there, strict=True):
-        own = curves[curves["panel"] == panel.key]
+        rows = curves[curves["panel"] == panel.key]
         for axes, (title, methods) in zip(row, groups[panel.key].items(), strict=False):
-            dress(axes, "epoch", f"test AUC\n{_folds(own)}" if axes is row[0] else "")
+            dress(axes, "epoch", f"test AUC\n{_folds(rows)}" if axes is row[0] else "")
             axes.set_title(f"\n{title}", fontsize=9, linespacing=2.2)
             for method in methods:
-                _curve(axes, own[own["method"] == method.key], method)
+                _curve(axes, rows[rows["method"] == method.key], method)
             axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
         for axes in row[len(groups[panel.key]) :]:
             axes.remove()
         head = {"xytext": (0, 22), "textcoords": "offset points", "fontsize": 10, "weight": "bold"}
         row[0].annotate(panel.title, (0, 1), xycoords="axes fraction", **head).set_in_layout(False)
-        _auc_scale(row[0], own.groupby(["method", "epoch"])["auc"].mean())
+        _auc_scale(row[0], rows.groupby(["method", "epoch"])["auc"].mean())
     _legend(figure, [METHODS[key] for key in methods_of(curves)], SPREAD)
     return figure
 
 
-def _by_rank(keys: Sequence[str]) -> dict[str, list[Method]]:
+def _by_rank(keys: Sequence[str]) -> dict[str, list[ComparedMethod]]:
     """Return the methods that share axes, by the axes' title; dSGD and pooled training are everywhere."""
     methods = [METHODS[key] for key in keys]
     everywhere = [method for method in methods if method.key in ("pooled", "dsgd")]
     ranks = sorted({min(method.rank, HIGH_RANK) for method in methods if method.rank})
-    found = {}
+    groups = {}
     for rank in ranks:
-        own = [method for method in methods if method.rank and min(method.rank, HIGH_RANK) == rank]
-        exact = sorted({method.rank or 0 for method in own})
-        found["rank " + " and ".join(map(str, exact))] = [*everywhere, *own]
+        ranked = [method for method in methods if method.rank and min(method.rank, HIGH_RANK) == rank]
+        exact = sorted({method.rank or 0 for method in ranked})
+        groups["rank " + " and ".join(map(str, exact))] = [*everywhere, *ranked]
     others = [method for method in methods if method.rank is None and method not in everywhere]
-    return found | ({"exact, and top 3 rows": [*everywhere, *others]} if others or not found else {})
+    return groups | ({"exact, and top 3 rows": [*everywhere, *others]} if others or not groups else {})
 
 
-def _curve(axes: Axes, rows: pd.DataFrame, method: Method) -> None:
+def _curve(axes: Axes, rows: pd.DataFrame, method: ComparedMethod) -> None:
     colour, line, marker = _look(method)
     auc = rows.groupby("epoch")["auc"]
     mean, spread = auc.mean(), auc.std().fillna(0)
@@ -151,16 +151,16 @@ def auc_by_bytes(curves: pd.DataFrame, panels: Mapping[str, Panel]) -> Figure:
     figure = _sheet(4.4)
     grid = figure.subplots(1, len(there), squeeze=False)[0]
     for axes, panel in zip(grid, there, strict=True):
-        own = last[last["panel"] == panel.key]
+        rows = last[last["panel"] == panel.key]
         dress(axes, f"{STEP_BYTES}, up and down", "test AUC" if axes is grid[0] else "")
-        axes.set_title(f"{panel.title}\n{_folds(own)}", fontsize=10, pad=24)
+        axes.set_title(f"{panel.title}\n{_folds(rows)}", fontsize=10, pad=24)
         axes.set_xscale("log")
-        wide = own["bytes"].max() > DECADES * own["bytes"][own["bytes"] > 0].min()
+        wide = rows["bytes"].max() > DECADES * rows["bytes"][rows["bytes"] > 0].min()
         axes.xaxis.set_major_locator(LogLocator(subs=(1,) if wide else (1, 2, 5)))
         axes.xaxis.set_major_formatter(EngFormatter("B"))
         axes.xaxis.set_minor_formatter(NullFormatter())
-        sent = _marks(axes, own)
-        _auc_scale(axes, own.groupby("method")["auc"].mean())
+        sent = _marks(axes, rows)
+        _auc_scale(axes, rows.groupby("method")["auc"].mean())
         ranks = {METHODS[key].rank: value for key, value in sent.items() if METHODS[key].family == "ours"}
         top = axes.secondary_xaxis("top")
         top.set_xticks(list(ranks.values()), [f"r={rank}" for rank in ranks], fontsize=8)
@@ -177,11 +177,11 @@ def _marks(axes: Axes, rows: pd.DataFrame) -> dict[str, float]:
     if "pooled" in keys:
         axes.axhline(_gap(mean[["pooled"]]).item(), color=GREY, ls=":", lw=1.5)
     for name in dict.fromkeys(_name(METHODS[key]) for key in keys if key != "pooled"):
-        own = [key for key in keys if _name(METHODS[key]) == name]
+        family = [key for key in keys if _name(METHODS[key]) == name]
         colour, line, marker = LOOKS[name]
-        place = sent[own]
-        middle = _gap(mean[own])
-        low, high = middle - _gap(mean[own] + spread[own]), _gap(mean[own] - spread[own]) - middle
+        place = sent[family]
+        middle = _gap(mean[family])
+        low, high = middle - _gap(mean[family] + spread[family]), _gap(mean[family] - spread[family]) - middle
         axes.errorbar(
             place, middle, [low, high], ls=line, color=colour, marker=marker, ms=6, lw=1.2, elinewidth=0.8, capsize=2
         )
@@ -195,19 +195,19 @@ def rank_by_epoch(spectra: pd.DataFrame, panels: Mapping[str, Panel]) -> Figure:
     figure = _sheet(3.6)
     grid = figure.subplots(1, len(there), squeeze=False)[0]
     for axes, panel in zip(grid, there, strict=True):
-        own = ranks[ranks["panel"] == panel.key]
+        rows = ranks[ranks["panel"] == panel.key]
         dress(axes, "epoch", "effective rank" if axes is grid[0] else "")
-        axes.set_title(f"{panel.title}\n{_folds(own)}", fontsize=10)
-        width = own["epoch"].max() / MOMENTS
-        own = own.assign(moment=(np.ceil(own["epoch"] / width) - 0.5) * width)
-        for place, layer in enumerate(dict.fromkeys(own["layer"])):
-            rank = own[own["layer"] == layer].groupby("moment")["rank"]
+        axes.set_title(f"{panel.title}\n{_folds(rows)}", fontsize=10)
+        width = rows["epoch"].max() / MOMENTS
+        rows = rows.assign(moment=(np.ceil(rows["epoch"] / width) - 0.5) * width)
+        for place, layer in enumerate(dict.fromkeys(rows["layer"])):
+            rank = rows[rows["layer"] == layer].groupby("moment")["rank"]
             mean, spread = rank.mean(), rank.std().fillna(0)
             colour = LAYERS[place % len(LAYERS)]
             axes.plot(mean.index, mean, DASHES[place % len(DASHES)], color=colour, lw=1.6, label=layer)
             axes.fill_between(mean.index, mean - spread, mean + spread, color=colour, alpha=0.15, lw=0)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        axes.set_ylim(0, own["rank"].max() + 0.5)
+        axes.set_ylim(0, rows["rank"].max() + 0.5)
         axes.legend(fontsize=8, frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.18))
     figure.suptitle(
         f"singular values of an update that are at least {THRESHOLD:g} of its largest: mean ± standard deviation",
@@ -216,10 +216,10 @@ def rank_by_epoch(spectra: pd.DataFrame, panels: Mapping[str, Panel]) -> Figure:
     return figure
 
 
-def time_to_target(found: pd.DataFrame) -> Figure | None:
-    """Draw how much sooner each method has the AUC that the crude baseline ends with: axes for every link."""
-    links = list(dict.fromkeys(found["link"]))
-    keys = [key for key in methods_of(found) if key != CRUDE][::-1]
+def time_to_target(speeds: pd.DataFrame) -> Figure | None:
+    """Draw how much sooner each method reaches the crude baseline's final AUC: axes for every link."""
+    links = list(dict.fromkeys(speeds["link"]))
+    keys = [key for key in methods_of(speeds) if key != CRUDE][::-1]
     if not keys:
         return None
     figure = _sheet(0.32 * len(keys) + 1.2)
@@ -230,7 +230,7 @@ def time_to_target(found: pd.DataFrame) -> Figure | None:
         axes.set_title(link, fontsize=10)
         axes.set_yticks(range(len(keys)), [METHODS[key].label for key in keys])
         for place, key in enumerate(keys):
-            folds = found[(found["link"] == link) & (found["method"] == key)]["log2"]
+            folds = speeds[(speeds["link"] == link) & (speeds["method"] == key)]["log2"]
             if folds.isna().any():
                 said = f" never reached in {folds.isna().sum()} of {len(folds)} folds"
                 axes.text(0, place, said, va="center", fontsize=8)
@@ -288,9 +288,9 @@ def _name_ranks(axes: Axes, sizes: pd.DataFrame) -> None:
         axes.annotate(f"r={method.rank}", (width, height), **text)
 
 
-def ratio_by_sites(found: pd.DataFrame) -> Figure | None:
+def ratio_by_sites(table: pd.DataFrame) -> Figure | None:
     """Draw each method's time per batch over dSGD's by number of sites: axes for every link."""
-    links = list(dict.fromkeys(found["link"]))
+    links = list(dict.fromkeys(table["link"]))
     if not links:
         return None
     figure = _sheet(3.8)
@@ -300,7 +300,7 @@ def ratio_by_sites(found: pd.DataFrame) -> Figure | None:
     for axes, link in zip(grid, links, strict=True):
         dress(axes, "sites", "time per batch over dSGD's (log)" if axes is grid[0] else "")
         axes.set_title(link, fontsize=10)
-        for (method, reference), rows in found[found["link"] == link].groupby(["method", "reference"]):
+        for (method, reference), rows in table[table["link"] == link].groupby(["method", "reference"]):
             colour, _, marker = _look(METHODS[method])
             label = f"{METHODS[method].label}, over {METHODS[reference].label}"
             look = {"ls": lines[reference], "color": colour, "marker": marker, "ms": 4}
@@ -329,15 +329,15 @@ def _folds(rows: pd.DataFrame) -> str:
     return f"{' to '.join(map(str, counts[:1] + counts[1:][-1:]))} of {FOLDS} folds"
 
 
-def _name(method: Method) -> str:
+def _name(method: ComparedMethod) -> str:
     return method.key if method.key in LOOKS else method.family
 
 
-def _look(method: Method) -> tuple[str, Any, str]:
+def _look(method: ComparedMethod) -> tuple[str, Any, str]:
     return LOOKS[_name(method)]
 
 
-def _legend(figure: Figure, methods: Iterable[Method], title: str) -> None:
+def _legend(figure: Figure, methods: Iterable[ComparedMethod], title: str) -> None:
     """Put a legend above all axes, with an entry for every family, and its rank if there is only one."""
     entries, methods = {}, list(methods)
     for method in methods:
@@ -371,7 +371,7 @@ def _auc_scale(axes: Axes, means: pd.Series[float]) -> None:
     for factors in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
         ticks = [factor * 10.0**power for power in range(-6, 0) for factor in factors]
         ticks = [tick for tick in ticks if low <= tick <= high]
-        if len(ticks) >= LEAST_TICKS:
+        if len(ticks) >= MIN_TICKS:
             break
     else:
         ticks = [tick for tick in MaxNLocator(5).tick_values(low, high) if low <= tick <= high]

@@ -1,6 +1,6 @@
-"""Axes, legends and files of figures, all in one look.
+"""The style of all plots: axes, legends and PNG files.
 
-Colours are of the set by Okabe and Ito, which colour-blind people tell apart; line styles differ as well, for print.
+Colours are those of Okabe and Ito, which colour-blind people can tell apart; line styles differ as well, for print.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 BLUE, ORANGE, GREY, BLACK = "#0072B2", "#D55E00", "#8C8C8C", "#000000"
-SKY, GREEN, AMBER, PURPLE = "#56B4E9", "#009E73", "#E69F00", "#CC79A7"  # where four colours do not do
+SKY, GREEN, AMBER, PURPLE = "#56B4E9", "#009E73", "#E69F00", "#CC79A7"  # where four colours are not enough
 WIDTH, HEIGHT, DPI = 7.0, 3.6, 150  # inches, inches, pixels per inch
 TINTS = 12  # of each colour in a file: enough for smooth edges, and a third of the bytes
-NAME = 26  # characters of the longest name beside a figure
+MAX_NAME = 26  # characters of a name beside a plot
 MEASURES = {
     "auc": "AUC (0.5 is chance, 1 best)",
     "accuracy": "accuracy (proportion)",
@@ -71,16 +71,16 @@ def legend(axes: Axes) -> None:
 
 def shortened(name: str) -> str:
     """Return a name's beginning and end, which tell names apart."""
-    half = (NAME - 1) // 2
-    return name if len(name) <= NAME else f"{name[:half]}…{name[-half:]}"
+    half = (MAX_NAME - 1) // 2
+    return name if len(name) <= MAX_NAME else f"{name[:half]}…{name[-half:]}"
 
 
 def png(figure: Figure, colours: Sequence[str] = (BLUE, ORANGE, GREY, BLACK)) -> bytes:
-    """Return the figure's file, which says nothing of versions or dates: the same figures, the same bytes.
+    """Return a figure's file, without versions and dates: the same figure gives the same bytes.
 
     Args:
         figure: to be drawn.
-        colours: whose tints the file has; without any, those that it has most of.
+        colours: whose tints make the palette; without any, the figure's most frequent colours.
     """
     drawn, small = io.BytesIO(), io.BytesIO()
     figure.savefig(drawn, format="png")

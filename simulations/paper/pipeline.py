@@ -1,4 +1,4 @@
-"""From the name of a figure to its files: jobs, tables, pictures and the page."""
+"""Make figures and tables: do the jobs, then write tables, pictures and the page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make(
     console: Console,
     folds: int | None = None,
 ) -> None:
-    """Make figures and tables, and the page of all that the folder holds.
+    """Make figures and tables, and a page about all results in the folder.
 
     Args:
         parts: names of figures and tables.
@@ -50,10 +50,10 @@ def make(
 
 
 def write(setting: Setting, output: Path, console: Console) -> None:
-    """Write tables, pictures and the page of all results that a folder holds, and show the verdicts."""
+    """Write tables, pictures and the page about all results in a folder, and print the verdicts."""
     from simulations.paper import page
     from simulations.paper.claims import claims
-    from simulations.paper.figures import pictures
+    from simulations.paper.paper_plots import pictures
 
     found = tables(setting, output)
     for name, table in found.items():

@@ -1,39 +1,35 @@
-"""Figures of what the tests of all folds say: metrics by site, confusion of classes or labels, calibration."""
+"""Plots of the tests of all folds: metrics by site, confusion of classes or labels, calibration.
+
+Each function returns None where the run has nothing to draw.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import pandas as pd
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from remote.canvas import BLACK, BLUE, GREY, MEASURES, ORANGE, WIDTH, blank, dress, legend, plain_axes, shortened
-from remote.results import BASELINE, RANKED
+from common.metrics import Spread
+from common.tasks import Classification
+from remote.report import plot_style
+from remote.report.narrative import baseline_name
+from remote.report.plot_style import BLACK, BLUE, GREY, MEASURES, ORANGE, dress, legend, plain_axes, shortened
+from remote.report.run_results import BASELINE, LABEL_CELLS, RANKED, RunResults, class_names
 
-NAMED = 30  # sites up to which each has its name; more are placed by their number of samples
-WRITTEN = 12  # classes up to which every cell has its numbers
-TICKED = 40  # classes up to which each has its name
+MAX_NAMED_SITES = 30  # more sites are placed by their number of samples
+MAX_CLASSES_WITH_COUNTS = 12
+MAX_CLASSES_WITH_NAMES = 40
 QUANTILE = 1.96  # of 95 %
 
 
-def metric_by_site(
-    sites: pd.DataFrame, name: str, pooled: float | None, mean: float | None, guess: str
-) -> Figure | None:
-    """Draw a metric of every site, of the baseline there, of all samples, and the mean over sites.
-
-    Args:
-        sites: as `sites.csv` has them.
-        name: of the metric.
-        pooled: of all samples.
-        mean: over sites.
-        guess: what the baseline is called.
-    """
-    sites = sites.dropna(subset=[name])
+def metric_by_site(run: RunResults, name: str) -> Figure | None:
+    """Draw a metric of every site and of the baseline there, of all samples, and its mean over sites."""
+    sites = run.sites.dropna(subset=[name])
     if sites.empty:
         return None
-    named, label = len(sites) <= NAMED, f"test {MEASURES[name]}"
+    named, label = len(sites) <= MAX_NAMED_SITES, f"test {MEASURES[name]}"
     if named:
         figure, axes = plain_axes(label, "", height=max(1.9, 1.2 + 0.2 * len(sites)))
         pairs = zip(sites["site"], sites["samples"], strict=True)
@@ -51,9 +47,9 @@ def metric_by_site(
 
     line: Callable[..., object] = axes.axvline if named else axes.axhline
     if BASELINE + name in sites and name not in RANKED:
-        size = 9 if named else 6
-        dots(BASELINE + name, guess, marker="D", mfc="none", mec=GREY, ms=size)
+        dots(BASELINE + name, baseline_name(run), marker="D", mfc="none", mec=GREY, ms=9 if named else 6)
     dots(name, "single sites", marker="o", color=BLUE, ms=6 if named else 4, alpha=1 if named else 0.6)
+    pooled, mean = run.test.get(name), run.summary.metrics.sites.get(name, Spread()).mean
     if pooled is not None:
         line(pooled, color=ORANGE, ls="--", lw=1.6, label=f"all samples together, {pooled:.3f}", zorder=1)
     if mean is not None and len(sites) > 1:
@@ -62,34 +58,30 @@ def metric_by_site(
     return figure
 
 
-def confusion(
-    counts: Sequence[Sequence[int]], rows: Sequence[str], columns: Sequence[str], about: tuple[str, str], whole: int
-) -> Figure:
-    """Draw a table of counts, coloured by their part of a true value's samples.
-
-    Args:
-        counts: a sequence for every row.
-        rows: their names.
-        columns: their names.
-        about: what the columns and the rows are.
-        whole: how many neighbouring columns make up the samples of one true value.
-    """
-    table = np.array(counts)
-    wholes = table.reshape(len(rows), -1, whole)
-    parts = (wholes / np.maximum(wholes.sum(axis=2, keepdims=True), 1)).reshape(table.shape)
-    figure, axes = plain_axes(*about, height=min(6.5, 1.2 + 0.45 * len(rows)))
-    figure.set_figwidth(min(WIDTH, 3.4 + 0.8 * len(columns)))
+def confusion(run: RunResults) -> Figure | None:
+    """Draw counts by true and predicted value, coloured by their part of the true value's samples."""
+    table, rows = np.array(run.confusion), class_names(run.spec)
+    if not table.size:
+        return None
+    # A class's row is all its samples; a label's row is its negatives, then its positives.
+    by_class = isinstance(run.spec.task, Classification)
+    columns, of_one_value = (rows, len(rows)) if by_class else (list(LABEL_CELLS), 2)
+    groups = table.reshape(len(rows), -1, of_one_value)
+    parts = (groups / np.maximum(groups.sum(axis=2, keepdims=True), 1)).reshape(table.shape)
+    labels = ("predicted class", "true class") if by_class else ("", "label")
+    figure, axes = plain_axes(*labels, height=min(6.5, 1.2 + 0.45 * len(rows)))
+    figure.set_figwidth(min(plot_style.WIDTH, 3.4 + 0.8 * len(columns)))
     axes.grid(visible=False)
     colours = LinearSegmentedColormap.from_list("blue", ["#FFFFFF", BLUE])
     shown = axes.imshow(parts, cmap=colours, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-    if len(rows) > WRITTEN:
+    if len(rows) > MAX_CLASSES_WITH_COUNTS:
         figure.colorbar(shown, ax=axes, label="part of the true value's samples")
-    if len(rows) <= TICKED:
+    if len(rows) <= MAX_CLASSES_WITH_NAMES:
         axes.set_yticks(range(len(rows)), [shortened(name) for name in rows], parse_math=False, fontsize=8)
-        turned = 90 if max(map(len, columns)) * len(columns) > 10 * WIDTH else 0
+        turned = 90 if max(map(len, columns)) * len(columns) > 10 * plot_style.WIDTH else 0
         names = [shortened(name) for name in columns]
         axes.set_xticks(range(len(columns)), names, parse_math=False, fontsize=8, rotation=turned)
-    if len(rows) <= WRITTEN:
+    if len(rows) <= MAX_CLASSES_WITH_COUNTS:
         for row, column in np.ndindex(*table.shape):
             text, part = f"{table[row, column]:,}", parts[row, column]
             text += f"\n{part:.0%}" if len(columns) <= 8 else ""
@@ -98,17 +90,18 @@ def confusion(
     return figure
 
 
-def calibration(bins: Sequence[tuple[float | None, float | None, int]], least: float, *, independent: bool) -> Figure:
+def calibration(run: RunResults) -> Figure | None:
     """Draw how often predictions of a confidence are right.
 
-    Args:
-        bins: mean confidence, frequency and count each.
-        least: confidence there can be.
-        independent: whether every count is of another sample, so that the frequencies have intervals.
+    Of labels no interval is drawn: a sample counts once for each of them, so that counts are not independent.
     """
-    known = [(confidence, hits, count) for confidence, hits, count in bins if confidence is not None and count]
+    task, bins = run.spec.task, run.summary.metrics.calibration
+    known = [one for one in bins if one[0] is not None and one[2]]
+    if not known:
+        return None
+    independent, least = (True, 1 / task.classes) if isinstance(task, Classification) else (False, 0.0)
     confidence, hits, counts = (np.array(column, dtype=float) for column in zip(*known, strict=True))
-    figure = blank()
+    figure = plot_style.blank()
     figure.set_figheight(4.6)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     dress(top, "", "frequency of hits" if independent else "frequency of positives")

@@ -1,4 +1,4 @@
-"""Figures from a tally, each None where there is nothing to measure."""
+"""Metrics from a tally, each None where there is nothing to measure."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from common.metrics.auc import pairs
 from common.metrics.sums import CALIBRATION_BINS, Parts, Tally, parts
 from common.tasks import Classification, Metric, MultiLabel, Regression, TaskSpec
 
-ROUNDING = 1e-12  # a smaller part of the sum of squares than this is no variance
+ROUNDING = 1e-12  # a smaller share of the sum of squares is rounding, not variance
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Figures of some samples.
+    """Metrics of some samples.
 
     Args:
-        samples: how many samples they come from.
-        values: a figure, or None, for every name in the task's metrics.
+        samples: how many there are.
+        values: a number, or None, for each of the task's metrics.
         auc_error: largest possible difference between this AUC and that of the exact scores.
-        absent: classes or labels that have no AUC for want of a sample of their own or of another.
+        absent: classes or labels without an AUC, because they have no positives or no negatives.
     """
 
     samples: int
@@ -32,7 +32,7 @@ class Metrics:
 
 
 def summarise(task: TaskSpec, total: Tally) -> Metrics:
-    """Turn sums into figures.
+    """Turn sums into metrics.
 
     AUC: one class against the rest, the mean over classes or labels that have one. Accuracy, calibration error and
     balanced accuracy (the mean recall over classes present): for labels, the mean over them. F1: of class 1 of two
@@ -95,9 +95,9 @@ def balanced(matrices: Tensor) -> tuple[Tensor, Tensor]:
 
     A recall of n samples is a mean of n hits and misses; the recalls of different classes have no sample in common.
     """
-    hits, own = matrices.diagonal(dim1=1, dim2=2).double(), matrices.sum(dim=2).double()
-    recall, present = hits / own.clamp_min(1), (own > 0).sum(dim=1)
-    variance = recall * (1 - recall) / own.clamp_min(1)
+    hits, support = matrices.diagonal(dim1=1, dim2=2).double(), matrices.sum(dim=2).double()
+    recall, present = hits / support.clamp_min(1), (support > 0).sum(dim=1)
+    variance = recall * (1 - recall) / support.clamp_min(1)
     return recall.sum(dim=1) / present, variance.sum(dim=1) / present.square()
 
 

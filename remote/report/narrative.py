@@ -1,0 +1,249 @@
+"""Sentences about one run: what its numbers say, and how each of them was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from common.studies import Holdout, KFold, LeaveOneSiteOut
+from common.tasks import Classification, Regression
+from remote.report.run_results import BASELINE, RunResults, finite
+
+NAMES = {
+    "auc": "AUC",
+    "accuracy": "accuracy",
+    "loss": "loss",
+    "balanced_accuracy": "balanced accuracy",
+    "f1": "F1",
+    "calibration_error": "calibration error",
+    "mae": "MAE",
+    "r2": "R²",
+    "pearson_r": "Pearson's r",
+}
+STATUS = {
+    "completed": "The run is complete.",
+    "failed": "The run failed.",
+    "interrupted": "The run was interrupted.",
+    "running": "The run is not over: it was still going on when this page was made, or it was cut off.",
+}
+WARNINGS = {
+    "weights-made-equal-after-a-comparison": "took over the aggregator's weights after a comparison",
+    "one-class": "has samples of one class alone: no AUC, and a balanced accuracy of that class only",
+    "fewer-samples-than-folds": "has fewer samples than there are folds: some folds test none there",
+    "missing-classes": "has no samples of some class",
+    "sets-too-small-to-evaluate": "has validation or test sets too small for its policy: they are in no metric",
+}
+UNSEEN = (
+    "Training sees no label of the tested site, so the guess here comes from the labels of all other sites. It is the "
+    "same for a whole site and errs away from it, which puts its AUC or correlation below chance. What the model gains "
+    "over all samples may still come from features that tell how sites differ."
+)
+NEGLIGIBLE = 0.02  # a smaller difference of an AUC, R² or r is not worth a sentence
+CHANCE_MARGIN = 0.03  # a balanced accuracy that is no further above chance is chance
+MAX_SITES_NAMED = 30  # in one warning
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Return a number as a paper prints it; – for None, NaN and infinity."""
+    return "–" if value is None or not math.isfinite(value) else f"{value:z,.{digits}f}".replace("-", "−")
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in a unit that people read easily."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{minutes:.1f} min" if minutes < 120 else f"{hours:.1f} h"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number of things: 1 site, 2 sites."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def status(run: RunResults) -> str:
+    """Return how the run ended, and why."""
+    summary = run.summary
+    sentence = STATUS.get(summary.status, f"The run's status is {summary.status}.")
+    return f"{sentence} Reason: {summary.reason}" if summary.reason else sentence
+
+
+def extent(run: RunResults) -> str:
+    """Return how many sites trained, for how long."""
+    spec, summary = run.spec, run.summary
+    trained = count(summary.epochs, "epoch")
+    if spec.folds > 1:
+        trained = f"{count(spec.tested_folds, 'fold')} of at most {count(spec.training.epochs, 'epoch')}"
+    trained += ", then all samples once more" if spec.folds > spec.tested_folds else ""
+    sites, steps = count(len(spec.federation.sites), "site"), count(summary.steps, "step")
+    return f"{sites}, {trained}, {steps}, {duration(summary.seconds)}"
+
+
+def weights(run: RunResults) -> str:
+    """Return whether all sites and the aggregator ended with the same weights."""
+    digests, aggregator = run.summary.weights_sha256, run.summary.aggregator_sha256
+    if not digests:
+        return "–"
+    if len(set(digests.values())) > 1:
+        each = ", ".join(f"{site} {digest[:16]}…" for site, digest in digests.items())
+        return f"DIFFERENT between sites, sha256: {each}"
+    digest = next(iter(digests.values()))
+    unknown = [site for site in run.spec.federation.sites if site not in digests]
+    equal = "equal at all sites" + (f" but {', '.join(unknown)}, of which nothing is known" if unknown else "")
+    if aggregator:
+        same = aggregator == digest
+        equal += " and at the aggregator" if same else f", DIFFERENT at the aggregator ({aggregator[:16]}…)"
+    return f"{equal}, sha256 {digest}"
+
+
+def tested(run: RunResults) -> str:
+    """Return which samples were tested, and on which models."""
+    evaluation, folds, tests = run.spec.evaluation, run.spec.tested_folds, run.tests
+    samples = count(int(run.test.get("samples", 0)), "sample")
+    if isinstance(evaluation, KFold):
+        how = f"Cross-validation in {folds} folds at every site: {samples}, each unseen by the model that predicts it."
+    elif isinstance(evaluation, LeaveOneSiteOut):
+        how = f"Leave one site out: each of the {folds} folds is a site, predicted by a model of all others; {samples}."
+    else:
+        how = f"{samples} set aside from training."
+    if len(tests) < folds:
+        how += f" So far {len(tests)} of {folds} folds are tested."
+    how += f" The model is that of {tested_epochs(run)}."
+    if not isinstance(evaluation, Holdout) and evaluation.refit:
+        how += " The model that is kept has been trained once more, on all samples; these metrics are not its own."
+    return how
+
+
+def tested_epochs(run: RunResults) -> str:
+    """Return which epochs' models were tested, and why those."""
+    best = sorted(int(epoch) + 1 for epoch in run.tests["epoch"]) or [run.summary.best_epoch + 1]
+    named = f"{best[0]}" if best[0] == best[-1] else f"{best[0]} to {best[-1]}"
+    if not (run.metrics[run.metrics["split"] == "validation"]["samples"] > 0).any():
+        return f"the last epoch, {named}, because no samples were set aside for validation"
+    each = " in each fold" if run.spec.tested_folds > 1 else ""
+    monitor = NAMES[run.spec.monitor]
+    return f"the best epoch{each}, {named} of at most {run.spec.training.epochs}, by validation {monitor}"
+
+
+def baseline_name(run: RunResults) -> str:
+    """Return what the baseline is called."""
+    unseen = isinstance(run.spec.evaluation, LeaveOneSiteOut)
+    return "a guess from the other sites' labels" if unseen else "a guess that knows only the site"
+
+
+def verdict(run: RunResults) -> list[str]:
+    """Return how much of the pooled metrics the site alone explains, and what is left within sites."""
+    if not run.summary.metrics.baseline:
+        return []
+    sentences = _regression(run) if isinstance(run.spec.task, Regression) else _classification(run)
+    return [" ".join(sentences), *_sites_without_gain(run)]
+
+
+def _regression(run: RunResults) -> Iterator[str]:
+    test, guess, within = run.test, finite(run.summary.metrics.baseline), finite(run.summary.metrics.within_sites)
+    if isinstance(run.spec.evaluation, LeaveOneSiteOut):
+        yield UNSEEN
+    elif {"pearson_r", "r2"} <= guess.keys() & test.keys():
+        reached = f"r = {number(guess['pearson_r'])} and R² = {number(guess['r2'])}"
+        yield f"A guess that knows only the site, the mean of the labels it trains on, reaches {reached}:"
+        pooled = f"r = {number(test['pearson_r'])} and R² = {number(test['r2'])}"
+        if guess["r2"] > NEGLIGIBLE:
+            yield f"telling sites apart is enough for so much of the {pooled} of all samples."
+        else:
+            yield "knowing the site explains next to nothing here."
+    if {"pearson_r", "r2"} <= within.keys():
+        left = f"r = {number(within['pearson_r'])} and R² = {number(within['r2'])}"
+        yield f"Within sites, with each site's mean taken out of labels and predictions, the model reaches {left}."
+    if "r2" in guess and "r2" in test and guess["r2"] < 1:
+        gain = (test["r2"] - guess["r2"]) / (1 - guess["r2"])
+        smaller = f"{gain * 100:.0f} % smaller than" if gain > 0 else "no smaller than"
+        yield f"Its squared error over all samples is {smaller} that of the guess."
+
+
+def _classification(run: RunResults) -> Iterator[str]:
+    test, guess, within = run.test, finite(run.summary.metrics.baseline), finite(run.summary.metrics.within_sites)
+    if isinstance(run.spec.evaluation, LeaveOneSiteOut):
+        yield UNSEEN
+    else:
+        names = [name for name in ("auc", "accuracy") if name in guess]
+        reached = " and ".join(f"an {NAMES[name]} of {number(guess[name])}" for name in names)
+        yield f"A guess that knows only the site, the frequencies of the labels it trains on, reaches {reached}."
+        yield from _interval_against_guess(run, "auc")
+    if "auc" in within and "auc" in test:
+        yield f"Over pairs of samples of one site the model's AUC is {number(within['auc'])}:"
+        if test["auc"] - within["auc"] > NEGLIGIBLE:
+            yield "differences between sites make the pooled AUC look better than the model is within them."
+        else:
+            yield "the pooled AUC owes next to nothing to differences between sites."
+    yield from _interval_against_guess(run, "accuracy")
+
+
+def _interval_against_guess(run: RunResults, name: str) -> Iterator[str]:
+    guess, interval = run.summary.metrics.baseline.get(name), run.summary.metrics.intervals.get(name)
+    if guess is None or interval is None or name not in run.test:
+        return
+    model = f"The model's {NAMES[name]} is {number(run.test[name])}, and its 95 % interval"
+    if guess < interval.low:
+        yield f"{model} lies above the guess's."
+    elif guess > interval.high:
+        yield f"{model} lies below the guess's: the model does worse than the guess."
+    else:
+        yield f"{model} contains the guess's: no gain over the guess is shown."
+
+
+def _sites_without_gain(run: RunResults) -> Iterator[str]:
+    name = "mae" if isinstance(run.spec.task, Regression) else "loss"
+    rows = [row for row in run.by_site.values() if name in row and BASELINE + name in row]
+    if worse := sum(row[name] >= row[BASELINE + name] for row in rows):
+        yield f"At {worse} of {len(rows)} sites the model's {NAMES[name]} is no smaller than that of the guess."
+
+
+def notes(run: RunResults) -> Iterator[str]:
+    """Yield how the numbers of the table of metrics were measured."""
+    metrics = run.summary.metrics
+    if metrics.intervals:
+        each = ", ".join(f"{NAMES.get(name, name)}: {one.method}" for name, one in metrics.intervals.items())
+        yield (
+            f"95 % intervals ({each}) are for the predictions of all samples, each by a model that has not seen it. "
+            "They treat predictions as independent, and say nothing about other sites than these."
+        )
+    if isinstance(run.spec.evaluation, LeaveOneSiteOut):
+        yield "Every fold is a site, so metrics over folds are metrics over sites."
+    elif run.spec.tested_folds > 1 and metrics.folds:
+        yield (
+            "± SD over folds is the standard deviation between folds. Folds share training samples, so it is not the "
+            "error of the mean, and gives no interval."
+        )
+    if metrics.sites:
+        missing = max(one.missing for one in metrics.sites.values())
+        lack = f" {missing} of them lack a metric: they have no second class or sample." if missing else ""
+        yield f"The mean over sites weighs every site equally, whatever its size; ± SD is between sites.{lack}"
+    if absent := int(run.test.get("absent", 0)):
+        kind = "classes have" if isinstance(run.spec.task, Classification) else "labels have"
+        yield f"{absent} {kind} no AUC, for lack of samples, and are left out of its mean."
+    if "auc_error" in run.test:
+        error = run.test["auc_error"]
+        yield f"AUCs come from histograms of scores: the one of all samples is off by at most {error:.1g}."
+
+
+def warnings(run: RunResults) -> Iterator[str]:
+    """Yield a sentence for each problem with the result or the sites' data."""
+    task, reached = run.spec.task, run.test.get("balanced_accuracy")
+    if isinstance(task, Classification) and reached is not None and reached <= 1 / task.classes + CHANCE_MARGIN:
+        yield (
+            f"The balanced accuracy is {number(reached)}, and {number(1 / task.classes)} is chance: the model tells "
+            "the classes apart no better than a guess. "
+            "Look at the label, the inputs, and whether they are standardised."
+        )
+    for kind, sites in run.summary.warnings.items():
+        meaning = WARNINGS.get(kind, f"warns: {kind.replace('-', ' ')}")
+        meaning = meaning if len(sites) == 1 else meaning.replace("has ", "have ", 1).replace("warns", "warn", 1)
+        yield f"{count(len(sites), 'site')} {meaning} ({_listed(sites)})."
+    if dropped := run.summary.rows_dropped:
+        each = [f"{site} {rows:,}" for site, rows in dropped.items()]
+        yield f"{count(sum(dropped.values()), 'row')} of data left out: {_listed(each)}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_SITES_NAMED:,} more" if len(names) > MAX_SITES_NAMED else ""
+    return ", ".join(names[:MAX_SITES_NAMED]) + more

@@ -1,0 +1,124 @@
+"""Plots of how training went: losses and validation metrics by epoch or step, of one fold or of several.
+
+Each function returns None where there are too few points for a curve.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from remote.report.plot_style import BLACK, BLUE, GREY, MEASURES, ORANGE, legend, plain_axes
+from remote.report.run_results import RunResults
+
+MIN_POINTS = 2  # of a curve; the tables tell of one
+MAX_EPOCHS_WITH_DOTS = 30
+MAX_LINES = 30  # more sites or folds are a band
+
+
+def losses(run: RunResults) -> Figure | None:
+    """Draw training and validation loss by epoch."""
+    train, validation = _by_fold(run, "train_loss"), _by_fold(run, "loss")
+    if max(len(train), len(validation)) < MIN_POINTS:
+        return None
+    figure, axes = plain_axes("epoch", "mean loss per sample")
+    _curves(axes, run, train, "training", ORANGE, "--")
+    _curves(axes, run, validation, "validation", BLUE)
+    _mark_best(axes, run, validation)
+    axes.set_ylim(bottom=0)
+    legend(axes)
+    return figure
+
+
+def losses_by_step(run: RunResults) -> Figure | None:
+    """Draw the training loss by step, counted anew in every fold; the last training, on all samples, is left out."""
+    steps = run.steps
+    fold = steps["fold"] if "fold" in steps else (steps["epoch"].diff() < 0).cumsum()
+    table = steps.assign(fold=fold, step=steps.groupby(fold).cumcount() + 1)
+    table = table[table["fold"] < run.spec.tested_folds]
+    table = table.pivot_table(index="step", columns="fold", values="loss", aggfunc="last")
+    if len(table) < MIN_POINTS:
+        return None
+    several = len(table.columns) > 1
+    figure, axes = plain_axes("optimizer step" + " of the fold" * several, "mean training loss per sample")
+    _curves(axes, run, table, "training", ORANGE)
+    axes.set_ylim(bottom=0)
+    if several:
+        legend(axes)
+    return figure
+
+
+def metric_by_epoch(run: RunResults, name: str) -> Figure | None:
+    """Draw a validation metric by epoch: of all sites, with single sites in one fold, or with all folds."""
+    pooled = _by_fold(run, name)
+    if len(pooled) < MIN_POINTS:
+        return None
+    figure, axes = plain_axes("epoch", f"validation {MEASURES[name]}")
+    if len(pooled.columns) == 1:
+        rows = _validation(run)
+        sites = rows[rows["site"] != "pooled"].assign(epoch=rows["epoch"] + 1)
+        _thin(axes, sites.pivot_table(index="epoch", columns="site", values=name, aggfunc="last"), "sites", GREY, "-")
+    _curves(axes, run, pooled, "all sites together", BLUE)
+    _mark_best(axes, run, pooled)
+    legend(axes)
+    return figure
+
+
+def _validation(run: RunResults) -> pd.DataFrame:
+    rows = run.metrics
+    return rows[(rows["split"] == "validation") & (rows["fold"] < run.spec.tested_folds)]
+
+
+def _by_fold(run: RunResults, name: str) -> pd.DataFrame:
+    """Return the pooled values of a metric, a row per epoch counted from 1, a column per fold; no empty ones."""
+    rows = _validation(run)
+    pooled = rows[rows["site"] == "pooled"]
+    pooled = pooled.assign(epoch=pooled["epoch"] + 1, fold=pooled["fold"].astype(int)).dropna(subset=[name])
+    return pooled.pivot_table(index="epoch", columns="fold", values=name, aggfunc="last")
+
+
+def _curves(axes: Axes, run: RunResults, table: pd.DataFrame, label: str, colour: str, style: str = "-") -> None:
+    """Draw one fold as a line; of several each thin, and their mean as far as all that are finished go."""
+    if table.empty:
+        return
+    several = len(table.columns) > 1
+    if several:
+        _thin(axes, table, f"{label}, single folds", colour, style)
+        done = table.iloc[:, : len(run.tests)].dropna()
+        table, label = done.mean(axis=1).to_frame(), f"{label}, mean of {len(done.columns)} folds"
+    if not several or len(done.columns) > 1:
+        marker, width = ("o", 1.6) if len(table) <= MAX_EPOCHS_WITH_DOTS else ("", 1.2)
+        axes.plot(table.index, table.iloc[:, 0], style, marker=marker, ms=3.5, lw=width, color=colour, label=label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+
+
+def _thin(axes: Axes, table: pd.DataFrame, label: str, colour: str, style: str) -> None:
+    """Draw every column of a table as a thin line, or a band if there are many."""
+    if len(table.columns) > MAX_LINES:
+        low, high = (table.quantile(part, axis=1) for part in (0.1, 0.9))
+        named = f"{label}, 10th to 90th percentile"
+        axes.fill_between(table.index, low, high, color=colour, alpha=0.3, lw=0, label=named)
+        return
+    for position, column in enumerate(table.columns):
+        named = label if position == 0 else ""
+        axes.plot(table.index, table[column], style, color=colour, alpha=0.5, lw=0.8, label=named)
+
+
+def _mark_best(axes: Axes, run: RunResults, table: pd.DataFrame) -> None:
+    """Mark each fold's best epoch, if it has been measured."""
+    best = {int(row["fold"]): int(row["epoch"]) for row in run.tests.to_dict("records")}
+    if run.spec.tested_folds == 1:
+        best = {0: run.summary.best_epoch}
+    pairs = [(fold, best[fold] + 1) for fold in map(int, table.columns) if fold in best]
+    points = [(epoch, table[fold].get(epoch, np.nan)) for fold, epoch in pairs]
+    points = [(epoch, value) for epoch, value in points if np.isfinite(value)]
+    if not points or len(table.columns) > MAX_LINES:
+        return
+    epochs, values = zip(*points, strict=True)
+    if len(table.columns) == 1:
+        axes.axvline(epochs[0], color=BLACK, ls=":", lw=1)
+    label, size = ("best epochs", 6) if len(table.columns) > 1 else (f"best epoch, {epochs[0]}", 10)
+    axes.plot(epochs, values, "*", color=BLACK, ms=size, clip_on=False, label=label, zorder=5)
