@@ -199,7 +199,9 @@ def _our_client(port: int, size: int, steps: int, index: int, sites: int) -> lis
     from common.messages import Ask, Hello, Kind, Message, Step
     from common.plan import make_plan
     from common.replica import Replica
-    from local.drivers.http import AggregatorClient, drive
+    from local.config import SiteConfig
+    from local.drivers.drive import drive
+    from local.drivers.http import AggregatorClient
 
     torch.set_num_threads(1)
     spec = _bare_run(sites, size)
@@ -229,5 +231,6 @@ def _our_client(port: int, size: int, steps: int, index: int, sites: int) -> lis
     def nothing(line: str) -> None:
         """Drop what a person would read."""
 
-    with AggregatorClient(f"http://127.0.0.1:{port}", site, 10.0, nothing) as client:
+    config = SiteConfig(name=site, aggregator=f"http://127.0.0.1:{port}", data="", output="", patience=10.0)
+    with AggregatorClient(config, nothing) as client:
         return drive(steps_alone(), client, plan, site)
