@@ -66,14 +66,13 @@ class AggregatorClient:
     ) -> None:
         self._config, self._say, self._prompt, self._held, self._report = config, say, prompt, held, report
         self._url, self._patience = config.aggregator.rstrip("/"), config.patience
-        self._rounds, self._snapshots = f"/rounds/{config.name}", f"/snapshots/{config.name}"
-        token = config.token()
+        token, transport = config.token(), transport or open_transport(config)
+        self._rounds = httpx.URL(f"{self._url}/rounds/{config.name}")  # once: httpx takes its time to read one
         self._client = httpx.Client(
-            base_url=self._url,
             headers={"accept-encoding": "identity"} | ({} if token is None else {"authorization": f"Bearer {token}"}),
             cookies=_NoCookies(),
             event_hooks={"response": [self._check_head]},
-            transport=transport or open_transport(config),
+            transport=transport,
             trust_env=False,
         )
         self._knows_run = False
@@ -94,7 +93,7 @@ class AggregatorClient:
             UnreachableError: nobody answered for as long as the site's patience lasts.
         """
         try:
-            document = parse_json(self._send(self._request("GET", "/run")).content)
+            document = parse_json(self._send(self._request("GET", f"{self._url}/run")).content)
         except ValueError:
             document = None
         if not isinstance(document, dict):
@@ -157,7 +156,7 @@ class AggregatorClient:
         """Return the run's newest state, for a site that has lost its own; None if there is none yet."""
         if not self._knows_run:
             self.run()
-        return self._content(self._request("POST", self._snapshots, b"", held=True))
+        return self._content(self._request("POST", f"{self._url}/snapshots/{self._config.name}", b"", held=True))
 
     def done(self) -> None:
         """Say that this site has all that it needs of the run: the aggregator need not stay for it."""
@@ -168,12 +167,11 @@ class AggregatorClient:
     def _asking(self, round_: int) -> httpx.Request:
         return self._request("GET", f"{self._rounds}/{round_}", held=True)
 
-    def _request(self, verb: str, path: str, body: bytes | None = None, *, held: bool = False) -> httpx.Request:
+    def _request(self, verb: str, url: httpx.URL | str, body: bytes | None = None, held: bool = False) -> httpx.Request:
         """Make a request; one that is held waits until other sites have contributed."""
         timeout = httpx.Timeout(self._prompt, read=self._held if held else self._prompt)
-        return self._client.build_request(
-            verb, path, content=body, timeout=timeout, extensions={"size": self._limit, "held": held}
-        )
+        limits = {"size": self._limit, "held": held}
+        return self._client.build_request(verb, url, content=body, timeout=timeout, extensions=limits)
 
     def _content(self, request: httpx.Request) -> bytes | None:
         answer = self._send(request)

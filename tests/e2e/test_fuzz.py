@@ -241,7 +241,7 @@ def wait_for_gamma(client: AggregatorClient, round_: int) -> None:
     """Wait until the contributions of the others to a round are in."""
     deadline = time.monotonic() + 60
     while True:
-        status = json.loads(client._send(client._request("GET", "/status")).content)
+        status = json.loads(client._send(client._request("GET", f"{client._url}/status")).content)
         if (status["round"], status["waiting_for"]) == (round_, ["gamma"]):
             return
         assert time.monotonic() < deadline, status
