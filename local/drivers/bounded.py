@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpcore
@@ -79,7 +79,8 @@ def _errors_of_httpx() -> Iterator[None]:
     try:
         yield
     except ERRORS as error:
-        raise getattr(httpx, type(error).__name__)(str(error)) from error
+        cause = next((first for first in error.args if isinstance(first, Exception)), error)  # of the system, or of TLS
+        raise getattr(httpx, type(error).__name__)(str(error)) from cause
     except ValueError as error:  # of a size with thousands of digits
         raise httpx.RemoteProtocolError("what came is not HTTP") from error
 
@@ -153,10 +154,8 @@ class _Stream(httpcore.NetworkStream):
     def close(self) -> None:
         self._stream.close()
 
-    def start_tls(
-        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
-    ) -> httpcore.NetworkStream:
-        return _Stream(self._stream.start_tls(ssl_context, server_hostname, timeout))
+    def start_tls(self, *arguments: Any, **options: Any) -> httpcore.NetworkStream:
+        return _Stream(self._stream.start_tls(*arguments, **options))
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
@@ -166,12 +165,5 @@ class _Backend(httpcore.NetworkBackend):
     def __init__(self, backend: httpcore.NetworkBackend) -> None:
         self._backend = backend
 
-    def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.NetworkStream:
-        return _Stream(self._backend.connect_tcp(host, port, timeout, local_address, socket_options))
+    def connect_tcp(self, *arguments: Any, **options: Any) -> httpcore.NetworkStream:
+        return _Stream(self._backend.connect_tcp(*arguments, **options))

@@ -22,9 +22,6 @@ from local.drivers.bounded import TooLargeError
 from local.drivers.connecting import open_transport, said_by_tls
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 10.0  # seconds between two tries to reach the aggregator
-HELD = 60.0  # seconds after which a held request is sent again: the aggregator answers earlier, so the link has died
-REPORT = 60.0  # seconds between two lines that say that others are waited for
-PROMPT = 10.0  # seconds in which a connection stands, and an answer comes that waits for nobody
 PATIENCE_AT_THE_END = 2.0  # seconds: the work is done
 HASTE = 1.0  # seconds: whoever answers "not yet" sooner is not asked again at once
 RUN = 8 << 20  # bytes of the run's spec
@@ -50,7 +47,7 @@ class AggregatorClient:
         say: told what a person should know, one line at a time.
         transport: carries the requests, in place of the one that the site's file asks for.
         prompt: seconds in which a connection stands, and an answer comes that waits for nobody.
-        held: seconds after which a request that waits for other sites is sent again.
+        held: seconds after which a request that waits for other sites is sent again: the aggregator answers earlier.
         report: seconds between two lines that say that others are waited for.
     """
 
@@ -60,9 +57,9 @@ class AggregatorClient:
         say: Callable[[str], None],
         transport: httpx.BaseTransport | None = None,
         *,
-        prompt: float = PROMPT,
-        held: float = HELD,
-        report: float = REPORT,
+        prompt: float = 10.0,
+        held: float = 60.0,
+        report: float = 60.0,
     ) -> None:
         self._config, self._say, self._prompt, self._held, self._report = config, say, prompt, held, report
         self._url, self._patience = config.aggregator.rstrip("/"), config.patience
@@ -122,8 +119,6 @@ class AggregatorClient:
             RefusedError: the aggregator refused it.
             UnreachableError: nobody answered for as long as the site's patience lasts.
         """
-        if not self._knows_run:
-            self.run()
         send = request = self._request("POST", self._rounds, body, held=True)
         since, said, delay = time.monotonic(), 0.0, FIRST_DELAY
         while True:
@@ -134,8 +129,7 @@ class AggregatorClient:
             if time.monotonic() - asked < HASTE:
                 time.sleep(delay)
                 delay = min(delay * 2, LONGEST_DELAY)
-            is_there = answer.status_code == ACCEPTED
-            request = self._asking(round_) if is_there else send
+            request = self._asking(round_) if answer.status_code == ACCEPTED else send
             waited = time.monotonic() - since
             if waited - said >= self._report:
                 said = waited
@@ -148,14 +142,10 @@ class AggregatorClient:
             RefusedError: the round is one of the future, or is no longer kept.
             UnreachableError: nobody answered for as long as the site's patience lasts.
         """
-        if not self._knows_run:
-            self.run()
         return self._content(self._asking(round_))
 
     def snapshot(self) -> bytes | None:
         """Return the run's newest state, for a site that has lost its own; None if there is none yet."""
-        if not self._knows_run:
-            self.run()
         return self._content(self._request("POST", f"{self._url}/snapshots/{self._config.name}", b"", held=True))
 
     def done(self) -> None:
@@ -168,7 +158,9 @@ class AggregatorClient:
         return self._request("GET", f"{self._rounds}/{round_}", held=True)
 
     def _request(self, verb: str, url: httpx.URL | str, body: bytes | None = None, held: bool = False) -> httpx.Request:
-        """Make a request; one that is held waits until other sites have contributed."""
+        """Make a request; one that is held waits until other sites have contributed, and names the run."""
+        if held and not self._knows_run:
+            self.run()
         timeout = httpx.Timeout(self._prompt, read=self._held if held else self._prompt)
         limits = {"size": self._limit, "held": held}
         return self._client.build_request(verb, url, content=body, timeout=timeout, extensions=limits)
@@ -222,9 +214,7 @@ class AggregatorClient:
         Raises:
             UserError: another try would not help.
         """
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
+        cause = error.__cause__ or error
         refusal = said_by_tls(cause, self._config)
         if refusal is not None:
             raise UserError(f"{self._url}: {refusal}") from None

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from common.drift import SKETCH_BYTES
@@ -140,6 +141,19 @@ def test_a_trainer_may_ask_whether_a_round_is_complete(server: Server) -> None:
     assert last is not None
     assert (first.body, second, third) == (last.body, None, None)
     assert server.asked[1:] == [*(f"GET /rounds/alpha/{round_}" for round_ in (3, 4, 5)), "POST /rounds/alpha"]
+
+
+def test_an_answer_has_a_site_remember_nothing() -> None:
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(200, headers={"set-cookie": "who=alpha"}, content=RUN[1])
+
+    with AggregatorClient(site_config(1), print, httpx.MockTransport(answer)) as client:
+        assert client.run() == client.run()
+    assert [str(request.url) for request in asked] == ["http://127.0.0.1:1/run"] * 2
+    assert not any("cookie" in request.headers for request in asked)
 
 
 def test_a_snapshot_is_asked_for(server: Server) -> None:
