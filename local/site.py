@@ -28,7 +28,8 @@ from common.spec import RunSpec
 from local.admission import admitted
 from local.config import PATHS, SiteConfig
 from local.data import SiteData, read_site
-from local.drivers.http import AggregatorClient, RefusedError, drive
+from local.drivers.drive import drive
+from local.drivers.http import AggregatorClient, RefusedError
 from local.leaving import Leaving, LeavingError
 from local.notices import MAX_LINE, Notices
 from local.threads import use_threads
@@ -51,7 +52,7 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
         RankdadError: in training: this site or another could not go on.
     """
     output = Path(config.output)
-    with AggregatorClient.of(config, say) as client:
+    with AggregatorClient(config, say) as client:
         offered = client.run()
         with _telling(client, config):
             try:
@@ -178,7 +179,7 @@ def check_site(config: SiteConfig) -> None:
         UserError: what would keep the site from taking part.
     """
     policy = Policy.read(config.policy)
-    with AggregatorClient.of(config, say) as client:
+    with AggregatorClient(config, say) as client:
         spec = _spec(config, client.run())
     plan = make_plan(spec, _replica(config, spec).model)
     policy.check(spec, plan)

@@ -12,6 +12,7 @@ import torch
 from common.documents import validate
 from common.policy import EVERYTHING
 from common.spec import RunSpec
+from local.config import SiteConfig
 from local.data import Samples, SiteData, read_site
 
 SITES = ("alpha", "beta", "gamma")
@@ -57,6 +58,12 @@ def write_policy(folder: Path, **changes: Any) -> str:
     path = folder / "policy.json"
     path.write_text(json.dumps(OPEN | changes))
     return str(path)
+
+
+def site_config(port: int, **changes: Any) -> SiteConfig:
+    """Return the configuration of a site whose aggregator listens on a port of this machine."""
+    fields = {"name": "alpha", "aggregator": f"http://127.0.0.1:{port}", "data": "data", "output": "out"}
+    return SiteConfig.model_validate(fields | changes)
 
 
 def part_of(data: SiteData, name: str, fold: int = 0) -> Samples:

@@ -1,193 +1,169 @@
-"""Connections on which every request and its answer have a time and a size, whatever is at the other end."""
+"""A transport for httpx on which every request and its answer have a time and a size, whatever is at the other end."""
 
 from __future__ import annotations
 
 import contextlib
-import http.client
-import io
-import socket
 import ssl
 import time
-from email.errors import MessageError
-from email.message import Message
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterator
+from typing import Any
+
+import httpcore
+import httpx
 
 SLOWEST = 10_000  # bytes per second of the slowest link: what moves faster may take its time
 HEAD = 1 << 17  # bytes of all that is no body: status lines, headers, sizes of chunks, trailers
-PIECE = 1 << 16  # bytes that move at once: few enough for the slowest link, within the time for it to stand still
-
-
-class HeldError(Exception):
-    """A request was sent, and nothing of an answer has come in time."""
+PIECE = 1 << 16  # bytes that are sent at once: few enough for the slowest link, within the time for it to stand still
+ERRORS = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.ProxyError, httpcore.TimeoutException)
 
 
 class TooLargeError(Exception):
     """An answer is larger than any may be."""
 
 
-class Answer(NamedTuple):
-    """What came back: an HTTP status, headers, a body."""
+class BoundedTransport(httpx.BaseTransport):
+    """Sends requests as `httpx.HTTPTransport` does, within limits.
 
-    status: int
-    headers: Message
-    body: bytes
+    A request's timeouts say for how long the link may stand still. Whoever moves SLOWEST bytes a second is never too
+    slow; what stops or drips is, however fast it began. Its extension `size` is that of the largest answer, in bytes.
 
+    Args:
+        context: for addresses with https://.
+        proxy: through which the aggregator is reached.
+        backend: opens connections.
 
-class Limits:
-    """Until when bytes may move, and how many.
-
-    Whoever moves SLOWEST bytes a second is never too slow; what stops or drips is, however fast it began.
+    Raises:
+        TooLargeError: more has come than any answer has.
+        httpx.ReadTimeout: nothing of an answer has come in time.
+        httpx.TransportError: the link is broken or too slow, or what is there does not speak HTTP.
     """
 
-    def begin(self, seconds: float, size: int) -> None:
-        """Begin with something that may stand still for so long, and have so many bytes."""
-        self._seconds, self._size, self.moved = seconds, size, 0
-        self._until = time.monotonic() + seconds
+    def __init__(
+        self,
+        context: ssl.SSLContext | None = None,
+        proxy: httpx.Proxy | None = None,
+        backend: httpcore.NetworkBackend | None = None,
+    ) -> None:
+        options: dict[str, Any] = {
+            "ssl_context": context,
+            "network_backend": _Backend(backend or httpcore.SyncBackend()),
+        }
+        if proxy is None:
+            self._pool = httpcore.ConnectionPool(**options)
+        else:
+            self._pool = httpcore.HTTPProxy(str(proxy.url), proxy.raw_auth, **options)
 
-    def left(self) -> float:
-        """Return for how many seconds to wait for the next bytes.
-
-        Raises:
-            TimeoutError: there are none left.
-        """
-        left = self._until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("timed out")
-        return left
-
-    def move(self, count: int) -> None:
-        """Count bytes.
-
-        Raises:
-            TooLargeError: there are too many.
-        """
-        self.moved += count
-        self._until = min(self._until + count / SLOWEST, time.monotonic() + self._seconds)
-        if self.moved > self._size:
-            raise TooLargeError
-
-
-class _Bytes(io.RawIOBase):
-    """What comes from a socket, within limits."""
-
-    def __init__(self, source: socket.socket, limits: Limits) -> None:
-        self._socket, self._limits = source, limits
-        self._raw = cast(io.RawIOBase, source.makefile("rb", buffering=0))  # outlives the closing of the socket
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        self._socket.settimeout(self._limits.left())
-        count = self._raw.readinto(buffer)
-        self._limits.move(count or 0)
-        return count
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request, and return the head of its answer; reading goes on within the limits."""
+        url = request.url
+        with _errors_of_httpx():
+            answer = self._pool.handle_request(
+                httpcore.Request(
+                    request.method,
+                    httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
+                    headers=request.headers.raw,
+                    content=request.stream,
+                    extensions=request.extensions,
+                )
+            )
+        body = _Body(answer, request.extensions["size"])
+        return httpx.Response(answer.status, headers=answer.headers, stream=body, extensions=answer.extensions)
 
     def close(self) -> None:
-        self._raw.close()
-        super().close()
+        """Close all connections."""
+        self._pool.close()
 
 
-class _Response(http.client.HTTPResponse):
-    """An answer whose every byte counts, headers, chunks and trailers too."""
+@contextlib.contextmanager
+def _errors_of_httpx() -> Iterator[None]:
+    try:
+        yield
+    except ERRORS as error:
+        cause = next((first for first in error.args if isinstance(first, Exception)), error)  # of the system, or of TLS
+        raise getattr(httpx, type(error).__name__)(str(error)) from cause
+    except ValueError as error:  # of a size with thousands of digits
+        raise httpx.RemoteProtocolError("what came is not HTTP") from error
 
-    def __init__(self, sock: socket.socket, limits: Limits, **options: Any) -> None:
-        super().__init__(sock, **options)
-        self.fp.close()
-        self.fp = io.BufferedReader(_Bytes(sock, limits))
+
+class _Body(httpx.SyncByteStream):
+    """An answer's body, of which crumbs cost as much as bytes."""
+
+    def __init__(self, answer: httpcore.Response, size: int) -> None:
+        self._answer, self._size = answer, size
+
+    def __iter__(self) -> Iterator[bytes]:
+        names = {name.lower() for name, _ in self._answer.headers}
+        if self._answer.status in (200, 202) and not names & {b"content-length", b"transfer-encoding"}:
+            raise httpx.RemoteProtocolError("its answer does not say where it ends")  # and may have broken off
+        wire, size = self._answer.extensions["network_stream"], 0
+        with _errors_of_httpx():
+            for piece in self._answer.iter_stream():
+                size += len(piece)
+                wire.allowed = HEAD + 2 * size
+                if size > self._size:
+                    raise TooLargeError
+                yield piece
+
+    def close(self) -> None:
+        self._answer.close()
 
 
-class Connection(http.client.HTTPConnection):
-    """A connection with limits; it is opened by the first request, and again after an error."""
+class _Stream(httpcore.NetworkStream):
+    """What moves on a connection, now in one direction, now in the other, with a time and a size for each."""
 
-    piece = PIECE
+    def __init__(self, stream: httpcore.NetworkStream) -> None:
+        self._stream = stream
+        self._reads: bool | None = None
+        self._moved, self._until = 0, 0.0
+        self.allowed = HEAD  # bytes that may come
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._limits = Limits()
-        # Called with a socket, also for what a proxy answers.
-        self.response_class = cast(Any, lambda sock, **more: _Response(sock, self._limits, **more))
-
-    def ask(
-        self,
-        verb: str,
-        path: str,
-        body: bytes | None,
-        headers: dict[str, str],
-        *,
-        prompt: float,
-        wait: float,
-        limit: int,
-    ) -> Answer:
-        """Send a request, and return its answer.
-
-        Args:
-            verb: of the request.
-            path: of the request.
-            body: of the request.
-            headers: of the request.
-            prompt: seconds in which the connection stands, and in which it begins to take the request.
-            wait: seconds in which an answer begins to come.
-            limit: largest size of an answer's body, in bytes.
-
-        Raises:
-            HeldError: nothing has come in time.
-            TooLargeError: more has come than any answer has.
-            OSError, http.client.HTTPException: the link is broken or too slow, or what is there does not speak HTTP.
-        """
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        self._turn(True, timeout or 0.0)
         try:
-            if self.sock is None:
-                self.timeout = prompt
-                self._limits.begin(prompt, 2 * HEAD)  # of a proxy
-                self.connect()
-            self._limits.begin(prompt, HEAD + len(body or b""))
-            with contextlib.suppress(ConnectionError, ssl.SSLError):  # refused before all was sent: the answer says why
-                self.request(verb, path, body, headers)
-            self._limits.begin(wait, HEAD + limit + limit // 8)
-            return self._answer(limit)
-        except BaseException:
-            self.close()
+            data = self._stream.read(max_bytes, self._left(httpcore.ReadTimeout))
+        except httpcore.ReadTimeout:
+            if self._moved:
+                raise httpcore.ReadError(f"its answer came more slowly than {SLOWEST:,} bytes a second") from None
             raise
-
-    def _answer(self, limit: int) -> Answer:
-        try:
-            response = self.getresponse()
-            if response.length is None and not response.chunked:
-                raise http.client.IncompleteRead(b"")  # http.client takes a head that broke off for a whole one
-            body = self._chunks(response, limit) if response.chunked else response.read(limit + 1)
-        except TimeoutError:
-            if self._limits.moved:
-                raise ConnectionError(f"its answer came more slowly than {SLOWEST:,} bytes a second") from None
-            raise HeldError from None
-        except (ValueError, MessageError):  # of a negative size
-            raise http.client.HTTPException("what came is not HTTP") from None
-        if len(body) > limit:
+        self._move(len(data), timeout or 0.0)
+        if self._moved > self.allowed:
             raise TooLargeError
-        if response.length:
-            raise http.client.IncompleteRead(body, response.length)
-        return Answer(response.status, response.headers, body)
+        return data
 
-    def _chunks(self, response: http.client.HTTPResponse, limit: int) -> bytes:
-        """Read a body in chunks, of which each costs time: crumbs are no answer."""
-        body = bytearray()
-        while len(body) <= limit and (piece := response.read(min(PIECE, limit + 1 - len(body)))):
-            body += piece
-            if self._limits.moved > HEAD + 2 * len(body):
-                raise TooLargeError
-        return bytes(body)
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._turn(False, timeout or 0.0)
+        for start in range(0, len(buffer), PIECE):
+            piece = buffer[start : start + PIECE]
+            self._stream.write(piece, self._left(httpcore.WriteTimeout))
+            self._move(len(piece), timeout or 0.0)
 
-    def send(self, data: Any) -> None:
-        """Send bytes piece by piece: whoever takes them too slowly is not waited for."""
-        rest = memoryview(data)
-        while rest:
-            piece, rest = rest[: self.piece], rest[self.piece :]
-            if self.sock is not None:
-                self.sock.settimeout(self._limits.left())
-            super().send(piece)
-            self._limits.move(len(piece))
+    def _turn(self, reads: bool, seconds: float) -> None:
+        if self._reads is not reads:
+            self._reads, self._moved, self.allowed, self._until = reads, 0, HEAD, time.monotonic() + seconds
+
+    def _left(self, late: type[Exception]) -> float:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise late("timed out")
+        return left
+
+    def _move(self, count: int, seconds: float) -> None:
+        self._moved += count
+        self._until = min(self._until + count / SLOWEST, time.monotonic() + seconds)
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def start_tls(self, *arguments: Any, **options: Any) -> httpcore.NetworkStream:
+        return _Stream(self._stream.start_tls(*arguments, **options))
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
 
 
-class EncryptedConnection(Connection, http.client.HTTPSConnection):
-    """The same by TLS."""
+class _Backend(httpcore.NetworkBackend):
+    def __init__(self, backend: httpcore.NetworkBackend) -> None:
+        self._backend = backend
 
-    piece = PIECE // 4  # a record, of which each has its own time in Python's ssl
+    def connect_tcp(self, *arguments: Any, **options: Any) -> httpcore.NetworkStream:
+        return _Stream(self._backend.connect_tcp(*arguments, **options))

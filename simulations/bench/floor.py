@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import socket
 import struct
 from time import perf_counter
 
+import httpx
 import uvicorn
 import uvloop
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from fastapi import FastAPI, Request, Response
 
 LENGTH = struct.Struct("<I")
 
@@ -34,31 +31,26 @@ class _Meeting:
         return await mine
 
 
-def starlette_server(listening: socket.socket, sites: int) -> None:
-    """Serve a bare Starlette barrier under uvicorn, until the process is ended."""
-    meeting = _Meeting(sites)
+def fastapi_server(listening: socket.socket, sites: int) -> None:
+    """Serve a bare FastAPI barrier under uvicorn, until the process is ended."""
+    meeting, app = _Meeting(sites), FastAPI()
 
     async def endpoint(request: Request) -> Response:
-        chunks = [chunk async for chunk in request.stream()]
-        return Response(await meeting.come(b"".join(chunks)), media_type="application/msgpack")
+        return Response(await meeting.come(await request.body()), media_type="application/msgpack")
 
-    app = Starlette(routes=[Route("/", endpoint, methods=["POST"])])
+    app.add_api_route("/", endpoint, methods=["POST"], response_model=None)
     config = uvicorn.Config(app, loop="uvloop", http="httptools", log_config=None, access_log=False, lifespan="off")
     uvicorn.Server(config).run(sockets=[listening])
 
 
-def http_client(port: int, size: int, steps: int) -> list[float]:
-    """Return seconds of each of so many steps through `http.client`."""
-    connection = http.client.HTTPConnection("127.0.0.1", port)
-    connection.connect()
-    connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+def httpx_client(port: int, size: int, steps: int) -> list[float]:
+    """Return seconds of each of so many steps through `httpx.Client`."""
     body, seconds = bytes(size), list[float]()
-    for _ in range(steps):
-        began = perf_counter()
-        connection.request("POST", "/", body)
-        assert len(connection.getresponse().read()) == size
-        seconds.append(perf_counter() - began)
-    connection.close()
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client:
+        for _ in range(steps):
+            began = perf_counter()
+            assert len(client.post("/", content=body).content) == size
+            seconds.append(perf_counter() - began)
     return seconds
 
 

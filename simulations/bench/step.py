@@ -38,7 +38,7 @@ class Barriers:
     Args:
         ours: client, protocol, barrier, averaging and replica of the product, without any training.
         ledger: the same with everything written to the ledger.
-        http: `http.client` and a bare Starlette barrier.
+        http: `httpx.Client` and a bare FastAPI barrier.
         streams: raw asyncio streams.
         ratio: ours over http, median over repetitions.
     """
@@ -64,12 +64,10 @@ def bench_step(file: SimulationFile, counts: list[int], size: int, steps: int, c
 
     import_before_forking()
     split = Table("sites", "step", "compute", "reduction", "packing", "waiting", "aggregator's reduction", "up", "down")
-    bare = Table(
-        "sites", "ours", "with ledger", "http.client + Starlette", "asyncio streams", "ours / http.client + Starlette"
-    )
+    bare = Table("sites", "ours", "with ledger", "httpx + FastAPI", "asyncio streams", "ours / httpx + FastAPI")
     results = []
     for count in counts:
-        split.add_row(str(count), *_split(file, count))
+        split.add_row(str(count), *split(file, count))
         found = measure_barriers(count, size, steps)
         results.append(found)
         figures = (found.ours, found.ledger, found.http, found.streams, found.ratio)
@@ -81,10 +79,10 @@ def bench_step(file: SimulationFile, counts: list[int], size: int, steps: int, c
     return results
 
 
-def _split(file: SimulationFile, sites: int) -> list[str]:
-    """Run a simulation for one epoch, and return the medians of a site's stretches."""
+def split(file: SimulationFile, sites: int) -> list[str]:
+    """Run a simulation for ten steps or more, and return the medians of a site's stretches."""
     run = file.run.model_dump(mode="json")
-    run["training"]["epochs"] = 1
+    run["training"]["epochs"] = 2 + sites // 4  # the more share the samples, the fewer steps an epoch has
     run["federation"]["sites"] = [f"site-{i + 1}" for i in range(sites)]
     one = SimulationFile(run=validate(RunSpec, run), simulation=file.simulation)
     with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere:
@@ -118,7 +116,7 @@ def measure_barriers(sites: int, size: int, steps: int) -> Barriers:
     kinds: dict[str, tuple[Callable[..., None], Callable[..., list[float]]]] = {
         "ours": (partial(_our_server, None), _our_client),
         "ledger": (partial(_our_server, Keeping()), _our_client),
-        "http": (floor.starlette_server, floor.http_client),
+        "http": (floor.fastapi_server, floor.httpx_client),
         "streams": (floor.streams_server, floor.streams_client),
     }
     found: dict[str, list[float]] = {kind: [] for kind in kinds}
@@ -199,7 +197,9 @@ def _our_client(port: int, size: int, steps: int, index: int, sites: int) -> lis
     from common.messages import Ask, Hello, Kind, Message, Step
     from common.plan import make_plan
     from common.replica import Replica
-    from local.drivers.http import AggregatorClient, drive
+    from local.config import SiteConfig
+    from local.drivers.drive import drive
+    from local.drivers.http import AggregatorClient
 
     torch.set_num_threads(1)
     spec = _bare_run(sites, size)
@@ -229,5 +229,6 @@ def _our_client(port: int, size: int, steps: int, index: int, sites: int) -> lis
     def nothing(line: str) -> None:
         """Drop what a person would read."""
 
-    with AggregatorClient(f"http://127.0.0.1:{port}", site, 10.0, nothing) as client:
+    config = SiteConfig(name=site, aggregator=f"http://127.0.0.1:{port}", data="", output="", patience=10.0)
+    with AggregatorClient(config, nothing) as client:
         return drive(steps_alone(), client, plan, site)

@@ -7,17 +7,16 @@ behind. This module is preloaded by the server that processes are forked from, a
 from __future__ import annotations
 
 import asyncio
-import http.client
 import importlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any, NoReturn
 
+import httpx
 import safetensors.torch
 from starlette.responses import Response
 
@@ -25,6 +24,7 @@ from common.capture import FactorCapture
 from common.messages import Kind
 from common.replica import Replica
 from local import site
+from local.drivers.bounded import BoundedTransport
 from remote import aggregator
 from remote.aggregator import Aggregator
 from remote.journal import Journal
@@ -121,35 +121,41 @@ def _after(owner: Any, name: str, concerns: Concerns = _always) -> Callable[[Due
 
 
 def _upload(due: Due) -> None:
-    def send(original: Original, connection: HTTPConnection, data: memoryview) -> None:
-        if not bytes(data[:5]).startswith((b"POST ", b"GET ")) and due():
-            original(connection, data[: len(data) // 2])
-            time.sleep(ON_ITS_WAY)
-            die()
-        original(connection, data)
+    def half(body: bytes) -> Iterator[bytes]:
+        yield body[: len(body) // 2]
+        time.sleep(ON_ITS_WAY)
+        die()
 
-    _patch(HTTPConnection, "send", send)
+    def handle(original: Original, transport: httpx.BaseTransport, request: httpx.Request) -> Any:
+        if request.content and due():
+            vars(request)["stream"] = half(request.content)
+        return original(transport, request)
+
+    _patch(BoundedTransport, "handle_request", handle)
 
 
 def _wait(due: Due) -> None:
-    def getresponse(original: Original, connection: HTTPConnection) -> HTTPResponse:
-        if due():
+    def trace(event: str, _: object) -> None:
+        if event == "http11.receive_response_headers.started" and due():
             time.sleep(ON_ITS_WAY)
             die()
-        response: HTTPResponse = original(connection)
-        return response
 
-    _patch(HTTPConnection, "getresponse", getresponse)
+    def handle(original: Original, transport: httpx.BaseTransport, request: httpx.Request) -> Any:
+        request.extensions["trace"] = trace
+        return original(transport, request)
+
+    _patch(BoundedTransport, "handle_request", handle)
 
 
 def _download(due: Due) -> None:
-    def read(original: Original, response: HTTPResponse, *arguments: Any) -> Any:
+    def handle(original: Original, transport: httpx.BaseTransport, request: httpx.Request) -> Any:
+        answer = original(transport, request)
         if due():
-            original(response, (response.length or 0) // 2)
+            next(answer.iter_raw(), None)
             die()
-        return original(response, *arguments)
+        return answer
 
-    _patch(http.client.HTTPResponse, "read", read)
+    _patch(BoundedTransport, "handle_request", handle)
 
 
 def _half_a_checkpoint(due: Due) -> None:

@@ -27,11 +27,11 @@ from common.policy import EVERYTHING
 from common.protocol import pack, unpack
 from common.replica import Replica
 from local.data import read_site
-from local.drivers.http import AggregatorClient, _Request
+from local.drivers.http import AggregatorClient
 from local.training import TrainingState, train
 from remote.audit import AUDIT, PER_MINUTE
 from remote.auth import hashed
-from tests.conftest import SITES, run_document, run_spec
+from tests.conftest import SITES, run_document, run_spec, site_config
 from tests.e2e.test_identity import free_port
 from tests.e2e.test_processes import COMMAND, ENVIRONMENT
 from tests.e2e.test_soak import status_of
@@ -182,8 +182,9 @@ def test_thousands_of_broken_messages_of_every_kind_change_nothing(tmp_path: Pat
     times[Kind.FAILURE] = times[Kind.STEP]
     assert set(times) == set(Kind)
     data, port, run = tmp_path / "undisturbed" / "data" / "gamma", free_port(), tmp_path / "run"
-    client = AggregatorClient(f"http://127.0.0.1:{port}", "gamma", 60, print)
-    client._headers["authorization"] = f"Bearer {TOKENS['gamma']}"
+    (tmp_path / "token").write_text(TOKENS["gamma"])
+    config = site_config(port, name="gamma", patience=60, token_file=str(tmp_path / "token"))
+    client = AggregatorClient(config, print)
     memory: list[tuple[int, int]] = []  # messages so far, and what the aggregator then has
     with processes(tmp_path, port) as started, client:
         attack, began = Attack(port, client.run()["id"], plan, others, true), time.monotonic()
@@ -240,7 +241,7 @@ def wait_for_gamma(client: AggregatorClient, round_: int) -> None:
     """Wait until the contributions of the others to a round are in."""
     deadline = time.monotonic() + 60
     while True:
-        status = json.loads(client._request(_Request("GET", "/status"))[1])
+        status = json.loads(client._send(client._request("GET", f"{client._url}/status")).content)
         if (status["round"], status["waiting_for"]) == (round_, ["gamma"]):
             return
         assert time.monotonic() < deadline, status

@@ -26,11 +26,12 @@ from common.policy import EVERYTHING
 from common.protocol import body_limit, pack
 from common.replica import Replica
 from local.data import SiteData
-from local.drivers.http import AggregatorClient, drive
+from local.drivers.drive import drive
+from local.drivers.http import AggregatorClient
 from local.training import Result, TrainingState, train
 from remote.auth import Identity, hashed
 from simulations import lockstep
-from tests.conftest import SITES, run_spec
+from tests.conftest import SITES, run_spec, site_config
 from tests.remote.serving import Served, serving
 
 TOKENS = {site: f"{index}" * 64 for index, site in enumerate(SITES)}
@@ -104,8 +105,9 @@ def held(directory: Path, data: dict[str, SiteData]) -> Iterator[Held]:
                     assert release.wait(60)
 
             training = train(spec, plan, data[site], TrainingState(site, course), EVERYTHING, lap)
-            with AggregatorClient(f"http://127.0.0.1:{served.port}", site, 10.0, print) as client:
-                client._headers["authorization"] = f"Bearer {TOKENS[site]}"
+            token = directory.parent / f"{site}.token"
+            token.write_text(TOKENS[site])
+            with AggregatorClient(site_config(served.port, name=site, token_file=str(token)), print) as client:
                 return drive(training, client, plan, site, lap=lap)
 
         results = {site: threads.submit(take_part, site) for site in SITES}

@@ -10,10 +10,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+import httpcore
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,16 +26,17 @@ from common.messages import Ask
 from common.models import build_model
 from common.plan import make_plan
 from local.config import SiteConfig
-from local.drivers import http
-from local.drivers.bounded import Connection, HeldError, TooLargeError
-from local.drivers.http import AggregatorClient, drive
+from local.drivers.bounded import BoundedTransport, TooLargeError
+from local.drivers.drive import drive
+from local.drivers.http import AggregatorClient
 from local.site import check_site, run_site
-from tests.conftest import run_document, run_spec, write_policy, write_site
+from tests.conftest import run_document, run_spec, site_config, write_policy, write_site
 
 Behaviour = Callable[[socket.socket], object]
 OK, RUN_ID = b"HTTP/1.1 200 OK\r\n", "0123456789abcdef"
 SOON = 6.0  # seconds: tries, patience and waits are less than one each
 MOST_FLOODED = 64 << 20
+TIMEOUT = httpx.Timeout(1.0).as_dict()
 
 
 class Hostile:
@@ -105,12 +107,6 @@ def whole(body: bytes, status: bytes = b"200 OK", *headers: bytes) -> bytes:
     return b"HTTP/1.1 %s\r\n%scontent-length: %d\r\n\r\n%s" % (status, head, len(body), body)
 
 
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "PROMPT", 0.4)
-    monkeypatch.setattr(http, "HELD", 0.4)
-
-
 @contextlib.contextmanager
 def soon(said: list[str]) -> Iterator[pytest.ExceptionInfo[RankdadError]]:
     began = time.monotonic()
@@ -127,11 +123,15 @@ def config_of(url: str, folder: Path) -> SiteConfig:
     return SiteConfig(name="alpha", aggregator=url, data=data, output=output, policy=policy, patience=0.3)
 
 
+def client_of(config: SiteConfig, said: list[str]) -> AggregatorClient:
+    return AggregatorClient(config, said.append, prompt=0.4, held=0.4)
+
+
 def ask(port: int, scheme: str = "http", patience: float = 0.3) -> str:
     """Ask for the run, which ends in a sentence."""
     said: list[str] = []
-    client = AggregatorClient(f"{scheme}://127.0.0.1:{port}", "alpha", patience, said.append)
-    with client, soon(said) as error:
+    config = site_config(port, aggregator=f"{scheme}://127.0.0.1:{port}", patience=patience)
+    with client_of(config, said) as client, soon(said) as error:
         client.run()
     return str(error.value)
 
@@ -153,7 +153,6 @@ BODIES: list[tuple[bytes, str]] = [
     (whole(b"", b"302 Found", b"location: http://evil.example/\x1b[31m"), "points to http://evil.example/"),
     (whole(b"", b"308 Moved"), "points to nowhere, where nobody follows"),
     (whole(b"", b"201 Created"), "answered 201, as no aggregator of rankdad does"),
-    (b"HTTP/1.1 103 Early Hints\r\n\r\n" * 999, "answered 103, as no aggregator"),
     (
         whole(b'{"error": "\\u001b]0;owned\\u0007\\nline two"}', b"403 No"),
         r"refused \(403\): \\x1b]0;owned\\x07\\nline",
@@ -179,6 +178,7 @@ BROKEN: list[bytes] = [
     b"SSH-2.0-OpenSSH_9.6\r\n\x1b[31m",
     b"\x15\x03\x01\x00\x02\x02\x46",
     b"HTTP/1.1 200",
+    b"HTTP/1.1 103 Early Hints\r\n\r\n" * 999,
     b"HTTP/9.9 200 OK\r\n\r\n",
     b"HTTP/1.1 abc OK\r\n\r\n",
     b"HTTP/1.1 " + b"2" * 5000 + b" OK\r\n\r\n",
@@ -240,12 +240,13 @@ def test_an_answer_that_drips_does_not_outlast_patience(first: bytes, piece: byt
 
 @pytest.mark.parametrize(("first", "piece"), ENDLESS[1:4], ids=ids[1:4])
 @pytest.mark.parametrize("how", [Hostile.drip, Hostile.flood])
-def test_nor_does_a_proxy(tmp_path: Path, first: bytes, piece: bytes, how: Callable[..., None]) -> None:
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_nor_does_a_proxy(tmp_path: Path, first: bytes, piece: bytes, scheme: str, how: Callable[..., None]) -> None:
     with Hostile(answers(b"")) as hostile:
         how(hostile, piece, first)
         proxy = f"http://127.0.0.1:{hostile.port}"
-        config = config_of("http://far.example:1", tmp_path).model_copy(update={"proxy": proxy})
-        with AggregatorClient.of(config, lambda line: None) as client, soon([]):
+        config = config_of(f"{scheme}://far.example:1", tmp_path).model_copy(update={"proxy": proxy})
+        with client_of(config, []) as client, soon([]):
             client.run()
     assert hostile.sent < MOST_FLOODED / 2
 
@@ -285,10 +286,8 @@ def test_a_contribution_that_nobody_takes_is_not_waited_for() -> None:
             connection.recv(1)
 
     said: list[str] = []
-    with Hostile(behaviour) as hostile:
-        client = AggregatorClient(f"http://127.0.0.1:{hostile.port}", "alpha", 0.4, said.append)
-        with client, soon(said):
-            client.exchange(bytes(64 << 20), 0)
+    with Hostile(behaviour) as hostile, client_of(site_config(hostile.port, patience=0.4), said) as client, soon(said):
+        client.exchange(bytes(64 << 20), 0)
 
 
 def test_who_says_not_yet_at_once_is_not_asked_at_once_again() -> None:
@@ -300,9 +299,8 @@ def test_who_says_not_yet_at_once_is_not_asked_at_once_again() -> None:
         connection.sendall(run if first else whole(b"", status, b"connection: close"))
 
     with Hostile(behaviour) as hostile:
-        client = AggregatorClient(f"http://127.0.0.1:{hostile.port}", "alpha", 0.2, lambda line: None)
         began = time.monotonic()
-        with client, pytest.raises(RankdadError):
+        with client_of(site_config(hostile.port, patience=0.2), []) as client, pytest.raises(RankdadError):
             client.exchange(b"contribution", 0)
     assert time.monotonic() - began > sum(0.1 * 2**tries for tries in range(4))
 
@@ -320,10 +318,8 @@ def test_an_update_that_is_none_names_its_round_and_ends_in_a_sentence(update: b
     def training() -> Any:
         yield Ask(7)
 
-    with Hostile(behaviour) as hostile:
-        client = AggregatorClient(f"http://127.0.0.1:{hostile.port}", "alpha", 0.4, lambda line: None)
-        with client, soon([]) as error:
-            drive(training(), client, plan, "alpha")
+    with Hostile(behaviour) as hostile, soon([]) as error:
+        drive(training(), client_of(site_config(hostile.port, patience=0.4), []), plan, "alpha")
     assert "the aggregator's update of round 7 cannot be used: " in str(error.value)
 
 
@@ -389,12 +385,7 @@ def test_a_run_that_asks_for_the_impossible_is_refused_before_anything_is_made(
 )
 @settings(deadline=5000, max_examples=300)
 def test_whatever_bytes_come_they_are_an_answer_or_an_error_of_the_link(data: bytes) -> None:
-    ours, theirs = socket.socketpair()
-    connection = Connection("127.0.0.1", 1)
-    connection.sock = ours
-    with theirs, contextlib.closing(connection):
-        theirs.sendall(data[:100_000])
-        theirs.shutdown(socket.SHUT_WR)
-        with contextlib.suppress(OSError, HTTPException, HeldError, TooLargeError):
-            answer = connection.ask("GET", "/run", None, {}, prompt=1, wait=1, limit=1000)
-            assert len(answer.body) <= 1000
+    request = httpx.Request("GET", "http://far.example/run", extensions={"timeout": TIMEOUT, "size": 1000})
+    transport = BoundedTransport(backend=httpcore.MockBackend([data]))
+    with transport, contextlib.suppress(httpx.TransportError, TooLargeError):
+        assert sum(map(len, transport.handle_request(request).iter_raw())) <= 1000

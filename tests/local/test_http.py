@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Generator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from common.drift import SKETCH_BYTES
@@ -20,11 +22,13 @@ from common.models import build_model
 from common.plan import make_plan
 from common.protocol import pack, unpack
 from local.config import SiteConfig
-from local.drivers import http
-from local.drivers.http import AggregatorClient, RefusedError, drive
-from tests.conftest import run_spec
+from local.drivers.drive import drive
+from local.drivers.http import AggregatorClient, RefusedError
+from tests.conftest import run_spec, site_config
+from tests.remote.certificates import Authority
 
 RUN = (200, b'{"id": "0123456789abcdef"}')
+PROXY_WORDS = "Basic bWU6c8OpY3JldA=="
 NOT_YET, NOTHING = (202, b'{"status": "not yet"}'), (204, b"")
 
 
@@ -79,15 +83,14 @@ def server() -> Iterator[Server]:
         thread.join()
 
 
-def client_of(server: Server, said: list[str], patience: float = 1.0) -> AggregatorClient:
-    return AggregatorClient(f"http://127.0.0.1:{server.server_port}", "alpha", patience, said.append)
+def client_of(server: Server, said: list[str], patience: float = 1.0, **seconds: Any) -> AggregatorClient:
+    return AggregatorClient(site_config(server.server_port, patience=patience), said.append, **seconds)
 
 
-def test_a_body_is_sent_once_however_long_the_others_take(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "REPORT", 0.0)
+def test_a_body_is_sent_once_however_long_the_others_take(server: Server) -> None:
     server.script = [RUN, NOT_YET, NOT_YET, (200, b"update")]
     said: list[str] = []
-    with client_of(server, said) as client:
+    with client_of(server, said, report=0.0) as client:
         assert client.exchange(b"contribution", 7) == b"update"
     assert server.asked == ["GET /run", "POST /rounds/alpha", "GET /rounds/alpha/7", "GET /rounds/alpha/7"]
     assert server.bodies == [b"contribution"]
@@ -102,10 +105,9 @@ def test_a_body_that_was_lost_with_the_aggregator_is_sent_again(server: Server) 
     assert server.bodies == [b"contribution"] * 2
 
 
-def test_a_silent_link_is_tried_again_and_not_for_ever(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "HELD", 0.4)
+def test_a_silent_link_is_tried_again_and_not_for_ever(server: Server) -> None:
     server.script = [RUN, None, (200, b"update"), None, None, None, None]
-    with client_of(server, [], patience=0.3) as client:
+    with client_of(server, [], patience=0.3, held=0.4) as client:
         assert client.exchange(b"first", 7) == b"update"
         with pytest.raises(UnreachableError, match="no answer within"):
             client.exchange(b"second", 8)
@@ -141,6 +143,19 @@ def test_a_trainer_may_ask_whether_a_round_is_complete(server: Server) -> None:
     assert server.asked[1:] == [*(f"GET /rounds/alpha/{round_}" for round_ in (3, 4, 5)), "POST /rounds/alpha"]
 
 
+def test_an_answer_has_a_site_remember_nothing() -> None:
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(200, headers={"set-cookie": "who=alpha"}, content=RUN[1])
+
+    with AggregatorClient(site_config(1), print, httpx.MockTransport(answer)) as client:
+        assert client.run() == client.run()
+    assert [str(request.url) for request in asked] == ["http://127.0.0.1:1/run"] * 2
+    assert not any("cookie" in request.headers for request in asked)
+
+
 def test_a_snapshot_is_asked_for(server: Server) -> None:
     server.script = [RUN, NOTHING, (200, b"state")]
     with client_of(server, []) as client:
@@ -149,10 +164,9 @@ def test_a_snapshot_is_asked_for(server: Server) -> None:
     assert server.asked[1:] == ["POST /snapshots/alpha"] * 2
 
 
-def test_a_request_that_waits_for_nobody_runs_out_of_patience(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "PROMPT", 0.4)
+def test_a_request_that_waits_for_nobody_runs_out_of_patience(server: Server) -> None:
     server.script = [None] * 9
-    with client_of(server, []) as client, pytest.raises(UnreachableError, match="no answer within"):
+    with client_of(server, [], prompt=0.4) as client, pytest.raises(UnreachableError, match="no answer within"):
         client.run()
 
 
@@ -179,7 +193,7 @@ def test_an_answer_whose_head_breaks_off_is_asked_for_again(head: bytes) -> None
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=serve)
         thread.start()
-        with AggregatorClient(f"http://127.0.0.1:{listening.getsockname()[1]}", "alpha", 5.0, print) as client:
+        with AggregatorClient(site_config(listening.getsockname()[1], patience=5.0), print) as client:
             assert client.exchange(b"contribution", 0) == b"update"
         thread.join()
 
@@ -210,7 +224,7 @@ def test_something_else_at_the_address_is_said(server: Server, body: bytes) -> N
 
 def test_an_address_that_is_none_is_said() -> None:
     with pytest.raises(SpecError, match="is not an address"):
-        AggregatorClient("http://127.0.0.1:999999", "alpha", 1.0, print)
+        AggregatorClient(site_config(999999), print)
 
 
 @contextlib.contextmanager
@@ -257,21 +271,38 @@ def config_of(port: int, **changes: Any) -> SiteConfig:
     return SiteConfig.model_validate(fields | {"proxy": f"http://me:s%C3%A9cret@127.0.0.1:{port}"} | changes)
 
 
-def test_the_aggregator_is_reached_through_a_proxy(server: Server) -> None:
+def test_the_aggregator_is_reached_through_a_proxy_that_sees_no_more_than_its_name(
+    server: Server, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*authority.issue("far", ["far.example"]))
+    server.socket = context.wrap_socket(server.socket, server_side=True)
     server.script = [RUN, (200, b"update")]
     heads: list[str] = []
-    with proxy(server, heads) as port, AggregatorClient.of(config_of(port), print) as client:
-        assert client.exchange(b"contribution", 0) == b"update"
+    with proxy(server, heads) as port:
+        config = config_of(port, aggregator="https://far.example:8765", ca=str(authority.pem))
+        with AggregatorClient(config, print) as client:
+            assert client.exchange(b"contribution", 0) == b"update"
     assert heads[0].startswith("CONNECT far.example:8765 HTTP/1")
-    assert "proxy-authorization: Basic bWU6c8OpY3JldA==" in heads[0]
+    assert f"Proxy-Authorization: {PROXY_WORDS}" in heads[0]
     assert len(heads) == 1, "one connection for all"
     assert not any("proxy-authorization" in request for request in server.headers)
 
 
-def test_a_proxy_that_wants_another_password_is_said_without_ours(server: Server) -> None:
+def test_without_encryption_a_proxy_is_asked_to_pass_every_request_on(server: Server) -> None:
+    server.script = [RUN, (200, b"update")]
+    with AggregatorClient(config_of(server.server_port), print) as client:
+        assert client.exchange(b"contribution", 0) == b"update"
+    assert server.asked == ["GET http://far.example:8765/run", "POST http://far.example:8765/rounds/alpha"]
+    assert [request["proxy-authorization"] for request in server.headers] == [PROXY_WORDS] * 2
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_proxy_that_wants_another_password_is_said_without_ours(server: Server, scheme: str) -> None:
     said: list[str] = []
-    with proxy(server, [], b"407 Proxy Authentication Required") as port:
-        client = AggregatorClient.of(config_of(port), said.append)
+    with proxy(server, [], b"407 Proxy Authentication Required\r\ncontent-length: 0") as port:
+        client = AggregatorClient(config_of(port, aggregator=f"{scheme}://far.example:8765"), said.append)
         with client, pytest.raises(UserError, match="another user and password") as error:
             client.run()
     assert not said
@@ -284,15 +315,15 @@ def test_a_token_travels_in_a_header_and_comes_from_a_file_or_the_environment(
     (tmp_path / "token").write_text("f" * 64 + "\n")
     server.script = [RUN, RUN]
     config = config_of(0, aggregator=f"http://127.0.0.1:{server.server_port}", proxy=None)
-    with AggregatorClient.of(config.model_copy(update={"token_file": str(tmp_path / "token")}), print) as client:
+    with AggregatorClient(config.model_copy(update={"token_file": str(tmp_path / "token")}), print) as client:
         client.run()
     monkeypatch.setenv("RANKDAD_TOKEN", "e" * 64)
-    with AggregatorClient.of(config, print) as client:
+    with AggregatorClient(config, print) as client:
         client.run()
     assert [request["authorization"] for request in server.headers] == [f"Bearer {'f' * 64}", f"Bearer {'e' * 64}"]
     (tmp_path / "token").write_text("two lines\nof secrets")
     with pytest.raises(UserError, match="holds no token") as error:
-        AggregatorClient.of(config.model_copy(update={"token_file": str(tmp_path / "token")}), print)
+        AggregatorClient(config.model_copy(update={"token_file": str(tmp_path / "token")}), print)
     assert "secrets" not in str(error.value)
 
 

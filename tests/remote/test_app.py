@@ -20,7 +20,7 @@ from local.drivers.http import AggregatorClient
 from remote import app, host
 from remote.aggregator import Keeping, Update
 from remote.rounds import Ready
-from tests.conftest import SITES
+from tests.conftest import SITES, site_config
 from tests.remote.serving import Served, serving
 
 
@@ -192,7 +192,7 @@ def test_a_round_that_cannot_be_aggregated_is_tried_again_and_the_sites_wait(
     updates: dict[str, bytes] = {}
 
     def take_part(site: str) -> None:
-        with AggregatorClient(f"http://127.0.0.1:{served.port}", site, 10.0, lambda line: None) as client:
+        with AggregatorClient(site_config(served.port, name=site), lambda line: None) as client:
             updates[site] = client.exchange(served.hello(site), 0)
 
     sites = [threading.Thread(target=take_part, args=(site,)) for site in SITES]

@@ -17,7 +17,7 @@ from remote.aggregator import Aggregator, Keeping
 from remote.audit import Audit
 from remote.config import Access
 from remote.server import listen, serve
-from tests.conftest import SITES, run_spec
+from tests.conftest import SITES, run_spec, site_config
 from tests.remote.test_aggregator import hello_of
 
 
@@ -45,11 +45,11 @@ def test_neither_a_broken_view_nor_an_error_of_its_own_ends_a_run_for_the_sites(
     aggregator = Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter, keeping=Keeping())
     monkeypatch.setattr(aggregator, "follow", lambda *arguments: 1 / 0)
     listening = listen("127.0.0.1", 0)
-    url, hello = f"http://127.0.0.1:{listening.getsockname()[1]}", hello_of(aggregator)
+    port, hello = listening.getsockname()[1], hello_of(aggregator)
     told: list[bytes | UnreachableError] = []
 
     def take_part(site: str) -> None:
-        with AggregatorClient(url, site, 1.0, lambda line: None) as client:
+        with AggregatorClient(site_config(port, name=site, patience=1.0), lambda line: None) as client:
             told.append(client.exchange(hello, 0))
             try:
                 client.exchange(hello.replace(bytes(8), bytes([1]) + bytes(7)), 1)

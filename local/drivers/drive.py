@@ -1,0 +1,75 @@
+"""Runs a trainer to its end, and carries what it says to the aggregator and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+from common.errors import ProtocolError, RankdadError, RunFailedError, UnreachableError, visible
+from common.messages import Ask, Message, failure_message
+from common.plan import Plan
+from common.protocol import pack, pack_failure, unpack
+from local.drivers.http import AggregatorClient
+
+R = TypeVar("R")
+
+
+def drive(
+    training: Generator[Message | Ask, Message | None, R],
+    client: AggregatorClient,
+    plan: Plan,
+    site: str,
+    *,
+    device: str = "cpu",
+    lap: Callable[[str], None] = lambda name: None,
+    quietly: tuple[type[RankdadError], ...] = (),
+) -> R:
+    """Run a trainer to its end.
+
+    Args:
+        training: the trainer: sent an update for a message, and for an `Ask` an update or None.
+        client: connected to the aggregator.
+        plan: of the run.
+        site: this site's name.
+        device: of the replica.
+        lap: told the name of each stretch of work when it ends, for timings.
+        quietly: errors of this site that the aggregator is not told of: it comes back.
+
+    Raises:
+        RunFailedError: another site, or the aggregator, could not go on.
+        RankdadError: this site could not; the aggregator has been told.
+    """
+    round_ = 0
+    client.expect(plan)
+    try:
+        message = next(training)
+        while True:
+            round_ = message.round
+            answer: bytes | None
+            if isinstance(message, Ask):
+                answer = client.recorded(round_)
+            else:
+                body = pack(message, plan, up=True)
+                lap("pack")
+                answer = client.exchange(body, round_)
+            lap("wait")
+            update = None if answer is None else _update(answer, plan, round_, device)
+            lap("pack")
+            message = training.send(update)
+    except StopIteration as stop:
+        result: R = stop.value
+        return result
+    except (RunFailedError, UnreachableError):
+        raise
+    except quietly:
+        raise
+    except (Exception, KeyboardInterrupt) as error:
+        client.give_up(pack_failure(failure_message(site, round_, error, final=round_ > 0)))
+        raise
+
+
+def _update(answer: bytes, plan: Plan, round_: int, device: str) -> Message:
+    try:
+        return unpack(answer, plan, up=False, device=device)
+    except ProtocolError as error:
+        raise RankdadError(f"the aggregator's update of round {round_} cannot be used: {visible(str(error))}") from None
