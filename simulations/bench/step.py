@@ -63,17 +63,17 @@ def bench_step(file: SimulationFile, counts: list[int], size: int, steps: int, c
     import simulations.bench.floor  # noqa: F401
 
     import_before_forking()
-    split = Table("sites", "step", "compute", "reduction", "packing", "waiting", "aggregator's reduction", "up", "down")
+    parts = Table("sites", "step", "compute", "reduction", "packing", "waiting", "aggregator's reduction", "up", "down")
     bare = Table("sites", "ours", "with ledger", "httpx + FastAPI", "asyncio streams", "ours / httpx + FastAPI")
     results = []
     for count in counts:
-        split.add_row(str(count), *split(file, count))
+        parts.add_row(str(count), *split(file, count))
         found = measure_barriers(count, size, steps)
         results.append(found)
         figures = (found.ours, found.ledger, found.http, found.streams, found.ratio)
         bare.add_row(str(count), *(f"{figure:.2f}" for figure in figures))
     console.print(f"One step of {file.run.name}, {file.run.method.name}: median milliseconds of a site; bytes per site")
-    console.print(split)
+    console.print(parts)
     console.print(f"The same {size} bytes each way and no training: median milliseconds per step")
     console.print(bare)
     return results
