@@ -171,9 +171,10 @@ def test_what_went_wrong_is_on_the_page(finished: Path) -> None:
         rows_dropped={hostile: 3, "beta": 1},
         warnings={"one-class": ["alpha"], "fewer-samples-than-folds": [f"site-{place}" for place in range(40)]},
         weights_sha256={"alpha": "a" * 64, "beta": "b" * 64},
+        versions={hostile: hostile},
     )
     page = Page(report(finished))
-    assert page.fact("reason") == hostile
+    assert page.fact("reason") == page.fact(hostile) == hostile
     assert [f"beta: policy: {hostile}"] in page.rows, "who cannot take part, and why"
     assert page.fact("sites left out of steps").startswith("beta (2 of ")
     assert page.fact("sites that lost their state") == "gamma (in round 7)"
