@@ -30,10 +30,10 @@ from rich.console import Console
 from common.documents import load_json
 from common.errors import RankdadError, UserError
 from local.config import SiteConfig
-from remote.aggregator import Keeping
 from remote.auth import hashed
 from remote.config import Access
-from remote.recorder import new_directory, write_json
+from remote.files import new_directory, write_json
+from remote.persistence import LedgerOptions
 from remote.server import listen
 from simulations.faults import RelaySpec
 from simulations.spec import SimulationFile, write_sites
@@ -45,7 +45,7 @@ RELAY = "the relay"  # its process; no site can have this name
 SIMULATION = "simulation.json"  # in a run's directory: what `--resume` goes on with
 
 
-Options = tuple[tuple[str, ...], bool, Keeping | None, Access]  # of the aggregator, as `simulate` takes them
+Options = tuple[tuple[str, ...], bool, LedgerOptions | None, Access]  # of the aggregator, as `simulate` takes them
 
 
 class SimulationError(RankdadError):
@@ -69,7 +69,7 @@ def simulate(
     *,
     allow_factories: tuple[str, ...] = (),
     json_output: bool = False,
-    keeping: Keeping | None = None,
+    ledger: LedgerOptions | None = None,
     tokens: bool = False,
     resume: bool = False,
 ) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def simulate(
         directory: of the run.
         allow_factories: model factories that the caller permits.
         json_output: whether standard output is kept free for the summary.
-        keeping: what is written down for the run to go on after a crash.
+        ledger: what is written down for the run to go on after a crash.
         tokens: whether sites prove who they are.
         resume: go on with the run that the directory holds.
 
@@ -100,7 +100,7 @@ def simulate(
             file, directory / "sites", url, allow_factories=allow_factories, patience=patience, dealt=resume
         )
         access = _identify(configs, directory) if tokens else Access()
-        options = (allow_factories, json_output, keeping, access)
+        options = (allow_factories, json_output, ledger, access)
         processes = _Processes(file, directory, listening, relaying, configs, options)
     return processes.run()
 
@@ -139,7 +139,7 @@ class _Processes:
         self._directory = directory
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         self._first = ""  # a process that did not end well
-        self._lost, self._least = 0, file.run.federation.least  # sites that have died; how many a round needs
+        self._lost, self._least = 0, file.run.federation.required_sites  # sites that have died; how many a round needs
         self._relays: tuple[BaseProcess, ...] = ()  # one or none
         if relaying is not None:
             # First: who is forked later holds its parent's end of the sentinel too, so that it outlives them all.
@@ -240,7 +240,7 @@ def _aggregator(
     lifeline: Connection,
     allow_factories: tuple[str, ...],
     json_output: bool,
-    keeping: Keeping | None,
+    ledger: LedgerOptions | None,
     access: Access,
 ) -> None:
     from remote.process import run_aggregator
@@ -251,7 +251,7 @@ def _aggregator(
     with log_path(directory, "aggregator").open("w", encoding="utf-8", buffering=1) as log:
         options = (file.run, directory, listening, console, allow_factories, lifeline)
         weights = None if file.simulation.weights is None else Path(file.simulation.weights)
-        _run(lambda: run_aggregator(*options, keeping=keeping, access=access, weights=weights), log)
+        _run(lambda: run_aggregator(*options, ledger=ledger, access=access, weights=weights), log)
 
 
 def _site(other_end: Connection, listening: socket.socket, config: SiteConfig) -> None:

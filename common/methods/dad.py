@@ -8,7 +8,7 @@ from torch import Tensor
 
 from common.errors import RankdadError
 from common.factors import Factor
-from common.methods.base import State, Weighted, pooled
+from common.methods.base import Contribution, State, pooled
 from common.routes import Payload, Route
 
 
@@ -36,7 +36,7 @@ class DadMethod:
         return {}
 
     def aggregate(
-        self, phase: int, contributions: Sequence[Weighted], state: State, seed: int
+        self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int
     ) -> tuple[Payload, State]:
         """Concatenate.
 

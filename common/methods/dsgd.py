@@ -7,7 +7,7 @@ from itertools import chain
 
 from torch import Tensor
 
-from common.methods.base import State, Weighted, pooled
+from common.methods.base import Contribution, State, pooled
 from common.routes import Payload
 from common.spec import Dsgd
 
@@ -34,7 +34,7 @@ class DsgdMethod:
         return {}
 
     def aggregate(
-        self, phase: int, contributions: Sequence[Weighted], state: State, seed: int
+        self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int
     ) -> tuple[Payload, State]:
         """Average."""
         return pooled(contributions), state

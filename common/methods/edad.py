@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from common.errors import NonFiniteError, SpecError
 from common.factors import LARGEST_NORM, Factor, norm
-from common.methods.base import State, Weighted, as_matrix, shares
+from common.methods.base import Contribution, State, as_matrix, shares
 from common.routes import Payload, Route
 
 Slope = Callable[[Tensor], Tensor]
@@ -110,7 +110,7 @@ class EdadMethod:
         return {}
 
     def aggregate(
-        self, phase: int, contributions: Sequence[Weighted], state: State, seed: int
+        self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int
     ) -> tuple[Payload, State]:
         """Concatenate; the weights are in the deltas."""
         parts = shares(contributions)

@@ -22,7 +22,7 @@ from common.documents import load_json, validate
 from common.errors import UserError
 from common.policy import EVERYTHING
 from common.spec import MethodSpec, RunSpec
-from remote.recorder import write_json
+from remote.files import write_json
 from simulations.archives import Archive
 from simulations.paper.methods import METHODS
 from simulations.paper.panels import Panel, run_document
