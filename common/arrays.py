@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -45,3 +47,43 @@ def unpack_sums(data: bytes, rows: int, columns: int) -> Tensor:
     if not bool((sums.abs() <= LARGEST_SUM).all()):
         raise ValueError(f"a number is NaN or beyond {LARGEST_SUM:g}")
     return sums
+
+
+@dataclass(frozen=True)
+class BufferSlot:
+    """One buffer of the model: its name, dtype (as torch names it) and shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype.itemsize * math.prod(self.shape)
+
+
+def pack_buffers(buffers: Mapping[str, Tensor]) -> bytes:
+    """Return a model's buffers as raw numbers, each in its own dtype, in their order."""
+    numbers = (value.detach().cpu().contiguous().reshape(-1) for value in buffers.values())
+    return b"".join(value.view(torch.uint8).numpy().tobytes() for value in numbers)
+
+
+def unpack_buffers(data: bytes, slots: Sequence[BufferSlot]) -> dict[str, Tensor]:
+    """Return a model's buffers by name. They may hold infinity, as a mask of attention does.
+
+    Raises:
+        ValueError: the size is wrong.
+    """
+    expected = sum(slot.size for slot in slots)
+    if len(data) != expected:
+        raise ValueError(f"got {len(data)} bytes, expected {expected}")
+    buffers: dict[str, Tensor] = {}
+    at = 0
+    for slot in slots:
+        part, at = bytearray(data[at : at + slot.size]), at + slot.size
+        dtype: torch.dtype = getattr(torch, slot.dtype)
+        numbers = torch.frombuffer(part, dtype=dtype) if part else torch.empty(0, dtype=dtype)
+        buffers[slot.name] = numbers.reshape(slot.shape)
+    return buffers

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from common import __version__
-from common.course import under
 from common.documents import load_json, validate
 from common.errors import DataError, UserError, one_line
 from common.models import build_network
 from common.preparation import Fit, OwnFit
+from common.run.snapshot import under
 from common.spec import RunSpec
 
 Which = Literal["best", "final"]

@@ -23,12 +23,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from common.course import Course, Standing, under
 from common.errors import ProtocolError, UserError, one_line
 from common.factors import Factor
 from common.files import sync_path
 from common.plan import Plan
 from common.reduction.feedback import Residuals
+from common.run.snapshot import Snapshot, under
+from common.run.state import RunState
 
 SHARED = ("replica/", "best/", "basis/", "total/")  # what of a checkpoint is the same everywhere
 KEPT = 2
@@ -61,19 +62,19 @@ class Checkpoints:
         self._sync = sync
         self._whole: list[Path] = []  # as this process has read or written them
 
-    def save(self, course: Course, residuals: Residuals, document: Mapping[str, Any] | None = None) -> None:
+    def save(self, state: RunState, residuals: Residuals, document: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint between two steps, and remove all but the last two that are whole.
 
         Args:
-            course: of the run.
+            state: of the run.
             residuals: of the process.
             document: what else it needs, as JSON.
 
         Raises:
             UserError: the disk is full or broken; the last checkpoint stays.
         """
-        tensors = course.tensors() | _tensors(residuals)
-        whole = {**self._owner, **(document or {}), "course": course.standing().model_dump()}
+        tensors = state.tensors() | _tensors(residuals)
+        whole = {**self._owner, **(document or {}), "course": state.snapshot().model_dump()}
         if self._data_sha256 is not None:
             whole["data_sha256"] = self._data_sha256
         temporary = self.folder / "new.tmp"
@@ -86,24 +87,24 @@ class Checkpoints:
             temporary.chmod(0o600)
             if self._sync:
                 sync_path(temporary)
-            path = self.folder / f"{course.round:012d}-{_digest(temporary)}.safetensors"
+            path = self.folder / f"{state.round:012d}-{_digest(temporary)}.safetensors"
             os.replace(temporary, path)  # noqa: PTH105
             if self._sync:
                 sync_path(self.folder)
         except (OSError, SafetensorError) as error:
             temporary.unlink(missing_ok=True)
             raise UserError(f"{temporary}: the checkpoint cannot be written: {error}") from None
-        before = [old for old in self._whole if _round(old) != course.round]
+        before = [old for old in self._whole if _round(old) != state.round]
         self._whole = [*before, path][-KEPT:]
         for old in self._paths():
             if old not in self._whole:
                 old.unlink(missing_ok=True)
 
-    def load(self, course: Course, most_steps: int | None = None) -> tuple[dict[str, Any], Residuals] | None:
+    def load(self, state: RunState, most_steps: int | None = None) -> tuple[dict[str, Any], Residuals] | None:
         """Go on from the newest readable checkpoint: return its document and residuals; None if there is none.
 
         Args:
-            course: of the run; changed in place.
+            state: of the run; changed in place.
             most_steps: passes over checkpoints of more steps.
 
         Raises:
@@ -115,11 +116,11 @@ class Checkpoints:
                 continue
             document, tensors = found
             try:
-                course.load(Standing.model_validate_json(json.dumps(document["course"])), tensors)
+                state.load(Snapshot.model_validate_json(json.dumps(document["course"])), tensors)
             except (ValueError, KeyError, RuntimeError, RecursionError) as error:
                 raise UserError(f"{path}: is no checkpoint of this run: {one_line(error)}") from None
             self._whole = [path]
-            device = next(course.replica.model.parameters()).device
+            device = next(state.replica.model.parameters()).device
             return document, _residuals({name: value.to(device) for name, value in tensors.items()})
         return None
 
@@ -177,7 +178,7 @@ class Checkpoints:
         return document, tensors
 
 
-def take_over(course: Course, snapshot: bytes) -> None:
+def take_over(state: RunState, snapshot: bytes) -> None:
     """Go to where a snapshot of another process stands.
 
     Raises:
@@ -185,8 +186,8 @@ def take_over(course: Course, snapshot: bytes) -> None:
     """
     try:
         (size,) = _SIZE.unpack_from(snapshot)
-        standing = Standing.model_validate_json(snapshot[_SIZE.size : _SIZE.size + size])
-        course.load(standing, safetensors.torch.load(snapshot[_SIZE.size + size :]))
+        standing = Snapshot.model_validate_json(snapshot[_SIZE.size : _SIZE.size + size])
+        state.load(standing, safetensors.torch.load(snapshot[_SIZE.size + size :]))
     except (struct.error, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ProtocolError(502, f"the aggregator's snapshot cannot be used: {one_line(error)}") from None
 

@@ -16,8 +16,8 @@ PARTS = 64
 SKETCH_BYTES = 8 * PARTS
 
 
-def sketch(weights: Mapping[str, Tensor]) -> bytes:
-    """Return the sketch of named real tensors: float64 [64] as raw bytes.
+def sketch(weights: Mapping[str, Tensor]) -> Tensor:
+    """Return the sketch of named real tensors: float64 [64].
 
     Source: Alon, Matias and Szegedy 1999, "The space complexity of approximating the frequency moments".
     """
@@ -30,7 +30,7 @@ def sketch(weights: Mapping[str, Tensor]) -> bytes:
         signs = torch.randint(0, 2, values.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
         signed = values.double() * signs  # never in place: double() may be the weights themselves
         sums += torch.nn.functional.pad(signed, (0, -len(signed) % PARTS)).reshape(PARTS, -1).sum(dim=1)
-    return sums.numpy().tobytes()
+    return sums
 
 
 def furthest(own: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> tuple[str, float]:
@@ -52,20 +52,22 @@ def furthest(own: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> tuple[s
     return found
 
 
-def checked(data: bytes) -> bytes:
+def unpack_sketch(data: bytes) -> Tensor:
     """Return a sketch that came from the network.
 
     Raises:
-        ValueError: it holds NaN or infinity.
+        ValueError: its size is wrong, or it holds NaN or infinity.
     """
-    if not bool(torch.isfinite(torch.frombuffer(bytearray(data), dtype=torch.float64)).all()):
+    if len(data) != SKETCH_BYTES:
+        raise ValueError(f"got {len(data)} bytes, expected {SKETCH_BYTES}")
+    found = torch.frombuffer(bytearray(data), dtype=torch.float64)
+    if not bool(torch.isfinite(found).all()):
         raise ValueError("holds NaN or infinity, expected finite numbers")
-    return data
+    return found
 
 
-def distance(one: bytes, other: bytes) -> float:
+def distance(ours: Tensor, theirs: Tensor) -> float:
     """Return how far two sketches are apart, relative to the size of the first, at most 1e300."""
-    ours, theirs = (torch.frombuffer(bytearray(part), dtype=torch.float64) for part in (one, other))
     if torch.equal(ours, theirs):
         return 0.0
     apart, size = float((ours - theirs).norm()), float(ours.norm())

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationInfo
+from torch import Tensor
 
-from common.drift import SKETCH_BYTES, checked
+from common.arrays import pack_buffers, pack_counts, pack_sums, unpack_buffers, unpack_counts, unpack_sums
+from common.drift import unpack_sketch
 from common.errors import REASON_CHARACTERS, RankdadError, one_line, visible
+from common.metrics import Tally, pack_tally, unpack_tally
+from common.replica import pack_parameters, unpack_parameters
 from common.routes import Payload
+
+if TYPE_CHECKING:
+    from common.plan import Plan
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -18,10 +26,43 @@ Measure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Figure = Annotated[float, Field(allow_inf_nan=False)]
 Reason = Annotated[str, Field(max_length=REASON_CHARACTERS), AfterValidator(visible)]
 Name = Annotated[str, Field(max_length=63), AfterValidator(visible)]
-SketchBytes = Annotated[bytes, Field(min_length=SKETCH_BYTES, max_length=SKETCH_BYTES), AfterValidator(checked)]
-
-
 Warning = Literal["one-class", "fewer-samples-than-folds", "missing-classes", "sets-too-small-to-evaluate"]
+
+
+def packed(
+    pack: Callable[[Any], bytes], unpack: Callable[[bytes, Plan, Mapping[str, Any]], object]
+) -> tuple[BeforeValidator, PlainSerializer]:
+    """Return how a field travels as bytes: a message that is read has the plan as its context, one that is made none.
+
+    Args:
+        pack: of the field's value.
+        unpack: of the bytes, the plan and the fields before it; raises a ValueError that says what is wrong.
+    """
+
+    def read(value: object, info: ValidationInfo) -> object:
+        if info.context is None:
+            return value
+        if not isinstance(value, bytes):
+            raise ValueError("Input should be a valid bytes")
+        return unpack(value, info.context, info.data)
+
+    return BeforeValidator(read), PlainSerializer(pack)
+
+
+Counts = tuple[tuple[int, ...], ...]
+SAMPLES = packed(pack_counts, lambda data, plan, _: unpack_counts(data, plan.folds, 3))
+ROSTER = packed(pack_counts, lambda data, plan, _: unpack_counts(data, plan.folds, len(plan.sites)))
+SUMS = packed(
+    pack_sums, lambda data, plan, known: unpack_sums(data, plan.folds, plan.stage_size(known.get("stage", "")))
+)
+BUFFERS = packed(pack_buffers, lambda data, plan, _: unpack_buffers(data, plan.buffers))
+TALLY = packed(pack_tally, lambda data, plan, _: unpack_tally(plan.task, data))
+BASELINE = packed(
+    lambda tally: pack_tally(tally) if tally else b"",
+    lambda data, plan, known: unpack_tally(plan.task, data) if data or known.get("split") == "test" else None,
+)
+SKETCH = packed(pack_sums, lambda data, *_: unpack_sketch(data))
+PARAMETERS = packed(pack_parameters, lambda data, *_: unpack_parameters(data))
 
 
 class Kind(IntEnum):
@@ -56,44 +97,44 @@ class Step:
 
 
 class Control(BaseModel):
-    """The body of a message that is no step."""
+    """The body of a message that is no step. Its numbers are decoded and checked when it is read, and never again."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
 
 
 class Hello(Control):
     """A site introduces itself: what must be equal everywhere, and how many samples it has.
 
-    `samples` are uint32 [folds, 3]: to train, to validate, to test. `dropped` rows of its data were left out.
+    `samples` are [folds, 3]: to train, to validate, to test. `dropped` rows of its data were left out.
     """
 
     version: Name
     spec_sha256: Digest
     plan_sha256: Digest
     weights_sha256: Digest
-    samples: bytes
+    samples: Annotated[Counts, *SAMPLES]
     dropped: Count
     warnings: Annotated[list[Warning], Field(max_length=10)]
 
 
 class Roster(Control):
-    """The answer to hello: training samples of every site, uint32 [folds, sites] in the plan's order."""
+    """The answer to hello: training samples of every site, [folds, sites] in the plan's order."""
 
-    train: bytes
+    train: Annotated[Counts, *ROSTER]
 
 
 class Sums(Control):
     """What preparation needs of the training samples: float64 [folds, …], a site's own or all sites' added up."""
 
     stage: Name
-    values: bytes
+    values: Annotated[Tensor, *SUMS]
 
 
 class Buffers(Control):
     """A model's buffers such as BatchNorm's statistics, in either direction, with the training samples behind them."""
 
     samples: Count
-    values: bytes
+    values: Annotated[dict[str, Tensor], *BUFFERS]
 
 
 class Evaluation(Control):
@@ -102,8 +143,8 @@ class Evaluation(Control):
     split: Literal["validation", "test"]
     fold: Count
     epoch: Count
-    tally: bytes
-    baseline: bytes
+    tally: Annotated[Tally, *TALLY]
+    baseline: Annotated[Tally | None, *BASELINE]
 
 
 class Pooled(Control):
@@ -132,21 +173,21 @@ class Decision(Control):
 class Sketch(Control):
     """A site's weights in a few numbers, as `common.drift` makes them."""
 
-    weights: SketchBytes
+    weights: Annotated[Tensor, *SKETCH]
 
 
 class Comparison(Control):
-    """How far the sites' weights are apart, relative to their size; past the limit, the replica that all take over."""
+    """How far the sites' weights are apart, relative to their size; past the limit, the weights that all take over."""
 
     drift: Measure
-    replica: bytes
+    replica: Annotated[dict[str, Tensor], *PARAMETERS]
 
 
 class Goodbye(Control):
     """A site has ended with these weights."""
 
     weights_sha256: Digest
-    sketch: SketchBytes
+    sketch: Annotated[Tensor, *SKETCH]
 
 
 class Farewell(Control):
@@ -209,14 +250,14 @@ class Message:
         kind: of the round.
         round: its number, from 0 without gaps over the whole run.
         body: what it carries.
-        phase: exchange within one optimizer step.
+        exchange: within one optimizer step.
         missing: places in the plan of the sites that an update leaves out; a contribution's is empty.
     """
 
     kind: Kind
     round: int
     body: Body
-    phase: int = 0
+    exchange: int = 0
     missing: frozenset[int] = frozenset()
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import asdict, dataclass
 
 import torch
 from torch import nn
 
 from common import __version__
+from common.arrays import BufferSlot
 from common.layout import Exchange, Layout, exchanges
 from common.methods.edad import chain
 from common.metrics import tally_bytes
@@ -23,21 +23,6 @@ from common.replica import saved_buffers, weights_sha256
 from common.routes import Route, choose_routes
 from common.spec import Edad, RunSpec
 from common.tasks import TaskSpec
-
-
-@dataclass(frozen=True)
-class BufferSlot:
-    """One buffer of the model: its name, dtype (as torch names it) and shape."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Size in bytes."""
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        return dtype.itemsize * math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -99,10 +84,10 @@ class Plan:
         """Names of the weights whose factors are captured."""
         return frozenset(route.name for route in self.routes if route.captured)
 
-    def layout(self, phase: int, *, up: bool) -> Layout:
+    def layout(self, exchange: int, *, up: bool) -> Layout:
         """Return what a message of a step's exchange carries."""
-        exchange = self.exchanges[phase]
-        return exchange.up if up else exchange.down
+        found = self.exchanges[exchange]
+        return found.up if up else found.down
 
     def stage_size(self, name: str) -> int:
         """Return how many numbers of each fold a stage of preparation adds up.

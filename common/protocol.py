@@ -3,7 +3,7 @@
 A message is one msgpack map of a small header and raw little-endian numbers in an order that the plan fixes. Nothing on
 the wire names a class or a function.
 
-    every message       k kind · r round, uint64 · p phase
+    every message       k kind · r round, uint64 · p exchange
     an update that      i the sites that are in it, one bit for each in the plan's order; without it, all are
     leaves a site out
     a step              m weight, loss and gradient norm, float64 · n rows, uint32 for each slot where they vary ·
@@ -18,21 +18,18 @@ from __future__ import annotations
 import math
 import struct
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 import msgpack
-import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from common.arrays import unpack_counts, unpack_sums
 from common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolError, RankdadError
 from common.factors import Factor
 from common.layout import Layout, Slot
-from common.messages import DOWN, UP, Body, Buffers, Evaluation, Failure, Hello, Kind, Message, Roster, Step, Sums
-from common.metrics import unpack_tally
+from common.messages import DOWN, UP, Body, Failure, Kind, Message, Step
 from common.plan import Plan
 from common.routes import Payload
 from common.wire import decode, encode, finite
@@ -45,7 +42,7 @@ MOST_LOSS = 1e300  # of one site, in sums or a step: a thousand sites' add up to
 CONTAINERS = 3  # maps and lists in any message: its own, its body's, and one in that
 T = TypeVar("T")
 _ROUND, _MEASURES = struct.Struct("<Q"), struct.Struct("<3d")
-HEADER_BYTES = 18 + _ROUND.size + _MEASURES.size  # of a step: all but phase and the two counted buffers
+HEADER_BYTES = 18 + _ROUND.size + _MEASURES.size  # of a step: all but the exchange and the two counted buffers
 
 
 def pack(message: Message, plan: Plan, *, up: bool) -> bytes:
@@ -60,7 +57,7 @@ def pack(message: Message, plan: Plan, *, up: bool) -> bytes:
     body = message.body
     if not isinstance(body, Step):
         return _packb({**head, "d": body.model_dump()})
-    layout = plan.layout(message.phase, up=up)
+    layout = plan.layout(message.exchange, up=up)
     arrays = _arrays(body.payload, layout)
     try:
         numbers = encode([array for slot in arrays for array in slot], plan.wire)
@@ -115,24 +112,23 @@ def unpack(data: bytes, plan: Plan, *, up: bool, device: str = "cpu") -> Message
             422, f"the body has the keys {_shown(sorted(map(str, document)))}, expected {sorted(expected)}"
         )
     (round_,) = _ROUND.unpack(_binary(document, "r", _ROUND.size))
-    phase = _count(document, "p", len(plan.exchanges) if kind == Kind.STEP else 1)
+    exchange = _count(document, "p", len(plan.exchanges) if kind == Kind.STEP else 1)
     body: Body
     if kind == Kind.STEP:
-        body = _unpack_step(document, plan, plan.layout(phase, up=up), device)
+        body = _unpack_step(document, plan, plan.layout(exchange, up=up), device)
     else:
         try:
-            body = cast(Body, (UP if up else DOWN)[Kind(kind)].model_validate(document["d"]))
+            body = cast(Body, (UP if up else DOWN)[Kind(kind)].model_validate(document["d"], context=plan))
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             field = ".".join(str(part) for part in first["loc"])
-            raise ProtocolError(422, f"d.{field}: {first['msg']}") from None
-        _check_numbers(body, plan)
+            raise ProtocolError(422, f"d.{field}: {first['msg'].removeprefix('Value error, ')}") from None
     missing = _missing(document, len(plan.sites)) if "i" in document else frozenset[int]()
-    return Message(Kind(kind), round_, body, phase, missing)
+    return Message(Kind(kind), round_, body, exchange, missing)
 
 
 def _head(message: Message) -> dict[str, Any]:
-    return {"k": int(message.kind), "r": _ROUND.pack(message.round), "p": message.phase}
+    return {"k": int(message.kind), "r": _ROUND.pack(message.round), "p": message.exchange}
 
 
 def body_limit(plan: Plan, *, up: bool, replica: bool = True) -> int:
@@ -150,7 +146,7 @@ def body_limit(plan: Plan, *, up: bool, replica: bool = True) -> int:
 @lru_cache(maxsize=16)
 def _largest_bytes(plan: Plan, up: bool) -> int:
     """Return the size of the largest body but for a replica's: asked for with every message."""
-    steps = (body_bytes(plan, phase, up=up) for phase in range(len(plan.exchanges)))
+    steps = (body_bytes(plan, exchange, up=up) for exchange in range(len(plan.exchanges)))
     return max(*steps, CONTROL_BYTES + plan.control_bytes)
 
 
@@ -187,14 +183,14 @@ def _missing(document: dict[str, Any], count: int) -> frozenset[int]:
 
 def step_bytes(plan: Plan, *, up: bool) -> int:
     """Return the size of a step's bodies, all exchanges together, with all slots full, in bytes: never exceeded."""
-    return sum(body_bytes(plan, phase, up=up) for phase in range(len(plan.exchanges)))
+    return sum(body_bytes(plan, exchange, up=up) for exchange in range(len(plan.exchanges)))
 
 
-def body_bytes(plan: Plan, phase: int, *, up: bool) -> int:
+def body_bytes(plan: Plan, exchange: int, *, up: bool) -> int:
     """Return the size of the body of one exchange with all its slots full, in bytes: never exceeded."""
-    layout = plan.layout(phase, up=up)
+    layout = plan.layout(exchange, up=up)
     rows, numbers = 4 * layout.variable, layout.payload_bytes(plan.wire)
-    return HEADER_BYTES + len(msgpack.packb(phase)) + _head_bytes(rows) + rows + _head_bytes(numbers) + numbers
+    return HEADER_BYTES + len(msgpack.packb(exchange)) + _head_bytes(rows) + rows + _head_bytes(numbers) + numbers
 
 
 def _head_bytes(size: int) -> int:
@@ -219,31 +215,6 @@ def _arrays(payload: Payload, layout: Layout) -> list[tuple[Tensor, ...]]:
             raise RuntimeError(f"{slot.name}: got {got}, but the plan has {slot.rows} rows of {slot.widths}")
         arrays.append(own)
     return arrays
-
-
-def _check_numbers(body: Body, plan: Plan) -> None:
-    """Check the numbers inside a control message; they are decoded again where they are used: once an epoch."""
-    field = ""
-    try:
-        if isinstance(body, Buffers):
-            unpack_buffers(body.values, plan)
-        elif isinstance(body, Hello):
-            field = "samples"
-            unpack_counts(body.samples, plan.folds, 3)
-        elif isinstance(body, Roster):
-            field = "train"
-            unpack_counts(body.train, plan.folds, len(plan.sites))
-        elif isinstance(body, Sums):
-            field = "values"
-            unpack_sums(body.values, plan.folds, plan.stage_size(body.stage))
-        elif isinstance(body, Evaluation):
-            field = "tally"
-            unpack_tally(plan.task, body.tally)
-            field = "baseline"
-            if body.baseline or body.split == "test":
-                unpack_tally(plan.task, body.baseline)
-    except ValueError as error:
-        raise ProtocolError(422, f"d.{field}: {error}") from None
 
 
 def _unpack_step(document: dict[str, Any], plan: Plan, layout: Layout, device: str) -> Step:
@@ -279,35 +250,6 @@ def _filled(layout: Layout, counts: bytes) -> list[tuple[Slot, int]]:
                 422, f"n: {rows} rows for {slot.name}, expected as many as for the first, {filled[0][1]}"
             )
     return filled
-
-
-def pack_buffers(buffers: Mapping[str, Tensor], plan: Plan) -> bytes:
-    """Return a model's buffers as raw numbers, each in its own dtype, in the plan's order."""
-    return b"".join(_bytes(buffers[buffer.name]) for buffer in plan.buffers)
-
-
-def unpack_buffers(data: bytes, plan: Plan) -> dict[str, Tensor]:
-    """Return a model's buffers by name. They may hold infinity, as a mask of attention does.
-
-    Raises:
-        ProtocolError: the size is wrong.
-    """
-    if len(data) != plan.buffer_bytes:
-        raise ProtocolError(422, f"buffers: got {len(data)} bytes, expected {plan.buffer_bytes}")
-    buffers: dict[str, Tensor] = {}
-    at = 0
-    for buffer in plan.buffers:
-        part, at = data[at : at + buffer.size], at + buffer.size
-        buffers[buffer.name] = _numbers(part, getattr(torch, buffer.dtype)).reshape(buffer.shape)
-    return buffers
-
-
-def _numbers(data: bytes, dtype: torch.dtype) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
-
-
-def _bytes(numbers: Tensor) -> bytes:
-    return numbers.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _not_encoded(layout: Layout, arrays: list[tuple[Tensor, ...]], wire: str) -> RankdadError:

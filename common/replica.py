@@ -8,9 +8,11 @@ import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from common.drift import sketch
 from common.models import build_model
 from common.spec import Adam, Constant, Cosine, RunSpec, Training
 
@@ -75,6 +77,30 @@ class Replica:
         """Return a copy of all weights and buffers on the CPU."""
         return {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
 
+    def parameters(self) -> dict[str, Tensor]:
+        """Return copies of the parameters, as an update carries them after a comparison.
+
+        Moments stay everywhere as they are: they come of the updates alone, and whoever chose them would choose the
+        next step's weights. So do buffers, which each site has of its own until the epoch ends.
+        """
+        contiguous = torch.contiguous_format
+        named = self.model.named_parameters()
+        return {name: value.detach().cpu().clone(memory_format=contiguous) for name, value in named}
+
+    def check_parameters(self, named: Mapping[str, Tensor]) -> None:
+        """Check that parameters are of this model.
+
+        Raises:
+            ValueError: they are not.
+        """
+        own = {name: (value.dtype, value.shape) for name, value in self.model.named_parameters()}
+        if {name: (value.dtype, value.shape) for name, value in named.items()} != own:
+            raise ValueError("holds other weights than this model has")
+
+    def sketch(self) -> Tensor:
+        """Return the sketch of the parameters; see `common.drift`."""
+        return sketch(dict(self.model.named_parameters()))
+
     def state(self) -> dict[str, Tensor]:
         """Return copies of weights, buffers and the optimizer's moments by name, on the CPU: all but the step."""
         tensors = {f"weights/{name}": value for name, value in self.model.state_dict().items()}
@@ -127,6 +153,23 @@ def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Return the buffers that are saved with a model, such as BatchNorm's running statistics."""
     saved = model.state_dict()
     return {name: saved[name] for name, _ in model.named_buffers() if name in saved}
+
+
+def pack_parameters(named: Mapping[str, Tensor]) -> bytes:
+    """Return named parameters as bytes; none are no bytes."""
+    return safetensors.torch.save(dict(named)) if named else b""
+
+
+def unpack_parameters(data: bytes) -> dict[str, Tensor]:
+    """Return named parameters; of which model, `Replica.check_parameters` tells.
+
+    Raises:
+        ValueError: the bytes hold no weights.
+    """
+    try:
+        return safetensors.torch.load(data) if data else {}
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise ValueError(f"holds no weights: {error}") from None
 
 
 def weights_sha256(weights: Mapping[str, Tensor]) -> str:

@@ -241,7 +241,7 @@ class Federation(Part):
     """Largest distance between two sites' weights, relative to their size; beyond it all take over one replica."""
 
     @property
-    def least(self) -> int:
+    def required_sites(self) -> int:
         """How many sites a round needs."""
         count = len(self.sites)
         if self.quorum == "all":
@@ -250,7 +250,7 @@ class Federation(Part):
 
     @model_validator(mode="after")
     def _quorum_can_be_met(self) -> Federation:
-        if self.least > len(self.sites):
+        if self.required_sites > len(self.sites):
             raise ValueError(f"quorum: got {self.quorum}, expected at most the number of sites, {len(self.sites)}")
         return self
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from common.course import batch_sizes
 from common.errors import FewSamplesError, PolicyError
 from common.messages import Warning
 from common.plan import Plan
 from common.policy import FEWER_SAMPLES, Policy, refusal, rows_sent
 from common.preparation import Preparing
+from common.run.batches import batch_sizes
 from common.spec import RunSpec
 from local.data import SiteData
 from local.data.behind import fewest_behind, levels_of

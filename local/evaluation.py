@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import ModelError, NonFiniteError
-from common.metrics import empty, pack_tally, tally
+from common.metrics import Tally, empty, tally
 from common.tasks import TaskSpec
 from local.baseline import guess
 from local.data import Samples
@@ -38,18 +38,18 @@ def outputs_of(model: nn.Module, inputs: Tensor, width: int) -> Tensor:
     return found
 
 
-def packed_tally(task: TaskSpec, prepared: Prepared, split: Split, outputs: Tensor) -> bytes:
-    """Return what outputs for a split add up to, as a message carries it."""
+def tally_of(task: TaskSpec, prepared: Prepared, split: Split, outputs: Tensor) -> Tally:
+    """Return what outputs for a split add up to."""
     samples: Samples = getattr(prepared, split)
     labels, total = samples.labels.cpu(), empty(task)
     centre, base = prepared.around(split)
     for given, true in zip(outputs.split(BATCH), labels.split(BATCH), strict=True):
         numbers, known = prepared.in_units(given), prepared.in_units(true)
         total += tally(task, numbers, known, losses(task, given.double(), true), centre=centre, base=base)
-    return pack_tally(total)
+    return total
 
 
-def packed_baseline(task: TaskSpec, prepared: Prepared) -> bytes:
+def baseline_of(task: TaskSpec, prepared: Prepared) -> Tally:
     """Return what guesses from the site's training labels alone add up to over the test samples."""
     one = guess(task, prepared.train.labels.cpu(), prepared.fit)
-    return packed_tally(task, prepared, "test", one.expand(len(prepared.test), -1))
+    return tally_of(task, prepared, "test", one.expand(len(prepared.test), -1))

@@ -15,7 +15,6 @@ from torch import Tensor
 from common import __version__
 from common.artifacts import save_model
 from common.checkpoints import EVERY, Checkpoints, take_over
-from common.course import Course
 from common.documents import load_json, validate
 from common.errors import RankdadError, SpecError, UnreachableError, UserError, visible
 from common.memory import check_memory
@@ -24,6 +23,7 @@ from common.plan import Plan, make_plan
 from common.policy import Policy
 from common.protocol import pack_failure, step_bytes
 from common.replica import Replica
+from common.run.state import RunState
 from common.spec import RunSpec
 from local.admission import admitted
 from local.config import PATHS, SiteConfig
@@ -68,21 +68,21 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
             client.expect(plan)
             run = run_id(offered)
             checkpoints = Checkpoints(output / "checkpoints" / run, plan, config.name, data_sha256=data.sha256())
-            course = Course(spec, plan, replica)
+            run_state = RunState(spec, plan, replica)
             results = results_folder(output, spec.name, run)
             notices = Notices(results, say)
-            state = starting_state(config.name, offered, client.snapshot, course, checkpoints, policy, notices.add)
+            state = starting_state(config.name, offered, client.snapshot, run_state, checkpoints, policy, notices.add)
         for warning in (*plan.warnings, *policy.warnings(spec)):
             say(f"warning: {warning}")
         say(f"{config.name}: {_amounts(data)}")
-        began, resumes = state.course.round, offered.get("resumes") is True
+        began, resumes = state.run.round, offered.get("resumes") is True
 
         def between_steps() -> None:
             asked = leaving is not None and leaving.asked
-            if resumes and (state.course.steps % EVERY == 0 or asked) and state.course.round > began:
-                checkpoints.save(state.course, state.residuals, {"follows": state.follows})
+            if resumes and (state.run.steps % EVERY == 0 or asked) and state.run.round > began:
+                checkpoints.save(state.run, state.residuals, {"follows": state.follows})
                 if asked:
-                    say(f"{config.name}: stops after step {state.course.steps}; start it again to go on from there")
+                    say(f"{config.name}: stops after step {state.run.steps}; start it again to go on from there")
             if leaving is not None:
                 leaving.between_steps()
 
@@ -131,7 +131,7 @@ def starting_state(
     site: str,
     offered: Mapping[str, object],
     ask_for_snapshot: Callable[[], bytes | None],
-    course: Course,
+    run_state: RunState,
     checkpoints: Checkpoints,
     policy: Policy,
     notice: Callable[[str], None],
@@ -142,7 +142,7 @@ def starting_state(
         site: its name.
         offered: what the aggregator says of the run.
         ask_for_snapshot: returns the aggregator's checkpoint; None if it has none.
-        course: of the run, at its beginning; changed in place.
+        run_state: of the run, at its beginning; changed in place.
         checkpoints: of the site.
         policy: of the site.
         notice: told that the site takes over the aggregator's weights.
@@ -151,25 +151,25 @@ def starting_state(
         PolicyError: the site could go on from the aggregator's checkpoint alone, and takes over no weights.
         UserError: the checkpoint is not this site's, or was made with other data.
     """
-    found, oldest = checkpoints.load(course), offered.get("oldest", 0)
+    found, oldest = checkpoints.load(run_state), offered.get("oldest", 0)
     if found is None and checkpoints.damaged and oldest == 0:
         say(f"{site}: has no whole checkpoint; begins anew, and computes again what it has sent")
-        return TrainingState(site, course)
-    if found is not None and isinstance(oldest, int) and course.round >= oldest:
-        say(f"{site}: goes on from its checkpoint of step {course.steps}, round {course.round}")
-        return TrainingState(site, course, found[1], follows=found[0].get("follows") is True)
+        return TrainingState(site, run_state)
+    if found is not None and isinstance(oldest, int) and run_state.round >= oldest:
+        say(f"{site}: goes on from its checkpoint of step {run_state.steps}, round {run_state.round}")
+        return TrainingState(site, run_state, found[1], follows=found[0].get("follows") is True)
     snapshot = ask_for_snapshot()
     if snapshot is None:
-        return TrainingState(site, course)
+        return TrainingState(site, run_state)
     policy.check_snapshot(own=found is not None)
-    take_over(course, snapshot)
+    take_over(run_state, snapshot)
     why = "has lost its checkpoints" if found is None else "was away for longer than the ledger reaches back"
     notice(
-        f"{site}: {why}; goes on from the aggregator's of step {course.steps}, without residuals: takes over its "
+        f"{site}: {why}; goes on from the aggregator's of step {run_state.steps}, without residuals: takes over its "
         "weights, which it cannot compare with its own"
     )
-    checkpoints.save(course, {}, {"follows": True})
-    return TrainingState(site, course, follows=True)
+    checkpoints.save(run_state, {}, {"follows": True})
+    return TrainingState(site, run_state, follows=True)
 
 
 def check_site(config: SiteConfig) -> None:

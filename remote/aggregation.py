@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from common.arrays import pack_counts, pack_sums, unpack_counts, unpack_sums
-from common.course import Course, packed_weights
 from common.drift import distance
 from common.errors import NonFiniteError, RunFailedError
 from common.factors import LARGEST_NORM, norm
@@ -34,11 +32,11 @@ from common.messages import (
     Step,
     Sums,
 )
-from common.methods import State, Weighted
+from common.methods import Contribution, State
 from common.methods.base import shares
-from common.metrics import summarise, unpack_tally
+from common.metrics import Tally, summarise
 from common.plan import Plan
-from common.protocol import pack_buffers, unpack_buffers
+from common.run.state import RunState
 from common.seeds import derive
 from common.spec import RunSpec
 from remote.rounds import Ready
@@ -46,13 +44,13 @@ from remote.rounds import Ready
 B = TypeVar("B", bound=Body)
 
 
-def aggregate(spec: RunSpec, plan: Plan, course: Course, ready: Ready, state: State) -> tuple[Body, State]:
+def aggregate(spec: RunSpec, plan: Plan, run: RunState, ready: Ready, state: State) -> tuple[Body, State]:
     """Return a round's update and the method's new state.
 
     Args:
         spec: of the run.
         plan: of the run.
-        course: of the run so far; its replica is what sites take over whose weights have drifted apart.
+        run: where the run is; its replica is what sites take over whose weights have drifted apart.
         ready: contributions of one kind, in the plan's order.
         state: of the method.
 
@@ -62,13 +60,13 @@ def aggregate(spec: RunSpec, plan: Plan, course: Course, ready: Ready, state: St
     """
     messages, sites = ready.messages, [plan.sites[place] for place in ready.places]
     if ready.kind is Kind.STEP:
-        return _step(plan, course, messages[0], _bodies(messages, Step), state)
+        return _step(plan, run, messages[0], _bodies(messages, Step), state)
     if ready.kind is Kind.HELLO:
         return _hello(plan, _bodies(messages, Hello)), state
     if ready.kind is Kind.BUFFERS:
         return _buffers(plan, _bodies(messages, Buffers)), state
     if ready.kind is Kind.SUMS:
-        return _sums(plan, _bodies(messages, Sums)), state
+        return _sums(_bodies(messages, Sums)), state
     if ready.kind is Kind.EVALUATION:
         return _evaluation(spec, _bodies(messages, Evaluation)), state
     if ready.kind is Kind.DECISION:
@@ -76,18 +74,18 @@ def aggregate(spec: RunSpec, plan: Plan, course: Course, ready: Ready, state: St
         best, stop = all(view.best for view in views), any(view.stop for view in views)
         return Decision(epoch=views[0].epoch, best=best, stop=stop), state
     if ready.kind is Kind.COMPARISON:
-        return _comparison(spec, course, [sent.weights for sent in _bodies(messages, Sketch)]), state
+        return _comparison(spec, run, [sent.weights for sent in _bodies(messages, Sketch)]), state
     goodbyes = _bodies(messages, Goodbye)
     digests = {site: goodbye.weights_sha256 for site, goodbye in zip(sites, goodbyes, strict=True)}
-    return Farewell(weights_sha256=digests, drift=_drift(course, [goodbye.sketch for goodbye in goodbyes])), state
+    return Farewell(weights_sha256=digests, drift=_drift(run, [goodbye.sketch for goodbye in goodbyes])), state
 
 
-def _step(plan: Plan, course: Course, first: Message, steps: Sequence[Step], state: State) -> tuple[Step, State]:
-    seed = derive(plan.seed, "aggregator", course.moment)
-    contributions = [Weighted(step.weight, step.payload) for step in steps]
-    payload, state = course.method.aggregate(first.phase, contributions, state, seed)
+def _step(plan: Plan, run: RunState, first: Message, steps: Sequence[Step], state: State) -> tuple[Step, State]:
+    seed = derive(plan.seed, "aggregator", run.rng_key)
+    contributions = [Contribution(step.weight, step.payload) for step in steps]
+    payload, state = run.method.aggregate(first.exchange, contributions, state, seed)
     sizes = [norm(value) for value in payload]
-    for slot, size in zip(plan.layout(first.phase, up=False).slots, sizes, strict=True):
+    for slot, size in zip(plan.layout(first.exchange, up=False).slots, sizes, strict=True):
         if not size < LARGEST_NORM:
             raise NonFiniteError(f"the pooled gradient of {slot.name}")
     total = sum(step.weight for step in steps)
@@ -96,29 +94,26 @@ def _step(plan: Plan, course: Course, first: Message, steps: Sequence[Step], sta
 
 
 def _hello(plan: Plan, hellos: Sequence[Hello]) -> Roster:
-    counts = [unpack_counts(hello.samples, plan.folds, 3) for hello in hellos]
-    train = [[count[fold][0] for count in counts] for fold in range(plan.folds)]
+    train = tuple(tuple(hello.samples[fold][0] for hello in hellos) for fold in range(plan.folds))
     for fold, samples in enumerate(train):
         if not any(samples):
             raise RunFailedError("aggregator", f"train: in fold {fold + 1} no site has a sample to train on")
-    return Roster(train=pack_counts(train))
+    return Roster(train=train)
 
 
-def _sums(plan: Plan, sent: Sequence[Sums]) -> Sums:
+def _sums(sent: Sequence[Sums]) -> Sums:
     """Add up what preparation needs, site after site."""
-    stage = sent[0].stage
-    sums = (unpack_sums(one.values, plan.folds, plan.stage_size(stage)) for one in sent)
-    return Sums(stage=stage, values=pack_sums(reduce(add, sums)))
+    return Sums(stage=sent[0].stage, values=reduce(add, (one.values for one in sent)))
 
 
-def _comparison(spec: RunSpec, course: Course, sketches: Sequence[bytes]) -> Comparison:
-    drift = _drift(course, sketches)
-    return Comparison(drift=drift, replica=packed_weights(course.replica) if drift > spec.federation.drift else b"")
+def _comparison(spec: RunSpec, run: RunState, sketches: Sequence[Tensor]) -> Comparison:
+    drift = _drift(run, sketches)
+    return Comparison(drift=drift, replica=run.replica.parameters() if drift > spec.federation.drift else {})
 
 
-def _drift(course: Course, sketches: Sequence[bytes]) -> float:
+def _drift(run: RunState, sketches: Sequence[Tensor]) -> float:
     """Return the largest distance of a site's weights from the aggregator's, relative to their size."""
-    own = course.sketch()
+    own = run.replica.sketch()
     return max(distance(own, sketch) for sketch in sketches)
 
 
@@ -127,13 +122,12 @@ def _buffers(plan: Plan, sent: Sequence[Buffers]) -> Buffers:
 
     Where a number is not finite, as in a mask, it stands if it is the first site's.
     """
-    values = [unpack_buffers(buffers.values, plan) for buffers in sent]
     total = sum(buffers.samples for buffers in sent)
     weights = [buffers.samples / total if total else 1 / len(sent) for buffers in sent]
     parts = torch.tensor(weights, dtype=torch.float64)
     pooled: dict[str, Tensor] = {}
     for slot in plan.buffers:
-        own = torch.stack([value[slot.name] for value in values])
+        own = torch.stack([buffers.values[slot.name] for buffers in sent])
         if bool((own == own[0]).all()):
             pooled[slot.name] = own[0]
         elif own.is_floating_point():
@@ -141,11 +135,12 @@ def _buffers(plan: Plan, sent: Sequence[Buffers]) -> Buffers:
             pooled[slot.name] = torch.where(torch.isfinite(own).all(dim=0), mean, own[0])
         else:
             pooled[slot.name] = own.amax(dim=0)
-    return Buffers(samples=total, values=pack_buffers(pooled, plan))
+    return Buffers(samples=total, values=pooled)
 
 
 def _evaluation(spec: RunSpec, sent: Sequence[Evaluation]) -> Pooled:
-    found = summarise(spec.task, reduce(add, (unpack_tally(spec.task, one.tally) for one in sent)))
+    total: Tally = reduce(add, (one.tally for one in sent))
+    found = summarise(spec.task, total)
     first = sent[0]
     where: dict[str, Any] = {"split": first.split, "fold": first.fold, "epoch": first.epoch}
     return Pooled.model_validate({**where, **asdict(found)})

@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -154,7 +155,7 @@ class Routes:
             "steps": progress.steps,
             "waiting_for": list(barrier.missing()),
             "waiting_seconds": barrier.waiting(perf_counter()),
-            "problems": progress.problems,
+            "problems": dict(progress.problems),
         }
         return JSONResponse(document)
 
@@ -170,12 +171,8 @@ class Routes:
         number = request.path_params["round"]
         if not re.fullmatch("[0-9]{1,18}", number):
             raise ProtocolError(422, "the round is not a whole number")
-        update = self._aggregator.recorded(site, int(number))
-        if update is not None:
-            return _update(self._host.told(site, update))
-        if not self._aggregator.barrier.holds(site):
-            return Response(status_code=204)
-        return _update(await self._host.wait(site, connection))
+        update, waits = await self._host.ask(site, int(number), connection)
+        return _update(update) if waits or update is not None else Response(status_code=204)
 
     async def _done(self, request: Request) -> Response:
         site, _ = self._admit(request)
@@ -188,7 +185,7 @@ class Routes:
         site, connection = self._admit(request)
         self._check_run(request)
         await read_body(request, 0)
-        snapshot = self._aggregator.snapshot(site)
+        snapshot = await self._host.call(partial(self._aggregator.snapshot, site))
         if snapshot is None:
             return Response(status_code=204)
         self._door.audit.note("snapshot given", address=connection.address, site=site, bytes=len(snapshot))

@@ -11,17 +11,14 @@ from typing import Literal
 
 import torch
 
-from common.arrays import unpack_counts, unpack_sums
-from common.course import MOST_STEPS, Course
 from common.errors import ProtocolError
 from common.factors import Factor
 from common.messages import Buffers, Evaluation, Hello, Message, Step, Sums
 from common.methods.edad import EdadMethod
-from common.metrics import unpack_tally
 from common.plan import Plan
 from common.preparation import Preparing
-from common.protocol import unpack_buffers
 from common.replica import saved_buffers
+from common.run.state import MAX_STEPS, RunState
 from common.spec import RunSpec
 
 LARGEST_SIZE = 1e17  # of a gradient or buffer: squares stay numbers in float32, however many sites add up
@@ -40,21 +37,21 @@ class Checks:
     Args:
         spec: of the run.
         plan: of the run.
-        course: of the run.
+        state: of the run.
 
     Attributes:
         samples: every site's in every fold, to train, to validate and to test; empty until all have said hello.
     """
 
-    def __init__(self, spec: RunSpec, plan: Plan, course: Course) -> None:
-        self._spec, self._plan, self._course = spec, plan, course
+    def __init__(self, spec: RunSpec, plan: Plan, state: RunState) -> None:
+        self._spec, self._plan, self._state = spec, plan, state
         self._preparing = Preparing(spec)
         self._largest_factor = min(LARGEST_SIZE, _largest(plan.wire))
         self.samples: Sequence[Sequence[Sequence[int]]] = ()
 
     def meet(self, hellos: Sequence[Hello]) -> None:
         """Take note of all sites' samples."""
-        self.samples = [unpack_counts(hello.samples, self._plan.folds, len(PLACES)) for hello in hellos]
+        self.samples = [hello.samples for hello in hellos]
 
     def check(self, site: str, message: Message) -> None:
         """Check a contribution to the present round.
@@ -64,7 +61,7 @@ class Checks:
         """
         place, body = self._plan.sites.index(site), message.body
         if isinstance(body, Step):
-            self._check_step(place, message.phase, body)
+            self._check_step(place, message.exchange, body)
         elif isinstance(body, Hello):
             self._check_hello(body)
         elif isinstance(body, Sums):
@@ -74,23 +71,22 @@ class Checks:
             self._check_buffers(body)
         elif isinstance(body, Evaluation):
             expected = self._samples(place, body.split)
-            for field, packed in (("tally", body.tally), ("baseline", body.baseline)):
-                if packed:
-                    found = unpack_tally(self._plan.task, packed).samples
-                    self._check_count(f"d.{field}", found, expected)
+            for field, tally in (("tally", body.tally), ("baseline", body.baseline)):
+                if tally is not None:
+                    self._check_count(f"d.{field}", tally.samples, expected)
 
     def _samples(self, place: int, split: Literal["train", "validation", "test"]) -> int:
-        return self.samples[place][self._course.fold][PLACES[split]]
+        return self.samples[place][self._state.fold][PLACES[split]]
 
     def _check_count(self, field: str, got: float, expected: float) -> None:
         if got != expected:
             raise ProtocolError(422, f"{field}: is of {got:g} samples, expected the {expected:g} that the site has")
 
-    def _check_step(self, place: int, phase: int, step: Step) -> None:
-        if step.weight or not phase:  # a site that was left out of an exchange is in none of the step's others
-            self._check_count("m: the weight", step.weight, self._course.batch_size(place))
-        method, payload = self._course.method, step.payload
-        names = [slot.name for slot in self._plan.layout(phase, up=True).slots]
+    def _check_step(self, place: int, exchange: int, step: Step) -> None:
+        if step.weight or not exchange:  # a site that was left out of an exchange is in none of the step's others
+            self._check_count("m: the weight", step.weight, self._state.batch_size(place))
+        method, payload = self._state.method, step.payload
+        names = [slot.name for slot in self._plan.layout(exchange, up=True).slots]
         if isinstance(method, EdadMethod):  # whose gradients are made of what is sent
             payload, names = method.gradients([payload]), [route.name for route in self._plan.routes]
         for name, value in zip(names, payload, strict=True):
@@ -113,24 +109,23 @@ class Checks:
             got = getattr(hello, field)
             if got != expected[field]:
                 raise ProtocolError(422, f"d.{field}: {meaning}: got {got}, the aggregator has {expected[field]}")
-        most = max(train for train, *_ in unpack_counts(hello.samples, self._plan.folds, len(PLACES)))
+        most = max(train for train, *_ in hello.samples)
         steps = math.ceil(most / self._spec.training.step_size)
-        if not 0 < steps <= MOST_STEPS:
+        if not 0 < steps <= MAX_STEPS:
             raise ProtocolError(
-                422, f"d.samples: {most} samples to train on are {steps} steps an epoch, expected 1 to {MOST_STEPS}"
+                422, f"d.samples: {most} samples to train on are {steps} steps an epoch, expected 1 to {MAX_STEPS}"
             )
 
     def _check_sums(self, place: int, sums: Sums) -> None:
-        values = unpack_sums(sums.values, self._plan.folds, self._plan.stage_size(sums.stage))
-        for counts, fold in zip(self.samples[place], values, strict=True):
+        for counts, fold in zip(self.samples[place], sums.values, strict=True):
             problem = self._preparing.check(sums.stage, fold, counts[PLACES["train"]])
             if problem:
                 raise ProtocolError(422, f"d.values: {problem}")
 
     def _check_buffers(self, buffers: Buffers) -> None:
         """Check that only what every replica has from its beginning, such as infinity in a mask, is out of bounds."""
-        own = saved_buffers(self._course.replica.model)
-        for name, value in unpack_buffers(buffers.values, self._plan).items():
+        own = saved_buffers(self._state.replica.model)
+        for name, value in buffers.values.items():
             least = 0.0 if name.endswith("running_var") else -LARGEST_SIZE  # whose root is taken
             numbers = value.double()
             if not bool(((least <= numbers) & (numbers <= LARGEST_SIZE) | (value == own[name].cpu())).all()):

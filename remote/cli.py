@@ -63,10 +63,10 @@ def aggregator(
         spec = validate(RunSpec, document, file=file)
     from rich.console import Console
 
-    from remote.aggregator import LEDGER, Keeping
     from remote.config import Access
+    from remote.persistence import LEDGER, LedgerOptions
     from remote.process import run_aggregator
-    from remote.recorder import new_directory
+    from remote.run_directory import new_directory
     from remote.server import listen
     from remote.view import show_result
 
@@ -78,11 +78,11 @@ def aggregator(
     address, bound = listening.getsockname()[:2]
     address = f"[{address}]" if ":" in address else address
     typer.echo(f"listening on {access.scheme}://{address}:{bound}; the run's directory is {output}")
-    keeping = Keeping(durability, retention) if ledger else None
-    if keeping is None and spec.federation.least < len(spec.federation.sites):
+    if not ledger and spec.federation.required_sites < len(spec.federation.sites):
         raise UserError("--no-ledger: federation.quorum lets sites be late, and these catch up from the ledger")
+    options = LedgerOptions(durability, retention) if ledger else None
     run_aggregator(
-        spec, output, listening, Console(), allow_factory or (), keeping=keeping, access=access, weights=weights
+        spec, output, listening, Console(), allow_factory or (), ledger=options, access=access, weights=weights
     )
     show_result(load_json(output / "summary.json"), output)
 
@@ -99,8 +99,8 @@ def export(
     """Rebuild the model of any step from a run's ledger."""
     from remote.export import export as run
 
-    course = run(directory, step, output, allow_factory or (), weights)
-    typer.echo(f"the model after step {course.steps} is in {output / 'model'}, sha256 {course.replica.digest()[:16]}…")
+    state = run(directory, step, output, allow_factory or (), weights)
+    typer.echo(f"the model after step {state.steps} is in {output / 'model'}, sha256 {state.replica.digest()[:16]}…")
 
 
 def report(

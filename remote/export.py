@@ -14,7 +14,6 @@ import torch
 
 from common.artifacts import save_model
 from common.checkpoints import Checkpoints
-from common.course import Course
 from common.documents import load_json, validate
 from common.errors import UserError
 from common.messages import Kind
@@ -22,9 +21,10 @@ from common.plan import make_plan
 from common.preparation import Preparing
 from common.protocol import unpack
 from common.replica import Replica
+from common.run.state import RunState
 from common.spec import RunSpec
-from remote.aggregator import CHECKPOINTS, LEDGER
 from remote.ledger import oldest_update, read_updates
+from remote.persistence import CHECKPOINTS, LEDGER
 from remote.records import DamageError
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def export(
     output: Path,
     allowed_factories: Collection[str] = (),
     weights: Path | None = None,
-) -> Course:
+) -> RunState:
     """Write the model as it was after a step, as the final one of the output folder; return where the run was.
 
     A run that is still going on is only read.
@@ -55,26 +55,25 @@ def export(
     torch.set_num_threads(spec.training.threads)
     replica = Replica(spec, allowed_factories, weights=weights)
     plan = make_plan(spec, replica.model)
-    course = Course(spec, plan, replica)
+    state = RunState(spec, plan, replica)
     ledger = directory / LEDGER
-    if oldest_update(ledger) > 0 and not Checkpoints(directory / CHECKPOINTS, plan, "aggregator").load(course, step):
+    if oldest_update(ledger) > 0 and not Checkpoints(directory / CHECKPOINTS, plan, "aggregator").load(state, step):
         raise UserError(f"--step: got {step}, but {ledger} keeps only the last checkpoints and what came after them")
     damage = ""
     try:
-        for record in read_updates(ledger, plan.sha256(), course.round):
-            update = unpack(record.body, plan, up=False)
-            if course.steps == step and update.kind is not Kind.BUFFERS:  # which belong to the last step of an epoch
+        for record in read_updates(ledger, plan.sha256(), state.round):
+            if state.steps == step and state.due and state.due.kind is not Kind.BUFFERS:  # of the epoch's last step
                 break
-            course.follow(update)
+            state.follow(unpack(record.body, plan, up=False))
     except DamageError as error:
         damage = str(error)
-    if course.steps == 0:
+    if state.steps == 0:
         raise UserError(damage or f"{ledger}: holds no step yet")
-    if step not in (None, course.steps):
+    if step not in (None, state.steps):
         reaches = damage or f"so far does {ledger} reach"
-        raise UserError(f"--step: got {step}, expected 1 to {course.steps}: {reaches}")
+        raise UserError(f"--step: got {step}, expected 1 to {state.steps}: {reaches}")
     if damage:
-        _log.warning("%s; the model is that of step %d, before it", damage, course.steps)
-    fit = Preparing(spec).fit(course.totals_of(min(course.fold, plan.folds - 1)))
+        _log.warning("%s; the model is that of step %d, before it", damage, state.steps)
+    fit = Preparing(spec).fit(state.totals_of(min(state.fold, plan.folds - 1)))
     save_model(output / "model", spec, {}, replica.weights(), fit)
-    return course
+    return state

@@ -1,53 +1,81 @@
-"""Carries out the aggregator's effects: answers to requests that wait, and the work of a round that is ready."""
+"""Between the routes and the run: holds requests until their round is complete, and carries its bytes to them."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
+from typing import TypeVar
 
-from common.errors import ProtocolError, RankdadError, RunFailedError, UserError, one_line
-from remote.aggregator import Aggregator
+import torch
+
+from common.errors import ProtocolError, RankdadError, UserError, one_line
+from remote.aggregator import Aggregator, Answers, HalfwayError
 from remote.audit import Audit
 from remote.progress import AGGREGATOR
-from remote.rounds import Answer, Effect, Ready
 from remote.web import Connection
 
 LOG = logging.getLogger("rankdad")
-FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds between two tries to aggregate a round
+LARGE_PLAN = 8 << 20  # bytes of a dense gradient from which the work of a round leaves the event loop
 QUIET = 60.0  # seconds in which the traceback of one place is not logged again
 HOLD = 25.0  # seconds for which a request is held: proxies cut what stands idle for 30 or 60
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A request that waits for the end of a round.
+
+    Args:
+        site: whose it is.
+        connection: on which it came.
+        answer: the round's update; None if that takes longer than `HOLD`.
+        began: round of the run when it came.
+    """
+
+    site: str
+    connection: Connection
+    answer: asyncio.Future[bytes | None]
+    began: int
+
 
 class Host:
-    """Between the routes and the run.
+    """Lets one thing after the other into the aggregator, and hands on its answers.
 
-    The work runs in the event loop. A thread for it would take half a millisecond a step to hand over to and fro, and
-    there is nobody to keep responsive in the meantime: while a round is aggregated, every site waits for it.
+    The work of a small plan stays in the event loop: a thread would take half a millisecond a step to hand over to and
+    fro. That of a large plan, its reduction and fsync, goes to one thread, and requests are answered meanwhile.
 
     Args:
         aggregator: the run.
         audit: log of who comes and goes.
+        large_plan: bytes of a dense gradient from which the work leaves the event loop.
     """
 
-    def __init__(self, aggregator: Aggregator, audit: Audit) -> None:
+    def __init__(self, aggregator: Aggregator, audit: Audit, large_plan: int = LARGE_PLAN) -> None:
         self.aggregator, self.audit = aggregator, audit
         self.ended = asyncio.Event()
         self.error: BaseException | None = None
         self.crashed = False  # by an error of its own, after which only another process can go on
-        self._told = asyncio.Event()  # everyone knows how the run ended
+        self._drained = asyncio.Event()  # everyone knows how the run ended
         self._heard = asyncio.Event()  # a site has sent something
-        self._untold = set(aggregator.plan.sites)
+        self._unacknowledged = set(aggregator.plan.sites)
         self._departed: set[str] = set()
         self._present: set[str] = set()  # have contributed since they came
         self._problems: dict[str, str] = {}  # of sites, as last logged
-        self._waiting: dict[str, list[asyncio.Future[bytes | None]]] = {}
-        self._leaving = False
+        self._held: dict[str, list[Held]] = {}
+        self._leaving = self._ticks = False
         self._logged: dict[str, float] = {}  # when, by the place in the code
-        self._again: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._worker: ThreadPoolExecutor | None = None
+        if aggregator.plan.dense_bytes >= large_plan:
+            threads = aggregator.plan.threads  # which are set for every thread of its own
+            self._worker = ThreadPoolExecutor(1, "aggregator", torch.set_num_threads, (threads,))
 
     def meet(self, site: str) -> None:
         """Take note that a site has come."""
@@ -62,140 +90,127 @@ class Host:
         self._heard.set()
         if self.crashed:
             raise ProtocolError(500, "the aggregator has to be started again")
-        effects = self._receive(site, body)
-        round_ = self.aggregator.barrier.round
-        problem, holds = self._has_problem(site, connection), self.aggregator.barrier.holds(site)
-        if not problem and site not in self._present and (round_ or holds):
-            self._present.add(site)
-            what = "returned" if round_ else "accepted hello"
-            self.audit.note(what, address=connection.address, site=site, round=round_)
-        match effects:
-            case [Answer(sites=(receiver,), body=said)] if receiver == site:  # of a round before: not for other waits
-                self._look_whether_ended()
-                return self._saying(site, said)
-        return await self.wait(site, connection, effects)
+        with self._hold(site, connection) as held:
+            self._enter(partial(self.aggregator.take, site, body), held)
+            return self._acknowledge(site, await held.answer)
 
-    def _has_problem(self, site: str, connection: Connection) -> bool:
-        """Tell whether a site has said that it cannot take part, and log a new reason."""
-        problem = self.aggregator.recorder.progress.problems.get(site, "")
-        if problem and problem != self._problems.get(site):
-            self.audit.note("cannot take part", address=connection.address, site=site, reason=problem)
-            self._present.discard(site)
-        self._problems[site] = problem
-        return bool(problem)
+    async def ask(self, site: str, round_: int, connection: Connection) -> tuple[bytes | None, bool]:
+        """Return a round's update, or None; and whether the site's contribution to it is there.
 
-    async def wait(self, site: str, connection: Connection, effects: list[Effect] | None = None) -> bytes | None:
-        """Return the update of the round in which a site has contributed; None if that takes longer than `HOLD`.
-
-        Args:
-            site: whose contribution is there.
-            connection: on which it waits.
-            effects: carried out once it waits.
+        Raises:
+            ProtocolError: see `Aggregator.recorded`.
         """
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[bytes | None] = loop.create_future()
-        self._waiting.setdefault(site, []).append(answer)
-        connection.waiting = answer
-        timer = loop.call_later(0 if self._leaving else HOLD, _answer, answer, None)
         try:
-            self.carry_out(effects or [])
-            return self._saying(site, await answer)
+            async with asyncio.timeout(HOLD):
+                update = await self.call(partial(self.aggregator.recorded, site, round_))
+        except TimeoutError:
+            return None, True
+        if update is not None or not self.aggregator.barrier.holds(site):
+            return self._acknowledge(site, update), False
+        with self._hold(site, connection) as held:
+            return self._acknowledge(site, await held.answer), True
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Ask something of the aggregator, after what it is doing."""
+        if self._worker is None:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+
+    @contextlib.contextmanager
+    def _hold(self, site: str, connection: Connection) -> Iterator[Held]:
+        """Let a request wait for the next answer to its site."""
+        loop = asyncio.get_running_loop()
+        held = Held(site, connection, loop.create_future(), self.aggregator.barrier.round)
+        self._held.setdefault(site, []).append(held)
+        connection.waiting = held.answer
+        timer = loop.call_later(0 if self._leaving else HOLD, _answer, held.answer, None)
+        try:
+            yield held
         finally:
             timer.cancel()
             connection.waiting = None
-            waiting = self._waiting[site]
-            waiting.remove(answer)
-            if not waiting:
-                del self._waiting[site]
+            self._held[site].remove(held)
 
-    def told(self, site: str, said: bytes) -> bytes:
+    def _enter(self, work: Callable[[], Answers | None], held: Held | None = None) -> None:
+        """Let something into the aggregator, after what it is doing, and hand on its answers."""
+        if self._worker is None:
+            self._settle(work, held)
+            return
+        loop = asyncio.get_running_loop()
+        done = self._worker.submit(work)
+        done.add_done_callback(lambda done: loop.call_soon_threadsafe(self._settle, done.result, held))
+
+    def _settle(self, result: Callable[[], Answers | None], held: Held | None) -> None:
+        """Hand on what came of something: answers, or an error."""
+        try:
+            answers = result() or {}
+        except ProtocolError as error:
+            assert held is not None
+            _refuse(held.answer, error)
+            return
+        except UserError as error:  # a disk that is full or broken ends the run, for now
+            self.error = error
+            self.fail(str(error))
+            return
+        except HalfwayError as error:
+            self._crash(error.cause)
+            return
+        except Exception as error:  # nothing has changed, and the aggregator tries again
+            self._refuse_all(self.note_fault(error))
+            return
+        if held is not None:
+            self._note_presence(held)
+        if held is not None and answers.keys() == {held.site} != set(self.aggregator.plan.sites):
+            _answer(held.answer, answers[held.site])  # of a round before: not for other waits
+        else:
+            for site, body in answers.items():
+                for one in self._held.get(site, ()):
+                    _answer(one.answer, body)
+        self._look_whether_ended()
+
+    def _note_presence(self, held: Held) -> None:
+        """Log a site that takes part from now on, or a new reason why it cannot."""
+        site, barrier = held.site, self.aggregator.barrier
+        problem = self.aggregator.recorder.progress.problems.get(site, "")
+        if problem and problem != self._problems.get(site):
+            self.audit.note("cannot take part", address=held.connection.address, site=site, reason=problem)
+            self._present.discard(site)
+        self._problems[site] = problem
+        if not problem and site not in self._present and (barrier.round or barrier.holds(site)):
+            self._present.add(site)
+            what = "returned" if held.began else "accepted hello"
+            self.audit.note(what, address=held.connection.address, site=site, round=held.began)
+
+    def _acknowledge(self, site: str, answer: bytes | None) -> bytes | None:
         """Take note of an answer that a site is given, and return it.
 
         A site that hears of a failure needs no more; one that hears of the end says so when it has saved its model.
         """
-        if self.aggregator.barrier.failed and self.aggregator.is_last_word(said):
+        if answer is not None and self.aggregator.barrier.failed and self.aggregator.is_last_word(answer):
             self.discount(site)
-        return said
-
-    def _saying(self, site: str, said: bytes | None) -> bytes | None:
-        return None if said is None else self.told(site, said)
-
-    def _receive(self, site: str, body: bytes) -> list[Effect]:
-        """Give a contribution to the aggregator; a ledger that cannot be written ends the run, for now."""
-        try:
-            return self.aggregator.receive(site, body)
-        except UserError as error:
-            self.error = error
-            return self.aggregator.fail(AGGREGATOR, str(error))
-
-    def carry_out(self, effects: list[Effect]) -> None:
-        """Answer those who wait, and start the work of a round that is ready."""
-        for effect in effects:
-            if isinstance(effect, Answer):
-                for site in effect.sites:
-                    for answer in self._waiting.get(site, ()):
-                        _answer(answer, effect.body)
-                self._look_whether_ended()
-            else:
-                self._start(effect, FIRST_DELAY)
-
-    def _start(self, ready: Ready, delay: float) -> None:
-        task = asyncio.create_task(self._aggregate(ready, delay))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        return answer
 
     def tick(self) -> None:
         """Do what is due by now: to be called several times a second."""
-        self._act(self.aggregator.tick)
+        if not self._ticks:
+            self._ticks = True
+            self._enter(self._tick)
+
+    def _tick(self) -> Answers:
+        self._ticks = False
+        return self.aggregator.tick()
+
+    def fail(self, reason: str, *, status: str = "failed") -> None:
+        """End the run because of the aggregator itself, and tell everyone."""
+        self._enter(partial(self.aggregator.fail, AGGREGATOR, reason, status=status))
 
     def depart(self, site: str, reason: str) -> None:
         """Take note that a site's process has died; it may come back, but the run's end does not wait for it."""
         self.audit.note("departed", site=site, reason=reason)
         self._departed.add(site)
         self._present.discard(site)
-        self._act(lambda: self.aggregator.depart(site, reason))
+        self._enter(partial(self.aggregator.depart, site, reason))
         self._look_whether_ended()
-
-    def _act(self, work: Callable[[], list[Effect]]) -> None:
-        """Let the aggregator do something of its own accord."""
-        try:
-            effects = work()
-        except Exception as error:
-            self.note_fault(error)
-        else:
-            self.carry_out(effects)
-
-    async def _aggregate(self, ready: Ready, delay: float) -> None:
-        """Complete a round. Nothing has changed if its update cannot be made: that is tried again, later and later."""
-        began = perf_counter()
-        if self.aggregator.ended:
-            return
-        try:
-            update = self.aggregator.aggregate(ready)
-        except RunFailedError as error:
-            self.carry_out(self.aggregator.fail(error.site, error.reason))
-            return
-        except Exception as error:
-            refusal = self.note_fault(error)
-            for waiting in self._waiting.values():
-                for answer in waiting:
-                    _refuse(answer, refusal)
-            if not self._leaving:
-                longer = min(2 * delay, LONGEST_DELAY)
-                self._again = asyncio.get_running_loop().call_later(delay, self._start, ready, longer)
-            return
-        try:
-            seconds = perf_counter() - began
-            self.carry_out(self.aggregator.complete(ready, update))
-            await asyncio.sleep(0)  # the answers leave before the aggregator applies the update itself
-            self.aggregator.follow(ready, update, seconds)
-        except UserError as error:
-            self.error = error
-            self.carry_out(self.aggregator.fail(AGGREGATOR, str(error)))
-        except Exception as error:
-            self._crash(error)
-        else:
-            self.aggregator.note_problem(AGGREGATOR, "")
 
     def note_fault(self, error: Exception) -> ProtocolError:
         """Take note of an error of the aggregator's own; return how a request that met it is refused."""
@@ -205,12 +220,12 @@ class Host:
             self._logged[place] = now
             LOG.error("an error of the aggregator's own", exc_info=error)
             self.audit.note("internal error", reason=one_line(error), place=place)
-        self.aggregator.note_problem(AGGREGATOR, one_line(error))
+        self._enter(partial(self.aggregator.note_problem, AGGREGATOR, one_line(error)))
         return ProtocolError(500, f"an error of the aggregator's own ({type(error).__name__}): its log says more")
 
     def _crash(self, error: Exception) -> None:
         """End this process where the run is half way from one round to the next: the ledger has all to go on from."""
-        self.note_fault(error)
+        self._refuse_all(self.note_fault(error))
         reason = f"an error of the aggregator's own: {one_line(error)}"
         self.error = RankdadError(reason)
         if self.aggregator.keeps_ledger:
@@ -218,27 +233,32 @@ class Host:
             self.crashed = True
             self.ended.set()
         else:
-            self.carry_out(self.aggregator.fail(AGGREGATOR, reason))
+            self.fail(reason)
+
+    def _refuse_all(self, refusal: ProtocolError) -> None:
+        for waiting in self._held.values():
+            for held in waiting:
+                _refuse(held.answer, refusal)
 
     def discount(self, *sites: str) -> None:
         """Take note that some sites know the end of the run, or never will."""
-        self._untold -= set(sites)
+        self._unacknowledged -= set(sites)
         self._look_whether_ended()
 
     def _look_whether_ended(self) -> None:
         if self.aggregator.ended:
             self.ended.set()
-            if not self._untold - self._departed:
-                self._told.set()
+            if not self._unacknowledged - self._departed:
+                self._drained.set()
 
-    async def tell_all(self, seconds: float) -> None:
+    async def drain(self, seconds: float) -> None:
         """Wait until every site has been answered with the end of the run, or none has been heard of for so long.
 
         Some may still be computing, or go through the whole run again after a crash.
         """
-        while not self._told.is_set():
+        while not self._drained.is_set():
             self._heard.clear()
-            waits = [asyncio.ensure_future(event.wait()) for event in (self._told, self._heard)]
+            waits = [asyncio.ensure_future(event.wait()) for event in (self._drained, self._heard)]
             done, rest = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             for wait in rest:
                 wait.cancel()
@@ -248,24 +268,20 @@ class Host:
     async def leave(self) -> None:
         """Finish the round in hand; then nobody is held any more, and all come again when the run goes on."""
         self._leaving = True
-        await self._finish()
-        for waiting in self._waiting.values():
-            for answer in waiting:
-                _answer(answer, None)
+        await self.call(lambda: None)
+        for waiting in self._held.values():
+            for held in waiting:
+                _answer(held.answer, None)
 
     async def close(self) -> None:
         """Let the work in hand end, and write down how the run ended."""
-        await self._finish()
+        await self.call(lambda: None)
         try:
-            self.aggregator.close()
+            await self.call(self.aggregator.close)
         except UserError as error:
             self.error = self.error or error
-
-    async def _finish(self) -> None:
-        if self._again is not None:
-            self._again.cancel()
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._worker is not None:
+            self._worker.shutdown()
 
 
 def _answer(waiting: asyncio.Future[bytes | None], body: bytes | None) -> None:

@@ -17,9 +17,10 @@ from common.errors import RankdadError, RunFailedError, visible
 from common.memory import check_memory
 from common.replica import Replica
 from common.spec import RunSpec
-from remote.aggregator import LEDGER, Aggregator, Keeping
+from remote.aggregator import Aggregator
 from remote.audit import AUDIT, Audit
 from remote.config import Access
+from remote.persistence import LEDGER, LedgerOptions
 from remote.server import serve
 from remote.view import View, Waiting, view_of
 
@@ -38,7 +39,7 @@ def run_aggregator(
     allowed_factories: Collection[str] = (),
     lifeline: Connection | None = None,
     *,
-    keeping: Keeping | None = Keeping(),  # noqa: B008
+    ledger: LedgerOptions | None = LedgerOptions(),  # noqa: B008
     access: Access | None = None,
     weights: Path | None = None,
 ) -> None:
@@ -51,7 +52,7 @@ def run_aggregator(
         console: where a person looks on.
         allowed_factories: model factories that the caller permits.
         lifeline: see `remote.server.serve`.
-        keeping: see `Aggregator`; a run that was cut short goes on from its ledger.
+        ledger: see `Aggregator`; a run that was cut short goes on from its ledger.
         access: who may connect, and how; anyone on this machine without it.
         weights: folder of the pretrained weights that the spec names.
 
@@ -62,10 +63,11 @@ def run_aggregator(
     """
     torch.set_num_threads(spec.training.threads)
     check_memory(spec)
-    resumes = keeping is not None and (output / LEDGER).exists()
+    resumes = ledger is not None and (output / LEDGER).exists()
     replica = Replica(spec, allowed_factories, weights=weights)
-    aggregator = Aggregator(spec, replica, output, time.perf_counter, keeping=keeping)
-    effects = aggregator.resume() if resumes else []
+    aggregator = Aggregator(spec, replica, output, time.perf_counter, ledger=ledger)
+    if resumes:
+        aggregator.resume()
 
     def say(line: str) -> None:
         console.print(Text(line), soft_wrap=True)
@@ -82,12 +84,12 @@ def run_aggregator(
 
         return view_of(aggregator.recorder.progress, waiting, console)
 
-    access, resumable, progress = access or Access(), keeping is not None, aggregator.recorder.progress
+    access, resumable, progress = access or Access(), ledger is not None, aggregator.recorder.progress
     interrupted = ""
     with closing(Audit(output / AUDIT, say)) as audit:
         audit.note("run resumed" if resumes else "run started", run=aggregator.run_id)
         try:
-            interrupted = serve(aggregator, listening, make_view, audit, access, lifeline, effects, resumable=resumable)
+            interrupted = serve(aggregator, listening, make_view, audit, access, lifeline, resumable=resumable)
         finally:
             audit.note("run ended", status=progress.status, reason=progress.reason or interrupted)
     if len(set(progress.weights_sha256.values())) > 1:

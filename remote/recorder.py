@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
-import os
-import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from common import __version__
-from common.arrays import unpack_counts
 from common.errors import UserError
 from common.factors import Factor
 from common.files import write_json
@@ -32,13 +25,15 @@ from common.messages import (
     Roster,
     Step,
 )
-from common.metrics import Metrics, Tally, summarise, unpack_tally
+from common.metrics import Metrics, Tally, summarise
 from common.plan import Plan
 from common.spec import RunSpec
 from remote.progress import Progress
 from remote.rounds import Ready
+from remote.run_directory import Table, new_directory
+from remote.summary import summary
 
-MOST_RESETS = 1000  # in a summary: the last ones
+MAX_RESETS = 1000  # in a summary: the last ones
 
 
 class Recorder:
@@ -71,7 +66,7 @@ class Recorder:
         self._open = _Sums()  # of the exchanges of a step that is not over
         norms = [f"norm:{site}" for site in plan.sites]
         ranks = [f"rank:{name}" for name in self._factors]
-        self._steps = _Table(
+        self._steps = Table(
             directory / "steps.csv",
             [
                 "step",
@@ -90,7 +85,7 @@ class Recorder:
             state.get("steps"),
         )
         columns = ["fold", "epoch", "split", "site", "train_loss", "samples", *spec.task.metrics, "auc_error"]
-        self._metrics = _Table(directory / "metrics.csv", columns, state.get("metrics"))
+        self._metrics = Table(directory / "metrics.csv", columns, state.get("metrics"))
         if state:
             self.progress.restore(state["progress"])
             self._losses = {site: (total, weight) for site, (total, weight) in state["losses"].items()}
@@ -106,7 +101,7 @@ class Recorder:
         resets, reset = self.progress.resets, {"site": site, "round": round_}
         if reset not in resets[-len(self._plan.sites) :]:
             resets.append(reset)
-        del resets[:-MOST_RESETS]
+        del resets[:-MAX_RESETS]
 
     def record(self, ready: Ready, update: Body, size: int, aggregation_seconds: float) -> None:
         """Take note of a completed round.
@@ -123,8 +118,7 @@ class Recorder:
         if isinstance(update, Step):
             self._record_step(ready, update, size, seconds, aggregation_seconds)
         elif isinstance(update, Roster):
-            train = unpack_counts(update.train, self._plan.folds, len(self._plan.sites))
-            progress.steps_per_epoch = [-(-max(fold) // self._spec.training.step_size) for fold in train]
+            progress.steps_per_epoch = [-(-max(fold) // self._spec.training.step_size) for fold in update.train]
             self._record_hello(ready)
         elif isinstance(update, Pooled):
             self._record_evaluation(ready, update)
@@ -156,7 +150,7 @@ class Recorder:
         sums.add(seconds, aggregation_seconds, up, down)
         sums.missing |= ready.missing
         ranks = [value.rows for value in update.payload if isinstance(value, Factor)]
-        if ready.phase < len(self._plan.exchanges) - 1:
+        if ready.exchange < len(self._plan.exchanges) - 1:
             return
         progress.step += 1
         progress.loss = update.loss
@@ -194,9 +188,9 @@ class Recorder:
         baselines: dict[str, Tally] = {}
         for site, message in self._sent(ready):
             assert isinstance(message.body, Evaluation)
-            models[site] = unpack_tally(task, message.body.tally)
-            if message.body.baseline:
-                baselines[site] = unpack_tally(task, message.body.baseline)
+            models[site] = message.body.tally
+            if message.body.baseline is not None:
+                baselines[site] = message.body.baseline
         rows: dict[str, Pooled | Metrics] = {"pooled": pooled}
         rows |= {site: summarise(task, tally) for site, tally in models.items()}
         for site, metrics in rows.items():
@@ -248,64 +242,6 @@ class Recorder:
         write_json(self.directory / "summary.json", summary(self.progress))
 
 
-def summary(progress: Progress) -> dict[str, Any]:
-    """Return the figures of a run as JSON."""
-    return {
-        "name": progress.name,
-        "status": progress.status,
-        "reason": progress.reason,
-        "method": progress.method,
-        "sites": list(progress.sites),
-        "steps": progress.step,
-        "epochs": progress.epoch,
-        "best_epoch": progress.best_epoch,
-        "seconds": progress.seconds,
-        "seconds_per_step": progress.step_seconds / max(1, progress.step),
-        "bytes_up_per_site_step": progress.per_site_step(progress.up),
-        "bytes_down_per_site_step": progress.per_site_step(progress.down),
-        "dense_bytes": progress.dense_bytes,
-        "times_fewer_bytes_than_dense": progress.ratio if progress.step else None,
-        "train_loss": progress.train_loss,
-        "folds": progress.folds,
-        "metrics": {
-            "validation": _metrics(progress.validation),
-            "test": _metrics(progress.study.pooled),
-            **progress.study.summary(),
-        },
-        "problems": progress.problems,
-        "rows_dropped": progress.dropped,
-        "warnings": progress.warnings,
-        "left_out": progress.left_out,
-        "resets": progress.resets,
-        "drift": progress.drift,
-        "weights_sha256": progress.weights_sha256,
-        "aggregator_sha256": progress.aggregator_sha256,
-        "versions": {"rankdad": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        "machine": {"processor": platform.machine(), "capability": torch.backends.cpu.get_cpu_capability()},
-    }
-
-
-def _metrics(found: Pooled | Metrics | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    values = {str(name): value for name, value in found.values.items()}
-    return {"samples": found.samples, **values, "auc_error": found.auc_error, "absent": found.absent}
-
-
-def new_directory(directory: Path) -> None:
-    """Make a run's directory.
-
-    Raises:
-        UserError: it cannot be made, or already holds a run.
-    """
-    if (directory / "run.json").exists():
-        raise UserError(f"{directory}: already holds a run; choose another --output or remove it")
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{directory}: cannot be made: {error.strerror}") from None
-
-
 @dataclass
 class _Sums:
     """Seconds and bytes of a step's exchanges."""
@@ -319,36 +255,3 @@ class _Sums:
     def add(self, seconds: float, aggregation: float, up: int, down: int) -> None:
         self.seconds, self.aggregation = self.seconds + seconds, self.aggregation + aggregation
         self.up, self.down = self.up + up, self.down + down
-
-
-class _Table:
-    """A CSV file that a reader can follow line by line.
-
-    Args:
-        path: of the file.
-        columns: its head.
-        size: in bytes of what stands, if an earlier process has written so far; what it wrote beyond goes.
-    """
-
-    def __init__(self, path: Path, columns: Sequence[str], size: int | None = None) -> None:
-        stands = size is not None and path.exists() and path.stat().st_size >= size
-        if stands:
-            os.truncate(path, size or 0)
-        self._file = path.open("a" if stands else "w", newline="", encoding="utf-8", buffering=1)
-        self._path, self._writer = path, csv.writer(self._file, lineterminator="\n")
-        if not stands:
-            self._writer.writerow(columns)
-
-    def row(self, values: Sequence[object]) -> None:
-        try:
-            self._writer.writerow(values)
-        except OSError as error:
-            raise UserError(f"{self._path}: cannot be written: {error.strerror}") from None
-
-    def size(self) -> int:
-        self._file.flush()
-        return os.fstat(self._file.fileno()).st_size
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):  # what did not fit has been said
-            self._file.close()

@@ -6,7 +6,6 @@ those who are late: they are away, and not waited for, until they are back at th
 
     state        event                                        effect
     COLLECTING   first contribution of a site to this round   kept; with the last one: Ready, AGGREGATING
-    COLLECTING   another kind or phase than the round's       refused, 409
     COLLECTING   the quorum is in, and the grace is over      Ready, AGGREGATING; who is missing is away
     COLLECTING   depart(site)                                 it is away; if all others are in: Ready, AGGREGATING
     AGGREGATING  complete(update)                             Answer to all; COLLECTING the next round, or ENDED
@@ -29,7 +28,7 @@ from common.messages import Kind, Message
 from common.spec import Federation
 
 
-class Phase(Enum):
+class BarrierState(Enum):
     """What the barrier is doing."""
 
     COLLECTING = "collecting"
@@ -52,7 +51,7 @@ class Ready:
     Args:
         kind: of the round.
         round: its number.
-        phase: exchange within one optimizer step.
+        exchange: within one optimizer step.
         places: of the sites in the plan whose contributions are in, in the plan's order.
         messages: these contributions.
         sizes: of their bodies in bytes.
@@ -62,7 +61,7 @@ class Ready:
 
     kind: Kind
     round: int
-    phase: int
+    exchange: int
     places: tuple[int, ...]
     messages: tuple[Message, ...]
     sizes: tuple[int, ...]
@@ -81,18 +80,23 @@ class Barrier:
         now: seconds on the caller's clock.
         quorum: how many sites a round needs; all without it.
         grace: seconds for which the others are waited for when the quorum is in.
-        together: how many rounds need all sites in any case: hello, and those of preparation, whose sums would else be
-            of other samples than their counts.
+        full_quorum_rounds: how many rounds need all sites in any case: hello, and those of preparation. Their sums
+            would else be of other samples than their counts.
     """
 
     def __init__(
-        self, sites: Sequence[str], now: float, quorum: int | None = None, grace: float = 0.0, together: int = 1
+        self,
+        sites: Sequence[str],
+        now: float,
+        quorum: int | None = None,
+        grace: float = 0.0,
+        full_quorum_rounds: int = 1,
     ) -> None:
         self.round = 0
-        self.phase = Phase.COLLECTING
+        self.state = BarrierState.COLLECTING
         self.away: set[str] = set()
         self._sites = tuple(sites)
-        self._quorum, self._grace, self._together = quorum or len(sites), grace, together
+        self._quorum, self._grace, self._full_quorum_rounds = quorum or len(sites), grace, full_quorum_rounds
         self._bodies: dict[str, bytes] = {}
         self._messages: dict[str, Message] = {}
         self._stored: bytes | None = None  # the update of the round before this, or the failure that ended the run
@@ -102,7 +106,7 @@ class Barrier:
     @classmethod
     def of(cls, federation: Federation, now: float, round_: int, stages: int) -> Barrier:
         """Return the barrier of a run with so many rounds of preparation, at a round."""
-        barrier = cls(federation.sites, now, federation.least, federation.grace, 1 + stages)
+        barrier = cls(federation.sites, now, federation.required_sites, federation.grace, 1 + stages)
         barrier.round = round_
         return barrier
 
@@ -132,22 +136,15 @@ class Barrier:
         if message.round == self.round - 1 and self._stored is not None:
             self.back(site)
             return [Answer((site,), self._stored)]
-        if message.round != self.round or self.phase is Phase.ENDED:
-            state = "the run has ended" if self.phase is Phase.ENDED else f"the run is in round {self.round}"
+        if message.round != self.round or self.state is BarrierState.ENDED:
+            state = "the run has ended" if self.state is BarrierState.ENDED else f"the run is in round {self.round}"
             raise ProtocolError(409, f"r: got round {message.round}, but {state}")
         if site in self._bodies:
             if self._bodies[site] != body:
                 raise ProtocolError(409, f"{site} has already sent another contribution to round {self.round}")
             return []
-        if self.phase is Phase.AGGREGATING:
+        if self.state is BarrierState.AGGREGATING:
             return []  # too late by a moment: it waits for the update as all do
-        for other, first in self._messages.items():
-            if (first.kind, first.phase) != (message.kind, message.phase):
-                raise ProtocolError(
-                    409,
-                    f"k: got {message.kind.name} phase {message.phase} in round {self.round}, where {other} sent "
-                    f"{first.kind.name} phase {first.phase}",
-                )
         return None
 
     def put(self, site: str, body: bytes, message: Message, now: float) -> None:
@@ -159,7 +156,7 @@ class Barrier:
 
     def forget(self, site: str) -> None:
         """Drop a site's contribution to this round, which it cannot stand by any more."""
-        if self.phase is Phase.COLLECTING:
+        if self.state is BarrierState.COLLECTING:
             self._bodies.pop(site, None)
             self._messages.pop(site, None)
 
@@ -178,24 +175,24 @@ class Barrier:
 
     def close(self, now: float) -> list[Effect]:
         """Close the round with what is in."""
-        self.phase = Phase.AGGREGATING
+        self.state = BarrierState.AGGREGATING
         places = tuple(place for place, name in enumerate(self._sites) if name in self._bodies)
         messages = tuple(self._messages[self._sites[place]] for place in places)
         sizes = tuple(len(self._bodies[self._sites[place]]) for place in places)
         missing = frozenset(range(len(self._sites))) - frozenset(places)
         self.away |= {self._sites[place] for place in missing}
         first = messages[0]
-        return [Ready(first.kind, self.round, first.phase, places, messages, sizes, missing, now - self._began)]
+        return [Ready(first.kind, self.round, first.exchange, places, messages, sizes, missing, now - self._began)]
 
     def _close_if_due(self, now: float) -> list[Effect]:
-        if self.phase is not Phase.COLLECTING or not self.has_quorum:
+        if self.state is not BarrierState.COLLECTING or not self.has_quorum:
             return []
         return self.close(now) if not self.missing() or now - self._met >= self._grace else []
 
     @property
     def quorum(self) -> int:
         """How many sites this round needs."""
-        return len(self._sites) if self.round < self._together else self._quorum
+        return len(self._sites) if self.round < self._full_quorum_rounds else self._quorum
 
     @property
     def has_quorum(self) -> bool:
@@ -218,23 +215,23 @@ class Barrier:
 
     def complete(self, update: bytes, now: float, *, last: bool) -> list[Effect]:
         """Store the round's update and go on to the next round; `last` ends the run."""
-        if self.phase is not Phase.AGGREGATING:
+        if self.state is not BarrierState.AGGREGATING:
             return []  # the run failed while the update was being made
         self._stored, self._bodies, self._messages = update, {}, {}
         self.round, self._began = self.round + 1, now
-        self.phase = Phase.ENDED if last else Phase.COLLECTING
+        self.state = BarrierState.ENDED if last else BarrierState.COLLECTING
         return [Answer(self._sites, update)]
 
     def fail(self, update: bytes) -> list[Effect]:
         """End the run with a failure, which answers every site from now on."""
-        if self.phase is Phase.ENDED:
+        if self.state is BarrierState.ENDED:
             return []
-        self._stored, self._failed, self.phase = update, True, Phase.ENDED
+        self._stored, self._failed, self.state = update, True, BarrierState.ENDED
         return [Answer(self._sites, update)]
 
     def missing(self) -> tuple[str, ...]:
         """Return the sites that this round waits for: those that are away only if its quorum needs them."""
-        if self.phase is not Phase.COLLECTING:
+        if self.state is not BarrierState.COLLECTING:
             return ()
         absent = tuple(name for name in self._sites if name not in self._bodies)
         waited_for = tuple(name for name in absent if name not in self.away)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from types import FrameType
@@ -20,7 +20,6 @@ from remote.audit import Audit
 from remote.auth import Context
 from remote.config import Access
 from remote.host import LOG, Host
-from remote.rounds import Effect
 from remote.view import View
 from remote.web import Connection as Web
 from remote.web import Door, Handshake, accept
@@ -53,7 +52,6 @@ def serve(
     audit: Audit,
     access: Access,
     lifeline: Connection | None = None,
-    effects: Sequence[Effect] = (),
     *,
     resumable: bool = False,
 ) -> str:
@@ -67,7 +65,6 @@ def serve(
         access: who may connect, and how.
         lifeline: pipe from the parent process: "site<tab>reason" says that a site has died, the pipe's end that the
             parent has.
-        effects: what is left to do of a run that goes on.
         resumable: whether an interrupted run can go on later; sites then are not told of the interruption, and try
             to reach the aggregator again.
 
@@ -80,7 +77,7 @@ def serve(
         host = Host(aggregator, audit)
         routes = Routes(host, access.identity(aggregator.plan.sites), door := Door(audit))
         return runner.run(
-            _serve(host, routes, door, access.secure, listening, make_view(aggregator), lifeline, effects, resumable)
+            _serve(host, routes, door, access.secure, listening, make_view(aggregator), lifeline, resumable)
         )
 
 
@@ -143,11 +140,9 @@ async def _serve(
     listening: socket.socket,
     view: View,
     lifeline: Connection | None,
-    effects: Sequence[Effect],
     resumable: bool,
 ) -> str:
     aggregator, loop = host.aggregator, asyncio.get_running_loop()
-    host.carry_out(list(effects))
     if aggregator.ended:
         host.ended.set()
     interrupted = ""
@@ -160,7 +155,7 @@ async def _serve(
                 return
             interrupted = f"stopped by {reason}"
             if not resumable:
-                host.carry_out(aggregator.fail("aggregator", interrupted, status="interrupted"))
+                host.fail(interrupted, status="interrupted")
                 host.discount(*aggregator.plan.sites)
             host.ended.set()
 
@@ -206,7 +201,7 @@ async def _serve(
         if host.crashed or (interrupted and resumable):
             await host.leave()
         else:
-            await host.tell_all(LINGER)
+            await host.drain(LINGER)
         web.should_exit = True
         await serving
     finally:

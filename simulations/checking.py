@@ -16,18 +16,18 @@ from rich.table import Table
 from torch import Tensor
 
 from common.capture import FactorCapture
-from common.course import parts
 from common.documents import validate
 from common.errors import SpecError
 from common.factors import Factor
 from common.messages import Kind, Message, Step
-from common.methods import Method, State, Weighted, method_for
+from common.methods import Contribution, Method, State, method_for
 from common.methods.rank_dad import is_small
 from common.plan import Plan, make_plan
 from common.policy import Policy
 from common.protocol import pack, step_bytes, unpack
 from common.replica import Replica
 from common.routes import Payload, Route, gather, scatter
+from common.run.batches import parts
 from common.seeds import derive
 from common.spec import PowerSgd, RankDad, RunSpec
 from common.tasks import TaskSpec
@@ -91,8 +91,8 @@ def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
 def _slot_bytes(plan: Plan, *, up: bool) -> dict[str, int]:
     """Return each parameter's bytes, all exchanges of a step together."""
     sizes = dict.fromkeys((route.name for route in plan.routes), 0)
-    for phase in range(len(plan.exchanges)):
-        for slot in plan.layout(phase, up=up).slots:
+    for exchange in range(len(plan.exchanges)):
+        for slot in plan.layout(exchange, up=up).slots:
             sizes[slot.name] += slot.size(plan.wire)
     return sizes
 
@@ -231,18 +231,18 @@ def _exchange_all(
     payloads = [next(step) for step in steps]
     updates: list[Payload] = []
     up = down = 0
-    for phase in range(len(plan.exchanges)):
+    for exchange in range(len(plan.exchanges)):
         bodies = [
-            pack(Message(Kind.STEP, phase, Step(weight, 0.0, 0.0, payload), phase), plan, up=True)
+            pack(Message(Kind.STEP, exchange, Step(weight, 0.0, 0.0, payload), exchange), plan, up=True)
             for weight, payload in zip(weights, payloads, strict=True)
         ]
         received = [_step(unpack(body, plan, up=True)) for body in bodies]
-        contributions = [Weighted(step.weight, step.payload) for step in received]
-        payload, _ = method.aggregate(phase, contributions, State(), derive(plan.seed, "aggregator", phase))
-        body = pack(Message(Kind.STEP, phase, Step(sum(weights), 0.0, 0.0, payload), phase), plan, up=False)
+        contributions = [Contribution(step.weight, step.payload) for step in received]
+        payload, _ = method.aggregate(exchange, contributions, State(), derive(plan.seed, "aggregator", exchange))
+        body = pack(Message(Kind.STEP, exchange, Step(sum(weights), 0.0, 0.0, payload), exchange), plan, up=False)
         updates.append(_step(unpack(body, plan, up=False)).payload)
         up, down = up + sum(map(len, bodies)), down + len(body)
-        if phase < len(plan.exchanges) - 1:
+        if exchange < len(plan.exchanges) - 1:
             payloads = [step.send(updates[-1]) for step in steps]
     return updates, up / len(steps), down
 

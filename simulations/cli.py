@@ -92,7 +92,7 @@ def simulate(
     if lockstep or pooled:
         summary = _lockstep(read, directory, tuple(allow_factory or ()), json_, pooled=pooled)
     else:
-        from remote.aggregator import Keeping
+        from remote.persistence import LedgerOptions
         from simulations.simulator import simulate as run
 
         factories = tuple(allow_factory or ())
@@ -101,7 +101,7 @@ def simulate(
             directory,
             allow_factories=factories,
             json_output=json_,
-            keeping=Keeping() if ledger or resume is not None or _needs_ledger(read.run) else None,
+            ledger=LedgerOptions() if ledger or resume is not None or _needs_ledger(read.run) else None,
             resume=resume is not None,
         )
     if json_:
@@ -112,13 +112,13 @@ def simulate(
 
 def _needs_ledger(spec: RunSpec) -> bool:
     """Tell whether sites may be late: they catch up from the ledger."""
-    return spec.federation.least < len(spec.federation.sites)
+    return spec.federation.required_sites < len(spec.federation.sites)
 
 
 def _cut_short(directory: Path) -> SimulationFile:
     """Return the simulation that a directory holds, if it can go on."""
     from common.documents import load_json, validate
-    from remote.aggregator import LEDGER
+    from remote.persistence import LEDGER
     from simulations.simulator import SIMULATION
     from simulations.spec import SimulationFile
 
@@ -291,7 +291,7 @@ def _lockstep(
     from local.data import read_site
     from local.prediction import write_predictions
     from remote.aggregator import Aggregator
-    from remote.recorder import new_directory
+    from remote.run_directory import new_directory
     from remote.view import PlainView, Waiting
     from simulations.lockstep import run
     from simulations.pooling import SITE, pooled_data, pooled_spec

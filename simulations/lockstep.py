@@ -12,19 +12,17 @@ from pathlib import Path
 
 from torch import Tensor
 
-from common.course import Course
 from common.errors import RankdadError, RunFailedError
 from common.messages import Ask
 from common.policy import EVERYTHING, Policy
 from common.protocol import pack, unpack
 from common.replica import Replica
+from common.run.state import RunState
 from common.spec import RunSpec
 from local.admission import admitted
 from local.data import SiteData
 from local.training import Result, TrainingState, train
 from remote.aggregator import Aggregator
-from remote.carrying import carry_out
-from remote.rounds import Effect
 
 
 def run(
@@ -66,14 +64,14 @@ def run(
         policy = EVERYTHING if policies is None else policies[site]
         policy.check(spec, plan)
         own = admitted(policy, spec, plan, data[site])
-        course = Course(spec, plan, Replica(spec, allowed_factories, device, weights))
-        trainings[site] = train(spec, plan, own, TrainingState(site, course), policy, tested=partial(tested, site))
+        run_state = RunState(spec, plan, Replica(spec, allowed_factories, device, weights))
+        trainings[site] = train(spec, plan, own, TrainingState(site, run_state), policy, tested=partial(tested, site))
     results: dict[str, Result] = {}
     answers: dict[str, bytes] = {}
     failures: list[RunFailedError] = []
     try:
         while trainings:
-            effects: list[Effect] = []
+            heard: dict[str, bytes] = {}
             for site, training in list(trainings.items()):
                 try:
                     update = unpack(answers[site], plan, up=False, device=device) if answers else None
@@ -92,11 +90,11 @@ def run(
                     continue
                 except RankdadError as error:  # its own
                     failures.append(RunFailedError(site, str(error)))
-                    effects += aggregator.depart(site, str(error))
+                    heard |= aggregator.depart(site, str(error))
                     del trainings[site]
                     continue
-                effects += aggregator.receive(site, body)
-            answers = carry_out(aggregator, effects)
+                heard |= aggregator.take(site, body)
+            answers = heard
             on_round(aggregator)
     finally:
         aggregator.close()

@@ -32,10 +32,10 @@ from common.documents import load_json
 from common.errors import RankdadError, UserError
 from common.files import write_json, write_whole
 from local.config import SiteConfig
-from remote.aggregator import Keeping
 from remote.auth import hashed
 from remote.config import Access
-from remote.recorder import new_directory
+from remote.persistence import LedgerOptions
+from remote.run_directory import new_directory
 from remote.server import listen
 from simulations.faults import RelaySpec
 from simulations.spec import SimulationFile, write_sites
@@ -68,7 +68,7 @@ def simulate(
     *,
     allow_factories: tuple[str, ...] = (),
     json_output: bool = False,
-    keeping: Keeping | None = None,
+    ledger: LedgerOptions | None = None,
     tokens: bool = False,
     resume: bool = False,
 ) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def simulate(
         directory: of the run.
         allow_factories: model factories that the caller permits.
         json_output: whether standard output is kept free for the summary.
-        keeping: what is written down for the run to go on after a crash.
+        ledger: what is written down for the run to go on after a crash.
         tokens: whether sites prove who they are.
         resume: go on with the run that the directory holds.
 
@@ -99,7 +99,7 @@ def simulate(
             file, directory / "sites", url, allow_factories=allow_factories, patience=patience, dealt=resume
         )
         access = _identify(configs, directory) if tokens else Access()
-        aggregator = partial(_aggregator, file, directory, listening, allow_factories, json_output, keeping, access)
+        aggregator = partial(_aggregator, file, directory, listening, allow_factories, json_output, ledger, access)
         processes = _Processes(file, directory, listening, relaying, configs, aggregator)
     return processes.run()
 
@@ -137,7 +137,7 @@ class _Processes:
         self._directory = directory
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         self._first = ""  # a process that did not end well
-        self._lost, self._least = 0, file.run.federation.least  # sites that have died; how many a round needs
+        self._lost, self._least = 0, file.run.federation.required_sites  # sites that have died; how many a round needs
         self._relays: tuple[BaseProcess, ...] = ()  # one or none
         if relaying is not None:
             # First: who is forked later holds its parent's end of the sentinel too, so that it outlives them all.
@@ -238,7 +238,7 @@ def _aggregator(
     listening: socket.socket,
     allow_factories: tuple[str, ...],
     json_output: bool,
-    keeping: Keeping | None,
+    ledger: LedgerOptions | None,
     access: Access,
     other_end: Connection,
     lifeline: Connection,
@@ -250,7 +250,7 @@ def _aggregator(
     console = Console(stderr=json_output)
     with log_path(directory, "aggregator").open("w", encoding="utf-8", buffering=1) as log:
         weights = None if file.simulation.weights is None else Path(file.simulation.weights)
-        aggregator = partial(run_aggregator, keeping=keeping, access=access, weights=weights)
+        aggregator = partial(run_aggregator, ledger=ledger, access=access, weights=weights)
         _run(lambda: aggregator(file.run, directory, listening, console, allow_factories, lifeline), log)
 
 

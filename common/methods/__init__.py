@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from common.methods.base import Method, State, Weighted
+from common.methods.base import Contribution, Method, State
 from common.methods.dad import DadMethod
 from common.methods.dsgd import DsgdMethod
 from common.methods.edad import EdadMethod
@@ -15,7 +15,7 @@ from common.routes import Route
 from common.spec import Dad, Dsgd, Edad, RunSpec, TopRows
 from common.spec import PowerSgd as PowerSgdSpec
 
-__all__ = ["Method", "State", "Weighted", "method_for"]
+__all__ = ["Contribution", "Method", "State", "method_for"]
 
 
 def method_for(spec: RunSpec, routes: tuple[Route, ...], model: nn.Module) -> Method:

@@ -33,7 +33,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Weighted:
+class Contribution:
     """A site's payload and its weight: the denominator of its mean loss, 0 for a site that is out of data."""
 
     weight: float
@@ -70,7 +70,7 @@ class Method(ABC):
 
     @abstractmethod
     def aggregate(
-        self, phase: int, contributions: Sequence[Weighted], state: State, seed: int
+        self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int
     ) -> tuple[Payload, State]:
         """Turn all sites' payloads of one exchange, in the plan's order of sites, into the update that all receive."""
 
@@ -82,13 +82,13 @@ class Method(ABC):
         return updates[0]
 
 
-def shares(contributions: Sequence[Weighted]) -> list[float]:
+def shares(contributions: Sequence[Contribution]) -> list[float]:
     """Return each site's share of the total weight."""
     total = sum(contribution.weight for contribution in contributions)
     return [contribution.weight / total if total > 0 else 0.0 for contribution in contributions]
 
 
-def pooled(contributions: Sequence[Weighted]) -> Payload:
+def pooled(contributions: Sequence[Contribution]) -> Payload:
     """Return the weighted mean of all payloads, exactly: factors are concatenated, matrices added up.
 
     Source: arXiv 2102.09631, Algorithm 1.

@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 
 from common.errors import RankdadError
 from common.factors import Factor
-from common.methods.base import Method, State, Weighted, pooled
+from common.methods.base import Contribution, Method, State, pooled
 from common.routes import Payload, Route
 
 
@@ -30,7 +30,7 @@ class DadMethod(Method):
         return state
 
     def aggregate(
-        self, phase: int, contributions: Sequence[Weighted], state: State, seed: int
+        self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int
     ) -> tuple[Payload, State]:
         """Concatenate.
 

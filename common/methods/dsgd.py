@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from itertools import chain
 
-from common.methods.base import Method, State, Weighted, pooled
+from common.methods.base import Contribution, Method, State, pooled
 from common.routes import Payload
 from common.spec import Dsgd
 
@@ -28,7 +28,7 @@ class DsgdMethod(Method):
         return state
 
     def aggregate(
-        self, phase: int, contributions: Sequence[Weighted], state: State, seed: int
+        self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int
     ) -> tuple[Payload, State]:
         """Average."""
         return pooled(contributions), state

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from common.errors import NonFiniteError, SpecError
 from common.factors import LARGEST_NORM, Factor, norm
-from common.methods.base import Method, State, Weighted, as_matrix, shares
+from common.methods.base import Contribution, Method, State, as_matrix, shares
 from common.routes import Payload, Route
 
 Slope = Callable[[Tensor], Tensor]
@@ -106,7 +106,7 @@ class EdadMethod(Method):
         return state
 
     def aggregate(
-        self, phase: int, contributions: Sequence[Weighted], state: State, seed: int
+        self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int
     ) -> tuple[Payload, State]:
         """Concatenate; the weights are in the deltas."""
         parts = shares(contributions)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from common.errors import NonFiniteError
 from common.factors import Factor
-from common.methods.base import Method, State, Weighted, as_matrix, pooled, received
+from common.methods.base import Contribution, Method, State, as_matrix, pooled, received
 from common.reduction.feedback import minus_matrix, plus_matrix
 from common.routes import Payload, Route
 from common.seeds import derive
@@ -64,11 +64,11 @@ class PowerSgdMethod(Method):
         return {self._routes[index].name: as_matrix(value) for index, value in pairs}
 
     def aggregate(
-        self, phase: int, contributions: Sequence[Weighted], state: State, seed: int
+        self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int
     ) -> tuple[Payload, State]:
         """Average; orthonormalise what all sites' M Q add up to."""
         update = list(pooled(contributions))
-        if phase == 0:
+        if exchange == 0:
             for index in self._reduced:
                 update[index] = torch.linalg.qr(as_matrix(update[index]).T)[0].T.contiguous()
         return tuple(update), state

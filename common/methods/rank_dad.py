@@ -13,7 +13,7 @@ from torch import Tensor
 
 from common.errors import NonFiniteError
 from common.factors import Factor
-from common.methods.base import Method, State, Weighted, pooled, received
+from common.methods.base import Contribution, Method, State, pooled, received
 from common.reduction.block import block
 from common.reduction.exact import exact
 from common.reduction.feedback import Residuals, leading_rows, minus_matrix, minus_rows, plus_matrix, plus_rows
@@ -58,7 +58,7 @@ class RankDadMethod(Method):
         return {route.name: value.activation for route, value in pairs if isinstance(value, Factor)}
 
     def aggregate(
-        self, phase: int, contributions: Sequence[Weighted], state: State, seed: int
+        self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int
     ) -> tuple[Payload, State]:
         """Concatenate all sites' rows and reduce them again."""
         feedback = self._spec.feedback in ("aggregator", "both")

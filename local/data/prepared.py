@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from common.course import Course
 from common.preparation import Fit, OwnFit, Preparing
 from common.replica import Replica
+from common.run.state import RunState
 from common.spec import RunSpec
 from common.tasks import Regression
 from local.data import Samples, SiteData
@@ -58,24 +58,24 @@ class Prepared:
         return fit.target_mean, torch.logit(fit.class_counts.double() / max(fit.rows, 1), eps=1e-6)
 
 
-def prepare(spec: RunSpec, data: SiteData, course: Course, replica: Replica) -> Prepared:
+def prepare(spec: RunSpec, data: SiteData, state: RunState, replica: Replica) -> Prepared:
     """Return the samples of the fold in which a run is.
 
     Args:
         spec: the run.
         data: the site's.
-        course: of the run, all stages of preparation done.
+        state: of the run, all stages of preparation done.
         replica: which has the dtype and the device.
     """
     like, preparing = next(replica.model.parameters()), Preparing(spec)
-    fit = preparing.fit(course.totals_of(course.fold))
-    own = preparing.own(fit, data.rows(course.fold))
-    samples, split = data.samples, data.splits[course.fold]
+    fit = preparing.fit(state.totals_of(state.fold))
+    own = preparing.own(fit, data.rows(state.fold))
+    samples, split = data.samples, data.splits[state.fold]
     inputs = preparing.apply(fit, own, samples.inputs, data.covariates, like.dtype)
     whole = Samples(inputs, preparing.apply_labels(fit, samples.labels))
     train, validation, test = (
         whole.take(rows).to(str(like.device)) for rows in (split.train, split.validation, split.test)
     )
     numbers = isinstance(spec.task, Regression)
-    first, order_key = preparing.fit(course.totals_of(0)), data.order_key(course.fold)
+    first, order_key = preparing.fit(state.totals_of(0)), data.order_key(state.fold)
     return Prepared(train, validation, test, fit, own, first, numbers, order_key)

@@ -40,9 +40,9 @@ from platforms.coinstac.outputs import (
     output,
 )
 from platforms.coinstac.table_profile import complete
-from remote.aggregator import LEDGER, Aggregator, Keeping
-from remote.carrying import carry_out
+from remote.aggregator import Aggregator
 from remote.ledger import Retention
+from remote.persistence import LEDGER, LedgerOptions
 
 MEMBERS = "members.json"  # in the node's output folder: which client is which site, and warnings before the first round
 DIRECTORY = "run"
@@ -176,11 +176,12 @@ class AggregatorNode:
         check_size(spec, make_plan(spec, replica.model), replica.model)
         directory = folder / DIRECTORY
         resumes = (directory / LEDGER).exists()
-        keeping = Keeping(retention=Retention.TAIL)
-        aggregator = self._aggregator = Aggregator(spec, replica, directory, time.perf_counter, keeping=keeping)
+        options = LedgerOptions(retention=Retention.TAIL)
+        aggregator = self._aggregator = Aggregator(spec, replica, directory, time.perf_counter, ledger=options)
         self._members = dict(members)
         if resumes:
-            carry_out(aggregator, aggregator.resume())
+            aggregator.resume()
+            aggregator.tick()
             step = aggregator.recorder.progress.step
             self._say(f"goes on from its ledger: step {step}, round {aggregator.barrier.round}")
         return aggregator
@@ -193,7 +194,7 @@ class AggregatorNode:
         for client, one in sent.items():
             site = self._members.get(client, "")
             try:
-                answers |= carry_out(aggregator, aggregator.receive(site, decoded(one.body)))
+                answers |= aggregator.take(site, decoded(one.body))
             except ProtocolError as error:
                 raise self._end(f"{site}: {error}") from None
         if aggregator.barrier.failed:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from common.artifacts import save_model
 from common.checkpoints import EVERY, Checkpoints
-from common.course import Course
 from common.documents import validate
 from common.errors import DataError, PolicyError, RankdadError, UserError
 from common.files import write_json
@@ -20,6 +19,7 @@ from common.messages import Ask, Message
 from common.plan import Plan, make_plan
 from common.protocol import pack, unpack
 from common.replica import Replica
+from common.run.state import RunState
 from common.spec import RunSpec
 from local.admission import admitted
 from local.data import SiteData, read_site
@@ -79,15 +79,15 @@ class SiteRun:
             raise UserError(problem.text) from None
         self._checkpoints = Checkpoints(self._folder / CHECKPOINTS, plan, self._site, data_sha256=data.sha256())
         self._log = Ledger(self._folder / UPDATES, plan.sha256(), opened.id)
-        course = self._course = Course(spec, plan, replica)
-        found = self._checkpoints.load(course)
+        run_state = self._run_state = RunState(spec, plan, replica)
+        found = self._checkpoints.load(run_state)
         if found is None and self._log.oldest > 0:
             raise UserError(f"{self._checkpoints.folder}: no checkpoint is readable, and the log goes on from one")
-        self._log.check_end(course.round)
-        self._state = TrainingState(self._site, course, found[1] if found else {})
-        self._began = course.round
+        self._log.check_end(run_state.round)
+        self._state = TrainingState(self._site, run_state, found[1] if found else {})
+        self._began = run_state.round
         # Where one process was replaced, the next may be too: it then begins close to where it ends.
-        self._due = self._log.update(course.round) is not None or found is not None
+        self._due = self._log.update(run_state.round) is not None or found is not None
         self._timings = Timings(self._folder / "timings.csv", again=self._due)
 
         def tested(fold: int, outputs: Tensor) -> None:
@@ -105,7 +105,7 @@ class SiteRun:
         resumed = self._due
         self._go_on(None)
         if resumed:
-            say(f"{self._site}: goes on from step {course.steps}, round {course.round}")
+            say(f"{self._site}: goes on from step {run_state.steps}, round {run_state.round}")
 
     def take(self, message: Updated) -> None:
         """Take the update of the round to which this site has contributed; one that was taken before changes nothing.
@@ -115,7 +115,7 @@ class SiteRun:
         """
         self._timings.lap("wait")
         self._results = message.results or self._results
-        due = self._course.round
+        due = self._run_state.round
         if message.round > due or self._pending is None:
             if message.round >= due:
                 raise RankdadError(f"got the update of round {message.round}, but this site stands in round {due}")
@@ -140,13 +140,13 @@ class SiteRun:
             self._pending, self._result = None, stop.value
 
     def _between_steps(self) -> None:
-        course = self._course
-        if self._log.update(course.round) is not None:
+        run_state = self._run_state
+        if self._log.update(run_state.round) is not None:
             return  # the log reaches further, in one piece
-        if course.round > self._began and (self._due or course.steps % EVERY == 0):
+        if run_state.round > self._began and (self._due or run_state.steps % EVERY == 0):
             self._due = False
-            self._checkpoints.save(course, self._state.residuals)
-            self._log.begin(course.round, Retention.TAIL)
+            self._checkpoints.save(run_state, self._state.residuals)
+            self._log.begin(run_state.round, Retention.TAIL)
             oldest = self._checkpoints.oldest()
             if oldest is not None:
                 self._log.retire(oldest, Retention.TAIL)
@@ -174,10 +174,10 @@ class SiteRun:
         self._log.close()
 
     def _progress(self) -> str:
-        course = self._course
-        steps = self._spec.training.epochs * course.replica.steps_per_epoch if course.roster else 0
-        fold = f"fold {course.fold + 1}, " * (self._plan.folds > 1)
-        return f"{self._site}: {fold}step {course.replica.step} of {steps or '?'}, epoch {course.epoch + 1}"
+        run_state = self._run_state
+        steps = self._spec.training.epochs * run_state.replica.steps_per_epoch if run_state.roster else 0
+        fold = f"fold {run_state.fold + 1}, " * (self._plan.folds > 1)
+        return f"{self._site}: {fold}step {run_state.replica.step} of {steps or '?'}, epoch {run_state.epoch + 1}"
 
     def _finished(self, result: Result) -> Done:
         """Write this site's results: it does not run again after the aggregator has ended the run."""

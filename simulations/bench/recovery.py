@@ -14,8 +14,8 @@ from rich.table import Table
 
 from common.documents import validate
 from common.spec import RunSpec
-from remote.aggregator import Keeping
 from remote.ledger import Durability
+from remote.persistence import LedgerOptions
 from simulations.simulator import simulate
 from simulations.spec import SimulationFile
 
@@ -68,24 +68,24 @@ def measure(file: SimulationFile, epochs: int) -> Cost:
     document = file.run.model_dump(mode="json")
     document["training"]["epochs"] = epochs
     one = SimulationFile(run=validate(RunSpec, document), simulation=file.simulation)
-    kinds = {NOTHING: None, PROCESS: Keeping(), POWER: Keeping(Durability.POWER)}
+    kinds = {NOTHING: None, PROCESS: LedgerOptions(), POWER: LedgerOptions(Durability.POWER)}
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _ in range(REPETITIONS):
-        for kind, keeping in kinds.items():
-            seconds[kind].append(_step_seconds(one, keeping))
+        for kind, ledger in kinds.items():
+            seconds[kind].append(_step_seconds(one, ledger))
     pairs = list(zip(seconds[NOTHING], seconds[PROCESS], strict=True))
     without, kept, synced = (1e3 * median(seconds[kind]) for kind in kinds)
     ratio, more = median(kept / bare for bare, kept in pairs), median(kept - bare for bare, kept in pairs)
     return Cost(without, kept, synced, ratio, 1e3 * more)
 
 
-def _step_seconds(file: SimulationFile, keeping: Keeping | None) -> float:
+def _step_seconds(file: SimulationFile, ledger: LedgerOptions | None) -> float:
     """Return the mean seconds from one step's update to the next, after a warm-up."""
     with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere:
         directory, out = Path(folder) / "run", os.dup(1)
         os.dup2(nowhere.fileno(), 1)
         try:
-            simulate(file, directory, keeping=keeping, tokens=keeping is not None)
+            simulate(file, directory, ledger=ledger, tokens=ledger is not None)
         finally:
             os.dup2(out, 1)
             os.close(out)

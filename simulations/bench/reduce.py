@@ -21,7 +21,7 @@ from common.capture import FactorCapture
 from common.documents import validate
 from common.errors import DataError, UserError
 from common.factors import Factor
-from common.methods import Method, State, Weighted, method_for
+from common.methods import Contribution, Method, State, method_for
 from common.plan import Plan, make_plan
 from common.reduction.block import block
 from common.reduction.exact import exact
@@ -132,7 +132,7 @@ class Contender:
         payload, updates, waited = next(exchange), list[Payload](), 0.0
         while True:
             began = perf_counter()
-            contributions = [Weighted(1.0, payload)] * SITES
+            contributions = [Contribution(1.0, payload)] * SITES
             update, self.aggregator = self.method.aggregate(len(updates), contributions, self.aggregator, seed)
             updates.append(update)
             waited += perf_counter() - began

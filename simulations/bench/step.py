@@ -23,7 +23,7 @@ from rich.table import Table
 
 from common.documents import validate
 from common.spec import RunSpec
-from remote.aggregator import Keeping
+from remote.persistence import LedgerOptions
 from simulations.simulator import import_before_forking, simulate
 from simulations.spec import SimulationFile
 
@@ -115,7 +115,7 @@ def measure_barriers(sites: int, size: int, steps: int) -> Barriers:
 
     kinds: dict[str, tuple[Callable[..., None], Callable[..., list[float]]]] = {
         "ours": (partial(_our_server, None), _our_client),
-        "ledger": (partial(_our_server, Keeping()), _our_client),
+        "ledger": (partial(_our_server, LedgerOptions()), _our_client),
         "http": (floor.fastapi_server, floor.httpx_client),
         "streams": (floor.streams_server, floor.streams_client),
     }
@@ -181,19 +181,18 @@ def _bare_run(sites: int, size: int) -> RunSpec:
     return validate(RunSpec, document)
 
 
-def _our_server(keeping: Keeping | None, listening: socket.socket, sites: int, size: int) -> None:
+def _our_server(ledger: LedgerOptions | None, listening: socket.socket, sites: int, size: int) -> None:
     from remote.process import InterruptedRunError, run_aggregator
 
     with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere:
         console = Console(file=nowhere)
         with contextlib.suppress(InterruptedRunError):  # told to stop when all sites have measured
-            run_aggregator(_bare_run(sites, size), Path(folder), listening, console, keeping=keeping)
+            run_aggregator(_bare_run(sites, size), Path(folder), listening, console, ledger=ledger)
 
 
 def _our_client(port: int, size: int, steps: int, index: int, sites: int) -> list[float]:
     import torch
 
-    from common.arrays import pack_counts
     from common.messages import Ask, Hello, Kind, Message, Step
     from common.plan import make_plan
     from common.replica import Replica
@@ -213,7 +212,7 @@ def _our_client(port: int, size: int, steps: int, index: int, sites: int) -> lis
             spec_sha256=plan.spec_sha256,
             plan_sha256=plan.sha256(),
             weights_sha256=plan.weights_sha256,
-            samples=pack_counts([(steps + 1, 0, 0)]),  # an epoch that does not end: these steps are all there is
+            samples=((steps + 1, 0, 0),),  # an epoch that does not end: these steps are all there is
             dropped=0,
             warnings=[],
         )

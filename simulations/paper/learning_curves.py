@@ -128,7 +128,7 @@ class _Watch:
         if left or (epoch % self._panel.every and epoch < self._panel.epochs):
             return
         for site, samples in self._tests.items():
-            found = outputs_of(aggregator.course.replica.model, samples.inputs, self._panel.classes)
+            found = outputs_of(aggregator.state.replica.model, samples.inputs, self._panel.classes)
             self.auc.append(
                 {
                     "epoch": epoch,

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from common.capture import FactorCapture
 from common.factors import Factor
-from common.methods import Method, State, Weighted, method_for
+from common.methods import Contribution, Method, State, method_for
 from common.plan import Plan, make_plan
 from common.reduction.feedback import mixed
 from common.replica import Replica
@@ -69,7 +69,7 @@ def exchange(
     ]
     payloads, updates = [next(step) for step in steps], list[Payload]()
     while True:
-        sent = [Weighted(gradients[site][0], payloads[site]) for site in present]
+        sent = [Contribution(gradients[site][0], payloads[site]) for site in present]
         update, aggregator = method.aggregate(len(updates), sent, aggregator, seed + 99)
         updates.append(update)
         payloads, ends = [], []

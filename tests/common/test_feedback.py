@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from common.factors import Factor
-from common.methods import Method, State, Weighted
+from common.methods import Contribution, Method, State
 from common.methods.base import received
 from common.plan import Plan
 from common.routes import Payload, gather, scatter
@@ -162,9 +162,9 @@ def exchange_on_the_wire(
                     return end
 
         def aggregate(
-            self, phase: int, contributions: Sequence[Weighted], state: State, seed: int
+            self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int
         ) -> tuple[Payload, State]:
-            update, state = method.aggregate(phase, contributions, state, seed)
+            update, state = method.aggregate(exchange, contributions, state, seed)
             return tuple(received(value, plan.wire) for value in update), state
 
         def gradients(self, updates: Sequence[Payload]) -> Payload:

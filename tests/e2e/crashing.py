@@ -180,12 +180,12 @@ def _aggregator(
     listening: socket.socket | None,
     retention: Retention,
 ) -> None:
-    from remote.aggregator import Keeping
+    from remote.persistence import LedgerOptions
     from remote.process import run_aggregator
 
     _begin(log, crash)
     with listening or listen("127.0.0.1", port) as taking:
-        run_aggregator(spec, directory, taking, Console(), keeping=Keeping(retention=retention))
+        run_aggregator(spec, directory, taking, Console(), ledger=LedgerOptions(retention=retention))
 
 
 def _site(log: Path, crash: Crash | None, config: SiteConfig) -> None:

@@ -15,12 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from torch import Tensor
 
-from common.arrays import pack_counts
-from common.course import Course, batch_sizes, packed_weights
 from common.errors import PolicyError, ProtocolError, RankdadError
 from common.factors import Factor
 from common.messages import Ask, Body, Comparison, Evaluation, Hello, Kind, Message, Roster, Step
@@ -29,13 +26,14 @@ from common.policy import EVERYTHING, Policy
 from common.protocol import pack, unpack
 from common.replica import Replica
 from common.routes import Payload
+from common.run.batches import batch_sizes
+from common.run.state import RunState
 from common.seeds import derive
 from common.spec import RunSpec
 from local.admission import admitted
 from local.data import SiteData, read_site
 from local.training import TrainingState, train
 from remote.aggregator import Aggregator
-from remote.carrying import carry_out
 from tests.conftest import run_spec
 
 WIDTH, SAMPLES, BATCH = 24, 320, 32
@@ -98,7 +96,7 @@ class Attack:
     lie: Lie = lambda update: update
     left: list[Payload] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
-    course: Course | None = None
+    run_state: RunState | None = None
 
     def go(self, spec: RunSpec, data: SiteData, folder: Path) -> Attack:
         """Let the site take part until the run is over, or it refuses to go on."""
@@ -107,14 +105,14 @@ class Attack:
         with contextlib.closing(aggregator), contextlib.suppress(StopIteration):
             self.policy.check(spec, plan)
             data = admitted(self.policy, spec, plan, data)
-            self.course = Course(spec, plan, Replica(spec))
-            state = TrainingState("alpha", self.course)
+            self.run_state = RunState(spec, plan, Replica(spec))
+            state = TrainingState("alpha", self.run_state)
             training = train(spec, plan, data, state, self.policy, notice=self.notices.append)
             message = answered(training, None)
             while True:
                 if isinstance(message.body, Step):
                     self.left.append(message.body.payload)
-                answers = carry_out(aggregator, aggregator.receive("alpha", pack(message, plan, up=True)))
+                answers = aggregator.take("alpha", pack(message, plan, up=True))
                 message = answered(training, self.lie(unpack(answers["alpha"], plan, up=False)))
         return self
 
@@ -166,7 +164,7 @@ def test_the_order_of_batches_is_not_known_and_their_sums_cannot_be_solved(tmp_p
     assert found[1] > 0.9 * len(rows), "an attack that works"
 
 
-def traps(spec: RunSpec, data: SiteData) -> bytes:
+def traps(spec: RunSpec, data: SiteData) -> dict[str, Tensor]:
     """Return weights of which four ReLUs of the first layer fire for one sample in 32 each, the others for none."""
     replica = Replica(spec)
     weights = dict(replica.model.named_parameters())
@@ -177,7 +175,7 @@ def traps(spec: RunSpec, data: SiteData) -> bytes:
         outputs = data.samples.inputs.float() @ layer.T  # of samples like these; the attacker has some of its own
         bias.copy_(-outputs.quantile(1 - 1 / BATCH, dim=0))
         bias[4:] = -1e3
-    return packed_weights(replica)
+    return replica.parameters()
 
 
 def test_trap_weights_after_a_comparison_are_refused_and_nothing_is_taken_over(tmp_path: Path) -> None:
@@ -197,9 +195,9 @@ def test_trap_weights_after_a_comparison_are_refused_and_nothing_is_taken_over(t
         attack.go(spec, data, tmp_path / "default")
     assert len(attack.left) == 1
     assert recovered(attack.rows, data) == 0
-    assert attack.course is not None
-    assert (attack.course.steps, attack.course.compared) == (1, 0), "it stands where it stood"
-    assert not torch.equal(attack.course.replica.model.get_parameter("1.bias"), safetensors.torch.load(trap)["1.bias"])
+    assert attack.run_state is not None
+    assert (attack.run_state.steps, attack.run_state.compared) == (1, 0), "it stands where it stood"
+    assert not torch.equal(attack.run_state.replica.model.get_parameter("1.bias"), trap["1.bias"])
     assert not attack.notices
 
     allowed = Attack(Policy(accept_replica=None), lie).go(spec, data, tmp_path / "allowed")
@@ -214,20 +212,20 @@ def test_a_replica_within_the_limit_is_taken_over_and_brings_no_moments(tmp_path
     sent: list[dict[str, Tensor]] = []
 
     def lie(update: Message) -> Message:
-        assert attack.course is not None
+        assert attack.run_state is not None
         if update.kind is not Kind.COMPARISON:
             return update
-        sent.append({n: p.detach() * (1 + 1e-4) for n, p in attack.course.replica.model.named_parameters()})
-        return replace(update, body=Comparison(drift=1.0, replica=safetensors.torch.save(sent[-1])))
+        sent.append({n: p.detach() * (1 + 1e-4) for n, p in attack.run_state.replica.model.named_parameters()})
+        return replace(update, body=Comparison(drift=1.0, replica=sent[-1]))
 
     attack = Attack(Policy(), lie)
     attack.go(spec, data, tmp_path / "run")
     assert len(attack.notices) == len(sent) > 1
     assert "are 0.0001 of their size from its own" in attack.notices[0]
-    with_moments = safetensors.torch.save(sent[0] | {"exp_avg": torch.ones(3)})
-    assert attack.course is not None
+    with_moments = sent[0] | {"exp_avg": torch.ones(3)}
+    assert attack.run_state is not None
     with pytest.raises(ProtocolError, match=r"d.replica: holds other weights than this model has"):
-        attack.course.furthest(with_moments)
+        attack.run_state.check_parameters(with_moments)
 
 
 @pytest.mark.parametrize(("size", "steps", "said"), [(1e12, 8, ""), (1e30, 0, "the training loss in step 1 holds NaN")])
@@ -243,13 +241,13 @@ def test_huge_weights_at_the_beginning_single_nobody_out(tmp_path: Path, size: f
             parameter.mul_(size)
     plan, left = make_plan(spec, replica.model), list[Payload]()
     own = admitted(Policy(), spec, plan, data)
-    training = train(spec, plan, own, TrainingState("alpha", Course(spec, plan, replica)), Policy())
+    training = train(spec, plan, own, TrainingState("alpha", RunState(spec, plan, replica)), Policy())
     try:
         message = answered(training, None)
         while not isinstance(message.body, Evaluation):
-            body: Body = Comparison(drift=0.0, replica=b"")
+            body: Body = Comparison(drift=0.0, replica={})
             if isinstance(message.body, Hello):
-                body = Roster(train=pack_counts([[len(own.splits[0].train)]]))
+                body = Roster(train=((len(own.splits[0].train),),))
             elif isinstance(message.body, Step):
                 left.append(message.body.payload)
                 body = replace(message.body, payload=tuple(nothing(value) for value in message.body.payload))
@@ -287,7 +285,7 @@ class Members:
         policy.check(spec, self.plan)
         self.trainings = {}
         for site, data in self.data.items():
-            state = TrainingState(site, Course(spec, self.plan, Replica(spec)))
+            state = TrainingState(site, RunState(spec, self.plan, Replica(spec)))
             own = admitted(policy, spec, self.plan, data)
             self.trainings[site] = train(spec, self.plan, own, state, policy)
 
@@ -300,7 +298,7 @@ class Members:
                     self._lie(replace(own, body=replace(own.body, weight=weight)))
                 for site, message in messages.items():
                     body = pack(message, self.plan, up=True)
-                    answers |= carry_out(self.aggregator, self.aggregator.receive(site, body))
+                    answers |= self.aggregator.take(site, body)
                 updates = {site: unpack(answers[site], self.plan, up=False) for site in messages}
                 if isinstance(own.body, Step):
                     self._subtract(own.body, updates["mallory"].body)
@@ -309,7 +307,7 @@ class Members:
 
     def _lie(self, message: Message) -> None:
         try:
-            self.aggregator.receive("mallory", pack(message, self.plan, up=True))
+            self.aggregator.take("mallory", pack(message, self.plan, up=True))
         except ProtocolError as error:
             self.refused.append(f"{error.status} {error}")
 

@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
-from common.course import Course
 from common.errors import ProtocolError
 from common.messages import Ask, Failure, Kind, Message
 from common.plan import Plan
 from common.policy import EVERYTHING
 from common.protocol import pack, unpack
 from common.replica import Replica
+from common.run.state import RunState
 from local.data import read_site
 from local.drivers.http import AggregatorClient
 from local.training import TrainingState, train
@@ -218,8 +218,8 @@ def test_thousands_of_broken_messages_of_every_kind_change_nothing(tmp_path: Pat
 def take_part(plan: Plan, data: Path, client: AggregatorClient, before: Callable[[Kind, bytes], None]) -> None:
     """Train as gamma; call `before` with each contribution when all others' are in, and at a step with a failure."""
     spec = run_spec(**CHANGES)
-    course = Course(spec, plan, Replica(spec, [MODEL["factory"]]))
-    training = train(spec, plan, read_site(spec, data, 2), TrainingState("gamma", course), EVERYTHING)
+    run_state = RunState(spec, plan, Replica(spec, [MODEL["factory"]]))
+    training = train(spec, plan, read_site(spec, data, 2), TrainingState("gamma", run_state), EVERYTHING)
     message = next(training)
     if isinstance(message, Ask):  # whether a round is complete already
         message = training.send(None)

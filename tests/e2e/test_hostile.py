@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import torch
 
-from common.course import Course
-from common.drift import SKETCH_BYTES
+from common.drift import PARTS
 from common.messages import Goodbye, Kind, Message
 from common.policy import EVERYTHING
 from common.protocol import body_limit, pack
 from common.replica import Replica
+from common.run.state import RunState
 from local.data import SiteData
 from local.drivers.drive import drive
 from local.drivers.http import AggregatorClient
@@ -74,7 +75,7 @@ class Held:
         return packed
 
     def goodbye(self) -> bytes:
-        farewell = Goodbye(weights_sha256="0" * 64, sketch=bytes(SKETCH_BYTES))
+        farewell = Goodbye(weights_sha256="0" * 64, sketch=torch.zeros(PARTS, dtype=torch.float64))
         return pack(Message(Kind.GOODBYE, self.round, farewell), self.served.aggregator.plan, up=True)
 
     @property
@@ -84,7 +85,7 @@ class Held:
     @property
     def state(self) -> tuple[Any, ...]:
         barrier = self.served.aggregator.barrier
-        return barrier.round, barrier.phase, barrier.missing(), dict(barrier._bodies), barrier.stored
+        return barrier.round, barrier.state, barrier.missing(), dict(barrier._bodies), barrier.stored
 
 
 @contextmanager
@@ -95,16 +96,16 @@ def held(directory: Path, data: dict[str, SiteData]) -> Iterator[Held]:
     with serving(directory, identity, method=METHOD) as served, ThreadPoolExecutor() as threads:
         spec, plan = served.aggregator.spec, served.aggregator.plan
         # Before there are threads: they share torch's generator, from which initial weights are drawn.
-        courses = {site: Course(spec, plan, Replica(spec)) for site in SITES}
+        run_states = {site: RunState(spec, plan, Replica(spec)) for site in SITES}
 
         def take_part(site: str) -> Result:
-            course = courses[site]
+            run_state = run_states[site]
 
             def lap(name: str) -> None:
-                if (site, name, course.replica.step) == ("gamma", "begin", HELD_STEP):
+                if (site, name, run_state.replica.step) == ("gamma", "begin", HELD_STEP):
                     assert release.wait(60)
 
-            training = train(spec, plan, data[site], TrainingState(site, course), EVERYTHING, lap)
+            training = train(spec, plan, data[site], TrainingState(site, run_state), EVERYTHING, lap)
             token = directory.parent / f"{site}.token"
             token.write_text(TOKENS[site])
             with AggregatorClient(site_config(served.port, name=site, token_file=str(token)), print) as client:
@@ -113,7 +114,7 @@ def held(directory: Path, data: dict[str, SiteData]) -> Iterator[Held]:
         results = {site: threads.submit(take_part, site) for site in SITES}
         barrier = served.aggregator.barrier
         try:
-            served.until(lambda: served.aggregator.course.replica.step == HELD_STEP and barrier.missing() == ("gamma",))
+            served.until(lambda: served.aggregator.state.replica.step == HELD_STEP and barrier.missing() == ("gamma",))
             assert barrier.stored is not None
             yield Held(served, release, results, dict(barrier._bodies), barrier.stored)
         finally:
@@ -209,7 +210,7 @@ def test_nothing_that_is_sent_in_the_middle_of_a_run_changes_it(
         assert run.ask("GET", f"/rounds/gamma/{run.round}", token=gamma) == (204, b""), "nothing of gamma's is in"
         with ThreadPoolExecutor() as other_process:
             twice = other_process.submit(run.ask, "POST", "/rounds/alpha", whole, token=TOKENS["alpha"])
-            run.served.until(lambda: len(run.served.host._waiting["alpha"]) == 2)
+            run.served.until(lambda: len(run.served.host._held["alpha"]) == 2)
             assert run.state == before
             run.release.set()
             assert twice.result(10)[0] == 200, "the same body again waits with the first"

@@ -14,8 +14,9 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 
-from common.drift import SKETCH_BYTES
+from common.drift import PARTS
 from common.errors import SpecError, UnreachableError, UserError
 from common.messages import Ask, Failure, Goodbye, Kind, Message
 from common.models import build_model
@@ -125,7 +126,7 @@ def test_a_wait_for_other_sites_does_not_use_up_the_patience_with_an_aggregator_
 def test_a_trainer_may_ask_whether_a_round_is_complete(server: Server) -> None:
     spec = run_spec()
     plan = make_plan(spec, build_model(spec))
-    update = Message(Kind.GOODBYE, 3, Goodbye(weights_sha256="0" * 64, sketch=bytes(SKETCH_BYTES)))
+    update = Message(Kind.GOODBYE, 3, Goodbye(weights_sha256="0" * 64, sketch=torch.zeros(PARTS, dtype=torch.float64)))
     told = pack(Message(Kind.FAILURE, 3, Failure(site="beta", reason="ill")), plan, up=False)
     server.script = [RUN, (200, told), NOTHING, NOT_YET, (200, told)]
 
@@ -204,7 +205,7 @@ def test_a_refused_site_tells_the_aggregator_that_it_cannot_go_on(server: Server
     server.script = [RUN, (422, b'{"error": "g: got inf"}'), (200, b"")]
 
     def training() -> Generator[Message | Ask, Message | None, None]:
-        yield Message(Kind.GOODBYE, 3, Goodbye(weights_sha256="0" * 64, sketch=bytes(SKETCH_BYTES)))
+        yield Message(Kind.GOODBYE, 3, Goodbye(weights_sha256="0" * 64, sketch=torch.zeros(PARTS, dtype=torch.float64)))
 
     with client_of(server, []) as client, pytest.raises(RefusedError) as error:
         drive(training(), client, plan, "alpha")

@@ -17,7 +17,7 @@ from local import site as site_module
 from local.config import SiteConfig
 from local.leaving import Leaving, LeavingError
 from local.site import results_folder, run_id, run_site
-from remote.aggregator import Keeping
+from remote.persistence import LedgerOptions
 from tests.conftest import write_policy, write_site
 from tests.remote.serving import Served, serving
 
@@ -98,7 +98,7 @@ def test_a_site_that_cannot_take_part_says_so_and_the_run_waits_for_it(
     (line,) = [line for line in served.audited() if line["what"] == "cannot take part"]
     assert (line["site"], line["reason"]) == ("alpha", problem)
     assert json.loads((served.directory / "summary.json").read_text())["problems"] == {"alpha": problem}
-    aggregator.receive("alpha", served.hello("alpha"))
+    aggregator.take("alpha", served.hello("alpha"))
     assert not aggregator.recorder.progress.problems, "it is back"
 
 
@@ -134,7 +134,7 @@ def test_a_site_goes_on_with_the_same_data_only(tmp_path: Path, what: str) -> No
     """Other samples, labels or splits of the same size are found out by themselves; nobody else's run ends."""
     split = np.repeat([0, 1, 2], [30, 12, 12])
     write_site(tmp_path / "data", 54, 0, split=split)
-    with serving(tmp_path / "run", keeping=Keeping(), **ALONE) as served:
+    with serving(tmp_path / "run", ledger=LedgerOptions(), **ALONE) as served:
         with pytest.raises(LeavingError):
             run_site(site(tmp_path, served), LeavingAfter(2))
         data = dict(np.load(tmp_path / "data" / "data.npz"))
@@ -144,7 +144,7 @@ def test_a_site_goes_on_with_the_same_data_only(tmp_path: Path, what: str) -> No
         assert not served.aggregator.ended
         np.savez(tmp_path / "data" / "data.npz", **data)
         result = run_site(site(tmp_path, served))
-        assert served.aggregator.course.replica.digest() == result.weights_sha256["alpha"]
+        assert served.aggregator.state.replica.digest() == result.weights_sha256["alpha"]
 
 
 def test_a_run_never_writes_over_the_results_of_another(tmp_path: Path) -> None:

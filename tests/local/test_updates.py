@@ -13,17 +13,16 @@ from typing import Any
 import msgpack
 import pytest
 
-from common.course import Course
 from common.errors import ProtocolError, RankdadError
 from common.messages import Ask, Kind
 from common.policy import EVERYTHING
 from common.protocol import pack, unpack
 from common.replica import Replica
+from common.run.state import RunState
 from common.spec import RunSpec
 from local.data import SiteData, read_site
 from local.training import TrainingState, train
 from remote.aggregator import Aggregator
-from remote.carrying import carry_out
 from tests.conftest import run_spec, write_site
 from tests.hostile import mutant
 
@@ -51,13 +50,13 @@ def follow(
     """Take part as the only site, and return all updates."""
     aggregator = Aggregator(spec, Replica(spec), folder, time.perf_counter)
     plan, updates = aggregator.plan, list[bytes]()
-    training = train(spec, plan, data, TrainingState("alpha", Course(spec, plan, Replica(spec))), EVERYTHING)
+    training = train(spec, plan, data, TrainingState("alpha", RunState(spec, plan, Replica(spec))), EVERYTHING)
     with contextlib.closing(aggregator), contextlib.suppress(StopIteration, *quiet):
         message = next(training)
         while True:
             while isinstance(message, Ask):
                 message = training.send(None)
-            answers = carry_out(aggregator, aggregator.receive("alpha", pack(message, plan, up=True)))
+            answers = aggregator.take("alpha", pack(message, plan, up=True))
             updates.append(answers["alpha"])
             message = training.send(unpack(change(len(updates) - 1, updates[-1]), plan, up=False))
     return updates

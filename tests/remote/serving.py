@@ -16,15 +16,15 @@ from typing import Any
 import torch
 import uvicorn
 
-from common.arrays import pack_counts
 from common.messages import Hello, Kind, Message, Step
 from common.protocol import pack
 from common.replica import Replica
-from remote.aggregator import Aggregator, Keeping
+from remote.aggregator import Aggregator
 from remote.app import Routes
 from remote.audit import Audit
 from remote.auth import Context, Identity
-from remote.host import Host
+from remote.host import LARGE_PLAN, Host
+from remote.persistence import LedgerOptions
 from remote.server import Uvicorn
 from remote.web import Connection, Door
 from tests.conftest import SITES, run_spec
@@ -47,7 +47,7 @@ class Served:
             "spec_sha256": plan.spec_sha256,
             "plan_sha256": plan.sha256(),
             "weights_sha256": plan.weights_sha256,
-            "samples": pack_counts([(10 + SITES.index(site), 2, 2)]),
+            "samples": ((10 + SITES.index(site), 2, 2),),
             "dropped": 0,
             "warnings": [],
         }
@@ -55,9 +55,9 @@ class Served:
 
     def step(self, site: str, round_: int) -> bytes:
         """A site's contribution to a step, of gradients that are 0."""
-        plan, course = self.aggregator.plan, self.aggregator.course
+        plan, state = self.aggregator.plan, self.aggregator.state
         payload = tuple(torch.zeros(slot.rows, *slot.widths) for slot in plan.layout(0, up=True).slots)
-        weight = float(course.batch_size(plan.sites.index(site)))
+        weight = float(state.batch_size(plan.sites.index(site)))
         return pack(Message(Kind.STEP, round_, Step(weight, 0.0, 0.0, payload)), plan, up=True)
 
     def connect(self, seconds: float = 5.0) -> socket.socket:
@@ -82,16 +82,17 @@ def serving(
     directory: Path,
     identity: Identity | None = None,
     secure: Callable[[], Context] | None = None,
-    keeping: Keeping | None = None,
+    ledger: LedgerOptions | None = None,
+    large_plan: int = LARGE_PLAN,
     **changes: Any,
 ) -> Iterator[Served]:
     """Serve a run's routes until the test ends."""
     spec = run_spec(**changes)
-    aggregator = Aggregator(spec, Replica(spec), directory, time.perf_counter, keeping=keeping)
+    aggregator = Aggregator(spec, Replica(spec), directory, time.perf_counter, ledger=ledger)
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     with contextlib.closing(Audit(directory / "audit.jsonl", print)) as audit:
-        host, ready = Host(aggregator, audit), threading.Event()
+        host, ready = Host(aggregator, audit, large_plan), threading.Event()
         door = Door(audit)
         app = Routes(host, identity or Identity(SITES), door).app()
         options: dict[str, Any] = {"ws": "none", "loop": "none", "log_config": None, "lifespan": "off"}
@@ -103,7 +104,9 @@ def serving(
             while not web.started:
                 await asyncio.sleep(0.005)
             ready.set()
-            await task
+            while not task.done():
+                host.tick()
+                await asyncio.sleep(0.01)
             await host.close()
 
         def run() -> None:

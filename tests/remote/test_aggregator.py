@@ -14,7 +14,6 @@ import msgpack
 import pytest
 import torch
 
-from common.arrays import pack_counts
 from common.errors import ProtocolError, SpecError
 from common.factors import Factor
 from common.messages import Failure, Hello, Kind, Message, Step
@@ -22,7 +21,6 @@ from common.protocol import pack, unpack
 from common.replica import Replica
 from remote.aggregator import Aggregator
 from remote.report.run_report import report
-from remote.rounds import Answer, Effect, Ready
 from tests.conftest import SITES, run_spec
 
 
@@ -41,7 +39,7 @@ def hello_of(aggregator: Aggregator, **changes: Any) -> bytes:
         "spec_sha256": plan.spec_sha256,
         "plan_sha256": plan.sha256(),
         "weights_sha256": plan.weights_sha256,
-        "samples": pack_counts([(10, 2, 2)] * plan.folds),
+        "samples": ((10, 2, 2),) * plan.folds,
         "dropped": 0,
         "warnings": [],
     }
@@ -55,14 +53,14 @@ def hello_of(aggregator: Aggregator, **changes: Any) -> bytes:
         ({"spec_sha256": "0" * 64}, "its spec differs"),
         ({"weights_sha256": "0" * 64}, "its initial weights differ"),
         ({"plan_sha256": "0" * 64}, "its plan differs"),
-        ({"samples": pack_counts([(0, 2, 2)])}, "d.samples: 0 samples to train on are 0 steps an epoch"),
+        ({"samples": ((0, 2, 2),)}, "d.samples: 0 samples to train on are 0 steps an epoch"),
     ],
 )
 def test_hello_is_refused_if_it_differs_and_in_what_is_said(
     aggregator: Aggregator, changes: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ProtocolError, match=said) as error:
-        aggregator.receive("beta", hello_of(aggregator, **changes))
+        aggregator.take("beta", hello_of(aggregator, **changes))
     assert error.value.status == 422
     assert aggregator.barrier.missing() == SITES, "it may come again"
 
@@ -73,20 +71,20 @@ def test_every_site_that_fails_is_answered_with_the_first_failure(aggregator: Ag
             Message(Kind.FAILURE, 0, Failure(site="someone else", reason=f"{site} is ill")), aggregator.plan, up=True
         )
 
-    aggregator.receive("alpha", hello_of(aggregator))
-    (answer,) = aggregator.receive("beta", failure("beta"))
-    assert isinstance(answer, Answer)
-    assert answer.sites == SITES
-    told = unpack(answer.body, aggregator.plan, up=False).body
+    aggregator.take("alpha", hello_of(aggregator))
+    answers = aggregator.take("beta", failure("beta"))
+    assert set(answers) == set(SITES)
+    (answer,) = set(answers.values())
+    told = unpack(answer, aggregator.plan, up=False).body
     assert told == Failure(site="beta", reason="beta is ill"), "the sender's name is not its own to choose"
-    assert aggregator.receive("gamma", failure("gamma")) == [Answer(("gamma",), answer.body)]
-    assert aggregator.receive("alpha", hello_of(aggregator)) == [Answer(("alpha",), answer.body)]
+    assert aggregator.take("gamma", failure("gamma")) == {"gamma": answer}
+    assert aggregator.take("alpha", hello_of(aggregator)) == {"alpha": answer}
 
 
 def test_what_a_site_writes_is_shown_and_does_nothing(aggregator: Aggregator, tmp_path: Path) -> None:
     reason = "[/x]\x1b[2J\r\n\u202eforged\0\x9b" + "x" * 480
     body = msgpack.packb({"k": 7, "r": bytes(8), "p": 0, "d": {"site": "\x1bc", "reason": reason, "final": False}})
-    aggregator.receive("beta", body)
+    aggregator.take("beta", body)
     aggregator.depart("beta", aggregator.recorder.progress.problems["beta"])
     assert aggregator.barrier.stored is not None
     told = unpack(aggregator.barrier.stored, aggregator.plan, up=False).body
@@ -103,18 +101,8 @@ def test_what_a_site_writes_is_shown_and_does_nothing(aggregator: Aggregator, tm
 
 def test_an_unknown_site_is_refused_before_its_body_is_read(aggregator: Aggregator) -> None:
     with pytest.raises(ProtocolError) as error:
-        aggregator.receive("../x", b"\xc1")
+        aggregator.take("../x", b"\xc1")
     assert error.value.status == 404
-
-
-def answer(aggregator: Aggregator, effects: list[Effect]) -> bytes:
-    """Complete a round."""
-    (ready,) = effects
-    assert isinstance(ready, Ready)
-    update = aggregator.aggregate(ready)
-    aggregator.complete(ready, update)
-    aggregator.follow(ready, update, 0.0)
-    return update.packed
 
 
 @pytest.mark.parametrize("method", [{"name": "rank-dad", "rank": 2}, {"name": "dad"}, {"name": "edad"}])
@@ -127,8 +115,7 @@ def test_numbers_at_the_edge_of_float32_neither_crash_nor_poison(
     replica = Replica(spec)
     made = Aggregator(spec, replica, tmp_path / "run", time.perf_counter)
     for site in SITES:
-        effects = made.receive(site, hello_of(made))
-    answer(made, effects)
+        made.take(site, hello_of(made))
     generator = torch.Generator().manual_seed(0)
     refused = pytest.raises(ProtocolError, match="b: the gradient of") if max(sizes) > 1e19 else nullcontext()
     with contextlib.closing(made), refused:
@@ -140,20 +127,16 @@ def test_numbers_at_the_edge_of_float32_neither_crash_nor_poison(
                     scaled = [array * size for array, size in zip(own, sizes, strict=False)]
                     arrays.append(Factor(*scaled) if len(scaled) == 2 else scaled[0])
                 body = pack(Message(Kind.STEP, round_, Step(5.0, 1.0, 1.0, tuple(arrays))), made.plan, up=True)
-                effects = made.receive(site, body)
-            unpack(answer(made, effects), made.plan, up=False)
+                answers = made.take(site, body)
+            unpack(answers["alpha"], made.plan, up=False)
             assert all(bool(torch.isfinite(weight).all()) for weight in replica.weights().values())
 
 
 def said_hello(tmp_path: Path, now: list[float], **federation: Any) -> Aggregator:
     spec = run_spec(federation={"sites": list(SITES), **federation})
     made = Aggregator(spec, Replica(spec), tmp_path / "run", lambda: now[0])
-    effects: list[Any] = []
     for site in SITES:
-        effects = made.receive(site, hello_of(made))
-    update = made.aggregate(effects[0])
-    made.complete(effects[0], update)
-    made.follow(effects[0], update, 0.0)
+        made.take(site, hello_of(made))
     return made
 
 
@@ -166,11 +149,11 @@ def test_a_round_without_its_quorum_ends_the_run_after_the_timeout_by_name(tmp_p
     now = [0.0]
     with contextlib.closing(said_hello(tmp_path, now, quorum=2, timeout=30.0)) as made:
         now[0] = 29.0
-        assert made.tick() == []
+        assert made.tick() == {}
         now[0] = 31.0
-        (answer,) = made.tick()
-        assert isinstance(answer, Answer)
-        told = unpack(answer.body, made.plan, up=False).body
+        answers = made.tick()
+        assert set(answers) == set(SITES)
+        told = unpack(answers["alpha"], made.plan, up=False).body
     assert isinstance(told, Failure)
     assert told.site == "aggregator"
     assert "quorum of 2 sites within 30 s (federation.timeout): no word from alpha, beta, gamma" in told.reason
@@ -178,15 +161,14 @@ def test_a_round_without_its_quorum_ends_the_run_after_the_timeout_by_name(tmp_p
 
 def test_a_site_that_fails_is_done_without_as_long_as_the_quorum_allows(tmp_path: Path) -> None:
     with contextlib.closing(said_hello(tmp_path, [0.0], quorum=0.6)) as made:
-        (answer,) = made.receive("gamma", failure(made, "gamma"))
-        assert isinstance(answer, Answer)
-        assert answer.sites == ("gamma",), "it is answered, and the others are not disturbed"
+        answers = made.take("gamma", failure(made, "gamma"))
+        assert set(answers) == {"gamma"}, "it is answered, and the others are not disturbed"
         assert not made.ended
         assert made.barrier.away == {"gamma"}
         assert made.recorded("gamma", 1) is None, "started again, it is back"
         assert not made.barrier.away
-        made.receive("gamma", failure(made, "gamma"))
-        made.receive("beta", failure(made, "beta"))
+        made.take("gamma", failure(made, "gamma"))
+        made.take("beta", failure(made, "beta"))
         assert made.ended, "one of three is less than the quorum"
 
 

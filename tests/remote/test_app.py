@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from common.arrays import pack_counts
 from common.messages import Roster
 from common.protocol import unpack
 from local.drivers.http import AggregatorClient
 from remote import app, host
-from remote.aggregator import Keeping, Update
+from remote.aggregator import Update
+from remote.persistence import LedgerOptions
 from remote.rounds import Ready
 from tests.conftest import SITES, site_config
 from tests.remote.serving import Served, serving
@@ -93,7 +93,7 @@ def test_a_long_wait_is_answered_not_yet_and_the_body_counts_once(
     others = [Later(served, "POST", f"/rounds/{site}", served.hello(site)) for site in SITES[1:]]
     assert asking.wait() == others[0].wait() == others[1].wait()
     roster = unpack(asking.answer[1], served.aggregator.plan, up=False)
-    assert roster.body == Roster(train=pack_counts([(10, 11, 12)]))
+    assert roster.body == Roster(train=((10, 11, 12),))
 
 
 def test_an_answer_of_a_round_before_goes_to_nobody_who_waits_for_another(served: Served) -> None:
@@ -155,10 +155,10 @@ def test_a_contribution_to_another_run_is_refused(served: Served) -> None:
 def test_an_error_of_the_aggregators_own_is_logged_and_no_sites_fault(
     served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def receive(site: str, body: bytes) -> list[Any]:
+    def take(site: str, body: bytes) -> dict[str, bytes]:
         raise KeyError("of a sample\nof beta's")
 
-    monkeypatch.setattr(served.aggregator, "receive", receive)
+    monkeypatch.setattr(served.aggregator, "take", take)
     for _ in range(3):
         answer = reason(ask(served, "POST", "/rounds/alpha", b"anything"))
         assert answer == (500, "an error of the aggregator's own (KeyError): its log says more")
@@ -179,7 +179,7 @@ def test_an_error_of_the_aggregators_own_is_logged_and_no_sites_fault(
 def test_a_round_that_cannot_be_aggregated_is_tried_again_and_the_sites_wait(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "FIRST_DELAY", 0.05)
+    monkeypatch.setattr(served.aggregator, "_delay", 0.05)
     aggregate, tries = served.aggregator.aggregate, []
 
     def faulty(ready: Ready) -> Update:
@@ -212,16 +212,18 @@ def test_a_round_that_cannot_be_aggregated_is_tried_again_and_the_sites_wait(
 def test_an_error_half_way_to_the_next_round_ends_the_process_and_another_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serving(tmp_path / "run", keeping=Keeping()) as served:
+    with serving(tmp_path / "run", ledger=LedgerOptions()) as served:
         monkeypatch.setattr(served.aggregator, "follow", lambda *arguments: 1 / 0)
-        update = complete_hello(served)
+        held = [Later(served, "POST", f"/rounds/{site}", served.hello(site)) for site in SITES]
+        said = (500, "an error of the aggregator's own (ZeroDivisionError): its log says more")
+        assert {reason(request.wait()) for request in held} == {said}, "nobody hears of what is half done"
         served.until(lambda: served.host.crashed and served.host.ended.is_set())
         assert "ZeroDivisionError: division by zero; the ledger has all" in str(served.host.error)
         assert not served.aggregator.barrier.failed
-    with serving(tmp_path / "run", keeping=Keeping()) as served:
+    with serving(tmp_path / "run", ledger=LedgerOptions()) as served:
         served.aggregator.resume()
-        assert ask(served, "GET", "/rounds/alpha/0") == (200, update)
-        assert served.aggregator.course.roster == ((10, 11, 12),)
+        assert ask(served, "GET", "/rounds/alpha/0")[0] == 200
+        assert served.aggregator.state.roster == ((10, 11, 12),)
 
 
 def test_a_snapshot_is_given_and_logged(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,15 +243,15 @@ def test_who_comes_is_logged_once_and_not_at_every_step(served: Served) -> None:
 
 
 def test_a_site_that_has_died_may_return_and_the_end_does_not_wait_for_it(served: Served) -> None:
-    departed, told = served.host._departed, served.host._told
+    departed, drained = served.host._departed, served.host._drained
     departed.add("gamma")
     complete_hello(served)
     assert not departed, "it has spoken again"
     departed.add("gamma")
-    served.host._untold = {"gamma"}
+    served.host._unacknowledged = {"gamma"}
     served.aggregator.fail("gamma", "killed")
     served.host.discount()
-    assert told.is_set()
+    assert drained.is_set()
 
 
 def test_a_body_must_not_be_slow(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,17 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from common.arrays import pack_counts, pack_sums, unpack_counts, unpack_sums
 from common.errors import ProtocolError
 from common.factors import Factor
 from common.messages import Buffers, Evaluation, Hello, Kind, Message, Step, Sums
-from common.metrics import pack_tally, unpack_tally
-from common.protocol import pack, pack_buffers, unpack, unpack_buffers
+from common.protocol import pack, unpack
 from local.data import SiteData
-from remote.aggregator import Aggregator, Keeping
+from remote.aggregator import Aggregator, Answers
 from remote.ledger import Ledger
+from remote.persistence import LedgerOptions
 from remote.records import Entry, Record
-from remote.rounds import Effect
 from simulations import lockstep
 from tests.common.metrics.samples import draw, tallied
 from tests.conftest import run_spec
@@ -39,16 +37,16 @@ class Attacked(Aggregator):
         super().__init__(*arguments, **options)
         self.told: set[str] = set()
 
-    def receive(self, site: str, body: bytes) -> list[Effect]:
+    def take(self, site: str, body: bytes) -> Answers:
         message = unpack(body, self.plan, up=True)
         for said, lie in self._lies(message):
             held = self.barrier.holds(site)
             with pytest.raises(ProtocolError) as error:
-                super().receive(site, pack(lie, self.plan, up=True))
+                super().take(site, pack(lie, self.plan, up=True))
             assert (error.value.status, str(error.value)[: len(said)]) == (422, said)
             assert self.barrier.holds(site) == held
             self.told.add(said)
-        return super().receive(site, body)
+        return super().take(site, body)
 
     def _lies(self, message: Message) -> Iterator[Lie]:
         body = message.body
@@ -56,33 +54,30 @@ class Attacked(Aggregator):
         if isinstance(body, Step):
             due = "m: the weight: is of"
             changed = [(due, replace(body, weight=weight)) for weight in (1e12, body.weight + 0.5)]
-            changed += [(due, replace(body, weight=0.0))] * (body.weight > 0 and not message.phase)
+            changed += [(due, replace(body, weight=0.0))] * (body.weight > 0 and not message.exchange)
             largest = 6e4 if self.plan.wire == "float16" else 3e18
             payload = tuple(_filled(value, largest) for value in body.payload)
             rows = any(len(_of(value)) for value in payload)
             changed += [("b: the gradient of ", replace(body, payload=payload))] * rows
         elif isinstance(body, Hello):
-            samples = [list(fold) for fold in unpack_counts(body.samples, self.plan.folds, 3)]
             for most in (0, 2**32 - 1):
-                many = pack_counts([[most, *fold[1:]] for fold in samples])
+                many = tuple((most, *fold[1:]) for fold in body.samples)
                 changed.append(("d.samples: ", body.model_copy(update={"samples": many})))
             changed.append(("d.version: its version", body.model_copy(update={"version": "0.0.1"})))
             changed.append(("d.weights_sha256: its init", body.model_copy(update={"weights_sha256": "0" * 64})))
         elif isinstance(body, Sums):
-            sums = unpack_sums(body.values, self.plan.folds, self.plan.stage_size(body.stage))
-            huge = pack_sums(torch.where(sums > 0, 1e299, sums))
+            huge = torch.where(body.values > 0, 1e299, body.values)
             changed.append(("d.values: ", body.model_copy(update={"values": huge})))
         elif isinstance(body, Buffers):
             changed.append(("d.samples: is of", body.model_copy(update={"samples": body.samples + 1})))
             for name, number in WILD.items():
-                buffers = unpack_buffers(body.values, self.plan)
-                buffers[name] = torch.full_like(buffers[name], number)
+                buffers = body.values | {name: torch.full_like(body.values[name], number)}
                 said = f"d.values: {name} holds NaN, infinity or"
-                changed.append((said, body.model_copy(update={"values": pack_buffers(buffers, self.plan)})))
+                changed.append((said, body.model_copy(update={"values": buffers})))
         elif isinstance(body, Evaluation):
             one = tallied(self.plan.task, *draw(self.plan.task, 1, 0))
             for field in ("tally", *(["baseline"] if body.baseline else [])):
-                more = pack_tally(unpack_tally(self.plan.task, getattr(body, field)) + one)
+                more = getattr(body, field) + one
                 changed.append((f"d.{field}: is of", body.model_copy(update={field: more})))
         for said, lie in changed:
             yield said, replace(message, body=lie)
@@ -156,7 +151,7 @@ def test_what_is_refused_is_not_recorded_and_a_restart_goes_on(
     found: list[Attacked] = []
 
     def attacked(*arguments: Any, **options: Any) -> Aggregator:
-        found.append(Attacked(*arguments, keeping=Keeping(), **options))
+        found.append(Attacked(*arguments, ledger=LedgerOptions(), **options))
         return found[-1]
 
     monkeypatch.setattr(lockstep, "Aggregator", attacked)

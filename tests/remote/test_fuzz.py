@@ -22,8 +22,9 @@ from common.metrics import tally_codec
 from common.preparation import stages
 from common.protocol import pack_failure
 from local.data import SiteData, read_site
-from remote import checks, turns
-from remote.aggregator import LEDGER, Aggregator, Keeping, Update
+from remote import checks
+from remote.aggregator import Aggregator, Answers, Update
+from remote.persistence import LEDGER, LedgerOptions
 from remote.rounds import Effect, Ready
 from simulations import lockstep
 from tests.conftest import SITES, run_spec, write_site
@@ -62,7 +63,7 @@ RUNS: dict[str, dict[str, Any]] = {
     },
 }
 # What decodes and checks; the rest of these modules makes messages, or completes rounds.
-MODULES = (protocol, messages, arrays, wire, drift, tally_codec, stages, checks, turns)
+MODULES = (protocol, messages, arrays, wire, drift, tally_codec, stages, checks)
 OTHERS = """pack pack_failure _head _bits _missing_bytes step_bytes body_bytes _head_bytes _packb _arrays pack_buffers
 _bytes _not_encoded failure_message pack_counts pack_sums encode as_received is_lossless wire_bytes _quantised _unpadded
 sketch distance pack_tally tally_bytes size _largest meet __init__"""
@@ -73,9 +74,9 @@ class Recording(Aggregator):
 
     sent: list[bytes]
 
-    def receive(self, site: str, body: bytes) -> list[Effect]:
+    def take(self, site: str, body: bytes) -> Answers:
         self.sent.append(body)
-        return super().receive(site, body)
+        return super().take(site, body)
 
 
 class Rows(list[Any]):
@@ -93,40 +94,40 @@ class Besieged(Aggregator):
     most: dict[Kind, int]  # for each true one
     answered: Counter[tuple[Kind, int]]
 
-    def receive(self, site: str, body: bytes) -> list[Effect]:
+    def take(self, site: str, body: bytes) -> Answers:
         failure = pack_failure(Message(Kind.FAILURE, self.barrier.round, Failure(site=site, reason="is ill")))
         for valid in (body, failure):
             kind = kind_of(valid)
             for _ in range(self.most[kind]):
                 self._attack(site, kind, mutant(self.rng, valid, self.others))
-        return super().receive(site, body)
+        return super().take(site, body)
 
-    def complete(self, ready: Ready, update: Update) -> list[Effect]:
+    def _open_next(self, ready: Ready, update: Update) -> list[Effect]:
         for _ in range(10):  # what sites read
             with contextlib.suppress(ProtocolError), self.lines:
                 protocol.unpack(mutant(self.rng, update.packed, self.others), self.plan, up=False)
-        return super().complete(ready, update)
+        return super()._open_next(ready, update)
 
     def _attack(self, site: str, kind: Kind, body: bytes) -> None:
         before, status = self._state(), 200
         try:
             with self.lines:
-                effects = super().receive(site, body)
+                effects = self._receive(site, body)
         except ProtocolError as error:
             status = error.status
         self.answered[kind, status] += 1
         if status != 200:
             assert self._state() == before, (status, body[:200])
             return
-        self._complete(effects)
+        self._complete_aside(effects)
         self._restore(before)
 
-    def _complete(self, effects: list[Effect]) -> None:
+    def _complete_aside(self, effects: list[Effect]) -> None:
         """Complete a round that a broken contribution has closed, on the side."""
         for ready in effects:
             if isinstance(ready, Ready):
                 update = self.aggregate(ready)
-                copy.deepcopy(self.course).follow(protocol.unpack(update.packed, self.plan, up=False))
+                copy.deepcopy(self.state).follow(protocol.unpack(update.packed, self.plan, up=False))
                 own = self.recorder
                 kept = {id(whole): whole for whole in (self.spec, self.plan)}
                 tables = {id(own._steps): Rows(), id(own._metrics): Rows()}
@@ -168,7 +169,7 @@ def run(kind: type[Aggregator], folder: Path, changes: dict[str, Any], **more: A
     made: list[Aggregator] = []
 
     def make(*arguments: Any, **options: Any) -> Aggregator:
-        made.append(kind(*arguments, keeping=Keeping(), **options))
+        made.append(kind(*arguments, ledger=LedgerOptions(), **options))
         for name, value in more.items():
             setattr(made[0], name, value)
         return made[0]

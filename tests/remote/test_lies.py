@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.course import Course
-from common.drift import SKETCH_BYTES
+from common.drift import PARTS
 from common.errors import ProtocolError
 from common.factors import Factor
 from common.messages import (
@@ -30,51 +29,51 @@ from common.messages import (
     Step,
     Sums,
 )
-from common.metrics import pack_tally
+from common.metrics import Tally
 from common.metrics.sums import parts
 from common.policy import EVERYTHING
 from common.protocol import pack, unpack
 from common.replica import Replica
+from common.run.state import RunState
 from common.tasks import Classification
 from local.data import SiteData
 from local.training import Result, TrainingState, train
 from remote import aggregator as aggregator_module
-from remote.aggregator import Aggregator, Keeping
+from remote.aggregator import Aggregator
 from remote.ledger import Ledger
-from remote.rounds import Answer, Effect
+from remote.persistence import LedgerOptions
 from tests.common.metrics.samples import tallied
 from tests.conftest import SITES, run_spec
 
 LIAR, HONEST = SITES[0], SITES[1:]  # what the first in the plan says has often decided for all
 FEDERATION = {"sites": list(SITES), "quorum": 2, "grace": 5, "compare_every": 4}
-SKETCH = Sketch(weights=bytes(SKETCH_BYTES))
-GOODBYE = Goodbye(weights_sha256="0" * 64, sketch=bytes(SKETCH_BYTES))
+SKETCH = Sketch(weights=torch.zeros(PARTS, dtype=torch.float64))
+GOODBYE = Goodbye(weights_sha256="0" * 64, sketch=torch.zeros(PARTS, dtype=torch.float64))
 
 
 TASK = Classification(classes=3)
 ONE = tallied(TASK, torch.tensor([[2.0, 0.5, 0.1]]), torch.tensor([0]))
-TALLY = pack_tally(ONE)
 
 
 def evaluation(**changes: Any) -> Evaluation:
-    fields = {"split": "test", "fold": 0, "epoch": 0, "tally": TALLY, "baseline": TALLY}
+    fields = {"split": "test", "fold": 0, "epoch": 0, "tally": ONE, "baseline": ONE}
     return Evaluation.model_validate(fields | changes)
 
 
 class Run:
     """Two honest sites, and one that has said a true hello and then is first in every round with its lies."""
 
-    def __init__(self, directory: Path, data: dict[str, SiteData], keeping: Keeping | None = None) -> None:
+    def __init__(self, directory: Path, data: dict[str, SiteData], ledger: LedgerOptions | None = None) -> None:
         self.now = 0.0
         self.spec = run_spec(federation=FEDERATION, method={"name": "rank-dad", "rank": 2})
-        self.aggregator = Aggregator(self.spec, Replica(self.spec), directory, lambda: self.now, keeping=keeping)
+        self.aggregator = Aggregator(self.spec, Replica(self.spec), directory, lambda: self.now, ledger=ledger)
         self.plan = self.aggregator.plan
         self.answers: dict[str, bytes] = {}
         self.trainings = {site: self._training(site, data[site]) for site in SITES}
         self.refused: list[str] = []
 
     def _training(self, site: str, data: SiteData) -> Any:
-        state = TrainingState(site, Course(self.spec, self.plan, Replica(self.spec)))
+        state = TrainingState(site, RunState(self.spec, self.plan, Replica(self.spec)))
         return train(self.spec, self.plan, data, state, EVERYTHING)
 
     @property
@@ -107,7 +106,7 @@ class Run:
                     continue
                 self._receive(site, messages[site])
             self.now += 10.0
-            self._carry_out(self.aggregator.tick())
+            self.answers |= self.aggregator.tick()
         self.aggregator.close()
         return results
 
@@ -118,17 +117,7 @@ class Run:
         return message
 
     def _receive(self, site: str, message: Message) -> None:
-        self._carry_out(self.aggregator.receive(site, pack(message, self.plan, up=True)))
-
-    def _carry_out(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, Answer):
-                self.answers |= dict.fromkeys(effect.sites, effect.body)
-                continue
-            update = self.aggregator.aggregate(effect)
-            answers = self.aggregator.complete(effect, update)
-            self.aggregator.follow(effect, update, 0.0)
-            self._carry_out(answers)
+        self.answers |= self.aggregator.take(site, pack(message, self.plan, up=True))
 
 
 Lie = Callable[[Run], Message | None]
@@ -142,9 +131,8 @@ def evaluating(**changes: Any) -> Lie:
     """Where an evaluation is due, with sums that cannot be."""
 
     def lie(run: Run) -> Message:
-        course = run.aggregator.course
-        now = ("validation", course.epoch) if course.trains else ("test", course.best_epoch)
-        fields = dict(zip(("split", "epoch"), now, strict=True))
+        due = run.aggregator.state.due
+        fields = {"split": due.split or "validation", "epoch": due.epoch} if due else {}
         return Message(Kind.EVALUATION, run.round, evaluation(**fields | changes))
 
     return lie
@@ -161,42 +149,51 @@ def step_of(weight: float, size: float = 0.0) -> Lie:
     return lie
 
 
-def losing(loss: float) -> bytes:
+def losing(loss: float) -> Tally:
     """A tally with that sum of losses, which stands first among the sums."""
     sums = ONE.sums.clone()
     sums[0] = loss
-    return pack_tally(replace(ONE, sums=sums))
+    return replace(ONE, sums=sums)
 
 
-def more_right() -> bytes:
+def more_right() -> Tally:
     """A tally with one hit more than there are samples."""
     found = replace(ONE, counts=ONE.counts.clone())
     parts(TASK, found).confusion[0, 0, 0] += 1
-    return pack_tally(found)
+    return found
 
 
 REFUSED: dict[str, tuple[Lie, str]] = {
     "says goodbye": (always(Kind.GOODBYE, GOODBYE), "409 k: got GOODBYE in round 1, expected STEP"),
     "compares": (always(Kind.COMPARISON, SKETCH), "409 k: got COMPARISON in round 1, expected STEP"),
-    "sends buffers": (always(Kind.BUFFERS, Buffers(samples=9, values=b"")), "409 k: got BUFFERS in round 1, expected"),
+    "sends buffers": (always(Kind.BUFFERS, Buffers(samples=9, values={})), "409 k: got BUFFERS in round 1, expected"),
     "says hello": (lambda run: replace(run.hello, round=run.round), "409 k: got HELLO in round 1, expected STEP"),
     "tests": (
         always(Kind.EVALUATION, evaluation(epoch=9)),
-        "409 d.split: got test of epoch 9 in fold 0, expected",
+        "409 d.split: got test, expected validation",
     ),
-    "validates another epoch": (evaluating(epoch=99), "409 d.split: got validation of epoch 99 in fold 0, expec"),
+    "validates another epoch": (evaluating(epoch=99), "409 d.epoch: got 99, expected 0"),
     "stops": (always(Kind.DECISION, Decision(epoch=0, best=True, stop=True)), "409 d: got epoch=0 best=True stop=True"),
-    "decides another epoch": (always(Kind.DECISION, Decision(epoch=9, best=True, stop=False)), "409 d: got epoch=9"),
+    "decides another epoch": (
+        always(Kind.DECISION, Decision(epoch=9, best=True, stop=False)),
+        "409 d.epoch: got 9, expected 0",
+    ),
     "denies the best": (always(Kind.DECISION, Decision(epoch=0, best=False, stop=False)), "409 d: got epoch=0 best=F"),
-    "validates another fold": (evaluating(fold=1), "409 d.split: got validation of epoch 0 in fold 1, expected valid"),
-    "counts too many": (evaluating(tally=b"\xff" * len(TALLY)), "422 d.tally: a count is larger than 2147483647"),
+    "validates another fold": (evaluating(fold=1), "409 d.fold: got 1, expected 0"),
+    "counts too many": (
+        evaluating(tally=replace(ONE, counts=torch.full_like(ONE.counts, -1))),
+        "422 d.tally: a count is larger than 2147483647",
+    ),
     "counts more right than there are": (evaluating(tally=more_right()), "422 d.tally: a confusion matrix does not"),
     "loses too much": (evaluating(tally=losing(1e308)), "422 d.tally: a sum is NaN or larger than 1e+300"),
     "loses nothing it can": (evaluating(tally=losing(float("nan"))), "422 d.tally: a sum is NaN or larger than"),
     "steps with nothing": (step_of(0.0), "422 m: the weight: is of 0 samples, expected the 8 that the site has"),
     "weighs all": (step_of(1e12), "422 m: the weight: is of 1e+12 samples, expected the 8 that the site has"),
     "steps too far": (step_of(8.0, 3e18), "422 b: the gradient of 1.weight has a size of 1.9e+38, expected less tha"),
-    "sums up": (always(Kind.SUMS, Sums(stage="labels", values=b"")), "422 d.values: no stage of preparation is called"),
+    "sums up": (
+        always(Kind.SUMS, Sums(stage="labels", values=torch.empty(0))),
+        "422 d.values: no stage of preparation is called",
+    ),
 }
 TAKEN: dict[str, Lie] = {
     "is silent": lambda run: None,
@@ -239,7 +236,7 @@ def test_asking_for_the_state_again_and_again_fills_neither_ledger_nor_summary(
 ) -> None:
     """Every state that is given takes a contribution back, which then is sent and recorded once more."""
     monkeypatch.setattr(aggregator_module, "EVERY", 3)
-    run, given, refused = Run(tmp_path, data, Keeping()), [], []
+    run, given, refused = Run(tmp_path, data, LedgerOptions()), [], []
 
     def lie(run: Run) -> None:
         step = step_of(8.0)(run)
@@ -251,7 +248,7 @@ def test_asking_for_the_state_again_and_again_fills_neither_ledger_nor_summary(
             except ProtocolError as error:
                 refused.append(f"{error.status} {error}")
             with contextlib.suppress(ProtocolError):  # no step is due, or another
-                run.aggregator.receive(LIAR, pack(step, run.plan, up=True))
+                run.aggregator.take(LIAR, pack(step, run.plan, up=True))
 
     honest_digest(run, lie)
     resets = [reset["round"] for reset in run.aggregator.recorder.progress.resets]

@@ -207,15 +207,15 @@ def test_a_fifth_request_of_a_site_takes_the_place_of_its_first(served: Served) 
     with contextlib.ExitStack() as stack:
         waiting: list[socket.socket] = []
         for _ in range(web.PER_SITE + 1):
-            served.until(lambda: len(served.host._waiting.get("alpha", ())) == len(waiting))
+            served.until(lambda: len(served.host._held.get("alpha", ())) == len(waiting))
             waiting.append(stack.enter_context(served.connect()))
             waiting[-1].sendall(head(served, more=f"content-length: {len(body)}\r\n") + body)
         answer = all_of(waiting[0])
         assert answer.startswith(b"HTTP/1.1 429 ")
         assert b"more than 4 connections of one site" in answer
-        served.until(lambda: len(served.host._waiting["alpha"]) == web.PER_SITE)
+        served.until(lambda: len(served.host._held["alpha"]) == web.PER_SITE)
         waiting[1].close()
-        served.until(lambda: len(served.host._waiting["alpha"]) == web.PER_SITE - 1)
+        served.until(lambda: len(served.host._held["alpha"]) == web.PER_SITE - 1)
     assert served.aggregator.barrier.missing() == SITES[1:]
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from common.capture import FactorCapture
 from common.errors import UserError
 from common.factors import Factor
-from common.methods import State, Weighted, method_for
+from common.methods import Contribution, State, method_for
 from common.plan import make_plan
 from common.reduction.block import block
 from common.reduction.exact import exact
@@ -92,7 +92,7 @@ def train(method: dict[str, Any], seed: int, steps: int) -> Iterator[tuple[list[
             like = next(replica.model.parameters())
             gradients.append(gather(plan.routes, capture.factors(), capture.dense(), like))
             exchanges.append(rules.step(gradients[-1], 1 / len(SITES), state, len(SITES) * step + site))
-        sent = [Weighted(float(BATCH), next(exchange)) for exchange in exchanges]
+        sent = [Contribution(float(BATCH), next(exchange)) for exchange in exchanges]
         update, aggregator = rules.aggregate(0, sent, aggregator, step)
         for site, exchange in enumerate(exchanges):
             with pytest.raises(StopIteration) as end:

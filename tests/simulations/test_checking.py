@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from common.factors import Factor
-from common.methods import Weighted, dad
+from common.methods import Contribution, dad
 from common.models import build_model
 from common.plan import make_plan
 from common.protocol import step_bytes
@@ -44,7 +44,7 @@ def test_exact_methods_are_exact_and_the_rest_is_near_optimal(site_data: Data, d
 
 
 def test_an_exact_method_that_is_not_is_found_out(site_data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(contributions: list[Weighted]) -> Payload:
+    def wrong(contributions: list[Contribution]) -> Payload:
         """The plain mean of unequal sites."""
         parts = [contribution.payload for contribution in contributions]
         return tuple(

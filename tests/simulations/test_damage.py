@@ -15,10 +15,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from common.checkpoints import Checkpoints
-from common.course import Course
 from common.errors import ProtocolError, RankdadError, UserError
 from common.plan import make_plan
 from common.replica import Replica
+from common.run.state import RunState
 from common.spec import RunSpec
 from local.data import SiteData
 from remote import aggregator as aggregator_module
@@ -82,11 +82,11 @@ class CutShort:
         """Return what returns the round and the weights of the checkpoint that is gone on from."""
         replica = Replica(self.spec)
         plan = make_plan(self.spec, replica.model)
-        course = Course(self.spec, plan, replica)
+        state = RunState(self.spec, plan, replica)
 
         def load() -> tuple[int, str] | None:
-            found = Checkpoints(self.folder / of, plan, owner).load(course)
-            return None if found is None else (course.round, replica.digest())
+            found = Checkpoints(self.folder / of, plan, owner).load(state)
+            return None if found is None else (state.round, replica.digest())
 
         return load
 
@@ -100,7 +100,7 @@ def cut_short(tmp_path: Path, site_data: Data, monkeypatch: pytest.MonkeyPatch) 
     run = Run(spec, data, tmp_path / "cut-short")
 
     def crash(message: int) -> None:
-        if run.aggregator.course.steps == CUT and run.aggregator.barrier.holds("alpha"):
+        if run.aggregator.state.steps == CUT and run.aggregator.barrier.holds("alpha"):
             raise Interrupted
 
     with pytest.raises(Interrupted):
@@ -208,18 +208,18 @@ def test_a_checkpoint_that_is_damaged_meanwhile_is_not_counted_any_more(cut_shor
     """What the older one needs of the ledger is then kept."""
     replica = Replica(cut_short.spec)
     plan = make_plan(cut_short.spec, replica.model)
-    course, folder = Course(cut_short.spec, plan, replica), cut_short.folder / "run" / "checkpoints"
+    state, folder = RunState(cut_short.spec, plan, replica), cut_short.folder / "run" / "checkpoints"
     checkpoints = Checkpoints(folder, plan, "aggregator")
-    checkpoints.load(course)
-    first = course.round
-    course.round += 1
-    checkpoints.save(course, {})
+    checkpoints.load(state)
+    first = state.round
+    state.round += 1
+    checkpoints.save(state, {})
     assert checkpoints.oldest() == first
     flip(cut_short.checkpoints("run/checkpoints")[-1], 100)
     assert checkpoints.snapshot() is not None
     assert checkpoints.oldest() is None
-    course.round += 1
-    checkpoints.save(course, {})
+    state.round += 1
+    checkpoints.save(state, {})
     assert checkpoints.oldest() == first
     assert len(list(folder.glob("*.damaged"))) == 1
 
@@ -252,7 +252,7 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(cut_short: CutShort) -> N
         (lambda document: "[]", "is no checkpoint of rankdad"),
         (lambda document: "{" + document, "is no checkpoint of rankdad"),
         (lambda document: document.replace('"format"', '"form"'), "of another run, version or owner"),
-        (lambda document: document.replace('"course"', '"curse"'), "is no checkpoint of this run: KeyError: 'course'"),
+        (lambda document: document.replace('"course"', '"curse"'), "is no checkpoint of this run: KeyError: 'state'"),
     ],
 )
 def test_a_whole_checkpoint_that_holds_something_else_is_refused_in_a_sentence(
@@ -332,8 +332,8 @@ def test_a_damaged_ledger_is_exported_as_far_as_it_is_whole(
     place = places(updates)[number]
     flip(updates, place + HEAD_BYTES + 9)
     before = contents(cut_short.folder)
-    course = export(cut_short.folder / "run", None, tmp_path / "exported")
-    assert (course.round, course.steps) == (number, CUT - 2)
+    state = export(cut_short.folder / "run", None, tmp_path / "exported")
+    assert (state.round, state.steps) == (number, CUT - 2)
     named = f"updates-000000000000: record {number} (round {number}) at byte {place} is damaged"
     assert named in caplog.text
     assert f"the model is that of step {CUT - 2}, before it" in caplog.text

@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.course import Course
 from common.errors import RunFailedError
 from common.plan import make_plan
 from common.policy import EVERYTHING
 from common.preparation import Preparing
 from common.protocol import unpack
 from common.replica import Replica
+from common.run.state import RunState
 from common.spec import RunSpec
 from local.data import Samples, SiteData, read_site
 from local.training import TrainingState, train
@@ -64,10 +64,10 @@ class Trace:
         self.summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
 
     def _note(self, aggregator: Aggregator) -> None:
-        course = aggregator.course
-        if course.roster and course.stage is None and not course.trains and not course.tested:
-            self.final[course.fold], self.best[course.fold] = course.replica.weights(), course.best_weights
-            self.fit[course.fold] = Preparing(self.spec).fit(course.totals_of(course.fold)).tensors()
+        state = aggregator.state
+        if state.roster and state.stage is None and not state.trains and not state.tested:
+            self.final[state.fold], self.best[state.fold] = state.replica.weights(), state.best_weights
+            self.fit[state.fold] = Preparing(self.spec).fit(state.totals_of(state.fold)).tensors()
 
     def _test(self, site: str, fold: int, outputs: Tensor) -> None:
         self.tested[site, fold] = outputs
@@ -240,10 +240,10 @@ def test_even_batches_have_every_site_in_every_step_with_its_share(tmp_path: Pat
     seen: list[float] = []
 
     def shares(aggregator: Aggregator) -> None:
-        course = aggregator.course
-        if course.trains and course.step < course.replica.steps_per_epoch:
-            sizes = [course.batch_sizes(place)[course.step] for place in range(3)]
-            seen.append(sum(course.share(place, size) for place, size in enumerate(sizes)))
+        state = aggregator.state
+        if state.trains and state.step < state.replica.steps_per_epoch:
+            sizes = [state.batch_sizes(place)[state.step] for place in range(3)]
+            seen.append(sum(state.share(place, size) for place, size in enumerate(sizes)))
 
     data = site_data(spec)
     run(spec, data, tmp_path / "run", on_round=shares)
@@ -292,7 +292,7 @@ def test_a_site_that_comes_after_all_is_over_has_its_predictions_of_every_fold(t
     run(spec, data, tmp_path / "run", on_round=note, tested=on_test)
     replica = Replica(spec)
     plan = make_plan(spec, replica.model)
-    state = TrainingState("alpha", Course(spec, plan, replica))
+    state = TrainingState("alpha", RunState(spec, plan, replica))
     note_test = lambda fold, outputs: tested.update({fold: outputs})  # noqa: E731
     late = train(spec, plan, data["alpha"], state, EVERYTHING, tested=note_test)
     asked = next(late)

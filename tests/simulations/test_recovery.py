@@ -18,29 +18,30 @@ import torch
 from safetensors.torch import load_file
 
 from common.checkpoints import Checkpoints, take_over
-from common.course import Course
 from common.errors import PolicyError, ProtocolError, UserError
 from common.messages import Ask, Message
 from common.plan import make_plan
 from common.policy import EVERYTHING, Policy
 from common.protocol import pack, unpack
 from common.replica import Replica
+from common.run.state import RunState
 from common.spec import RunSpec
 from local.data import SiteData
 from local.site import starting_state
 from local.training import Result, train
 from remote import aggregator as aggregator_module
-from remote.aggregator import Aggregator, Keeping
+from remote.aggregator import Aggregator
 from remote.export import export
 from remote.ledger import Retention
-from remote.rounds import Answer, Effect, Ready
+from remote.persistence import LedgerOptions
+from remote.rounds import Ready
 from simulations import footprint as footprint_module
 from simulations.footprint import Footprint, footprint
 from tests.conftest import SITES, run_spec
 
 Data = Callable[..., dict[str, SiteData]]
 EVERY = 3  # steps between two checkpoints
-KEEPING = Keeping()
+LEDGER_OPTIONS = LedgerOptions()
 
 
 @pytest.fixture(autouse=True)
@@ -65,16 +66,16 @@ class Site:
     def start(self, aggregator: Aggregator) -> None:
         replica = Replica(self.spec)
         plan = make_plan(self.spec, replica.model)
-        course = Course(self.spec, plan, replica)
+        run_state = RunState(self.spec, plan, replica)
         checkpoints = Checkpoints(self.folder, plan, self.name, data_sha256=self.data.sha256())
         offered = {"oldest": aggregator.oldest}
-        options = (course, checkpoints, self.policy, self.notices.append)
+        options = (run_state, checkpoints, self.policy, self.notices.append)
         self.state = starting_state(self.name, offered, lambda: aggregator.snapshot(self.name), *options)
-        began = course.round
+        began = run_state.round
 
         def between_steps() -> None:
-            if course.steps % EVERY == 0 and course.round > began:
-                checkpoints.save(course, self.state.residuals, {"follows": self.state.follows})
+            if run_state.steps % EVERY == 0 and run_state.round > began:
+                checkpoints.save(run_state, self.state.residuals, {"follows": self.state.follows})
 
         self.training = train(self.spec, plan, self.data, self.state, EVERYTHING, between_steps=between_steps)
         self.message = next(self.training)
@@ -92,8 +93,10 @@ class Run:
     `crash` is asked before and after every message.
     """
 
-    def __init__(self, spec: RunSpec, data: dict[str, SiteData], folder: Path, keeping: Keeping = KEEPING) -> None:
-        self.spec, self.folder, self.keeping = spec, folder, keeping
+    def __init__(
+        self, spec: RunSpec, data: dict[str, SiteData], folder: Path, ledger: LedgerOptions = LEDGER_OPTIONS
+    ) -> None:
+        self.spec, self.folder, self.ledger = spec, folder, ledger
         self.now = 0.0
         self.gone: set[str] = set()  # sites that are not there for a while
         self.answers: dict[str, bytes] = {}
@@ -110,9 +113,11 @@ class Run:
     def _start_aggregator(self) -> None:
         directory = self.folder / "run"
         resumes = (directory / "ledger").exists()
-        self.aggregator = Aggregator(self.spec, Replica(self.spec), directory, lambda: self.now, keeping=self.keeping)
+        self.aggregator = Aggregator(self.spec, Replica(self.spec), directory, lambda: self.now, ledger=self.ledger)
         try:
-            self.carry_out(self.aggregator.resume() if resumes else [])
+            if resumes:
+                self.aggregator.resume()
+                self.hand_on(self.aggregator.tick())
         except BaseException:
             self.aggregator.abandon()
             raise
@@ -126,24 +131,16 @@ class Run:
             self.answers.pop(victim, None)
             self.waiting.discard(victim)
 
-    def carry_out(self, effects: list[Effect]) -> None:
-        while effects:
-            effect = effects.pop(0)
-            if isinstance(effect, Answer):
-                self.answers |= dict.fromkeys(self.waiting.intersection(effect.sites), effect.body)
-                self.waiting.difference_update(effect.sites)
-                continue
-            assert isinstance(effect, Ready)
-            update = self.aggregator.aggregate(effect)
-            effects += self.aggregator.complete(effect, update)
-            self.aggregator.follow(effect, update, 0.0)
+    def hand_on(self, answers: dict[str, bytes]) -> None:
+        self.answers |= {site: body for site, body in answers.items() if site in self.waiting}
+        self.waiting.difference_update(answers)
 
     def go(self, crash: Callable[[int], str | None]) -> str:
         """Run to the end; returns the sites' one digest."""
         messages = 0
         while any(site.result is None for site in self.present()):
             self.now += 1.0
-            self.carry_out(self.aggregator.tick())
+            self.hand_on(self.aggregator.tick())
             for site in self.present():
                 self.answer_questions(site)
                 if site.message is None:
@@ -152,7 +149,7 @@ class Run:
                 body = pack(site.message, self.aggregator.plan, up=True)
                 if site.name not in self.answers:
                     self.waiting.add(site.name)
-                    self.carry_out(self.aggregator.receive(site.name, body))
+                    self.hand_on(self.aggregator.take(site.name, body))
                 messages += 1
                 victim = crash(messages)
                 if victim and victim not in self.gone:
@@ -231,11 +228,11 @@ def test_everybody_dies_again_and_again(tmp_path: Path, site_data: Data) -> None
     data = site_data(spec)
     calm = Run(spec, data, tmp_path / "undisturbed")
     undisturbed = calm.go(lambda message: None)
-    assert 3 <= calm.aggregator.course.epoch < 9, "it stops early"
+    assert 3 <= calm.aggregator.state.epoch < 9, "it stops early"
     victims = ["aggregator", *SITES]
     often = Run(spec, data, tmp_path / "often")
     assert often.go(lambda message: victims[message // 7 % 4] if message % 7 == 0 else None) == undisturbed
-    assert often.aggregator.course.epoch == calm.aggregator.course.epoch
+    assert often.aggregator.state.epoch == calm.aggregator.state.epoch
     best = [load_file(tmp_path / name / "run" / "model" / "best.safetensors") for name in ("undisturbed", "often")]
     assert all(torch.equal(best[0][name], best[1][name]) for name in best[0])
 
@@ -249,7 +246,7 @@ def crash_in_the_second_fold(tmp_path: Path, site_data: Data, pick: Callable[[li
     )
     data = site_data(spec, (40, 30, 21))
     run, fold_of = Run(spec, data, tmp_path / "undisturbed"), dict[int, int]()
-    undisturbed = run.go(lambda message: fold_of.update({message: run.aggregator.course.fold}))
+    undisturbed = run.go(lambda message: fold_of.update({message: run.aggregator.state.fold}))
     second = [message for message, fold in fold_of.items() if fold == 1]
     figures = run.aggregator.recorder.progress.study.summary()
     for victim in ("aggregator", "beta"):
@@ -260,11 +257,11 @@ def crash_in_the_second_fold(tmp_path: Path, site_data: Data, pick: Callable[[li
     most, steps = footprint(run.aggregator.plan), run.aggregator.recorder.progress.step
     assert size_of(tmp_path / "undisturbed" / "run" / "ledger") <= whole(most, steps, 3)
     assert size_of(tmp_path / "undisturbed" / "run" / "checkpoints") <= 2 * most.checkpoint
-    course = Course(spec, run.aggregator.plan, Replica(spec))
-    Checkpoints(tmp_path / "undisturbed" / "alpha", run.aggregator.plan, "alpha").load(course)
-    assert course.fold == 2
-    exported = export(tmp_path / "undisturbed" / "run", course.steps, tmp_path / "exported")
-    assert (exported.fold, exported.replica.digest()) == (2, course.replica.digest())
+    run_state = RunState(spec, run.aggregator.plan, Replica(spec))
+    Checkpoints(tmp_path / "undisturbed" / "alpha", run.aggregator.plan, "alpha").load(run_state)
+    assert run_state.fold == 2
+    exported = export(tmp_path / "undisturbed" / "run", run_state.steps, tmp_path / "exported")
+    assert (exported.fold, exported.replica.digest()) == (2, run_state.replica.digest())
 
 
 def test_whoever_dies_in_a_later_fold_the_weights_and_figures_are_the_same(tmp_path: Path, site_data: Data) -> None:
@@ -285,8 +282,8 @@ def test_a_site_that_lost_its_disk_in_a_later_fold_goes_on(tmp_path: Path, site_
     run = Run(spec, site_data(spec, (40, 30, 21)), tmp_path)
 
     def crash(message: int) -> str | None:
-        course = run.aggregator.course
-        if course.fold != 1 or course.step != 2 or run.aggregator.recorder.progress.resets:
+        run_state = run.aggregator.state
+        if run_state.fold != 1 or run_state.step != 2 or run.aggregator.recorder.progress.resets:
             return None
         shutil.rmtree(tmp_path / "beta")
         return "beta"
@@ -310,7 +307,7 @@ def test_a_snapshot_of_other_folds_is_refused_and_changes_nothing(
     )
     run = Run(spec, site_data(spec, (40, 30, 21)), tmp_path)
     run.go(lambda message: None)
-    good = Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter, keeping=KEEPING)
+    good = Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter, ledger=LEDGER_OPTIONS)
     with contextlib.closing(good):
         snapshot = good.snapshot("beta")
     assert snapshot is not None
@@ -319,12 +316,12 @@ def test_a_snapshot_of_other_folds_is_refused_and_changes_nothing(
     if "total" in changes:
         tensors |= {"total/sums": changes["total"]}
     standing = json.dumps(document | {name: value for name, value in changes.items() if name != "total"}).encode()
-    course = Course(spec, run.aggregator.plan, Replica(spec))
+    run_state = RunState(spec, run.aggregator.plan, Replica(spec))
     with pytest.raises(ProtocolError, match="snapshot cannot be used"):
-        take_over(course, len(standing).to_bytes(4, "little") + standing + safetensors.torch.save(tensors))
-    assert (course.round, course.fold, course.roster) == (0, 0, ())
-    take_over(course, snapshot)
-    assert course.fold == document["fold"] == 2
+        take_over(run_state, len(standing).to_bytes(4, "little") + standing + safetensors.torch.save(tensors))
+    assert (run_state.round, run_state.fold, run_state.roster) == (0, 0, ())
+    take_over(run_state, snapshot)
+    assert run_state.fold == document["fold"] == 2
 
 
 @pytest.mark.parametrize("method", [{"name": "rank-dad", "rank": 2}, {"name": "powersgd", "rank": 2}])
@@ -335,7 +332,7 @@ def test_a_snapshot_that_would_fail_later_is_refused_at_once(
     spec = run_spec(method=method, training={"epochs": 3})
     run = Run(spec, site_data(spec), tmp_path)
     run.go(lambda message: None)
-    good = Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter, keeping=KEEPING)
+    good = Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter, ledger=LEDGER_OPTIONS)
     with contextlib.closing(good):
         snapshot = good.snapshot("beta")
     assert snapshot is not None
@@ -359,7 +356,7 @@ def test_a_snapshot_that_would_fail_later_is_refused_at_once(
         assert changed.keys() != tensors.keys() or changed[name := next(iter(changes))].shape != tensors[name].shape
         with pytest.raises(ProtocolError, match="snapshot cannot be used"):
             take_over(
-                Course(spec, run.aggregator.plan, Replica(spec)), snapshot[:head] + safetensors.torch.save(changed)
+                RunState(spec, run.aggregator.plan, Replica(spec)), snapshot[:head] + safetensors.torch.save(changed)
             )
 
 
@@ -370,13 +367,13 @@ def test_a_checkpoint_of_another_run_is_refused_and_a_torn_one_passed_over(tmp_p
     kept = sorted((tmp_path / "alpha").iterdir())
     assert len(kept) == 2
     kept[1].write_bytes(kept[1].read_bytes()[:200])
-    course = Course(spec, run.aggregator.plan, Replica(spec))
-    assert Checkpoints(tmp_path / "alpha", run.aggregator.plan, "alpha").load(course) is not None
-    assert course.round == int(kept[0].name[:12]) > 0
-    assert course.roster == run.aggregator.course.roster
+    run_state = RunState(spec, run.aggregator.plan, Replica(spec))
+    assert Checkpoints(tmp_path / "alpha", run.aggregator.plan, "alpha").load(run_state) is not None
+    assert run_state.round == int(kept[0].name[:12]) > 0
+    assert run_state.roster == run.aggregator.state.roster
     with pytest.raises(UserError, match="another run, version or owner"):
-        Checkpoints(tmp_path / "alpha", run.aggregator.plan, "beta").load(course)
-    assert Checkpoints(tmp_path / "nowhere", run.aggregator.plan, "alpha").load(course) is None
+        Checkpoints(tmp_path / "alpha", run.aggregator.plan, "beta").load(run_state)
+    assert Checkpoints(tmp_path / "nowhere", run.aggregator.plan, "alpha").load(run_state) is None
 
 
 @pytest.mark.parametrize("name", ["powersgd", "edad"])
@@ -389,7 +386,7 @@ def test_any_steps_model_comes_out_of_the_ledger_alone(tmp_path: Path, site_data
     assert export(tmp_path / "run", None, tmp_path / "last").replica.digest() == digest
     assert load_file(tmp_path / "last" / "model" / "final.safetensors").keys() == Replica(spec).weights().keys()
     replica = Replica(spec)
-    Checkpoints(tmp_path / "alpha", run.aggregator.plan, "alpha").load(Course(spec, run.aggregator.plan, replica))
+    Checkpoints(tmp_path / "alpha", run.aggregator.plan, "alpha").load(RunState(spec, run.aggregator.plan, replica))
     assert 0 < replica.step < steps
     assert export(tmp_path / "run", replica.step, tmp_path / "earlier").replica.digest() == replica.digest() != digest
     with pytest.raises(UserError, match=f"got {steps + 1}, expected 1 to {steps}"):
@@ -456,7 +453,7 @@ def test_a_site_that_lost_its_disk_goes_on_without_residuals_and_the_ledger_says
     tmp_path: Path, site_data: Data, retention: Retention
 ) -> None:
     spec = run_spec(method={"name": "rank-dad", "rank": 1}, training={"epochs": 3})
-    run = Run(spec, site_data(spec), tmp_path, Keeping(retention=retention))
+    run = Run(spec, site_data(spec), tmp_path, LedgerOptions(retention=retention))
 
     def crash(message: int) -> str | None:
         if message == 50:
@@ -513,7 +510,7 @@ def test_the_tail_alone_is_enough_to_recover_and_has_a_bound(tmp_path: Path, sit
     data = site_data(spec)
     undisturbed = Run(spec, data, tmp_path / "undisturbed").go(lambda message: None)
     victims = ["aggregator", *SITES]
-    run = Run(spec, data, tmp_path, Keeping(retention=Retention.TAIL))
+    run = Run(spec, data, tmp_path, LedgerOptions(retention=Retention.TAIL))
     assert run.go(lambda message: victims[message // 13 % 4] if message % 13 == 0 else None) == undisturbed
     for kind in ("contributions", "updates"):
         assert 2 <= len(list((tmp_path / "run" / "ledger").glob(f"{kind}-*"))) <= 4
@@ -545,7 +542,7 @@ def test_a_run_takes_no_more_disk_than_was_predicted(
     """And not much less: contributions of three times EVERY steps, the updates of all or of as many."""
     monkeypatch.setattr(footprint_module, "WINDOW", 3 * EVERY)
     spec = run_spec(method=method, training={"epochs": 3}, federation={"sites": list(SITES), "compare_every": 0})
-    run = Run(spec, site_data(spec), tmp_path, Keeping(retention=retention))
+    run = Run(spec, site_data(spec), tmp_path, LedgerOptions(retention=retention))
     run.go(lambda message: None)
     most, steps = footprint(run.aggregator.plan), run.aggregator.recorder.progress.step
     ledger, checkpoints = (size_of(tmp_path / "run" / name) for name in ("ledger", "checkpoints"))
@@ -576,7 +573,7 @@ def test_the_last_checkpoint_lost_too_is_said(tmp_path: Path, site_data: Data) -
     run.go(lambda message: None)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     with pytest.raises(UserError, match="no checkpoint is readable"):
-        Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter, keeping=KEEPING)
+        Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter, ledger=LEDGER_OPTIONS)
 
 
 def test_a_site_that_loses_its_state_while_a_round_is_aggregated_is_reset_for_the_next(

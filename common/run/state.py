@@ -1,30 +1,25 @@
-"""The course of a run: where it stands, as its updates alone tell it. The same at every site and at the aggregator.
+"""The state of a run: the fold of its updates over the initial replica, and what is due next.
 
-All updates, folded over the initial replica, are the model of any step, without any gradient: so the aggregator's own
-replica follows, so a site that comes late catches up, and so `rankdad export` rebuilds a model from the ledger.
+The schedule of a run exists here and nowhere else. The trainer makes what is due, the aggregator accepts only what is
+due. The aggregator's replica, a site that comes late and `rankdad export` follow the same updates.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-import safetensors.torch
-import torch
-from pydantic import Field
 from torch import Tensor
 
-from common.arrays import unpack_counts, unpack_sums
-from common.drift import furthest, sketch
 from common.errors import ProtocolError
 from common.messages import (
     Buffers,
     Comparison,
-    Control,
-    Count,
     Decision,
     Farewell,
+    Kind,
     Message,
     Pooled,
     Roster,
@@ -33,51 +28,41 @@ from common.messages import (
 )
 from common.methods import method_for
 from common.plan import Plan
-from common.protocol import unpack_buffers
 from common.replica import Replica
 from common.routes import Payload, scatter
-from common.spec import PowerSgd, RunSpec
+from common.run.batches import parts
+from common.run.snapshot import Snapshot, check_snapshot, under
+from common.spec import RunSpec
 from common.tasks import LOWER_IS_BETTER
 
-MOST_STEPS = 1_000_000  # of an epoch: everybody lists every site's
-SCALARS = (
-    "round",
-    "fold",
-    "began",
-    "before",
-    "epoch",
-    "step",
-    "compared",
-    "best_value",
-    "best_epoch",
-    "stale",
-    "stopped",
-)
+MAX_STEPS = 1_000_000  # of an epoch: everybody lists every site's
+SCALARS = tuple(name for name in Snapshot.model_fields if name not in ("steps", "roster", "missing"))
 
 
-class Standing(Control):
-    """Where a run stands between two steps; with the course's tensors, all that is needed to go on.
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What the next round exchanges.
 
-    `steps` are those of the whole run, all else is named as in `Course`.
+    Args:
+        kind: of the round.
+        round: its number.
+        exchange: within the optimizer step.
+        fold: that is trained or tested.
+        epoch: whose weights the round is about.
+        stage: of preparation; None in any other round.
+        split: that is evaluated; None in any other round.
     """
 
-    round: Count
-    fold: Count
-    began: Count
-    before: Count
-    epoch: Count
-    step: Count
-    steps: Count
-    compared: Count
-    roster: Annotated[tuple[tuple[Count, ...], ...], Field(max_length=1001)]
-    missing: Annotated[tuple[Count, ...], Field(max_length=1000)]
-    best_value: Annotated[float, Field(allow_inf_nan=False)] | None
-    best_epoch: Count
-    stale: Count
-    stopped: bool
+    kind: Kind
+    round: int
+    exchange: int
+    fold: int
+    epoch: int
+    stage: str | None = None
+    split: Literal["validation", "test"] | None = None
 
 
-class Course:
+class RunState:
     """Follow a run by its updates.
 
     Args:
@@ -88,8 +73,8 @@ class Course:
     Attributes:
         round: number of the next round.
         roster: training samples of every fold and site, in the plan's order; empty before hello.
-        totals: what preparation's stages have added up over sites so far, float64 [folds, …] by stage.
-        fold: that is trained now, from 0; as many as there are when all have been tested.
+        totals: sums of preparation's stages over all sites, float64 [folds, …] by stage.
+        fold: that is trained now, from 0; the number of folds when all have been tested.
         began: the fold's first round.
         before: steps of the folds before.
         epoch: of the next step.
@@ -106,7 +91,6 @@ class Course:
         stale: epochs since then.
         stopped: whether training has been ended before its last epoch.
         farewell: the last update.
-        between_steps: whether neither a step nor the end of an epoch is half done: only then can a run be gone on with.
     """
 
     def __init__(self, spec: RunSpec, plan: Plan, replica: Replica) -> None:
@@ -114,11 +98,12 @@ class Course:
         self.method = method_for(spec, plan.routes, replica.model)
         self._spec, self._plan = spec, plan
         self._updates: list[Payload] = []  # of the step's exchanges so far
+        self._buffers_pooled = False  # of this epoch
         self._sizes: list[list[int]] = []  # of every site's batches in an epoch
         self._initial = replica.weights() if spec.folds > 1 else {}
         self.round = self.fold = self.began = self.before = 0
         self.epoch = self.step = self.compared = self.best_epoch = self.stale = 0
-        self.stopped = self.between_steps = self.decides = False
+        self.stopped = self.decides = False
         self.roster: tuple[tuple[int, ...], ...] = ()
         self.totals: dict[str, Tensor] = {}
         self.missing: frozenset[int] = frozenset()
@@ -130,12 +115,70 @@ class Course:
         self.farewell: Farewell | None = None
 
     @property
+    def due(self) -> Due | None:
+        """What the next round exchanges; None when the run is over."""
+        here = self.round, len(self._updates), self.fold, self.epoch
+        if self.farewell is not None:
+            return None
+        if not self.roster:
+            return Due(Kind.HELLO, *here)
+        if self.stage is not None:
+            return Due(Kind.SUMS, *here, stage=self.stage)
+        if self.decides:
+            return Due(Kind.DECISION, *here)
+        if self.tested:
+            return Due(Kind.GOODBYE, *here)
+        if not self.trains:
+            return Due(Kind.EVALUATION, *here[:3], self.best_epoch, split="test")
+        if self.step < self.replica.steps_per_epoch:
+            return Due(Kind.COMPARISON if self.comparison_due else Kind.STEP, *here)
+        if self._plan.buffers and not self._buffers_pooled:
+            return Due(Kind.BUFFERS, *here)
+        return Due(Kind.EVALUATION, *here, split="validation")
+
+    def check(self, message: Message, status: int) -> None:
+        """Refuse a message that is not of the round that is due.
+
+        Args:
+            message: a contribution or an update.
+            status: of the refusal.
+
+        Raises:
+            ProtocolError: names the field, and what was expected.
+        """
+        due, body = self.due, message.body
+        if due is None or message.round != due.round:
+            expected = "none: the run has ended" if due is None else f"round {due.round}"
+            raise ProtocolError(status, f"r: got round {message.round}, expected {expected}")
+        if message.kind is not due.kind:
+            raise ProtocolError(status, f"k: got {message.kind.name} in round {due.round}, expected {due.kind.name}")
+        if message.exchange != due.exchange:
+            raise ProtocolError(status, f"p: got exchange {message.exchange}, expected {due.exchange} of the step")
+        for field in ("stage", "split", "fold", "epoch"):
+            expected = getattr(due, field)
+            got = getattr(body, field, expected)
+            if got != expected:
+                raise ProtocolError(status, f"d.{field}: got {got}, expected {expected}")
+        if isinstance(body, Decision) and body != self.epoch_vote():
+            vote = self.epoch_vote()
+            raise ProtocolError(status, f"d: got {body}, expected {vote}: it follows from the pooled metrics")
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether a step is about to begin: only then can the run be gone on with from a snapshot."""
+        due = self.due
+        if due is None or due.exchange:
+            return False
+        compared = self.compared == self.replica.step > 0
+        return due.kind is Kind.COMPARISON or (due.kind is Kind.STEP and not compared)
+
+    @property
     def steps(self) -> int:
         """Optimizer steps done, of all folds."""
         return self.before + self.replica.step
 
     @property
-    def moment(self) -> str:
+    def rng_key(self) -> str:
         """What seeds are derived from: fold and round in it, whenever the folds before have stopped."""
         within = str(self.round - self.began)
         return f"{self.fold}/{within}" if self.fold else within
@@ -162,7 +205,7 @@ class Course:
 
     @property
     def comparison_due(self) -> bool:
-        """Whether the next round compares the sites' weights."""
+        """Whether the weights are compared before the next step."""
         every, step = self._spec.federation.compare_every, self.replica.step
         return bool(every and step and step % every == 0 and self.compared != step)
 
@@ -181,8 +224,7 @@ class Course:
         """Return the part that a site's samples have in the next step, if the sites of the last one take part."""
         if not samples:
             return 0.0
-        taking_part = [i for i in range(len(self._sizes)) if i == site or i not in self.missing]
-        return samples / sum(self._sizes[i][self.step] for i in taking_part if self.step < len(self._sizes[i]))
+        return samples / sum(self.batch_size(i) for i in range(len(self._sizes)) if i == site or i not in self.missing)
 
     def check_weight(self, update: Message, missing: Collection[int]) -> None:
         """Check that a step's update is weighted by the samples of the sites that it does not leave out.
@@ -201,82 +243,63 @@ class Course:
         if update.body.weight != due:
             raise ProtocolError(502, f"m: the weight of the step: got {update.body.weight:g}, expected {due}")
 
-    def own_share(self, site: int, samples: float, update: Message) -> float:
-        """Return the part that a site's samples have in a step's update: 0 if it was left out."""
-        assert isinstance(update.body, Step)
-        present = samples > 0 and site not in update.missing and update.body.weight > 0
-        return samples / update.body.weight if present else 0.0
-
-    def view(self) -> Decision:
+    def epoch_vote(self) -> Decision:
         """Return what every site says at the end of an epoch: whether it was the best, and whether to stop."""
-        stopping = self._spec.training.early_stopping
-        stale = self._stale()
+        stopping, stale = self._spec.training.early_stopping, self._stale()
         return Decision(epoch=self.epoch, best=stale == 0, stop=bool(stopping and stale >= stopping.patience))
 
-    def sketch(self) -> bytes:
-        """Return the sketch of the trained weights."""
-        return sketch(dict(self.replica.model.named_parameters()))
-
-    def furthest(self, weights: bytes) -> tuple[str, float]:
-        """Return which of a comparison's weights are furthest from the replica's own, and how far; see `common.drift`.
+    def check_parameters(self, named: Mapping[str, Tensor]) -> None:
+        """Check the weights that a comparison gives to all.
 
         Raises:
-            ProtocolError: they are not those of this model.
+            ProtocolError: they are not of this model.
         """
-        return furthest(dict(self.replica.model.named_parameters()), self._unpacked(weights))
-
-    def _unpacked(self, weights: bytes) -> dict[str, Tensor]:
-        own = {name: (value.dtype, value.shape) for name, value in self.replica.model.named_parameters()}
         try:
-            found = safetensors.torch.load(weights)
-        except (safetensors.SafetensorError, ValueError) as error:
-            raise ProtocolError(502, f"d.replica: holds no weights: {error}") from None
-        if {name: (value.dtype, value.shape) for name, value in found.items()} != own:
-            raise ProtocolError(502, "d.replica: holds other weights than this model has")
-        return found
+            self.replica.check_parameters(named)
+        except ValueError as error:
+            raise ProtocolError(502, f"d.replica: {error}") from None
 
     def follow(self, update: Message) -> None:
-        """Apply the update of the next round."""
+        """Apply the update of the next round.
+
+        Raises:
+            ProtocolError: it is not what is due, or holds what this run cannot have.
+        """
+        self.check(update, 502)
         body = update.body
         if isinstance(body, Roster):
-            self._meet(unpack_counts(body.train, self._plan.folds, len(self._plan.sites)))
+            self._meet(body.train)
         elif isinstance(body, Sums):
-            if body.stage != self.stage:
-                raise ProtocolError(502, f"d.stage: got {body.stage}, expected {self.stage}")
-            self.totals[body.stage] = unpack_sums(body.values, self._plan.folds, self._plan.stage_size(body.stage))
+            self.totals[body.stage] = body.values
         elif isinstance(body, Step):
             self._updates.append(body.payload)
             if len(self._updates) == len(self._plan.exchanges):
                 self._finish_step(update.missing)
         elif isinstance(body, Comparison):
-            self.compared = self.replica.step
             if body.replica:
-                self.replica.load(self._unpacked(body.replica))
+                self.check_parameters(body.replica)
+                self.replica.load(body.replica)
+            self.compared = self.replica.step
         elif isinstance(body, Buffers):
-            self.replica.load(unpack_buffers(body.values, self._plan))
+            self.replica.load(body.values)
+            self._buffers_pooled = True
+        elif isinstance(body, Pooled) and body.split == "validation":
+            self.validation, self.decides = body, True
         elif isinstance(body, Pooled):
-            if body.fold != self.fold:
-                raise ProtocolError(502, f"d.fold: got {body.fold}, expected {self.fold}")
-            if body.split == "validation":
-                self.validation, self.decides = body, True
-            else:
-                self.test = body
-                self._next_fold()
+            self.test = body
+            self._next_fold()
         elif isinstance(body, Decision):
             self._finish_epoch(body)
         elif isinstance(body, Farewell):
             self.farewell = body
         self.round += 1
-        over = isinstance(body, Roster | Sums | Comparison | Decision | Pooled) and not self.decides
-        over = over or (isinstance(body, Step) and not self._updates)
-        self.between_steps = over and self.trains
 
     def _meet(self, roster: tuple[tuple[int, ...], ...]) -> None:
         if not all(map(any, roster)):
             raise ProtocolError(502, "train: in one of the folds no site has a sample to train on")
         most = max(map(max, roster))
-        if most > MOST_STEPS * self._spec.training.step_size:
-            raise ProtocolError(502, f"train: got {most} samples, more than {MOST_STEPS} steps an epoch")
+        if most > MAX_STEPS * self._spec.training.step_size:
+            raise ProtocolError(502, f"train: got {most} samples, more than {MAX_STEPS} steps an epoch")
         self.roster = roster
         self._begin()
 
@@ -310,7 +333,7 @@ class Course:
         if decision.best:
             self.best_value, self.best_epoch = value, self.epoch
             self.best_weights = self.replica.weights()
-        self.stopped, self.decides = decision.stop, False
+        self.stopped, self.decides, self._buffers_pooled = decision.stop, False, False
         self.epoch, self.step = self.epoch + 1, 0
 
     def _value(self) -> float | None:
@@ -325,82 +348,33 @@ class Course:
         return 0 if improves else self.stale + 1
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return copies of all tensors by name, on the CPU: with `standing`, all that is needed to go on."""
+        """Return copies of all tensors by name, on the CPU: with `snapshot`, all that is needed to go on."""
         named = {f"replica/{name}": value for name, value in self.replica.state().items()}
         named |= {f"best/{name}": value for name, value in self.best_weights.items()}
         named |= {f"total/{name}": value for name, value in self.totals.items()}
         # Cloned: a part of a received update would take the whole of it along.
         return named | {f"basis/{name}": value.detach().cpu().clone() for name, value in self.bases.items()}
 
-    def standing(self) -> Standing:
+    def snapshot(self) -> Snapshot:
         """Return all else. Only between steps."""
         assert self.between_steps
         scalars: dict[str, Any] = {name: getattr(self, name) for name in SCALARS}
-        missing = tuple(sorted(self.missing))
-        return Standing(**scalars, steps=self.steps, roster=self.roster, missing=missing)
+        return Snapshot(**scalars, steps=self.steps, roster=self.roster, missing=tuple(sorted(self.missing)))
 
-    def load(self, standing: Standing, tensors: Mapping[str, Tensor]) -> None:
-        """Go to where a standing and tensors were taken.
+    def load(self, snapshot: Snapshot, tensors: Mapping[str, Tensor]) -> None:
+        """Go to where a snapshot and its tensors were taken.
 
         Raises:
-            ValueError: folds, sums, best weights or directions are not those of this run.
+            ValueError: they are not those of this run; see `check_snapshot`.
             RuntimeError, KeyError: the tensors are not those of this replica.
         """
-        folds, totals = self._plan.folds, under("total", tensors)
-        shapes = {stage.name: (torch.float64, (folds, stage.size)) for stage in self._plan.stages}
-        if standing.fold >= folds or [len(fold) for fold in standing.roster] != [len(self._plan.sites)] * folds:
-            raise ValueError(f"fold {standing.fold} or its roster is none of this run's {folds} folds")
-        if {name: (total.dtype, tuple(total.shape)) for name, total in totals.items()} != shapes:
-            raise ValueError("what preparation has added up is not what this run asks for")
-        best, bases = under("best", tensors), under("basis", tensors)
-        if best and _shapes(best) != _shapes(self.replica.model.state_dict()):
-            raise ValueError("the best weights are not those of this model")
-        for name, basis in bases.items():
-            self._check_basis(name, basis)
+        check_snapshot(self._spec, self._plan, self.replica.model, snapshot, tensors)
         for name in SCALARS:
-            setattr(self, name, getattr(standing, name))
-        self.totals = totals
-        self._meet(standing.roster)
-        self.missing = frozenset(standing.missing)
-        self.replica.load_state(under("replica", tensors), standing.steps - standing.before)
-        self.best_weights = best
+            setattr(self, name, getattr(snapshot, name))
+        self.totals = under("total", tensors)
+        self._meet(snapshot.roster)
+        self.missing = frozenset(snapshot.missing)
+        self.replica.load_state(under("replica", tensors), snapshot.steps - snapshot.before)
+        self.best_weights = under("best", tensors)
         device = next(self.replica.model.parameters()).device
-        self.bases = {name: value.to(device) for name, value in bases.items()}
-        self.between_steps = True
-
-    def _check_basis(self, name: str, basis: Tensor) -> None:
-        most = {route.name: (route.up, route.matrix[1]) for route in self._plan.routes if route.up is not None}
-        rows, columns = most.get(name, (0, 0))
-        exact = isinstance(self._spec.method, PowerSgd)
-        if basis.ndim != 2 or basis.shape[1] != columns or len(basis) > rows or (exact and len(basis) < rows):
-            raise ValueError(f"directions of {name}: got {list(basis.shape)}, expected {rows} of {columns} numbers")
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(value.shape) for name, value in tensors.items()}
-
-
-def batch_sizes(samples: int, largest: int) -> list[int]:
-    """Return the sizes of an epoch's batches: as few as can be, and as equal, so that none is a straggler of one."""
-    return parts(samples, math.ceil(samples / largest))
-
-
-def parts(samples: int, count: int) -> list[int]:
-    """Return the sizes of so many parts, as equal as can be, the larger ones first."""
-    return [samples // count + (batch < samples % count) for batch in range(count)]
-
-
-def under(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose name begins with `kind/`, by what follows."""
-    return {name.removeprefix(f"{kind}/"): value for name, value in tensors.items() if name.startswith(f"{kind}/")}
-
-
-def packed_weights(replica: Replica) -> bytes:
-    """Return a replica's weights as an update carries them.
-
-    Moments stay everywhere as they are: they come of the updates alone, and whoever chose them would choose the next
-    step's weights. So do buffers, which each site has of its own until the epoch ends.
-    """
-    named = replica.model.named_parameters()
-    contiguous = torch.contiguous_format
-    return safetensors.torch.save({name: value.detach().cpu().clone(memory_format=contiguous) for name, value in named})
+        self.bases = {name: value.to(device) for name, value in under("basis", tensors).items()}

@@ -1,0 +1,1 @@
+"""What a run is made of, the same at every site and at the aggregator."""

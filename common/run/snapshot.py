@@ -1,0 +1,77 @@
+"""Snapshots of a run's state between two steps: numbers and tensors, checked before a state takes them over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from common.messages import Control, Count
+from common.plan import Plan
+from common.spec import PowerSgd, RunSpec
+
+
+class Snapshot(Control):
+    """Where a run stands between two steps; with the state's tensors, all that is needed to go on.
+
+    `steps` are those of the whole run. All else is named as in `RunState`.
+    """
+
+    round: Count
+    fold: Count
+    began: Count
+    before: Count
+    epoch: Count
+    step: Count
+    steps: Count
+    compared: Count
+    roster: Annotated[tuple[tuple[Count, ...], ...], Field(max_length=1001)]
+    missing: Annotated[tuple[Count, ...], Field(max_length=1000)]
+    best_value: Annotated[float, Field(allow_inf_nan=False)] | None
+    best_epoch: Count
+    stale: Count
+    stopped: bool
+
+
+def check_snapshot(
+    spec: RunSpec, plan: Plan, model: nn.Module, snapshot: Snapshot, named: Mapping[str, Tensor]
+) -> None:
+    """Check that a snapshot is one of this run.
+
+    Args:
+        spec: the run.
+        plan: of the run.
+        model: of the run.
+        snapshot: from a file or from the network.
+        named: its tensors.
+
+    Raises:
+        ValueError: folds, sums, best weights or directions are not those of this run.
+    """
+    folds, totals = plan.folds, under("total", named)
+    shapes = {stage.name: (torch.float64, (folds, stage.size)) for stage in plan.stages}
+    if snapshot.fold >= folds or [len(fold) for fold in snapshot.roster] != [len(plan.sites)] * folds:
+        raise ValueError(f"fold {snapshot.fold} or its roster is none of this run's {folds} folds")
+    if {name: (total.dtype, tuple(total.shape)) for name, total in totals.items()} != shapes:
+        raise ValueError("what preparation has added up is not what this run asks for")
+    best = under("best", named)
+    if best and _shapes(best) != _shapes(model.state_dict()):
+        raise ValueError("the best weights are not those of this model")
+    most = {route.name: (route.up, route.matrix[1]) for route in plan.routes if route.up is not None}
+    for name, basis in under("basis", named).items():
+        rows, columns = most.get(name, (0, 0))
+        exact = isinstance(spec.method, PowerSgd)
+        if basis.ndim != 2 or basis.shape[1] != columns or len(basis) > rows or (exact and len(basis) < rows):
+            raise ValueError(f"directions of {name}: got {list(basis.shape)}, expected {rows} of {columns} numbers")
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in tensors.items()}
+
+
+def under(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose name begins with `kind/`, by what follows."""
+    return {name.removeprefix(f"{kind}/"): value for name, value in tensors.items() if name.startswith(f"{kind}/")}

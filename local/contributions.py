@@ -1,0 +1,202 @@
+"""What a site contributes: the body of every kind of round, made from its data and its replica."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from common import __version__
+from common.capture import FactorCapture
+from common.errors import ModelError, NonFiniteError, ProtocolError, RankdadError, UserError
+from common.factors import norm
+from common.messages import Body, Buffers, Evaluation, Goodbye, Hello, Kind, Sketch, Sums
+from common.plan import Plan
+from common.policy import Policy
+from common.preparation import Preparing
+from common.replica import saved_buffers
+from common.routes import Payload, gather
+from common.run.batches import batch_sizes
+from common.run.state import Due, RunState
+from common.seeds import derive
+from common.spec import RunSpec
+from local.admission import check_steps
+from local.data import Samples, SiteData
+from local.data.prepared import Prepared, prepare
+from local.evaluation import baseline_of, outputs_of, tally_of
+from local.losses import mean_loss
+
+Tested = Callable[[int, Tensor], None]
+
+
+class Contributions:
+    """Make what is due at one site.
+
+    Args:
+        spec: the run.
+        plan: of the run.
+        data: the site's samples.
+        run: where the run is, with the site's replica.
+        index: of the site in the plan.
+        tested: given every fold's outputs for its test samples.
+    """
+
+    def __init__(self, spec: RunSpec, plan: Plan, data: SiteData, run: RunState, index: int, tested: Tested) -> None:
+        self._spec, self._plan, self._data, self._run, self._index = spec, plan, data, run, index
+        self._tested = tested
+        self._preparing = Preparing(spec)
+        self._fold = self._epoch = -1  # of what follows
+        self._prepared: Prepared | None = None
+        self._batches: tuple[Tensor, ...] = ()
+
+    def body(self, due: Due) -> Body:
+        """Return the body of a round that is no step."""
+        if due.kind is Kind.HELLO:
+            return self._hello()
+        if due.kind is Kind.SUMS:
+            return self._sums(due.stage or "")
+        if due.kind is Kind.BUFFERS:
+            return Buffers(samples=len(self.prepared.train), values=saved_buffers(self._run.replica.model))
+        if due.kind is Kind.EVALUATION:
+            return self._evaluation(due)
+        if due.kind is Kind.DECISION:
+            return self._run.epoch_vote()
+        if due.kind is Kind.COMPARISON:
+            return Sketch(weights=self._run.replica.sketch())
+        return Goodbye(weights_sha256=self._run.replica.digest(), sketch=self._run.replica.sketch())
+
+    @property
+    def prepared(self) -> Prepared:
+        """The samples of the run's fold, or of the last one.
+
+        Raises:
+            RankdadError: the sites' totals lead to no finite numbers.
+        """
+        if self._prepared is None or (self._fold != self._run.fold and not self._run.tested):
+            try:
+                self._prepared = prepare(self._spec, self._data, self._run, self._run.replica)
+            except ValueError as error:
+                raise RankdadError(str(error)) from None
+            self._fold = self._run.fold
+        return self._prepared
+
+    def check_roster(self, policy: Policy) -> None:
+        """Check that the run began with this site's data, and that the policy allows its steps.
+
+        Raises:
+            UserError: the run began with other data.
+            PolicyError: steps have too few samples.
+        """
+        found, expected = [train for train, *_ in self._samples()], [fold[self._index] for fold in self._run.roster]
+        if found != expected:
+            fold_by_fold = ", fold by fold" * (len(found) > 1)
+            got, began = (", ".join(map(str, counts)) for counts in (found, expected))
+            raise UserError(
+                f"data: {got} samples to train on{fold_by_fold}, but this run began with {began}: a site goes on with "
+                "the same data"
+            )
+        sizes = (size for fold in range(self._plan.folds) for size in self._run.batch_sizes(self._index, fold))
+        check_steps(policy, self._spec, self._plan, sizes)  # even batches are known only now
+
+    def check_totals(self, stage: str) -> None:
+        """Check what a stage of preparation has added up to.
+
+        Raises:
+            ProtocolError: no sites' samples can.
+        """
+        for total, roster in zip(self._run.totals[stage], self._run.roster, strict=True):
+            problem = self._preparing.check(stage, total, sum(roster))
+            if problem:
+                raise ProtocolError(502, f"d.values: the sites' total of {stage}: {problem}")
+
+    def _samples(self) -> tuple[tuple[int, int, int], ...]:
+        """Return how many samples each fold trains on, validates and tests with."""
+        return tuple((len(split.train), len(split.validation), len(split.test)) for split in self._data.splits)
+
+    def _hello(self) -> Hello:
+        return Hello(
+            version=__version__,
+            spec_sha256=self._plan.spec_sha256,
+            plan_sha256=self._plan.sha256(),
+            weights_sha256=self._plan.weights_sha256,
+            samples=self._samples(),
+            dropped=self._data.dropped,
+            warnings=list(self._data.warnings),
+        )
+
+    def _sums(self, stage: str) -> Sums:
+        """Return a stage's sums over the training rows of every fold."""
+        sums = []
+        for fold in range(self._plan.folds):
+            rows = self._data.summed(fold)
+            try:
+                sums.append(self._preparing.contribution(stage, self._run.totals_of(fold), rows))
+            except ValueError as error:
+                raise RankdadError(f"preparation: {error}: a number here, or all sites' mean, is too large") from None
+        return Sums(stage=stage, values=torch.stack(sums))
+
+    def _evaluation(self, due: Due) -> Evaluation:
+        """Return what the model's outputs for a split add up to, and at a test what guesses from the site alone do."""
+        task, replica, prepared, split = self._spec.task, self._run.replica, self.prepared, due.split
+        assert split is not None
+        samples: Samples = getattr(prepared, split)
+        if split == "test":
+            final = replica.weights()
+            replica.load(self._run.best_weights)
+        outputs = outputs_of(replica.model, samples.inputs, task.outputs)
+        tally, baseline = tally_of(task, prepared, split, outputs), None
+        if split == "test":
+            replica.load(final)
+            self._tested(due.fold, prepared.in_units(outputs))
+            baseline = baseline_of(task, prepared)
+        return Evaluation(split=split, fold=due.fold, epoch=due.epoch, tally=tally, baseline=baseline)
+
+    def batch(self) -> Samples:
+        """Return the samples of the next step: none if the site is out of data."""
+        run, train = self._run, self.prepared.train
+        epoch = run.fold * self._spec.training.epochs + run.epoch
+        if self._epoch != epoch:
+            generator = torch.Generator()
+            generator.manual_seed(derive(self._plan.seed, "order", self.prepared.order_key, epoch))
+            order = torch.randperm(len(train), generator=generator)
+            self._batches, self._epoch = order.split(run.batch_sizes(self._index)), epoch
+        rows = self._batches[run.step] if run.step < len(self._batches) else torch.arange(0)
+        return train.take(rows.to(train.labels.device))
+
+    def gradients(self, batch: Samples) -> tuple[Payload, float, float]:
+        """Return the gradients of the batch's mean loss in the plan's order, that loss, and the gradients' norm.
+
+        Raises:
+            ModelError: the network raised.
+            NonFiniteError: the loss or a gradient holds NaN or infinity; names the parameter.
+        """
+        plan, run = self._plan, self._run
+        model = run.replica.model.train()
+        like = next(model.parameters())
+        if not len(batch):
+            return gather(plan.routes, {}, {}, like), 0.0, 0.0
+        torch.manual_seed(derive(plan.seed, "forward", self._index, run.rng_key))
+        value = 0.0
+        with FactorCapture(model, only=plan.factor_names) as capture:
+            for part in batch.split(batch_sizes(len(batch), self._spec.training.batch_size)):
+                try:
+                    loss = self._loss(part) * (len(part) / len(batch))
+                    capture.backward(loss)
+                except Exception as error:
+                    raise ModelError(error) from error
+                value += float(loss.detach())
+        if not math.isfinite(value):
+            raise NonFiniteError(f"the training loss in step {run.replica.step + 1}")
+        payload = gather(plan.routes, capture.factors(), capture.dense(), like)
+        sizes = [norm(gradient) for gradient in payload]
+        for route, size in zip(plan.routes, sizes, strict=True):
+            if not math.isfinite(size):
+                raise NonFiniteError(f"the gradient of {route.name} in step {run.replica.step + 1}")
+        return payload, value, math.hypot(*sizes)
+
+    def _loss(self, batch: Samples) -> Tensor:
+        kind, weights = batch.labels.device.type, self.prepared.fit.class_weights
+        with torch.autocast(kind, torch.bfloat16, enabled=self._spec.training.autocast is not None):
+            return mean_loss(self._spec.task, self._run.replica.model(batch.inputs), batch.labels, weights)

@@ -1,0 +1,145 @@
+"""What a run keeps on the disk so that it goes on after a crash: its ledger and its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.checkpoints import Checkpoints
+from common.errors import ProtocolError, UserError
+from common.plan import Plan
+from common.reduction.feedback import Residuals
+from common.run.state import RunState
+from remote.ledger import Durability, Ledger, Retention
+from remote.records import DamageError, Entry, Record
+
+LEDGER, CHECKPOINTS = "ledger", "checkpoints"  # of a run's directory
+
+
+@dataclass(frozen=True)
+class LedgerOptions:
+    """What is written down for the run to go on after a crash.
+
+    Args:
+        durability: against what; every record is written before anybody is answered.
+        retention: what of it is kept.
+    """
+
+    durability: Durability = Durability.PROCESS
+    retention: Retention = Retention.ALL
+
+
+class Persistence:
+    """A run's ledger and checkpoints; without options there are none, and nothing is kept.
+
+    Args:
+        directory: of the run.
+        plan: of the run.
+        run_id: of a run that begins.
+        options: of the ledger.
+
+    Attributes:
+        run_id: of the run.
+        resumes: whether the directory holds this run already.
+    """
+
+    def __init__(self, directory: Path, plan: Plan, run_id: str, options: LedgerOptions | None) -> None:
+        self.run_id = run_id
+        self.resumes = options is not None and (directory / LEDGER).exists()
+        self._ledger: Ledger | None = None
+        if options is not None:
+            sync, self._retention = options.durability is Durability.POWER, options.retention
+            self._ledger = Ledger(directory / LEDGER, plan.sha256(), run_id, sync=sync)
+            self.run_id = self._ledger.run_id
+            self._checkpoints = Checkpoints(directory / CHECKPOINTS, plan, "aggregator", sync=sync)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether anything is kept."""
+        return self._ledger is not None
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger of a run that keeps one."""
+        assert self._ledger is not None
+        return self._ledger
+
+    def oldest(self, round_: int) -> int:
+        """Return the first round whose update is kept at a round."""
+        return self._ledger.oldest if self._ledger else max(0, round_ - 1)
+
+    def load(self, state: RunState) -> tuple[Mapping[str, Any], Residuals]:
+        """Go to the last checkpoint, if there is one, and return its document and the residuals.
+
+        Raises:
+            UserError: no checkpoint is readable, and the ledger does not begin at the beginning.
+        """
+        if self._ledger is None:
+            return {}, {}
+        try:
+            found = self._checkpoints.load(state)
+            if found is None and self._ledger.oldest_contribution > 0:
+                folder = self._checkpoints.folder
+                raise UserError(f"{folder}: no checkpoint is readable, and the ledger goes on from one")
+        except UserError:
+            self._ledger.close()
+            raise
+        return found or ({}, {})
+
+    def append(self, entry: Entry, round_: int, site: int, body: bytes) -> None:
+        """Write a record down.
+
+        Raises:
+            UserError: the ledger cannot be written.
+        """
+        if self._ledger:
+            self._ledger.append(Record(entry, round_, site, body))
+
+    def update(self, round_: int) -> bytes | None:
+        """Return the update of a round; None if it is not kept.
+
+        Raises:
+            ProtocolError: 410 for one that is damaged.
+        """
+        try:
+            return self._ledger.update(round_) if self._ledger else None
+        except DamageError as error:
+            raise ProtocolError(410, f"r: the aggregator's ledger has lost round {round_}: {error.named}") from None
+
+    def save(self, state: RunState, residuals: Residuals, document: Mapping[str, Any]) -> None:
+        """Write a checkpoint, and remove what no checkpoint needs any more.
+
+        Raises:
+            UserError: the disk is full or broken.
+        """
+        if self._ledger is None:
+            return
+        self._checkpoints.save(state, residuals, document)
+        self._ledger.begin(state.round, self._retention)
+        oldest = self._checkpoints.oldest()
+        if oldest is not None:
+            self._ledger.retire(oldest, self._retention)
+
+    def snapshot(self) -> bytes | None:
+        """Return the newest checkpoint for a site that has lost its own; None if there is none."""
+        return self._checkpoints.snapshot() if self._ledger else None
+
+    def leave(self) -> None:
+        """Let another process go on with the run until `back`."""
+        if self._ledger:
+            self._ledger.leave()
+
+    def back(self) -> bool:
+        """Go on with the run; return whether nobody else has.
+
+        Raises:
+            UserError: another process does.
+        """
+        return self._ledger is None or self._ledger.back()
+
+    def close(self) -> None:
+        """Close the files."""
+        if self._ledger:
+            self._ledger.close()

@@ -1,0 +1,57 @@
+"""`summary.json`: the figures of a run."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import torch
+
+from common import __version__
+from common.messages import Pooled
+from common.metrics import Metrics
+from remote.progress import Progress
+
+
+def summary(progress: Progress) -> dict[str, Any]:
+    """Return the figures of a run as JSON."""
+    return {
+        "name": progress.name,
+        "status": progress.status,
+        "reason": progress.reason,
+        "method": progress.method,
+        "sites": list(progress.sites),
+        "steps": progress.step,
+        "epochs": progress.epoch,
+        "best_epoch": progress.best_epoch,
+        "seconds": progress.seconds,
+        "seconds_per_step": progress.step_seconds / max(1, progress.step),
+        "bytes_up_per_site_step": progress.per_site_step(progress.up),
+        "bytes_down_per_site_step": progress.per_site_step(progress.down),
+        "dense_bytes": progress.dense_bytes,
+        "times_fewer_bytes_than_dense": progress.ratio if progress.step else None,
+        "train_loss": progress.train_loss,
+        "folds": progress.folds,
+        "metrics": {
+            "validation": _metrics(progress.validation),
+            "test": _metrics(progress.study.pooled),
+            **progress.study.summary(),
+        },
+        "problems": progress.problems,
+        "rows_dropped": progress.dropped,
+        "warnings": progress.warnings,
+        "left_out": progress.left_out,
+        "resets": progress.resets,
+        "drift": progress.drift,
+        "weights_sha256": progress.weights_sha256,
+        "aggregator_sha256": progress.aggregator_sha256,
+        "versions": {"rankdad": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "machine": {"processor": platform.machine(), "capability": torch.backends.cpu.get_cpu_capability()},
+    }
+
+
+def _metrics(found: Pooled | Metrics | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    values = {str(name): value for name, value in found.values.items()}
+    return {"samples": found.samples, **values, "auc_error": found.auc_error, "absent": found.absent}
