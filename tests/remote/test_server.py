@@ -18,7 +18,7 @@ from remote.audit import Audit
 from remote.config import Access
 from remote.persistence import LedgerOptions
 from remote.server import listen, serve
-from tests.conftest import SITES, run_spec
+from tests.conftest import SITES, run_spec, site_config
 from tests.remote.test_aggregator import hello_of
 
 
