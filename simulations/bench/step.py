@@ -67,7 +67,7 @@ def bench_step(file: SimulationFile, counts: list[int], size: int, steps: int, c
     bare = Table("sites", "ours", "with ledger", "httpx + FastAPI", "asyncio streams", "ours / httpx + FastAPI")
     results = []
     for count in counts:
-        split.add_row(str(count), *split(file, count))
+        split.add_row(str(count), *measure_step(file, count))
         found = measure_barriers(count, size, steps)
         results.append(found)
         figures = (found.ours, found.ledger, found.http, found.streams, found.ratio)
@@ -79,7 +79,7 @@ def bench_step(file: SimulationFile, counts: list[int], size: int, steps: int, c
     return results
 
 
-def split(file: SimulationFile, sites: int) -> list[str]:
+def measure_step(file: SimulationFile, sites: int) -> list[str]:
     """Run a simulation for ten steps or more, and return the medians of a site's stretches."""
     run = file.run.model_dump(mode="json")
     run["training"]["epochs"] = 2 + sites // 4  # the more share the samples, the fewer steps an epoch has
