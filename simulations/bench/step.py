@@ -63,23 +63,23 @@ def bench_step(file: SimulationFile, counts: list[int], size: int, steps: int, c
     import simulations.bench.floor  # noqa: F401
 
     import_before_forking()
-    parts = Table("sites", "step", "compute", "reduction", "packing", "waiting", "aggregator's reduction", "up", "down")
+    split = Table("sites", "step", "compute", "reduction", "packing", "waiting", "aggregator's reduction", "up", "down")
     bare = Table("sites", "ours", "with ledger", "httpx + FastAPI", "asyncio streams", "ours / httpx + FastAPI")
     results = []
     for count in counts:
-        parts.add_row(str(count), *split(file, count))
+        split.add_row(str(count), *measure_step(file, count))
         found = measure_barriers(count, size, steps)
         results.append(found)
         figures = (found.ours, found.ledger, found.http, found.streams, found.ratio)
         bare.add_row(str(count), *(f"{figure:.2f}" for figure in figures))
     console.print(f"One step of {file.run.name}, {file.run.method.name}: median milliseconds of a site; bytes per site")
-    console.print(parts)
+    console.print(split)
     console.print(f"The same {size} bytes each way and no training: median milliseconds per step")
     console.print(bare)
     return results
 
 
-def split(file: SimulationFile, sites: int) -> list[str]:
+def measure_step(file: SimulationFile, sites: int) -> list[str]:
     """Run a simulation for ten steps or more, and return the medians of a site's stretches."""
     run = file.run.model_dump(mode="json")
     run["training"]["epochs"] = 2 + sites // 4  # the more share the samples, the fewer steps an epoch has

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simulations.bench.cli import SPECS
-from simulations.bench.step import measure_barriers, split
+from simulations.bench.step import measure_barriers, measure_step
 from simulations.simulator import import_before_forking
 from simulations.spec import read_simulation
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 def test_a_site_whose_epoch_is_one_step_is_measured_too() -> None:
     file = read_simulation(SPECS / "digits.json", ["run.training.batch_size=2000"])
-    *times, up, down = map(float, split(file, 2))
+    *times, up, down = map(float, measure_step(file, 2))
     assert min(times) > 0
     assert up == down > 1000
 
