@@ -45,7 +45,7 @@ class RankdadError(Exception):
     exit_code = 1
 
     @property
-    def told(self) -> str:
+    def public_message(self) -> str:
         """What other sites may hear of it."""
         return str(self)
 
@@ -82,7 +82,7 @@ class DataError(UserError):
         super().__init__(f"{path}: {self.problem}{hint}")
 
     @property
-    def told(self) -> str:
+    def public_message(self) -> str:
         """What other sites may hear of it: no folder, and nothing that is quoted from the file."""
         return self._told
 
@@ -99,7 +99,7 @@ class FewSamplesError(PolicyError):
     """A site has fewer samples for a step, or for sums, than its policy asks for."""
 
     @property
-    def told(self) -> str:
+    def public_message(self) -> str:
         """What other sites may hear of it: the field of the spec, and not how many."""
         return f"{self.field}: it has fewer samples here than its policy asks for"
 

@@ -274,7 +274,7 @@ class Ask:
 
 def failure_message(site: str, round_: int, error: BaseException, *, final: bool = True) -> Message:
     """Return the message by which a site says that it cannot go on, or only that it has to mend something first."""
-    reason = error.told if isinstance(error, RankdadError) else one_line(error)
+    reason = error.public_message if isinstance(error, RankdadError) else one_line(error)
     if isinstance(error, KeyboardInterrupt):
         reason = "a person stopped it"
     return Message(Kind.FAILURE, round_, Failure(site=site, reason=visible(reason), final=final))

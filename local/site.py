@@ -259,7 +259,7 @@ def _telling(client: AggregatorClient, config: SiteConfig) -> Iterator[None]:
     except Exception as error:
         # What an error nobody has thought of says may come from the data.
         unexpected = f"an unexpected error ({type(error).__name__}), of which its log says more"
-        reason = error.told if isinstance(error, RankdadError) else unexpected
+        reason = error.public_message if isinstance(error, RankdadError) else unexpected
         for path in filter(None, (getattr(config, key) for key in PATHS)):  # its folders are the site's business
             reason = reason.replace(f"{Path(path).parent}{os.sep}", "")
         client.give_up(pack_failure(failure_message(config.name, 0, RankdadError(reason), final=False)))

@@ -145,9 +145,11 @@ class _Trainer:
         run = self.site_run
         if run.roster:
             self.contributions.check_roster(self.policy)
+        compared = False
         while (due := run.due) is not None:
-            if run.between_steps:
+            if due.kind in (Kind.COMPARISON, Kind.STEP) and not compared:
                 between_steps()
+            compared = due.kind is Kind.COMPARISON
             known = yield from self._ask()
             if due.kind is Kind.STEP:
                 yield from self._step(known)

@@ -165,12 +165,12 @@ class RunState:
 
     @property
     def between_steps(self) -> bool:
-        """Whether a step is about to begin: only then can the run be gone on with from a snapshot."""
+        """Whether neither a step nor the end of an epoch is half done: only then can a run go on from a snapshot."""
         due = self.due
-        if due is None or due.exchange:
+        if due is None or due.exchange or not self.trains:
             return False
-        compared = self.compared == self.replica.step > 0
-        return due.kind is Kind.COMPARISON or (due.kind is Kind.STEP and not compared)
+        ends = due.kind is Kind.EVALUATION and not self._buffers_pooled
+        return ends or due.kind in (Kind.COMPARISON, Kind.STEP, Kind.BUFFERS)
 
     @property
     def steps(self) -> int:

@@ -176,7 +176,7 @@ def _only(found: Sequence[Path], one: str, several: str) -> Path:
 
 def refused(error: UserError, member: Member) -> Problem:
     """Return an error about a member's data or policy in the words of the form."""
-    said = error.told
+    said = error.public_message
     for variable in ("min_rows", "max_rank"):
         if f"({variable})" in str(error):
             field = getattr(error, "field", "")

@@ -91,7 +91,7 @@ class SiteNode:
             return self._run.reply()
         except RankdadError as error:
             self._say(f"error: {error}")
-            return _failed(given, state, error.told)
+            return _failed(given, state, error.public_message)
         except Exception as error:  # whose words may quote data: they stay here
             traceback.print_exc()
             return _failed(given, state, f"{type(error).__name__}: the log of this site's container has more")

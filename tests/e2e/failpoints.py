@@ -242,13 +242,13 @@ POINTS: dict[str, Callable[[Due], None]] = {
     "checkpoint in place": _after(os, "replace", _is_checkpoint),
     # The aggregator's, in the order of a round
     "half a contribution": _half_a_record(lambda data, place: place > 0 and data[KIND] == Entry.CONTRIBUTION),
-    "contribution": _after(Aggregator, "receive"),
+    "contribution": _after(Aggregator, "_receive"),
     "aggregate": _after(Aggregator, "aggregate"),
     "half an update": _half_a_record(lambda data, place: place > 0 and data[KIND] == Entry.UPDATE),
-    "update": _after(Aggregator, "complete"),
+    "update": _before(Aggregator, "follow"),
+    "followed": _after(Aggregator, "follow"),
     "half an answer": _half_an_answer,
     "some answers": _some_answers,
-    "all answers": _before(Aggregator, "follow"),
     "half a summary": _half_a_summary,
     # Then, where a checkpoint is due
     "half a new ledger": _half_a_record(lambda _, place: place == 0),
@@ -256,7 +256,7 @@ POINTS: dict[str, Callable[[Due], None]] = {
     "new ledgers": _after(Ledger, "begin"),
     "half of the old ledgers": _after(Path, "unlink", lambda path, *_: path.parent.name == "ledger"),
     # At the end
-    "farewell": _after(Aggregator, "complete", _is_farewell),
+    "farewell": _after(Aggregator, "_open_next", _is_farewell),
     "end": _before(Aggregator, "close"),
     "model": _before(aggregator, "save_model"),
 }

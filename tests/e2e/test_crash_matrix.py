@@ -133,7 +133,7 @@ def test_all_die_at_once(play: Callable[..., None], method: str) -> None:
 @pytest.mark.slow
 def test_they_die_again_and_again_before_the_first_step(play: Callable[..., None]) -> None:
     start = ("half a new ledger", "half of the new ledgers", "half a summary")
-    hello = ("half a contribution", "contribution", "aggregate", "half an update", "update", "all answers")
+    hello = ("half a contribution", "contribution", "aggregate", "half an update", "update", "followed")
     crashes = {
         "aggregator": [Crash(point) for point in start + hello],
         "alpha": [Crash("wait", skip=skip) for skip in range(3)],

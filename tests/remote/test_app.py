@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from common.messages import Roster
 from common.protocol import unpack
@@ -207,6 +208,28 @@ def test_a_round_that_cannot_be_aggregated_is_tried_again_and_the_sites_wait(
     (update,) = set(updates.values())
     assert isinstance(unpack(update, served.aggregator.plan, up=False).body, Roster)
     assert (served.aggregator.barrier.round, served.aggregator.recorder.progress.problems) == (1, {})
+
+
+def test_the_round_of_a_large_plan_leaves_the_event_loop_and_others_are_answered_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(tmp_path / "run", large_plan=0, training={"threads": 1}) as served:
+        aggregate, go_on, at_work = served.aggregator.aggregate, threading.Event(), list[tuple[str, int]]()
+
+        def slow(ready: Ready) -> Update:
+            at_work.append((threading.current_thread().name, torch.get_num_threads()))
+            assert go_on.wait(10)
+            return aggregate(ready)
+
+        monkeypatch.setattr(served.aggregator, "aggregate", slow)
+        held = [Later(served, "POST", f"/rounds/{site}", served.hello(site)) for site in SITES]
+        served.until(lambda: at_work)
+        assert json.loads(ask(served, "GET", "/status")[1])["round"] == 0
+        assert reason(ask(served, "POST", "/rounds/delta", b""))[0] == 404
+        go_on.set()
+        assert {request.wait()[0] for request in held} == {200}
+        assert reason(ask(served, "POST", "/rounds/alpha", b"?"))[0] == 422
+    assert at_work == [("aggregator_0", served.aggregator.plan.threads)]
 
 
 def test_an_error_half_way_to_the_next_round_ends_the_process_and_another_goes_on(

@@ -252,7 +252,7 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(cut_short: CutShort) -> N
         (lambda document: "[]", "is no checkpoint of rankdad"),
         (lambda document: "{" + document, "is no checkpoint of rankdad"),
         (lambda document: document.replace('"format"', '"form"'), "of another run, version or owner"),
-        (lambda document: document.replace('"course"', '"curse"'), "is no checkpoint of this run: KeyError: 'state'"),
+        (lambda document: document.replace('"course"', '"curse"'), "is no checkpoint of this run: KeyError: 'course'"),
     ],
 )
 def test_a_whole_checkpoint_that_holds_something_else_is_refused_in_a_sentence(

@@ -117,15 +117,15 @@ def test_every_fault_is_named_and_no_cell_is_told(
     with pytest.raises(DataError, match=said) as error:
         read_samples(run_of(**changes), folder)
     assert str(error.value).startswith(str(tmp_path / "brains.csv"))
-    assert f"'{new}'" not in error.value.told
-    assert str(tmp_path) not in error.value.told
+    assert f"'{new}'" not in error.value.public_message
+    assert str(tmp_path) not in error.value.public_message
 
 
 def test_no_cell_is_told_where_a_column_has_an_apostrophe(tmp_path: Path) -> None:
     folder = write(tmp_path, BRAINS.replace("age", "patient's age").replace("30", "Jane Roe"))
     with pytest.raises(DataError, match="holds 'Jane Roe'") as error:
         read_samples(run_of(label="patient's age"), folder)
-    assert "row 3, column patient's age: holds a value" in error.value.told
+    assert "row 3, column patient's age: holds a value" in error.value.public_message
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_no_cell_is_told_where_a_table_has_no_row_of_column_names(
     write(write(tmp_path, brains), BRAINS, "more.csv")
     with pytest.raises(DataError, match=said) as error:
         read_samples(run_of(**changes), tmp_path)
-    assert cell not in error.value.told
+    assert cell not in error.value.public_message
 
 
 def test_what_is_to_be_imputed_is_nan_and_what_lacks_a_label_is_left_out(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_faults_of_several_files_name_the_one(tmp_path: Path, changes: dict[str,
     with pytest.raises(DataError, match=said) as error:
         read_samples(run_of(**({"file": "*.csv"} | changes)), tmp_path)
     assert str(error.value).startswith(f"{tmp_path}/")
-    assert tmp_path.name not in error.value.told
+    assert tmp_path.name not in error.value.public_message
 
 
 def test_several_covariate_tables_are_joined_and_what_is_not_in_all_is_counted(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_a_subjects_file_that_is_no_text_is_said_without_its_name(tmp_path: Path
     (tmp_path / "jane").write_bytes(b"%PDF-1.7")
     with pytest.raises(DataError, match="jane: is a PDF, expected a subject's statistics as text") as error:
         read_site(spec_of("freesurfer"), tmp_path, 0)
-    assert error.value.told.startswith("the file of sample 1: is a PDF")
+    assert error.value.public_message.startswith("the file of sample 1: is a PDF")
 
 
 TABLES: list[tuple[bytes, str]] = [
@@ -294,7 +294,7 @@ def never_raises_anything_else(reader: Callable[[Path], object], data: bytes) ->
         try:
             reader(path)
         except DataError as error:
-            said = [str(error), error.told]
+            said = [str(error), error.public_message]
         else:
             said = []
     assert all(said)

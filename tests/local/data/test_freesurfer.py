@@ -96,7 +96,7 @@ def test_every_fault_is_named(tmp_path: Path, files: dict[str, Any], said: str) 
     folder = write(tmp_path, **files)
     with pytest.raises(DataError, match=said) as error:
         read_samples(spec_of(), folder)
-    assert not any(private in error.value.told for private in ("b.txt", "sub-1", str(tmp_path)))
+    assert not any(private in error.value.public_message for private in ("b.txt", "sub-1", str(tmp_path)))
 
 
 def test_a_link_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_every_fault_is_named_with_folder_and_function(tmp_path: Path, given: di
     with pytest.raises(DataError, match=said) as error:
         read(tmp_path, **given)
     assert str(error.value).startswith(f"{tmp_path} (ownreader:{given.get('name', 'load')}): ")
-    assert "patient" not in error.value.told
+    assert "patient" not in error.value.public_message
 
 
 @pytest.mark.parametrize(

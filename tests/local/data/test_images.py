@@ -124,7 +124,7 @@ def test_a_bad_file_is_named(tmp_path: Path, damage: Any, said: str) -> None:
     with pytest.raises(DataError, match=said) as error:
         read_site(spec_of(), folder, 0)
     assert str(error.value).startswith(f"{folder}: ")
-    assert not any(name in error.value.told for name in ("1.png", "b.bmp", str(tmp_path)))
+    assert not any(name in error.value.public_message for name in ("1.png", "b.bmp", str(tmp_path)))
 
 
 def test_a_picture_that_unpacks_to_too_many_pixels_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

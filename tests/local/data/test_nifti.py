@@ -129,7 +129,7 @@ def test_a_bad_file_is_named_with_the_row_that_lists_it(tmp_path: Path, damage: 
     damage(tmp_path)
     with pytest.raises(DataError, match=said) as error:
         read_samples(spec_of(normalise="volume"), path)
-    assert not any(private in error.value.told for private in ("a.nii", "b.nii", str(tmp_path)))
+    assert not any(private in error.value.public_message for private in ("a.nii", "b.nii", str(tmp_path)))
 
 
 ROWS: list[tuple[str, str, dict[str, Any], str]] = [

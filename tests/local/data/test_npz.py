@@ -104,7 +104,7 @@ def test_every_fault_is_named_and_no_value_is_told(
 ) -> None:
     with pytest.raises(DataError, match=rf"data\.npz: .*{said}") as error:
         read(tmp_path, task, **arrays)
-    assert not any(f"holds {cell} in row" in error.value.told for cell in ("'01'", "2", "3", "1.5"))
+    assert not any(f"holds {cell} in row" in error.value.public_message for cell in ("'01'", "2", "3", "1.5"))
 
 
 @pytest.mark.parametrize("data", [NpzData(shape=(6,)), NpzData(shape=(3, 2), tokens=30)])
