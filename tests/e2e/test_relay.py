@@ -73,15 +73,7 @@ def test_faults_of_every_kind_change_no_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["terminal", "killed"])
 def test_no_process_of_a_simulation_with_a_relay_is_left(tmp_path: Path, how: str) -> None:
     file, relay = simulation(tmp_path, training={"epochs": 9999}), relay_file(tmp_path, delay=1)
-    command = [*COMMAND, "simulate", str(file), "--output", str(tmp_path / "run"), "--relay", str(relay)]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-        start_new_session=True,
-    )
+    process = start("simulate", file, "--output", tmp_path / "run", "--relay", relay, new_session=True)
     wait_for_line(process, "step 1 ")
     children = children_of(process)
     assert len(children) == 5
@@ -146,8 +138,7 @@ def test_a_relay_started_by_hand_says_what_it_did(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_that_goes_on_goes_on_behind_its_relay(tmp_path: Path) -> None:
     file, relay = simulation(tmp_path, training={"epochs": 40}), relay_file(tmp_path, faults=FAULTS)
-    command = [*COMMAND, "simulate", str(file), "--output", str(tmp_path / "run"), "--ledger", "--relay", str(relay)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=ENVIRONMENT, start_new_session=True)
+    process = start("simulate", file, "--output", tmp_path / "run", "--ledger", "--relay", relay, new_session=True)
     wait_for_steps(tmp_path / "run", 80)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
