@@ -48,7 +48,7 @@ class Warm:
     ) -> None:
         self.args = [*map(str, words)]
         reading, writing = os.pipe() if log is None else (os.open(os.devnull, os.O_RDONLY), os.dup(log.fileno()))
-        self.stdout = open(reading, encoding="utf-8")  # noqa: SIM115
+        self.stdout = os.fdopen(reading, encoding="utf-8")
         self._stderr = log or tempfile.TemporaryFile()  # noqa: SIM115
         with (
             Connection(writing, readable=False) as out,
@@ -111,8 +111,8 @@ def _run(
     for number, end in ((1, out), (2, err)):
         os.dup2(end.fileno(), number)
         end.close()
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False, buffering=1)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

@@ -51,7 +51,7 @@ def start(*words: object, new_session: bool = False) -> Warm:
     return Warm(*words, environment=ENVIRONMENT, new_session=new_session)
 
 
-def children_of(process: Warm) -> list[int]:
+def children_of(process: Warm | subprocess.Popen[str]) -> list[int]:
     listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
     return [int(pid) for pid in listed.split()]
 
@@ -293,7 +293,6 @@ def test_a_mistake_ends_a_command_with_status_2(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_check_finds_the_same_mistakes_without_running(tmp_path: Path) -> None:
     file = simulation(tmp_path)
     assert "rank-dad, 3 sites: at most" in rankdad("check", file).stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import pytest
 from tests.e2e.test_crashes import wait_for_steps
 from tests.e2e.test_identity import free_port
 from tests.e2e.test_processes import rankdad, simulation, start, wait_for_line
+from tests.warm import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -38,7 +38,7 @@ class Started:
         self.aggregator = start("aggregator", file, "--output", self.run, "--port", port)
         self.sites = {name: self.site(name) for name in FOUR}
 
-    def site(self, name: str) -> subprocess.Popen[str]:
+    def site(self, name: str) -> Warm:
         return start("site", self.folder / "demo" / f"{name}.json", "--patience", 60)
 
     def kill(self, name: str) -> None:

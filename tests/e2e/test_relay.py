@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ import pytest
 
 from tests.conftest import SITES
 from tests.e2e.test_crashes import wait_for_steps
-from tests.e2e.test_processes import COMMAND, ENVIRONMENT, alive, children_of, rankdad, simulation, start, wait_for_line
+from tests.e2e.test_processes import alive, children_of, rankdad, simulation, start, wait_for_line
 
 FAULTS: list[dict[str, Any]] = [
     {"kind": "reset", "at": [2], "after": 0},  # a site asks for the run
