@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ from tests.common.steps import (
     prepare,
     site_gradients,
 )
-from tests.conftest import examples, run_spec
+from tests.conftest import examples, run_spec, sampled
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -88,8 +89,10 @@ def layers() -> nn.Module:
     return Layers()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("reducer", ["spi", "block", "exact", "auto"])
+@pytest.mark.parametrize(
+    ("reducer", "dtype"),
+    sampled(itertools.product(["spi", "block", "exact", "auto"], ["float32", "float64"]), every=3),
+)
 @settings(max_examples=examples(4))
 @given(tokens=st.lists(st.integers(0, 19), min_size=6, max_size=6))
 def test_every_kind_of_layer_is_reduced_and_exact_at_full_rank(reducer: str, dtype: str, tokens: list[int]) -> None:

