@@ -49,6 +49,8 @@ class Warm:
         self.args = [*map(str, words)]
         reading, writing = os.pipe() if log is None else (os.open(os.devnull, os.O_RDONLY), os.dup(log.fileno()))
         self.stdout = os.fdopen(reading, encoding="utf-8")
+        if log is not None:
+            self.stdout.close()
         self._stderr = log or tempfile.TemporaryFile()  # noqa: SIM115
         with (
             Connection(writing, readable=False) as out,

@@ -47,7 +47,7 @@ def test_all_processes_killed_at_once_go_on_to_the_same_bits(tmp_path: Path) -> 
     process = start("simulate", file, "--output", tmp_path / "run", "--ledger", new_session=True)
     wait_for_steps(tmp_path / "run", 120)
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.communicate()
     done = rankdad("simulate", "--resume", tmp_path / "run", "--json")
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)

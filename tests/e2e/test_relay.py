@@ -140,7 +140,7 @@ def test_a_run_that_goes_on_goes_on_behind_its_relay(tmp_path: Path) -> None:
     process = start("simulate", file, "--output", tmp_path / "run", "--ledger", "--relay", relay, new_session=True)
     wait_for_steps(tmp_path / "run", 80)
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.communicate()
     assert not (tmp_path / "run" / "relay.json").exists()
     done = rankdad("simulate", "--resume", tmp_path / "run", "--json")
     assert done.returncode == 0, done.stderr
