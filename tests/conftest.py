@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 from common.documents import validate
 from common.policy import EVERYTHING
@@ -18,6 +19,25 @@ from local.data import Samples, SiteData, read_site
 SITES = ("alpha", "beta", "gamma")
 OPEN = EVERYTHING.model_dump(mode="json")  # the policy of sites in tests that are about something else
 SHARED = Path(__file__).parent.parent.parent / "shared" / "data"
+
+settings.register_profile("full", deadline=None)  # what `make slow` loads
+settings.register_profile("quick", deadline=None, max_examples=20)
+settings.load_profile("quick")
+
+
+def examples(most: int) -> int:
+    """Return how many examples a property is tried on: all in the full profile, else a fifth."""
+    assert settings.default is not None
+    return max(4, most * settings.default.max_examples // 100)
+
+
+def sampled(cases: Iterable[Any], every: int) -> list[Any]:
+    """Return all cases of a test, of which `make test` runs one in so many, and `make slow` the others."""
+    rest = pytest.mark.slow
+    return [
+        case if not number % every else pytest.param(*case if isinstance(case, tuple) else (case,), marks=rest)
+        for number, case in enumerate(cases)
+    ]
 
 
 @pytest.fixture(autouse=True)

@@ -28,26 +28,27 @@ def _carried(size: int) -> int:
     return 4 * -(-size // 3) + ENVELOPE
 
 
-def check_size(spec: RunSpec, plan: Plan, model: nn.Module) -> None:
+def check_size(spec: RunSpec, plan: Plan, model: nn.Module, most: int = MOST_BYTES) -> None:
     """Check that all messages of a run fit.
 
     Args:
         spec: the run.
         plan: of it.
         model: the network, with the initial weights.
+        most: bytes of a message that the platform carries.
 
     Raises:
         SpecError: with the size, the limit, and what would fit.
     """
     size = largest_message(spec, plan)
-    if size <= MOST_BYTES:
+    if size <= most:
         return
     sizes = ((words, _size(changed, model)) for words, changed in _smaller(spec))
-    fitting = [f"{words} ({_shown(found)})" for words, found in sizes if found and found <= MOST_BYTES][:3]
+    fitting = [f"{words} ({_shown(found)})" for words, found in sizes if found and found <= most][:3]
     raise SpecError(
         "method",
         f"{spec.method.name} of this network over {len(plan.sites)} sites makes messages of up to {_shown(size)}, but "
-        f"the platform carries at most {_shown(MOST_BYTES)}; what fits: {', or '.join(fitting) or 'a smaller network'}",
+        f"the platform carries at most {_shown(most)}; what fits: {', or '.join(fitting) or 'a smaller network'}",
     )
 
 

@@ -10,9 +10,10 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Protocol
 
 ROOT = Path(__file__).parent.parent.parent
 PORT = 8881  # where an image serves
@@ -100,6 +101,22 @@ class Node(ABC):
     def _stop(self, grace: float) -> int: ...
 
 
+class Process(Protocol):
+    """What a node asks of its process; `subprocess.Popen` has it."""
+
+    def poll(self) -> int | None: ...
+    def send_signal(self, number: int, /) -> None: ...
+    def kill(self) -> None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+Launch = Callable[[list[str], dict[str, str], Path, IO[bytes]], Process]
+
+
+def _launch(words: list[str], environment: dict[str, str], folder: Path, log: IO[bytes]) -> Process:
+    return subprocess.Popen(words, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
 class ProcessNode(Node):
     """The computation as a subprocess on a free port, with an environment and a working directory of its own.
 
@@ -111,6 +128,7 @@ class ProcessNode(Node):
         command: What serves; `--host 127.0.0.1 --port N` is added, and {folder} is the node's folder.
         environment: More variables.
         port_in_environment: Name the port in COINSTAC_PORT alone, as the platform does under Singularity.
+        launch: What starts it, given its words, environment, working directory and log.
     """
 
     def __init__(
@@ -122,13 +140,15 @@ class ProcessNode(Node):
         command: Sequence[str] = (sys.executable, "-m", "rankdad", "coinstac", "--mounts", "{folder}"),
         environment: Mapping[str, str] | None = None,
         port_in_environment: bool = False,
+        launch: Launch = _launch,
     ) -> None:
         super().__init__(name, client_id, run_id, folder)
+        self.launch = launch
         self.command = [word.replace("{folder}", str(self.folder)) for word in command]
         inherited = {key: os.environ[key] for key in INHERITED if key in os.environ}
         self.environment = inherited | {"PYTHONPATH": str(ROOT)} | dict(environment or {})
         self.port_in_environment = port_in_environment
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Process] = []
         self.cache = self.folder / "tmp"
 
     def directories(self) -> dict[str, str]:
@@ -151,16 +171,7 @@ class ProcessNode(Node):
         else:
             options += ["--port", str(self.port)]
         with self.log.open("ab") as log:
-            self.processes.append(
-                subprocess.Popen(
-                    [*self.command, *options],
-                    cwd=self.folder,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                )
-            )
+            self.processes.append(self.launch([*self.command, *options], environment, self.folder, log))
 
     def alive(self) -> bool:
         """Tell whether the latest process runs."""

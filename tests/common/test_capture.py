@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 from common.capture import FactorCapture, unfollowed
+from tests.conftest import examples, sampled
 
 Input = Tensor | PackedSequence
 Case = tuple[nn.Module, tuple[Input, ...], str]  # the model, its inputs, the weights that have a factor
@@ -204,15 +205,16 @@ def built(case: Callable[[], Case], dtype: torch.dtype) -> Case:
     return model.to(dtype), tuple(i.to(dtype) if i.data.is_floating_point() else i for i in inputs), weights
 
 
-@in_every_way
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "dtype", "passes"), sampled(((name, *way) for name in CASES for way in WAYS), every=7)
+)
 def test_factors_and_dense_are_autograds_gradients(name: str, dtype: torch.dtype, passes: str) -> None:
     model, inputs, weights = built(CASES[name], dtype)
     assert check(model, *inputs, passes=passes).factors().keys() == set(weights.split())
 
 
 @in_every_way
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10))
 @given(shape=st.lists(st.integers(1, 5), min_size=1, max_size=4), out=st.integers(1, 5), seed=st.integers(0, 99))
 def test_linear(dtype: torch.dtype, passes: str, shape: list[int], out: int, seed: int) -> None:
     torch.manual_seed(seed)
@@ -222,7 +224,7 @@ def test_linear(dtype: torch.dtype, passes: str, shape: list[int], out: int, see
 
 
 @in_every_way
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10))
 @given(
     dims=st.integers(1, 3),
     options=st.fixed_dictionaries(
@@ -237,7 +239,7 @@ def test_convolution(dtype: torch.dtype, passes: str, dims: int, options: dict[s
 
 
 @in_every_way
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10))
 @given(
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4),
     pack=st.booleans(),

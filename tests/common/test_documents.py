@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import typer
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from common.documents import MAX_DEPTH, load_json, parse_json, replace, validate
@@ -101,7 +101,6 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.binary() | st.text().map(lambda text: text.encode("utf-8", "surrogatepass")) | JSON.map(json.dumps))
 @example(DEEP)
 @example("{" * 5000)

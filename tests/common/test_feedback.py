@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
@@ -23,13 +24,15 @@ from tests.common.steps import (
     prepare,
     site_gradients,
 )
+from tests.conftest import sampled
 
 WIRES = ["float32", "float64", "bfloat16", "float16", "int8"]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("wire", WIRES)
-@pytest.mark.parametrize("residual", ["dense", "factors"])
+@pytest.mark.parametrize(
+    ("residual", "wire", "dtype"),
+    sampled(itertools.product(["dense", "factors"], WIRES, ["float32", "float64"]), every=3),
+)
 def test_feedback_telescopes_at_the_site(dtype: str, wire: str, residual: str) -> None:
     """What was sent plus what is kept is what there was, whatever the wire rounds off; while rows are few, as rows."""
     plan, replica, method = prepare({"name": "rank-dad", "rank": 2, "wire": wire, "residual": residual}, dtype)
@@ -80,8 +83,10 @@ def test_feedback_telescopes_through_the_aggregator(method_spec: dict[str, Any],
     assert torch.linalg.vector_norm(applied + kept - pooled) <= 1e-6 * torch.linalg.vector_norm(pooled)
 
 
-@pytest.mark.parametrize("name", ["rank-dad", "powersgd"])
-@pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16", "int8"])
+@pytest.mark.parametrize(
+    ("wire", "name"),
+    sampled(itertools.product(["float32", "bfloat16", "float16", "int8"], ["rank-dad", "powersgd"]), every=3),
+)
 def test_what_travels_dense_is_the_pooled_gradient_and_what_is_rounded_off_comes_later(name: str, wire: str) -> None:
     """Rank 5 makes the last layer dense: sums over many steps agree far better than one step does."""
     plan, replica, method = prepare({"name": name, "rank": 5, "wire": wire}, "float32", hidden=(16, 16))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -29,14 +30,14 @@ from tests.common.steps import (
     prepare,
     site_gradients,
 )
-from tests.conftest import run_spec
+from tests.conftest import examples, run_spec, sampled
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
     "spec", [{"name": "dsgd"}, {"name": "dsgd", "exchanges": "per-tensor"}, {"name": "dad"}, {"name": "edad"}]
 )
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10))
 @given(sizes=st.tuples(*[st.integers(1, 8)] * 3), seed=st.integers(0, 99))
 def test_exact_methods_equal_the_pooled_batch(
     spec: dict[str, str], dtype: str, sizes: tuple[int, ...], seed: int
@@ -86,9 +87,11 @@ def layers() -> nn.Module:
     return Layers()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("reducer", ["spi", "block", "exact", "auto"])
-@settings(max_examples=4, deadline=None)
+@pytest.mark.parametrize(
+    ("reducer", "dtype"),
+    sampled(itertools.product(["spi", "block", "exact", "auto"], ["float32", "float64"]), every=3),
+)
+@settings(max_examples=examples(4))
 @given(tokens=st.lists(st.integers(0, 19), min_size=6, max_size=6))
 def test_every_kind_of_layer_is_reduced_and_exact_at_full_rank(reducer: str, dtype: str, tokens: list[int]) -> None:
     """A rank just below what would send the layer dense; two samples a site keep the gradients' rank below it."""

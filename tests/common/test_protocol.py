@@ -23,7 +23,7 @@ from common.protocol import body_bytes, body_limit, pack, unpack
 from common.routes import Payload
 from common.wire import as_received, decode, encode, is_lossless, wire_bytes
 from tests.common.metrics.samples import tallied
-from tests.conftest import run_spec
+from tests.conftest import examples, run_spec
 
 
 def plan_of(**changes: Any) -> Plan:
@@ -51,7 +51,7 @@ def step_of(rows: int, seed: int = 0) -> Message:
     return Message(Kind.STEP, 7, Step(8.0, 0.5, 1.25, payload_of(PLAN, rows, seed)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(rows=st.integers(0, 3), seed=st.integers(0, 99))
 def test_a_step_comes_back(rows: int, seed: int) -> None:
     sent = step_of(rows, seed)
@@ -232,7 +232,7 @@ def test_a_body_beyond_the_plan_is_refused_before_it_is_parsed() -> None:
     assert error.value.status == 413
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(data=st.data())
 def test_mutations_of_a_real_message_never_raise_anything_else(data: st.DataObject) -> None:
     body = bytearray(data.draw(st.sampled_from([GOOD, pack(Message(Kind.EVALUATION, 0, EVALUATION), PLAN, up=True)])))
@@ -268,7 +268,7 @@ def test_rows_that_do_not_fit_together_are_refused() -> None:
         unpack(uneven, edad, up=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     shapes=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 150)), min_size=1, max_size=4),
     wire=st.sampled_from(["float32", "float64", "bfloat16", "float16", "int8"]),

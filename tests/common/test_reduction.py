@@ -15,6 +15,7 @@ from common.factors import Factor, concatenate, norm
 from common.reduction.block import block
 from common.reduction.exact import exact
 from common.reduction.spi import spi
+from tests.conftest import examples
 
 Reducer = Callable[..., Factor]
 REDUCERS = [
@@ -46,7 +47,7 @@ def error(reduced: Factor, gradient: Tensor) -> float:
 @pytest.mark.parametrize("reduce", REDUCERS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dense", [False, True])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20))
 @given(
     n=st.integers(1, 20),
     out=st.integers(1, 24),
@@ -93,7 +94,7 @@ def test_scale_does_not_matter(reduce: Reducer, scales: tuple[float, float]) -> 
 
 
 @pytest.mark.parametrize("reduce", REDUCERS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20))
 @given(
     rows=st.lists(st.integers(1, 12), min_size=1, max_size=5),
     out=st.integers(2, 30),
@@ -168,7 +169,7 @@ def test_a_bad_number_is_a_named_error(reduce: Reducer, bad: float) -> None:
         reduce(Factor(torch.ones(3, 4), torch.ones(3, 5)), 0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=4), seed=st.integers(0, 99))
 def test_concatenation_adds_products(sizes: list[int], seed: int) -> None:
     factors = [factor_of(n, 4, 3, seed + i, torch.float64) for i, n in enumerate(sizes)]

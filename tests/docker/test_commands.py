@@ -17,7 +17,7 @@ from remote.report.run_report import CAPTIONS
 from tests.conftest import OPEN
 from tests.docker.images import container, docker, image
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.docker, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.xdist_group("docker"), pytest.mark.timeout(600)]
 
 USER = 1000
 NETWORKS: dict[str, tuple[list[int], dict[str, Any]]] = {  # the shape of a sample, and the network

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from tests.docker.images import ROOT, docker, image, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.docker, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.xdist_group("docker"), pytest.mark.timeout(600)]
 
 SITES = ("hospital-a", "hospital-b", "hospital-c", "hospital-d")
 PARTIES = ("aggregator", *SITES)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.docker.images import HARDENED, HEALTH, container, docker, image, logs_of, memory_of, network, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.docker, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.xdist_group("docker"), pytest.mark.timeout(600)]
 
 SIZE = 950e6  # bytes
 IDLE = 400.0  # MB of memory of a site that waits

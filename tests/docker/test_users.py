@@ -14,7 +14,7 @@ from tests.docker.images import ROOT, docker, image
 from tests.platforms.test_service import platform_of, small, write_member
 
 pytestmark = [
-    *(pytest.mark.slow, pytest.mark.alone, pytest.mark.docker, pytest.mark.timeout(600)),
+    *(pytest.mark.slow, pytest.mark.docker, pytest.mark.xdist_group("docker"), pytest.mark.timeout(600)),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders to other users"),
 ]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import multiprocessing
 import os
 import socket
 import sys
@@ -26,6 +25,7 @@ from remote.ledger import Retention, oldest_update, read_updates
 from remote.server import listen
 from tests.conftest import write_policy
 from tests.e2e.failpoints import Crash
+from tests.warm import CONTEXT
 
 EVERY = 10  # steps between two checkpoints
 LINGER = 2.0  # seconds for which an aggregator whose run is over waits for sites that may come
@@ -60,8 +60,6 @@ class Run:
         self.directory = folder / "run"
         self._crashes = {name: list(crashes.get(name, ())) for name in self.names}
         self._queueing = queueing
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["tests.e2e.failpoints"])
         self._processes: dict[str, BaseProcess] = {}
         folder.mkdir(parents=True)
 
@@ -100,7 +98,7 @@ class Run:
                 patience=LONGEST,
             )
             target, arguments = _site, (config,)
-        self._processes[name] = self._context.Process(target=target, args=(log, crash, *arguments), daemon=True)
+        self._processes[name] = CONTEXT.Process(target=target, args=(log, crash, *arguments), daemon=True)
         self._processes[name].start()
 
     def kill_all(self) -> None:

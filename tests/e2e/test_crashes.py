@@ -44,11 +44,10 @@ def wait_for_steps(directory: Path, steps: int) -> None:
 @pytest.mark.slow
 def test_all_processes_killed_at_once_go_on_to_the_same_bits(tmp_path: Path) -> None:
     file, undisturbed = long_run(tmp_path, {"name": "rank-dad", "rank": 2})
-    command = [*COMMAND, "simulate", str(file), "--output", str(tmp_path / "run"), "--ledger"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=ENVIRONMENT, start_new_session=True)
+    process = start("simulate", file, "--output", tmp_path / "run", "--ledger", new_session=True)
     wait_for_steps(tmp_path / "run", 120)
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.communicate()
     done = rankdad("simulate", "--resume", tmp_path / "run", "--json")
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)

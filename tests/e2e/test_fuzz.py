@@ -39,7 +39,7 @@ from tests.hostile import mutant
 from tests.remote.test_fuzz import MODEL, Recording, kind_of
 from tests.remote.test_fuzz import run as in_one_process
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 TOKENS = {site: f"{index}" * 64 for index, site in enumerate(SITES)}
 MESSAGES = 2_000  # of every kind

@@ -61,7 +61,6 @@ def test_a_whole_run_with_start_kits(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_aggregator_goes_on_and_its_sites_wait_for_it(tmp_path: Path, number: signal.Signals) -> None:
     file, undisturbed = long_run(tmp_path, {"name": "rank-dad", "rank": 2})

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import OPEN, SITES, run_document, write_policy, write_site
+from tests.warm import Warm
 
 ROOT = Path(__file__).parent.parent.parent
 COMMAND = [sys.executable, "-m", "rankdad"]
@@ -37,16 +38,20 @@ def simulation(tmp_path: Path, samples: int = 150, **changes: Any) -> Path:
 
 
 def rankdad(*words: object, timeout: float = 200) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=ENVIRONMENT)
+    process = start(*words)
+    try:
+        out, err = process.communicate(timeout)
+    finally:
+        process.kill()
+    assert process.returncode is not None
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def start(*words: object) -> subprocess.Popen[str]:
-    command = [*COMMAND, *map(str, words)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+def start(*words: object, new_session: bool = False) -> Warm:
+    return Warm(*words, environment=ENVIRONMENT, new_session=new_session)
 
 
-def children_of(process: subprocess.Popen[str]) -> list[int]:
+def children_of(process: Warm | subprocess.Popen[str]) -> list[int]:
     listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
     return [int(pid) for pid in listed.split()]
 
@@ -58,8 +63,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_for_line(process: subprocess.Popen[str], beginning: str) -> str:
-    assert process.stdout is not None
+def wait_for_line(process: Warm, beginning: str) -> str:
     for line in process.stdout:
         if line.startswith(beginning):
             return line
@@ -163,22 +167,8 @@ def test_a_site_that_cannot_come_back_tells_the_others_that_it_is_stopped(tmp_pa
 
 @pytest.mark.parametrize("whom", ["simulator", "terminal"])
 def test_ctrl_c_ends_all_processes_within_five_seconds(tmp_path: Path, whom: str) -> None:
-    process = subprocess.Popen(
-        [
-            *COMMAND,
-            "simulate",
-            str(simulation(tmp_path)),
-            "--output",
-            str(tmp_path / "run"),
-            "--set",
-            "run.training.epochs=9999",
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-        start_new_session=True,
-    )
+    words = ("simulate", simulation(tmp_path), "--output", tmp_path / "run", "--set", "run.training.epochs=9999")
+    process = start(*words, new_session=True)
     wait_for_line(process, "step 1 ")
     children = children_of(process)
     assert len(children) == 4
@@ -250,13 +240,10 @@ def test_a_site_that_cannot_save_is_named_though_the_run_was_complete(tmp_path: 
 
 def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
     process = start("simulate", simulation(tmp_path), "--output", tmp_path / "run", "--set", "run.training.epochs=30")
-    assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()
-    process.wait(timeout=60)
+    process.communicate(timeout=60)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"
-    assert process.stderr is not None
-    process.stderr.close()
 
 
 def diverging(tmp_path: Path) -> Path:
@@ -297,14 +284,15 @@ def test_a_mistake_in_the_file_is_a_sentence(
 
 
 def test_a_mistake_ends_a_command_with_status_2(tmp_path: Path) -> None:
-    done = rankdad("simulate", simulation(tmp_path), "--output", tmp_path / "run", "--set", "run.method.rank=0")
+    """And a command starts by itself."""
+    words = ("simulate", simulation(tmp_path), "--output", tmp_path / "run", "--set", "run.method.rank=0")
+    done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False, env=ENVIRONMENT)
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr + done.stdout
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_check_finds_the_same_mistakes_without_running(tmp_path: Path) -> None:
     file = simulation(tmp_path)
     assert "rank-dad, 3 sites: at most" in rankdad("check", file).stdout

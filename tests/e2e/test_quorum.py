@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import pytest
 from tests.e2e.test_crashes import wait_for_steps
 from tests.e2e.test_identity import free_port
 from tests.e2e.test_processes import rankdad, simulation, start, wait_for_line
+from tests.warm import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -38,7 +38,7 @@ class Started:
         self.aggregator = start("aggregator", file, "--output", self.run, "--port", port)
         self.sites = {name: self.site(name) for name in FOUR}
 
-    def site(self, name: str) -> subprocess.Popen[str]:
+    def site(self, name: str) -> Warm:
         return start("site", self.folder / "demo" / f"{name}.json", "--patience", 60)
 
     def kill(self, name: str) -> None:
@@ -94,8 +94,7 @@ def test_without_a_quorum_the_run_waits_says_for_whom_and_goes_on(tmp_path: Path
         processes.kill("delta")
         began = time.monotonic()
         assert wait_for_line(processes.aggregator, "waiting for delta") == "waiting for delta (10 s)\n"
-        assert wait_for_line(processes.aggregator, "waiting for") == "waiting for delta (20 s)\n"
-        assert 18 < time.monotonic() - began < 60
+        assert 9 < time.monotonic() - began < 60
         assert all(processes.sites[name].poll() is None for name in FOUR[:3])
         processes.sites["delta"] = processes.site("delta")
         processes.wait(*FOUR)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ import pytest
 
 from tests.conftest import SITES
 from tests.e2e.test_crashes import wait_for_steps
-from tests.e2e.test_processes import COMMAND, ENVIRONMENT, alive, children_of, rankdad, simulation, start, wait_for_line
+from tests.e2e.test_processes import alive, children_of, rankdad, simulation, start, wait_for_line
 
 FAULTS: list[dict[str, Any]] = [
     {"kind": "reset", "at": [2], "after": 0},  # a site asks for the run
@@ -73,15 +72,7 @@ def test_faults_of_every_kind_change_no_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["terminal", "killed"])
 def test_no_process_of_a_simulation_with_a_relay_is_left(tmp_path: Path, how: str) -> None:
     file, relay = simulation(tmp_path, training={"epochs": 9999}), relay_file(tmp_path, delay=1)
-    command = [*COMMAND, "simulate", str(file), "--output", str(tmp_path / "run"), "--relay", str(relay)]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-        start_new_session=True,
-    )
+    process = start("simulate", file, "--output", tmp_path / "run", "--relay", relay, new_session=True)
     wait_for_line(process, "step 1 ")
     children = children_of(process)
     assert len(children) == 5
@@ -146,11 +137,10 @@ def test_a_relay_started_by_hand_says_what_it_did(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_that_goes_on_goes_on_behind_its_relay(tmp_path: Path) -> None:
     file, relay = simulation(tmp_path, training={"epochs": 40}), relay_file(tmp_path, faults=FAULTS)
-    command = [*COMMAND, "simulate", str(file), "--output", str(tmp_path / "run"), "--ledger", "--relay", str(relay)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=ENVIRONMENT, start_new_session=True)
+    process = start("simulate", file, "--output", tmp_path / "run", "--ledger", "--relay", relay, new_session=True)
     wait_for_steps(tmp_path / "run", 80)
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.communicate()
     assert not (tmp_path / "run" / "relay.json").exists()
     done = rankdad("simulate", "--resume", tmp_path / "run", "--json")
     assert done.returncode == 0, done.stderr
@@ -159,7 +149,9 @@ def test_a_run_that_goes_on_goes_on_behind_its_relay(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_connection_that_goes_silent_for_good_is_left_by_the_site_itself(tmp_path: Path) -> None:
+    """After a minute, for which nothing else is done; tests/local/test_http.py has it with less patience."""
     file = simulation(tmp_path)
     relay = relay_file(tmp_path, faults=[{"kind": "drop", "at": [20], "seconds": 1000}])
     done = rankdad("simulate", file, "--output", tmp_path / "run", "--json", "--relay", relay, timeout=110)

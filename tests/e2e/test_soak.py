@@ -16,7 +16,7 @@ from remote.ledger import Ledger, Retention
 from tests.e2e.test_crashes import wait_for_steps
 from tests.e2e.test_processes import COMMAND, ENVIRONMENT, children_of, rankdad, simulation
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 
 def status_of(pid: int) -> tuple[int, int]:

@@ -84,7 +84,6 @@ def test_a_model_that_was_kept_scores_another_hospital(cancer: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.shared_data
 @pytest.mark.timeout(400)
 def test_brain_age_of_twenty_hospitals() -> None:

@@ -23,7 +23,7 @@ from tests.coinstac.platform import Faults, Platform, When
 from tests.docker.images import image
 from tests.platforms.test_service import digests, platform_of, small, without_the_platform, write_member
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.docker, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.xdist_group("docker"), pytest.mark.timeout(600)]
 
 
 def run(folder: Path, sites: int, kills: Collection[tuple[int, str, When]] = ()) -> Platform:
@@ -37,6 +37,7 @@ def run(folder: Path, sites: int, kills: Collection[tuple[int, str, When]] = ())
     return platform
 
 
+@pytest.mark.alone
 def test_containers_begin_soon_and_end_with_the_weights_of_the_run_over_http(tmp_path: Path) -> None:
     platform = run(tmp_path, 2)
     opened = max(accepted for node in platform.nodes.values() for accepted in node.accepted)

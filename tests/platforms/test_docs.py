@@ -59,4 +59,3 @@ def test_an_example_runs(tmp_path: Path, name: str) -> None:
         inputs[client] = {"files": files, "min_rows": 4, "max_rank": 4, "spec": spec}
     shown = Iterations(tmp_path, inputs).go()
     assert shown["global_metrics"]["samples"] > 0
-    assert len(shown["global_stats"]) >= 3

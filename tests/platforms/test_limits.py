@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from common.errors import RankdadError, SpecError
 from common.models import build_model
 from common.plan import make_plan
-from platforms.coinstac import limits
+from platforms.coinstac import aggregator_node
 from platforms.coinstac.limits import MOST_BYTES, check_size, largest_message
 from tests.conftest import run_spec
 from tests.platforms.nodes import REMOTE, Iterations
@@ -39,15 +40,14 @@ def test_no_message_is_larger_than_was_predicted(tmp_path: Path, method: dict[st
     assert handed <= most
 
 
-def test_a_run_whose_messages_fit_is_let_through_and_one_byte_more_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_messages_fit_is_let_through_and_one_byte_more_is_not() -> None:
     spec = wide(4, {"name": "rank-dad", "rank": 10})
     model = build_model(spec)
     plan = make_plan(spec, model)
-    monkeypatch.setattr(limits, "MOST_BYTES", largest_message(spec, plan))
-    check_size(spec, plan, model)
-    monkeypatch.setattr(limits, "MOST_BYTES", largest_message(spec, plan) - 1)
+    size = largest_message(spec, plan)
+    check_size(spec, plan, model, size)
     with pytest.raises(SpecError):
-        check_size(spec, plan, model)
+        check_size(spec, plan, model, size - 1)
 
 
 def test_what_is_too_large_is_refused_with_the_figure_and_what_fits() -> None:
@@ -63,14 +63,13 @@ def test_what_is_too_large_is_refused_with_the_figure_and_what_fits() -> None:
 
 def test_a_replica_that_does_not_fit_into_an_update_is_seen_too() -> None:
     spec = wide(2, {"name": "rank-dad", "rank": 4})
-    wider = spec.model_copy(update={"model": spec.model.model_copy(update={"hidden": (4096, 2048)})})
-    model = build_model(wider)
+    model = build_model(spec)
     with pytest.raises(SpecError, match=r"what fits: federation\.compare_every 0 \(\d\.\d MiB\)"):
-        check_size(wider, make_plan(wider, model), model)
+        check_size(spec, make_plan(spec, model), model, 10 * 2**20)
 
 
 def test_the_run_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(aggregator_node, "check_size", partial(check_size, most=100_000))
     _, inputs = consortium(tmp_path, {"name": "dsgd"})
     run = Iterations(tmp_path, inputs)
     with pytest.raises(RankdadError, match=r"dsgd of this network over 3 sites makes messages of up to 0.4 MiB"):

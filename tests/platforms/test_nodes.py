@@ -118,6 +118,7 @@ def test_a_fresh_process_goes_on_where_the_last_one_stood(
     assert digests(tmp_path) == over_http(spec, tmp_path, inputs)
 
 
+@pytest.mark.usefixtures("figures")
 def test_every_site_has_its_results_before_the_end(tmp_path: Path) -> None:
     spec, inputs = consortium(tmp_path, METHODS[0])
     run = Iterations(tmp_path, inputs)

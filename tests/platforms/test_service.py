@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pandas as pd
@@ -31,6 +31,7 @@ from tests.coinstac.nodes import ProcessNode
 from tests.coinstac.platform import Faults, Platform, shuffled_ids
 from tests.conftest import OPEN, run_document, write_site
 from tests.platforms.nodes import site_file
+from tests.warm import Warm
 
 WIDE = {
     "model": {"name": "mlp", "hidden": [1024, 1024]},
@@ -156,6 +157,10 @@ def test_no_browser_can_speak_to_it(tmp_path: Path) -> None:
     asyncio.run(talk())
 
 
+def warm(words: list[str], environment: dict[str, str], folder: Path, log: IO[bytes]) -> Warm:
+    return Warm(*words[words.index("rankdad") + 1 :], environment=environment, folder=folder, log=log)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "faults",
@@ -168,7 +173,7 @@ def test_no_browser_can_speak_to_it(tmp_path: Path) -> None:
 )
 def test_processes_end_with_the_weights_of_the_run_over_http(tmp_path: Path, faults: Faults) -> None:
     spec, form = small(2, epochs=1 if faults.fresh_every_iteration else 2)
-    start = partial(ProcessNode, port_in_environment=faults.fresh_every_iteration)
+    start = partial(ProcessNode, port_in_environment=faults.fresh_every_iteration, launch=warm)
     platform = platform_of(form, tmp_path / "platform", write_member, start=start, faults=faults)
     shown = platform.run()
     folders = [node.input for node in platform.sites]

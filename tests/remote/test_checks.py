@@ -127,7 +127,7 @@ def test_lies_are_named_and_the_run_ends_as_if_nobody_had_lied(
 ) -> None:
     changes, said = RUNS[name]
     spec = run_spec(**changes)
-    data = site_data(spec, (90, 60, 31))
+    data = site_data(spec, (40, 30, 21))
     found: list[Attacked] = []
 
     def attacked(*arguments: Any, **options: Any) -> Aggregator:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -20,12 +21,12 @@ from common.plan import make_plan
 from common.replica import Replica
 from common.run.state import RunState
 from common.spec import RunSpec
-from local.data import SiteData
+from local.data import SiteData, read_site
 from remote import aggregator as aggregator_module
 from remote.export import export
 from remote.records import BEGINNING_BYTES, HEAD_BYTES, DamageError
-from tests.conftest import run_spec
-from tests.simulations.test_recovery import EVERY, Data, Run
+from tests.conftest import run_spec, write_site
+from tests.simulations.test_recovery import EVERY, Run
 
 SMALL: dict[str, Any] = {
     "model": {"name": "mlp", "hidden": [2]},
@@ -91,13 +92,30 @@ class CutShort:
         return load
 
 
+@pytest.fixture(scope="module")
+def dead(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CutShort]:
+    """What all tests begin with a copy of."""
+    folder, spec = tmp_path_factory.mktemp("dead"), run_spec(**SMALL)
+    torch.set_num_threads(1)
+    data = {
+        site: read_site(spec, write_site(folder / "data" / site, count, place), place)
+        for place, (site, count) in enumerate(zip(spec.federation.sites, (50, 40), strict=True))
+    }
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(aggregator_module, "EVERY", EVERY)
+        digest = Run(spec, data, folder / "undisturbed").go(lambda message: None)
+        cut_short = _die(spec, data, folder / "cut-short")
+        yield CutShort(spec, data, cut_short, digest)
+
+
 @pytest.fixture
-def cut_short(tmp_path: Path, site_data: Data, monkeypatch: pytest.MonkeyPatch) -> CutShort:
-    monkeypatch.setattr(aggregator_module, "EVERY", EVERY)
-    spec = run_spec(**SMALL)
-    data = site_data(spec, (50, 40, 31))
-    digest = Run(spec, data, tmp_path / "undisturbed").go(lambda message: None)
-    run = Run(spec, data, tmp_path / "cut-short")
+def cut_short(dead: CutShort, tmp_path: Path) -> CutShort:
+    return dead.copy(tmp_path / "cut-short")
+
+
+def _die(spec: RunSpec, data: dict[str, SiteData], folder: Path) -> Path:
+    """Let all processes of a run die before a step."""
+    run = Run(spec, data, folder)
 
     def crash(message: int) -> None:
         if run.aggregator.state.steps == CUT and run.aggregator.barrier.holds("alpha"):
@@ -106,7 +124,7 @@ def cut_short(tmp_path: Path, site_data: Data, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(Interrupted):
         run.go(crash)
     run.aggregator.abandon()
-    return CutShort(spec, data, tmp_path / "cut-short", digest)
+    return folder
 
 
 def places(path: Path) -> list[int]:
@@ -138,7 +156,7 @@ def test_an_undamaged_run_goes_on(cut_short: CutShort, caplog: pytest.LogCapture
 
 SWEEPS = [  # every so many bytes, so many bits
     pytest.param(101, 1, id="some"),
-    pytest.param(7, 1, id="more", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+    pytest.param(23, 1, id="more", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
     pytest.param(7, 8, id="all", marks=[pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.timeout(14400)]),
 ]
 

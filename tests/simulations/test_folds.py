@@ -95,8 +95,15 @@ def elsewhere(data: dict[str, SiteData], fold: int) -> dict[str, SiteData]:
     return changed
 
 
-@pytest.mark.parametrize("method", METHODS, ids=["dsgd", "rank-dad"])
-@pytest.mark.parametrize("evaluation", [K_FOLD, SITE_OUT], ids=["k-fold", "leave-one-site-out"])
+@pytest.mark.parametrize(
+    ("evaluation", "method"),
+    [
+        (K_FOLD, METHODS[1]),
+        pytest.param(K_FOLD, METHODS[0], marks=pytest.mark.slow),
+        (SITE_OUT, METHODS[0]),
+        pytest.param(SITE_OUT, METHODS[1], marks=pytest.mark.slow),
+    ],
+)
 def test_what_a_fold_tests_reaches_nothing_of_it(
     tmp_path: Path, site_data: Data, evaluation: dict[str, Any], method: dict[str, Any]
 ) -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from common.metrics import Metrics, summarise
 from common.tasks import Classification, MultiLabel
 from tests.common.metrics.samples import TASKS, draw, pooled, tallied
+from tests.conftest import examples
 
 
 def log_odds(logits: Tensor) -> Tensor:
@@ -28,7 +29,7 @@ def miss(found: Metrics, exact: float) -> float:
     return abs(found.values["auc"] - exact)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(
     seed=st.integers(0, 9999),
     classes=st.integers(2, 6),

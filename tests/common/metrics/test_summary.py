@@ -15,6 +15,7 @@ from torch import Tensor
 from common.metrics import Tally, calibration, confusion, empty, summarise, tally
 from common.tasks import Classification, MultiLabel, Regression, TaskSpec
 from tests.common.metrics.samples import TASKS, draw, losses, pooled, tallied
+from tests.conftest import examples
 
 SEVERAL = MultiLabel(name="multi-label", labels=3)
 NUMBER = Regression(name="regression")
@@ -30,7 +31,7 @@ def calibration_error(confidence: Tensor, hit: Tensor) -> float:
     return error
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20))
 @given(seed=st.integers(0, 9999), classes=st.integers(2, 6), samples=st.integers(2, 200))
 def test_classes(seed: int, classes: int, samples: int) -> None:
     task = Classification(classes=classes)

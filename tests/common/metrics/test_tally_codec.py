@@ -14,12 +14,13 @@ from common.metrics import BINS, Tally, empty, intervals, pack_tally, summarise,
 from common.metrics.sums import parts
 from common.tasks import Classification, MultiLabel, Regression, TaskSpec
 from tests.common.metrics.samples import TASKS, draw, tallied
+from tests.conftest import examples
 
 CLASSES = Classification(classes=2)
 NUMBER = Regression(name="regression")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     task=st.sampled_from(TASKS),
     seed=st.integers(0, 9999),
@@ -41,7 +42,7 @@ def test_honest_tallies_come_through(
     assert torch.equal(found.sums, total.sums)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(data=st.data(), task=st.sampled_from(TASKS))
 def test_hostile_bytes_are_refused_or_harmless(data: st.DataObject, task: TaskSpec) -> None:
     """Counts of a few samples and any numbers: what is let in adds up a thousand times to finite figures."""

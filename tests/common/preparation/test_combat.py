@@ -14,6 +14,7 @@ from safetensors.torch import load, save
 from common.preparation import Fit, OwnFit, Preparing, Rows
 from common.spec import RunSpec
 from tests.common.preparation.federated import Array, fitted, prepared, rows, table_spec
+from tests.conftest import examples, sampled
 
 FEATURES = 12
 
@@ -111,7 +112,7 @@ def test_site_effects_go_and_those_of_kept_covariates_stay() -> None:
     assert np.abs(fits[1] - slope).max() < 0.015
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 @given(st.permutations(range(3)), st.integers(0, 2**32 - 1), st.booleans())
 def test_neither_order_nor_a_site_without_rows_matters(order: list[int], seed: int, gaps: bool) -> None:
     sites = sites_of(cohort((8, 1, 5), seed))
@@ -232,7 +233,7 @@ def test_a_fit_is_saved_and_read_again(keep: int) -> None:
 
 
 @pytest.mark.parametrize("gaps", [False, True])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", sampled(range(5), every=3))
 def test_whatever_one_site_may_send_the_others_sums_are_numbers_and_so_is_the_fit(gaps: bool, seed: int) -> None:
     """Sums at their limits, and sums that contradict one another, where that is not refused."""
     data = {"missing": "impute"} if gaps else None

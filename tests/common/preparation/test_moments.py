@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from common.errors import SpecError
 from common.preparation import Fit, OwnFit, Preparing, Rows
 from tests.common.preparation.federated import Array, fitted, prepared, rows, table_spec
-from tests.conftest import run_spec
+from tests.conftest import examples, run_spec
 
 RNG = np.random.default_rng
 
@@ -47,7 +47,7 @@ def test_a_mean_of_a_billion_deviations_costs_no_digits() -> None:
     assert abs(fit.scale.item() - (pooled - 1e9).std()) < 1e-12
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(st.lists(st.integers(0, 3), min_size=24, max_size=24), st.integers(0, 2**32 - 1))
 def test_it_does_not_matter_which_site_has_which_row(owner: list[int], seed: int) -> None:
     pooled, labels = table(24, seed), RNG(seed).normal(50, 2, 24)

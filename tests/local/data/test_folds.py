@@ -14,7 +14,7 @@ from common.errors import DataError
 from common.spec import RunSpec
 from local.data.folds import Split, folds
 from local.data.reading import Array, Reading
-from tests.conftest import SITES, run_spec
+from tests.conftest import SITES, examples, run_spec
 
 PARTS = ("train", "validation", "test")
 KEYS = st.lists(st.text(min_size=1, max_size=6), min_size=8, max_size=30, unique=True)
@@ -50,7 +50,7 @@ def by_key(spec: RunSpec, reading: Reading, site: int = 0) -> dict[str, tuple[in
     return {key: tuple(found[:, row].tolist()) for row, key in enumerate(reading.keys)}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(keys=KEYS, more=st.sets(st.text(min_size=1, max_size=6)), data=st.data(), count=st.integers(2, 6))
 def test_a_samples_fold_follows_from_its_key_alone(
     keys: list[str], more: set[str], data: st.DataObject, count: int
@@ -63,7 +63,7 @@ def test_a_samples_fold_follows_from_its_key_alone(
     assert {key: among[key] for key in keys} == alone
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(
     keys=KEYS,
     data=st.data(),
@@ -89,7 +89,7 @@ def test_every_sample_is_tested_once_and_groups_stay_together(
     assert all(len(parts) == 1 for parts in together.values())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(keys=KEYS, data=st.data(), count=st.integers(2, 6))
 def test_stratified_folds_deal_every_class_out_equally_in_any_order_of_rows(
     keys: list[str], data: st.DataObject, count: int

@@ -25,7 +25,7 @@ from common.tasks import Classification
 from local.data import read_samples, read_site
 from local.data.npz import read_arrays, read_npz
 from local.data.tables import read_table
-from tests.conftest import run_spec
+from tests.conftest import examples, run_spec
 
 TABLE = b"id,age,sex,group\n1,30,M,0\n2,40,F,1\n3,50,M,0\n4,60,F,1\n"
 DATA: dict[str, Any] = {
@@ -301,7 +301,6 @@ def never_raises_anything_else(reader: Callable[[Path], object], data: bytes) ->
     assert time.monotonic() - began < 5
 
 
-@settings(deadline=None)
 @given(TEXTS)
 @example(b"a,b\n1\n")
 @example(b'"' * 9999)
@@ -310,13 +309,12 @@ def test_whatever_a_table_holds_it_is_data_or_one_sentence(data: bytes) -> None:
     never_raises_anything_else(lambda path: read_site(spec_of("csv"), path.parent, 0), data)
 
 
-@settings(deadline=None)
 @given(TEXTS)
 def test_whatever_series_hold_they_are_data_or_one_sentence(data: bytes) -> None:
     never_raises_anything_else(lambda path: read_site(spec_of("ts"), path.parent, 0), data)
 
 
 @given(st.binary() | changed(archived("x.npy", X)) | changed(X).map(lambda data: archived("x.npy", data)))
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_an_archive_holds_it_is_data_or_one_sentence(data: bytes) -> None:
     never_raises_anything_else(read, data)

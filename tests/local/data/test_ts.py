@@ -18,7 +18,7 @@ from local.data import read_samples, read_site
 from local.data.reading import Reading
 from local.data.ts import parse, read_ts
 from simulations.archives import Uea
-from tests.conftest import run_spec
+from tests.conftest import examples, run_spec
 
 SCHEMA: dict[str, Any] = {"reader": "ts", "file": "a.ts", "shape": [3, 2], "values": ["up", 1]}
 HEADER = """# Of gestures
@@ -158,7 +158,7 @@ FILES = st.integers(1, 3).flatmap(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(FILES)
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, cases: list[tuple[Any, str]]) -> None:
     path = tmp_path_factory.getbasetemp() / "written.ts"
