@@ -10,10 +10,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from common.errors import PolicyError, SpecError, one_line
+from rankdad.common.errors import PolicyError, SpecError, one_line
 
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
-OWN = frozenset({"common", "local", "remote", "simulations", "platforms", "rankdad"})  # names that are ours
 
 
 def resolve(name: str, allowed: Collection[str], field: str) -> Callable[..., Any]:
@@ -41,8 +40,8 @@ def resolve(name: str, allowed: Collection[str], field: str) -> Callable[..., An
     try:
         function = getattr(importlib.import_module(module_name), function_name)
     except (Exception, SystemExit) as error:
-        ours = sorted(OWN & {_top(module_name), _top(getattr(error, "name", None) or "")})
-        advice = f"; {ours[0]} is rankdad's own package: give yours another name" if ours else ""
+        ours = "rankdad" in (_top(module_name), _top(getattr(error, "name", None) or ""))
+        advice = "; rankdad is this program's own package: give yours another name" if ours else ""
         raise SpecError(field, f"{name} cannot be imported: {one_line(error)}{advice}") from error
     if not callable(function):
         raise SpecError(field, f"{name} is {type(function).__name__}, expected a function")

@@ -13,13 +13,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from common import __version__
-from common.documents import load_json, validate
-from common.errors import DataError, UserError, one_line
-from common.models import build_network
-from common.preparation import Fit, OwnFit
-from common.run.snapshot import under
-from common.spec import RunSpec
+from rankdad.common import __version__
+from rankdad.common.documents import load_json, validate
+from rankdad.common.errors import DataError, UserError, one_line
+from rankdad.common.models import build_network
+from rankdad.common.preparation import Fit, OwnFit
+from rankdad.common.run.snapshot import under
+from rankdad.common.spec import RunSpec
 
 Which = Literal["best", "final"]
 PREPARATION = "preparation.safetensors"

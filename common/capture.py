@@ -19,7 +19,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils.hooks import RemovableHandle
 
-from common.factors import Factor, concatenate
+from rankdad.common.factors import Factor, concatenate
 
 
 def linear_layers(model: nn.Module) -> dict[str, tuple[nn.Linear, str | None]]:

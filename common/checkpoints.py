@@ -23,13 +23,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from common.errors import ProtocolError, UserError, one_line
-from common.factors import Factor
-from common.files import sync_path
-from common.plan import Plan
-from common.reduction.feedback import Residuals
-from common.run.snapshot import Snapshot, under
-from common.run.state import RunState
+from rankdad.common.errors import ProtocolError, UserError, one_line
+from rankdad.common.factors import Factor
+from rankdad.common.files import sync_path
+from rankdad.common.plan import Plan
+from rankdad.common.reduction.feedback import Residuals
+from rankdad.common.run.snapshot import Snapshot, under
+from rankdad.common.run.state import RunState
 
 SHARED = ("replica/", "best/", "basis/", "total/")  # what of a checkpoint is the same everywhere
 KEPT = 2

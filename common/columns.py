@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from common.documents import Part
+from rankdad.common.documents import Part
 
 PositiveInt = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Shape = Annotated[tuple[PositiveInt, ...], Field(max_length=16)]

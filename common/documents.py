@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from common.errors import SpecError, UserError, visible
+from rankdad.common.errors import SpecError, UserError, visible
 
 MAX_BYTES = 64 << 20  # of a file
 MAX_DEPTH = 100  # of objects and lists in each other

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from common.errors import UserError
+from rankdad.common.errors import UserError
 
 
 def is_within(path: Path, folder: Path) -> bool:

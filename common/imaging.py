@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from common.allowed import FunctionName
-from common.columns import Column, FileName, Labelled, PositiveInt, Shape
-from common.documents import Part
+from rankdad.common.allowed import FunctionName
+from rankdad.common.columns import Column, FileName, Labelled, PositiveInt, Shape
+from rankdad.common.documents import Part
 
 
 class ListedData(Labelled):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from common.routes import Route
-from common.spec import Dsgd, Edad, MethodSpec, PowerSgd
-from common.wire import wire_bytes
+from rankdad.common.routes import Route
+from rankdad.common.spec import Dsgd, Edad, MethodSpec, PowerSgd
+from rankdad.common.wire import wire_bytes
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from common.errors import SpecError
-from common.models import build_network
-from common.models.layout import channels_first
-from common.networks import Cnn, Cnn3d, Factory, Gru, Lstm, Mlp, ModelSpec, Vit
-from common.routes import PROBE_SAMPLES
-from common.spec import RunSpec
+from rankdad.common.errors import SpecError
+from rankdad.common.models import build_network
+from rankdad.common.models.layout import channels_first
+from rankdad.common.networks import Cnn, Cnn3d, Factory, Gru, Lstm, Mlp, ModelSpec, Vit
+from rankdad.common.routes import PROBE_SAMPLES
+from rankdad.common.spec import RunSpec
 
 COPIES = 6  # of all weights: weights, gradient, two moments, the best so far, and what is sent or written
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))

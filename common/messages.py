@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationInfo
 from torch import Tensor
 
-from common.arrays import pack_buffers, pack_counts, pack_sums, unpack_buffers, unpack_counts, unpack_sums
-from common.drift import unpack_sketch
-from common.errors import REASON_CHARACTERS, RankdadError, one_line, visible
-from common.metrics import Tally, pack_tally, unpack_tally
-from common.replica import pack_parameters, unpack_parameters
-from common.routes import Payload
+from rankdad.common.arrays import pack_buffers, pack_counts, pack_sums, unpack_buffers, unpack_counts, unpack_sums
+from rankdad.common.drift import unpack_sketch
+from rankdad.common.errors import REASON_CHARACTERS, RankdadError, one_line, visible
+from rankdad.common.metrics import Tally, pack_tally, unpack_tally
+from rankdad.common.replica import pack_parameters, unpack_parameters
+from rankdad.common.routes import Payload
 
 if TYPE_CHECKING:
-    from common.plan import Plan
+    from rankdad.common.plan import Plan
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
-from common.allowed import FunctionName
-from common.columns import FileName
-from common.documents import Part
+from rankdad.common.allowed import FunctionName
+from rankdad.common.columns import FileName
+from rankdad.common.documents import Part
 
 PositiveInt = Annotated[int, Field(ge=1, le=1_000_000)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]

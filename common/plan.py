@@ -13,16 +13,16 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import nn
 
-from common import __version__
-from common.arrays import BufferSlot
-from common.layout import Exchange, Layout, exchanges
-from common.methods.edad import chain
-from common.metrics import tally_bytes
-from common.preparation import Preparing
-from common.replica import saved_buffers, weights_sha256
-from common.routes import Route, choose_routes
-from common.spec import Edad, RunSpec
-from common.tasks import TaskSpec
+from rankdad.common import __version__
+from rankdad.common.arrays import BufferSlot
+from rankdad.common.layout import Exchange, Layout, exchanges
+from rankdad.common.methods.edad import chain
+from rankdad.common.metrics import tally_bytes
+from rankdad.common.preparation import Preparing
+from rankdad.common.replica import saved_buffers, weights_sha256
+from rankdad.common.routes import Route, choose_routes
+from rankdad.common.spec import Edad, RunSpec
+from rankdad.common.tasks import TaskSpec
 
 
 @dataclass(frozen=True)

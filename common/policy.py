@@ -11,11 +11,11 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from common.documents import Part, load_json, validate
-from common.errors import PolicyError
-from common.plan import Plan
-from common.protocol import step_bytes
-from common.spec import MethodSpec, PositiveInt, PowerSgd, RankDad, RunSpec, TopRows
+from rankdad.common.documents import Part, load_json, validate
+from rankdad.common.errors import PolicyError
+from rankdad.common.plan import Plan
+from rankdad.common.protocol import step_bytes
+from rankdad.common.spec import MethodSpec, PositiveInt, PowerSgd, RankDad, RunSpec, TopRows
 
 MethodName = Literal["dsgd", "dad", "edad", "rank-dad", "powersgd", "top-rows"]
 UNREDUCED = {  # the methods that send single samples' rows as they are: who sees them

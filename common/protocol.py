@@ -26,13 +26,13 @@ import msgpack
 from pydantic import ValidationError
 from torch import Tensor
 
-from common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolError, RankdadError
-from common.factors import Factor
-from common.layout import Layout, Slot
-from common.messages import DOWN, UP, Body, Failure, Kind, Message, Step
-from common.plan import Plan
-from common.routes import Payload
-from common.wire import decode, encode, finite
+from rankdad.common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolError, RankdadError
+from rankdad.common.factors import Factor
+from rankdad.common.layout import Layout, Slot
+from rankdad.common.messages import DOWN, UP, Body, Failure, Kind, Message, Step
+from rankdad.common.plan import Plan
+from rankdad.common.routes import Payload
+from rankdad.common.wire import decode, encode, finite
 
 if sys.byteorder != "little":
     raise ImportError("rankdad's wire is little-endian, and so must be the machine")

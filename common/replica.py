@@ -12,9 +12,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from common.drift import sketch
-from common.models import build_model
-from common.spec import Adam, Constant, Cosine, RunSpec, Training
+from rankdad.common.drift import sketch
+from rankdad.common.models import build_model
+from rankdad.common.spec import Adam, Constant, Cosine, RunSpec, Training
 
 
 class Replica:

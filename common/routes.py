@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from common.capture import FactorCapture, linear_layers, unfollowed
-from common.errors import SpecError, one_line
-from common.factors import Factor
-from common.seeds import derive
-from common.spec import Dsgd, Edad, PowerSgd, RankDad, RunSpec, TopRows
-from common.tasks import Classification, MultiLabel, TaskSpec
-from common.wire import wire_bytes
+from rankdad.common.capture import FactorCapture, linear_layers, unfollowed
+from rankdad.common.errors import SpecError, one_line
+from rankdad.common.factors import Factor
+from rankdad.common.seeds import derive
+from rankdad.common.spec import Dsgd, Edad, PowerSgd, RankDad, RunSpec, TopRows
+from rankdad.common.tasks import Classification, MultiLabel, TaskSpec
+from rankdad.common.wire import wire_bytes
 
 PROBE_SAMPLES = 4
 RESIDUAL_ROWS = 16  # to which a residual is reduced: what is beyond them hardly changes the training

@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from common.data import DataSpec, TableData, check_kept, check_task
-from common.documents import Part
-from common.networks import ModelSpec
-from common.studies import EvaluationSpec, Holdout, KFold, LeaveOneSiteOut, Preparation
-from common.tasks import Metric, TaskSpec
+from rankdad.common.data import DataSpec, TableData, check_kept, check_task
+from rankdad.common.documents import Part
+from rankdad.common.networks import ModelSpec
+from rankdad.common.studies import EvaluationSpec, Holdout, KFold, LeaveOneSiteOut, Preparation
+from rankdad.common.tasks import Metric, TaskSpec
 
 SiteName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 Fraction = Annotated[float, Field(ge=0, lt=1)]

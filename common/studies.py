@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.columns import Column
-from common.documents import Part
+from rankdad.common.columns import Column
+from rankdad.common.documents import Part
 
 
 class Combat(Part):

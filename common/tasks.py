@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.documents import Part
+from rankdad.common.documents import Part
 
 Metric = Literal["loss", "accuracy", "auc", "balanced_accuracy", "f1", "calibration_error", "mae", "r2", "pearson_r"]
 

@@ -7,17 +7,13 @@ import pkgutil
 import sys
 from pathlib import Path
 
-PACKAGES = ("common", "local", "platforms", "remote", "simulations")
-MEASURING = ("simulations.bench.", "simulations.paper.")  # for a checkout: they need what an image has not
 LATE = ("torch._dynamo", "matplotlib.backends.backend_agg", "jinja2")  # imported at the first step, plot and page
 
 
 def files() -> list[Path]:
     """Import all, and return the files that this took."""
-    for package in map(importlib.import_module, PACKAGES):
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if not module.name.startswith(MEASURING):
-                importlib.import_module(module.name)
+    for module in pkgutil.walk_packages(importlib.import_module("rankdad").__path__, "rankdad."):
+        importlib.import_module(module.name)
     for name in LATE:
         importlib.import_module(name)
     specs = (getattr(module, "__spec__", None) for module in list(sys.modules.values()))

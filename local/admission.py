@@ -9,16 +9,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from common.errors import FewSamplesError, PolicyError
-from common.messages import Warning
-from common.plan import Plan
-from common.policy import FEWER_SAMPLES, Policy, refusal, rows_sent
-from common.preparation import Preparing
-from common.run.batches import batch_sizes
-from common.spec import RunSpec
-from local.data import SiteData
-from local.data.behind import fewest_behind, levels_of
-from local.data.folds import Split
+from rankdad.common.errors import FewSamplesError, PolicyError
+from rankdad.common.messages import Warning
+from rankdad.common.plan import Plan
+from rankdad.common.policy import FEWER_SAMPLES, Policy, refusal, rows_sent
+from rankdad.common.preparation import Preparing
+from rankdad.common.run.batches import batch_sizes
+from rankdad.common.spec import RunSpec
+from rankdad.local.data import SiteData
+from rankdad.local.data.behind import fewest_behind, levels_of
+from rankdad.local.data.folds import Split
 
 TOO_SMALL: Warning = "sets-too-small-to-evaluate"
 BINARY_ROWS = 32  # samples of a step from which columns of 0 and 1 are hard to read off its sums

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from common.preparation import Fit
-from common.tasks import Classification, MultiLabel, TaskSpec
+from rankdad.common.preparation import Fit
+from rankdad.common.tasks import Classification, MultiLabel, TaskSpec
 
 
 def guess(task: TaskSpec, labels: Tensor, fit: Fit) -> Tensor:

@@ -27,13 +27,13 @@ def site(
     ] = None,
 ) -> None:
     """Take part in a run as one site, next to the data."""
-    from local.config import SiteConfig
+    from rankdad.local.config import SiteConfig
 
     config = SiteConfig.read(file)
     if patience is not None:
         config = config.model_copy(update={"patience": patience})
-    from local.leaving import Leaving
-    from local.site import run_site
+    from rankdad.local.leaving import Leaving
+    from rankdad.local.site import run_site
 
     with Leaving() as leaving:
         run_site(config, leaving)
@@ -50,7 +50,7 @@ def predict(
     allow_factory: AllowFactory = None,
 ) -> None:
     """Predict classes and probabilities of new samples with a trained model."""
-    from local.prediction import predict_file
+    from rankdad.local.prediction import predict_file
 
     predict_file(directory, data, output, "final" if final else "best", allow_factory or ())
 
@@ -63,11 +63,11 @@ def resolve(
     """Replace the patterns among a run's features by the columns that a site's tables have."""
     import json
 
-    from common.data import TableData
-    from common.documents import load_json, validate
-    from common.errors import UserError
-    from common.spec import RunSpec
-    from local.data.columns import resolved
+    from rankdad.common.data import TableData
+    from rankdad.common.documents import load_json, validate
+    from rankdad.common.errors import UserError
+    from rankdad.common.spec import RunSpec
+    from rankdad.local.data.columns import resolved
 
     document = load_json(file)
     under = "run" if isinstance(document, dict) and "run" in document else None

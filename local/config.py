@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from common.allowed import FunctionName
-from common.documents import Part, load_json, validate
-from common.errors import SpecError, UserError
-from common.spec import PositiveFloat, SiteName
+from rankdad.common.allowed import FunctionName
+from rankdad.common.documents import Part, load_json, validate
+from rankdad.common.errors import SpecError, UserError
+from rankdad.common.spec import PositiveFloat, SiteName
 
 TOKEN = "RANKDAD_TOKEN"  # in the environment: the token, where no file is named
 PATHS = ("data", "output", "weights", "spec", "policy", "token_file", "ca", "certificate", "key")

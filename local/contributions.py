@@ -8,25 +8,25 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from common import __version__
-from common.capture import FactorCapture
-from common.errors import ModelError, NonFiniteError, ProtocolError, RankdadError, UserError
-from common.factors import norm
-from common.messages import Body, Buffers, Evaluation, Goodbye, Hello, Kind, Sketch, Sums
-from common.plan import Plan
-from common.policy import Policy
-from common.preparation import Preparing
-from common.replica import saved_buffers
-from common.routes import Payload, gather
-from common.run.batches import batch_sizes
-from common.run.state import Due, RunState
-from common.seeds import derive
-from common.spec import RunSpec
-from local.admission import check_steps
-from local.data import Samples, SiteData
-from local.data.prepared import Prepared, prepare
-from local.evaluation import baseline_of, outputs_of, tally_of
-from local.losses import mean_loss
+from rankdad.common import __version__
+from rankdad.common.capture import FactorCapture
+from rankdad.common.errors import ModelError, NonFiniteError, ProtocolError, RankdadError, UserError
+from rankdad.common.factors import norm
+from rankdad.common.messages import Body, Buffers, Evaluation, Goodbye, Hello, Kind, Sketch, Sums
+from rankdad.common.plan import Plan
+from rankdad.common.policy import Policy
+from rankdad.common.preparation import Preparing
+from rankdad.common.replica import saved_buffers
+from rankdad.common.routes import Payload, gather
+from rankdad.common.run.batches import batch_sizes
+from rankdad.common.run.state import Due, RunState
+from rankdad.common.seeds import derive
+from rankdad.common.spec import RunSpec
+from rankdad.local.admission import check_steps
+from rankdad.local.data import Samples, SiteData
+from rankdad.local.data.prepared import Prepared, prepare
+from rankdad.local.evaluation import baseline_of, outputs_of, tally_of
+from rankdad.local.losses import mean_loss
 
 Tested = Callable[[int, Tensor], None]
 

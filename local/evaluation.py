@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from common.errors import ModelError, NonFiniteError
-from common.metrics import Tally, empty, tally
-from common.tasks import TaskSpec
-from local.baseline import guess
-from local.data import Samples
-from local.data.prepared import Prepared, Split
-from local.losses import losses
+from rankdad.common.errors import ModelError, NonFiniteError
+from rankdad.common.metrics import Tally, empty, tally
+from rankdad.common.tasks import TaskSpec
+from rankdad.local.baseline import guess
+from rankdad.local.data import Samples
+from rankdad.local.data.prepared import Prepared, Split
+from rankdad.local.losses import losses
 
 BATCH = 1024  # samples per forward pass without gradients
 MOST_OUTPUT = 1e30  # beyond which sums of squares over all sites would be no numbers any more

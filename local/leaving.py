@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from types import FrameType, TracebackType
 
-from common.errors import RankdadError
+from rankdad.common.errors import RankdadError
 
 PATIENCE = 5.0  # seconds for the step in hand, which may wait for other sites
 

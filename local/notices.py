@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from common.errors import UserError, visible
+from rankdad.common.errors import UserError, visible
 
 FILE = "notices.txt"  # in the folder of a run's results
 MAX_LINE = 2000  # characters of what is said, in which others may be quoted

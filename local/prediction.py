@@ -11,18 +11,18 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from common.artifacts import Which, load_model
-from common.columns import Labelled
-from common.errors import DataError, UserError
-from common.metrics import summarise, tally
-from common.preparation import Preparing
-from common.spec import RunSpec
-from common.tasks import MultiLabel, Regression, shown
-from local.data import SiteData, read_samples
-from local.data.reading import Array
-from local.evaluation import outputs_of
-from local.losses import losses
-from local.threads import use_threads
+from rankdad.common.artifacts import Which, load_model
+from rankdad.common.columns import Labelled
+from rankdad.common.errors import DataError, UserError
+from rankdad.common.metrics import summarise, tally
+from rankdad.common.preparation import Preparing
+from rankdad.common.spec import RunSpec
+from rankdad.common.tasks import MultiLabel, Regression, shown
+from rankdad.local.data import SiteData, read_samples
+from rankdad.local.data.reading import Array
+from rankdad.local.evaluation import outputs_of
+from rankdad.local.losses import losses
+from rankdad.local.threads import use_threads
 
 UNKNOWN_SITE = (
     "its run prepares samples by what their own site has found, which is not known here: these are taken as they are; "

@@ -12,29 +12,29 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from common import __version__
-from common.artifacts import save_model
-from common.checkpoints import EVERY, Checkpoints, take_over
-from common.documents import load_json, validate
-from common.errors import RankdadError, SpecError, UnreachableError, UserError, visible
-from common.memory import check_memory
-from common.messages import failure_message
-from common.plan import Plan, make_plan
-from common.policy import Policy
-from common.protocol import pack_failure, step_bytes
-from common.replica import Replica
-from common.run.state import RunState
-from common.spec import RunSpec
-from local.admission import admitted
-from local.config import PATHS, SiteConfig
-from local.data import SiteData, read_site
-from local.drivers.drive import drive
-from local.drivers.http import AggregatorClient, RefusedError
-from local.leaving import Leaving, LeavingError
-from local.notices import MAX_LINE, Notices
-from local.threads import use_threads
-from local.timings import Timings
-from local.training import Result, TrainingState, train
+from rankdad.common import __version__
+from rankdad.common.artifacts import save_model
+from rankdad.common.checkpoints import EVERY, Checkpoints, take_over
+from rankdad.common.documents import load_json, validate
+from rankdad.common.errors import RankdadError, SpecError, UnreachableError, UserError, visible
+from rankdad.common.memory import check_memory
+from rankdad.common.messages import failure_message
+from rankdad.common.plan import Plan, make_plan
+from rankdad.common.policy import Policy
+from rankdad.common.protocol import pack_failure, step_bytes
+from rankdad.common.replica import Replica
+from rankdad.common.run.state import RunState
+from rankdad.common.spec import RunSpec
+from rankdad.local.admission import admitted
+from rankdad.local.config import PATHS, SiteConfig
+from rankdad.local.data import SiteData, read_site
+from rankdad.local.drivers.drive import drive
+from rankdad.local.drivers.http import AggregatorClient, RefusedError
+from rankdad.local.leaving import Leaving, LeavingError
+from rankdad.local.notices import MAX_LINE, Notices
+from rankdad.local.threads import use_threads
+from rankdad.local.timings import Timings
+from rankdad.local.training import Result, TrainingState, train
 
 WHOSE = "run-id"  # in an output folder: the run whose results lie there
 
@@ -87,7 +87,9 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
                 leaving.between_steps()
 
         def tested(fold: int, outputs: Tensor) -> None:
-            from local.prediction import write_predictions  # which takes pandas, and half a second of every start
+            from rankdad.local.prediction import (
+                write_predictions,  # which takes pandas, and half a second of every start
+            )
 
             write_predictions(results / "predictions", spec, data, fold, outputs)
 

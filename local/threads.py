@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from common.errors import SpecError
+from rankdad.common.errors import SpecError
 
 
 def use_threads(count: int) -> None:

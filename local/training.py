@@ -12,19 +12,19 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from common.drift import furthest
-from common.errors import RunFailedError
-from common.messages import Ask, Body, Comparison, Failure, Kind, Message, Pooled, Step
-from common.methods import State
-from common.plan import Plan
-from common.policy import Policy
-from common.preparation import Fit, OwnFit
-from common.reduction.feedback import Residuals, mixed
-from common.run.state import RunState
-from common.seeds import derive
-from common.spec import RunSpec
-from local.contributions import Contributions, Tested
-from local.data import SiteData
+from rankdad.common.drift import furthest
+from rankdad.common.errors import RunFailedError
+from rankdad.common.messages import Ask, Body, Comparison, Failure, Kind, Message, Pooled, Step
+from rankdad.common.methods import State
+from rankdad.common.plan import Plan
+from rankdad.common.policy import Policy
+from rankdad.common.preparation import Fit, OwnFit
+from rankdad.common.reduction.feedback import Residuals, mixed
+from rankdad.common.run.state import RunState
+from rankdad.common.seeds import derive
+from rankdad.common.spec import RunSpec
+from rankdad.local.contributions import Contributions, Tested
+from rankdad.local.data import SiteData
 
 R = TypeVar("R")
 Exchange = Generator[Message | Ask, Message | None, R]

@@ -25,7 +25,7 @@ def coinstac(
     ] = None,
 ) -> None:
     """Serve the COINSTAC platform: what a container of the image does by itself."""
-    from platforms.coinstac.service import run
+    from rankdad.platforms.coinstac.service import run
 
     run(host, port, mounts, tuple(allow_factory or ()))
 
@@ -37,8 +37,8 @@ def schema(
     repository: Annotated[str, typer.Option(help="Of that: address of the source code.")] = "",
 ) -> None:
     """Print the JSON schema of a run's specification, or the description for COINSTAC."""
-    from common.spec import RunSpec
-    from platforms.coinstac.compspec import IMAGE, compspec
+    from rankdad.common.spec import RunSpec
+    from rankdad.platforms.coinstac.compspec import IMAGE, compspec
 
     document = compspec(image or IMAGE, repository, folder=folder) if coinstac else RunSpec.model_json_schema()
     typer.echo(json.dumps(document, indent=2))

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from common.drift import distance
-from common.errors import NonFiniteError, RunFailedError
-from common.factors import LARGEST_NORM, norm
-from common.messages import (
+from rankdad.common.drift import distance
+from rankdad.common.errors import NonFiniteError, RunFailedError
+from rankdad.common.factors import LARGEST_NORM, norm
+from rankdad.common.messages import (
     Body,
     Buffers,
     Comparison,
@@ -32,14 +32,14 @@ from common.messages import (
     Step,
     Sums,
 )
-from common.methods import Contribution, State
-from common.methods.base import shares
-from common.metrics import Tally, summarise
-from common.plan import Plan
-from common.run.state import RunState
-from common.seeds import derive
-from common.spec import RunSpec
-from remote.rounds import Ready
+from rankdad.common.methods import Contribution, State
+from rankdad.common.methods.base import shares
+from rankdad.common.metrics import Tally, summarise
+from rankdad.common.plan import Plan
+from rankdad.common.run.state import RunState
+from rankdad.common.seeds import derive
+from rankdad.common.spec import RunSpec
+from rankdad.remote.rounds import Ready
 
 B = TypeVar("B", bound=Body)
 

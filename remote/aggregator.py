@@ -12,26 +12,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-from common.artifacts import save_model
-from common.checkpoints import EVERY
-from common.errors import ProtocolError, RankdadError, RunFailedError, UserError, visible
-from common.messages import Failure, Farewell, Hello, Kind, Message, Roster, Step
-from common.methods import State
-from common.plan import make_plan
-from common.preparation import Preparing
-from common.protocol import pack, unpack
-from common.replica import Replica
-from common.run.state import RunState
-from common.spec import RunSpec
-from common.wire import is_lossless
-from remote.aggregation import aggregate
-from remote.checks import Checks
-from remote.persistence import LEDGER, LedgerOptions, Persistence
-from remote.progress import AGGREGATOR
-from remote.recorder import Recorder
-from remote.records import NOBODY, DamageError, Entry, Record
-from remote.rounds import Answer, Barrier, BarrierState, Effect, Ready
-from remote.run_directory import new_directory
+from rankdad.common.artifacts import save_model
+from rankdad.common.checkpoints import EVERY
+from rankdad.common.errors import ProtocolError, RankdadError, RunFailedError, UserError, visible
+from rankdad.common.messages import Failure, Farewell, Hello, Kind, Message, Roster, Step
+from rankdad.common.methods import State
+from rankdad.common.plan import make_plan
+from rankdad.common.preparation import Preparing
+from rankdad.common.protocol import pack, unpack
+from rankdad.common.replica import Replica
+from rankdad.common.run.state import RunState
+from rankdad.common.spec import RunSpec
+from rankdad.common.wire import is_lossless
+from rankdad.remote.aggregation import aggregate
+from rankdad.remote.checks import Checks
+from rankdad.remote.persistence import LEDGER, LedgerOptions, Persistence
+from rankdad.remote.progress import AGGREGATOR
+from rankdad.remote.recorder import Recorder
+from rankdad.remote.records import NOBODY, DamageError, Entry, Record
+from rankdad.remote.rounds import Answer, Barrier, BarrierState, Effect, Ready
+from rankdad.remote.run_directory import new_directory
 
 MAX_SNAPSHOTS = 3  # that a site is given in a round
 MIN_DELAY, MAX_DELAY = 1.0, 60.0  # seconds between two tries to aggregate a round

@@ -30,12 +30,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from common import __version__
-from common.errors import ProtocolError
-from common.protocol import body_limit
-from remote.auth import Identity
-from remote.host import Host
-from remote.web import Connection, Door
+from rankdad.common import __version__
+from rankdad.common.errors import ProtocolError
+from rankdad.common.protocol import body_limit
+from rankdad.remote.auth import Identity
+from rankdad.remote.host import Host
+from rankdad.remote.web import Connection, Door
 
 CONTENT_TYPE = "application/msgpack"
 RUN_HEADER = "x-rankdad-run"

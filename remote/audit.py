@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from common.errors import visible
+from rankdad.common.errors import visible
 
 AUDIT = "audit.jsonl"  # of a run's directory
 PER_MINUTE = 100  # lines of one address

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, RootModel
 
-from common.documents import load_json, validate
-from common.errors import ProtocolError, UserError
-from common.spec import SiteName
+from rankdad.common.documents import load_json, validate
+from rankdad.common.errors import ProtocolError, UserError
+from rankdad.common.spec import SiteName
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 

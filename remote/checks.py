@@ -11,15 +11,15 @@ from typing import Literal
 
 import torch
 
-from common.errors import ProtocolError
-from common.factors import Factor
-from common.messages import Buffers, Evaluation, Hello, Message, Step, Sums
-from common.methods.edad import EdadMethod
-from common.plan import Plan
-from common.preparation import Preparing
-from common.replica import saved_buffers
-from common.run.state import MAX_STEPS, RunState
-from common.spec import RunSpec
+from rankdad.common.errors import ProtocolError
+from rankdad.common.factors import Factor
+from rankdad.common.messages import Buffers, Evaluation, Hello, Message, Step, Sums
+from rankdad.common.methods.edad import EdadMethod
+from rankdad.common.plan import Plan
+from rankdad.common.preparation import Preparing
+from rankdad.common.replica import saved_buffers
+from rankdad.common.run.state import MAX_STEPS, RunState
+from rankdad.common.spec import RunSpec
 
 LARGEST_SIZE = 1e17  # of a gradient or buffer: squares stay numbers in float32, however many sites add up
 PLACES: Mapping[Literal["train", "validation", "test"], int] = {"train": 0, "validation": 1, "test": 2}

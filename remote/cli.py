@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from common.errors import UserError
-from remote.ledger import Durability, Retention
+from rankdad.common.errors import UserError
+from rankdad.remote.ledger import Durability, Retention
 
 
 def mount(app: typer.Typer) -> None:
@@ -53,8 +53,8 @@ def aggregator(
     ] = False,
 ) -> None:
     """Collect, reduce and broadcast what the sites send, until the run has ended."""
-    from common.documents import load_json, replace, validate
-    from common.spec import RunSpec
+    from rankdad.common.documents import load_json, replace, validate
+    from rankdad.common.spec import RunSpec
 
     document = replace(load_json(file), set_ or [])
     if isinstance(document, dict) and "run" in document:
@@ -63,12 +63,12 @@ def aggregator(
         spec = validate(RunSpec, document, file=file)
     from rich.console import Console
 
-    from remote.config import Access
-    from remote.persistence import LEDGER, LedgerOptions
-    from remote.process import run_aggregator
-    from remote.run_directory import new_directory
-    from remote.server import listen
-    from remote.view import show_result
+    from rankdad.remote.config import Access
+    from rankdad.remote.persistence import LEDGER, LedgerOptions
+    from rankdad.remote.process import run_aggregator
+    from rankdad.remote.run_directory import new_directory
+    from rankdad.remote.server import listen
+    from rankdad.remote.view import show_result
 
     access = Access(host, tls_cert, tls_key, client_ca, tokens, allow_plain_http, allow_anyone)
     access.check(spec.federation.sites)
@@ -97,7 +97,7 @@ def export(
     weights: Annotated[Path | None, typer.Option(help="Folder of pretrained weights that the spec names.")] = None,
 ) -> None:
     """Rebuild the model of any step from a run's ledger."""
-    from remote.export import export as run
+    from rankdad.remote.export import export as run
 
     state = run(directory, step, output, allow_factory or (), weights)
     typer.echo(f"the model after step {state.steps} is in {output / 'model'}, sha256 {state.replica.digest()[:16]}…")
@@ -110,8 +110,8 @@ def report(
     ] = None,
 ) -> None:
     """Make a page about a run, to keep and to print."""
-    from remote.report.run_report import NO_PLOTS, plotter
-    from remote.report.run_report import report as run
+    from rankdad.remote.report.run_report import NO_PLOTS, plotter
+    from rankdad.remote.report.run_report import report as run
 
     page, path = run(directory), output or directory / "report.html"
     try:
@@ -133,8 +133,8 @@ def provision(
     ] = None,
 ) -> None:
     """Make certificates, tokens and a start kit for each site."""
-    from common.documents import load_json, validate
-    from remote.provision import Consortium, Kits
+    from rankdad.common.documents import load_json, validate
+    from rankdad.remote.provision import Consortium, Kits
 
     kits = Kits(validate(Consortium, load_json(file), file=file), output)
     for path in kits.make() if add is None and renew is None else kits.change(add, renew):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from common.errors import UserError
-from remote.auth import Context, Identity, read_tokens, server_context
+from rankdad.common.errors import UserError
+from rankdad.remote.auth import Context, Identity, read_tokens, server_context
 
 
 @dataclass(frozen=True)

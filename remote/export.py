@@ -12,20 +12,20 @@ from pathlib import Path
 
 import torch
 
-from common.artifacts import save_model
-from common.checkpoints import Checkpoints
-from common.documents import load_json, validate
-from common.errors import UserError
-from common.messages import Kind
-from common.plan import make_plan
-from common.preparation import Preparing
-from common.protocol import unpack
-from common.replica import Replica
-from common.run.state import RunState
-from common.spec import RunSpec
-from remote.ledger import oldest_update, read_updates
-from remote.persistence import CHECKPOINTS, LEDGER
-from remote.records import DamageError
+from rankdad.common.artifacts import save_model
+from rankdad.common.checkpoints import Checkpoints
+from rankdad.common.documents import load_json, validate
+from rankdad.common.errors import UserError
+from rankdad.common.messages import Kind
+from rankdad.common.plan import make_plan
+from rankdad.common.preparation import Preparing
+from rankdad.common.protocol import unpack
+from rankdad.common.replica import Replica
+from rankdad.common.run.state import RunState
+from rankdad.common.spec import RunSpec
+from rankdad.remote.ledger import oldest_update, read_updates
+from rankdad.remote.persistence import CHECKPOINTS, LEDGER
+from rankdad.remote.records import DamageError
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-from common.metrics import (
+from rankdad.common.metrics import (
     Metrics,
     Tally,
     calibration,
@@ -23,7 +23,7 @@ from common.metrics import (
     unpack_tally,
     within_sites,
 )
-from common.tasks import Regression, TaskSpec
+from rankdad.common.tasks import Regression, TaskSpec
 
 
 class FoldMetrics:

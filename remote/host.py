@@ -15,11 +15,11 @@ from typing import TypeVar
 
 import torch
 
-from common.errors import ProtocolError, RankdadError, UserError, one_line
-from remote.aggregator import Aggregator, Answers, HalfwayError
-from remote.audit import Audit
-from remote.progress import AGGREGATOR
-from remote.web import Connection
+from rankdad.common.errors import ProtocolError, RankdadError, UserError, one_line
+from rankdad.remote.aggregator import Aggregator, Answers, HalfwayError
+from rankdad.remote.audit import Audit
+from rankdad.remote.progress import AGGREGATOR
+from rankdad.remote.web import Connection
 
 LOG = logging.getLogger("rankdad")
 LARGE_PLAN = 8 << 20  # bytes of a dense gradient from which the work of a round leaves the event loop

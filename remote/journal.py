@@ -14,9 +14,9 @@ from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
-from common.errors import UserError
-from common.files import sync_path
-from remote.records import (
+from rankdad.common.errors import UserError
+from rankdad.common.files import sync_path
+from rankdad.remote.records import (
     BEGINNING_BYTES,
     HEAD_BYTES,
     RUN_PLACE,

@@ -15,9 +15,9 @@ from enum import StrEnum
 from itertools import chain, pairwise
 from pathlib import Path
 
-from common.errors import UserError
-from remote.journal import Journal, read_journal
-from remote.records import DamageError, Entry, Record, missing
+from rankdad.common.errors import UserError
+from rankdad.remote.journal import Journal, read_journal
+from rankdad.remote.records import DamageError, Entry, Record, missing
 
 CONTRIBUTIONS, UPDATES = "contributions", "updates"
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.checkpoints import Checkpoints
-from common.errors import ProtocolError, UserError
-from common.plan import Plan
-from common.reduction.feedback import Residuals
-from common.run.state import RunState
-from remote.ledger import Durability, Ledger, Retention
-from remote.records import DamageError, Entry, Record
+from rankdad.common.checkpoints import Checkpoints
+from rankdad.common.errors import ProtocolError, UserError
+from rankdad.common.plan import Plan
+from rankdad.common.reduction.feedback import Residuals
+from rankdad.common.run.state import RunState
+from rankdad.remote.ledger import Durability, Ledger, Retention
+from rankdad.remote.records import DamageError, Entry, Record
 
 LEDGER, CHECKPOINTS = "ledger", "checkpoints"  # of a run's directory
 

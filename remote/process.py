@@ -13,16 +13,16 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from common.errors import RankdadError, RunFailedError, visible
-from common.memory import check_memory
-from common.replica import Replica
-from common.spec import RunSpec
-from remote.aggregator import Aggregator
-from remote.audit import AUDIT, Audit
-from remote.config import Access
-from remote.persistence import LEDGER, LedgerOptions
-from remote.server import serve
-from remote.view import View, Waiting, view_of
+from rankdad.common.errors import RankdadError, RunFailedError, visible
+from rankdad.common.memory import check_memory
+from rankdad.common.replica import Replica
+from rankdad.common.spec import RunSpec
+from rankdad.remote.aggregator import Aggregator
+from rankdad.remote.audit import AUDIT, Audit
+from rankdad.remote.config import Access
+from rankdad.remote.persistence import LEDGER, LedgerOptions
+from rankdad.remote.server import serve
+from rankdad.remote.view import View, Waiting, view_of
 
 
 class InterruptedRunError(RankdadError):

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.messages import Pooled
-from common.plan import Plan
-from common.spec import RunSpec
-from common.tasks import TaskSpec
-from remote.fold_metrics import FoldMetrics
+from rankdad.common.messages import Pooled
+from rankdad.common.plan import Plan
+from rankdad.common.spec import RunSpec
+from rankdad.common.tasks import TaskSpec
+from rankdad.remote.fold_metrics import FoldMetrics
 
 AGGREGATOR = "aggregator"  # among sites' names: no site is called that
 

@@ -23,12 +23,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pydantic import Field, field_validator, model_validator
 
-from common.documents import Part
-from common.errors import UserError
-from common.files import write_json, write_whole
-from common.policy import FILE, Policy
-from common.spec import SiteName
-from remote.auth import hashed, read_tokens
+from rankdad.common.documents import Part
+from rankdad.common.errors import UserError
+from rankdad.common.files import write_json, write_whole
+from rankdad.common.policy import FILE, Policy
+from rankdad.common.spec import SiteName
+from rankdad.remote.auth import hashed, read_tokens
 
 AGGREGATOR = "aggregator"
 DATA, RESULT = "data", "result"  # folders of a site's kit

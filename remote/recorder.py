@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import UserError
-from common.factors import Factor
-from common.files import write_json
-from common.messages import (
+from rankdad.common.errors import UserError
+from rankdad.common.factors import Factor
+from rankdad.common.files import write_json
+from rankdad.common.messages import (
     Body,
     Comparison,
     Decision,
@@ -25,13 +25,13 @@ from common.messages import (
     Roster,
     Step,
 )
-from common.metrics import Metrics, Tally, summarise
-from common.plan import Plan
-from common.spec import RunSpec
-from remote.progress import Progress
-from remote.rounds import Ready
-from remote.run_directory import Table, new_directory
-from remote.summary import summary
+from rankdad.common.metrics import Metrics, Tally, summarise
+from rankdad.common.plan import Plan
+from rankdad.common.spec import RunSpec
+from rankdad.remote.progress import Progress
+from rankdad.remote.rounds import Ready
+from rankdad.remote.run_directory import Table, new_directory
+from rankdad.remote.summary import summary
 
 MAX_RESETS = 1000  # in a summary: the last ones
 

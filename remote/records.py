@@ -18,7 +18,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from common.errors import UserError
+from rankdad.common.errors import UserError
 
 FORMAT = 3
 NOBODY = 0xFFFF  # the place of the aggregator

@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from common.errors import ProtocolError
-from common.messages import Kind, Message
-from common.spec import Federation
+from rankdad.common.errors import ProtocolError
+from rankdad.common.messages import Kind, Message
+from rankdad.common.spec import Federation
 
 
 class BarrierState(Enum):

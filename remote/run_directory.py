@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.errors import UserError
+from rankdad.common.errors import UserError
 
 
 def new_directory(directory: Path) -> None:

@@ -13,16 +13,16 @@ from types import FrameType
 
 import uvicorn
 
-from common.errors import UserError
-from remote.aggregator import Aggregator
-from remote.app import Routes
-from remote.audit import Audit
-from remote.auth import Context
-from remote.config import Access
-from remote.host import LOG, Host
-from remote.view import View
-from remote.web import Connection as Web
-from remote.web import Door, Handshake, accept
+from rankdad.common.errors import UserError
+from rankdad.remote.aggregator import Aggregator
+from rankdad.remote.app import Routes
+from rankdad.remote.audit import Audit
+from rankdad.remote.auth import Context
+from rankdad.remote.config import Access
+from rankdad.remote.host import LOG, Host
+from rankdad.remote.view import View
+from rankdad.remote.web import Connection as Web
+from rankdad.remote.web import Door, Handshake, accept
 
 BACKLOG = 2048  # connections that wait to be accepted
 TICK = 0.25  # seconds between two looks at the progress

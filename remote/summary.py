@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from common import __version__
-from common.messages import Pooled
-from common.metrics import Metrics
-from remote.progress import Progress
+from rankdad.common import __version__
+from rankdad.common.messages import Pooled
+from rankdad.common.metrics import Metrics
+from rankdad.remote.progress import Progress
 
 
 def summary(progress: Progress) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from common.tasks import shown
-from remote.progress import AGGREGATOR, Progress
+from rankdad.common.tasks import shown
+from rankdad.remote.progress import AGGREGATOR, Progress
 
 WAITING_WORTH_SAYING = 10.0  # seconds between two lines about the same wait
 WAITING_WORTH_SHOWING = 1.0

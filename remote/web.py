@@ -18,9 +18,9 @@ from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from common.errors import ProtocolError, UserError, one_line
-from remote.audit import Audit
-from remote.auth import Context, names_of
+from rankdad.common.errors import ProtocolError, UserError, one_line
+from rankdad.remote.audit import Audit
+from rankdad.remote.auth import Context, names_of
 
 HEADERS = 10.0  # seconds for a TLS handshake, and for a request's headers from the connection or their first byte on
 HEADER_BYTES = 1 << 14  # of a request but for its body: line, headers, sizes of chunks, trailers

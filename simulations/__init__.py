@@ -1,1 +1,1 @@
-"""Many sites on one machine: the simulator, lockstep runs, benchmarks."""
+"""Many sites on one machine: the simulator, lockstep runs."""

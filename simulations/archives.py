@@ -9,12 +9,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from common.documents import Part
-from common.errors import DataError
-from local.data.npz import padded, read_arrays, whole_numbers
-from local.data.reading import Array
-from local.data.ts import arrays_of, parse
-from simulations.pools import ArrayPool
+from rankdad.common.documents import Part
+from rankdad.common.errors import DataError
+from rankdad.local.data.npz import padded, read_arrays, whole_numbers
+from rankdad.local.data.reading import Array
+from rankdad.local.data.ts import arrays_of, parse
+from rankdad.simulations.pools import ArrayPool
 
 PARTS = ("train", "test")
 UCI = "UCI Machine Learning Repository (archive.ics.uci.edu), data set"

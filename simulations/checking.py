@@ -15,27 +15,27 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from common.capture import FactorCapture
-from common.documents import validate
-from common.errors import SpecError
-from common.factors import Factor
-from common.messages import Kind, Message, Step
-from common.methods import Contribution, Method, State, method_for
-from common.methods.rank_dad import is_small
-from common.plan import Plan, make_plan
-from common.policy import Policy
-from common.protocol import pack, step_bytes, unpack
-from common.replica import Replica
-from common.routes import Payload, Route, gather, scatter
-from common.run.batches import parts
-from common.seeds import derive
-from common.spec import PowerSgd, RankDad, RunSpec
-from common.tasks import TaskSpec
-from local.admission import admitted, check_steps
-from local.data import Samples, SiteData
-from local.losses import mean_loss
-from remote.view import size
-from simulations.footprint import WINDOW, footprint
+from rankdad.common.capture import FactorCapture
+from rankdad.common.documents import validate
+from rankdad.common.errors import SpecError
+from rankdad.common.factors import Factor
+from rankdad.common.messages import Kind, Message, Step
+from rankdad.common.methods import Contribution, Method, State, method_for
+from rankdad.common.methods.rank_dad import is_small
+from rankdad.common.plan import Plan, make_plan
+from rankdad.common.policy import Policy
+from rankdad.common.protocol import pack, step_bytes, unpack
+from rankdad.common.replica import Replica
+from rankdad.common.routes import Payload, Route, gather, scatter
+from rankdad.common.run.batches import parts
+from rankdad.common.seeds import derive
+from rankdad.common.spec import PowerSgd, RankDad, RunSpec
+from rankdad.common.tasks import TaskSpec
+from rankdad.local.admission import admitted, check_steps
+from rankdad.local.data import Samples, SiteData
+from rankdad.local.losses import mean_loss
+from rankdad.remote.view import size
+from rankdad.simulations.footprint import WINDOW, footprint
 
 EXACT = frozenset({"dsgd", "dad", "edad"})
 TOLERANCE = {"float32": 2e-5, "float64": 1e-10}  # of an exact method, relative to the gradient; products of many rows

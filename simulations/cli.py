@@ -1,4 +1,4 @@
-"""Commands of the simulator: `rankdad simulate`, `rankdad split`, `rankdad bench`."""
+"""Commands of the simulator: `rankdad simulate`, `rankdad split`, `rankdad relay`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from common.errors import UserError
-from simulations.bench.cli import bench
-from simulations.paper.cli import paper
+from rankdad.common.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from common.policy import Policy
-    from common.spec import RunSpec
-    from local.data import SiteData
-    from simulations.spec import SimulationFile
+    from rankdad.common.policy import Policy
+    from rankdad.common.spec import RunSpec
+    from rankdad.local.data import SiteData
+    from rankdad.simulations.spec import SimulationFile
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="A run and its simulation.")]
 SitesOption = Annotated[int | None, typer.Option(min=1, max=1000, help="Number of sites, in place of the file's.")]
@@ -44,8 +42,6 @@ def mount(app: typer.Typer) -> None:
     app.command()(check)
     app.command()(verify)
     app.command()(relay)
-    app.command()(paper)
-    app.add_typer(bench, name="bench")
 
 
 def simulate(
@@ -71,9 +67,9 @@ def simulate(
 ) -> None:
     """Train one model across sites on this machine, each a process of its own."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would not survive the fork
-    from remote.view import show_result
-    from simulations.resolving import with_columns
-    from simulations.spec import read_simulation
+    from rankdad.remote.view import show_result
+    from rankdad.simulations.resolving import with_columns
+    from rankdad.simulations.spec import read_simulation
 
     if resume is not None:
         if file or output or sites or data or set_ or lockstep or relay or pooled:
@@ -92,8 +88,8 @@ def simulate(
     if lockstep or pooled:
         summary = _lockstep(read, directory, tuple(allow_factory or ()), json_, pooled=pooled)
     else:
-        from remote.persistence import LedgerOptions
-        from simulations.simulator import simulate as run
+        from rankdad.remote.persistence import LedgerOptions
+        from rankdad.simulations.simulator import simulate as run
 
         factories = tuple(allow_factory or ())
         summary = run(
@@ -117,10 +113,10 @@ def _needs_ledger(spec: RunSpec) -> bool:
 
 def _cut_short(directory: Path) -> SimulationFile:
     """Return the simulation that a directory holds, if it can go on."""
-    from common.documents import load_json, validate
-    from remote.persistence import LEDGER
-    from simulations.simulator import SIMULATION
-    from simulations.spec import SimulationFile
+    from rankdad.common.documents import load_json, validate
+    from rankdad.remote.persistence import LEDGER
+    from rankdad.simulations.simulator import SIMULATION
+    from rankdad.simulations.spec import SimulationFile
 
     for name in (SIMULATION, LEDGER):
         if not (directory / name).exists():
@@ -139,8 +135,8 @@ def split(
     set_: SetOption = None,
 ) -> None:
     """Write each site's data and its SITE.json, to start aggregator and sites by hand."""
-    from common.policy import FILE
-    from simulations.spec import read_simulation, write_sites
+    from rankdad.common.policy import FILE
+    from rankdad.simulations.spec import read_simulation, write_sites
 
     read = read_simulation(file, set_ or [], sites=sites, data=data)
     taken = [path for name in read.run.federation.sites if (path := output / f"{name}.json").exists()]
@@ -163,20 +159,20 @@ def check(
     weights: WeightsOption = None,
 ) -> None:
     """Validate a file, and print what would be sent; for a site's file, reach its aggregator."""
-    from common.documents import load_json, replace, validate
-    from common.memory import check_memory
-    from common.plan import make_plan
-    from common.policy import EVERYTHING
-    from common.replica import Replica
-    from common.spec import RunSpec
-    from simulations.checking import check_policy, show_plan
-    from simulations.resolving import with_columns
-    from simulations.spec import read_simulation
+    from rankdad.common.documents import load_json, replace, validate
+    from rankdad.common.memory import check_memory
+    from rankdad.common.plan import make_plan
+    from rankdad.common.policy import EVERYTHING
+    from rankdad.common.replica import Replica
+    from rankdad.common.spec import RunSpec
+    from rankdad.simulations.checking import check_policy, show_plan
+    from rankdad.simulations.resolving import with_columns
+    from rankdad.simulations.spec import read_simulation
 
     document = replace(load_json(file), set_ or [])
     if isinstance(document, dict) and "aggregator" in document:
-        from local.config import SiteConfig
-        from local.site import check_site
+        from rankdad.local.config import SiteConfig
+        from rankdad.local.site import check_site
 
         config = SiteConfig.read(file)
         check_site(config.model_copy(update={"patience": min(config.patience, CHECK_PATIENCE)}))
@@ -204,11 +200,11 @@ def verify(
     """Compare each method's gradient of a batch per site with autograd's of the pooled batch; fail if it is inexact."""
     import torch
 
-    from simulations.checking import show_verification
-    from simulations.checking import verify as run
-    from simulations.pooling import first_training_rows
-    from simulations.resolving import with_columns
-    from simulations.spec import read_simulation
+    from rankdad.simulations.checking import show_verification
+    from rankdad.simulations.checking import verify as run
+    from rankdad.simulations.pooling import first_training_rows
+    from rankdad.simulations.resolving import with_columns
+    from rankdad.simulations.spec import read_simulation
 
     read = with_columns(read_simulation(file, set_ or [], sites=sites, data=data))
     torch.set_num_threads(read.run.training.threads)
@@ -227,10 +223,10 @@ def relay(
     listen: Annotated[str, typer.Option(help="HOST:PORT that sites connect to; port 0 takes a free one.")],
 ) -> None:
     """Stand between sites and aggregator, with slow links and faults, until Ctrl-C; then say what was done."""
-    from common.documents import load_json, validate
-    from remote.server import listen as listen_on
-    from simulations.faults import RelaySpec
-    from simulations.relay import run_relay, show_report
+    from rankdad.common.documents import load_json, validate
+    from rankdad.remote.server import listen as listen_on
+    from rankdad.simulations.faults import RelaySpec
+    from rankdad.simulations.relay import run_relay, show_report
 
     spec = validate(RelaySpec, load_json(file), file=file)
     listening = listen_on(*_address("--listen", listen))
@@ -248,7 +244,7 @@ def _address(option: str, text: str) -> tuple[str, int]:
 
 def _changed_batch(spec: RunSpec, before: int) -> str:
     """Say what another number of sites does to the global batch and the learning rate."""
-    from common.replica import lr_scale
+    from rankdad.common.replica import lr_scale
 
     training, sites = spec.training, len(spec.federation.sites)
     rates = [training.optimizer.lr * lr_scale(training, count) for count in (before, sites)]
@@ -263,8 +259,8 @@ def _dealt(read: SimulationFile) -> dict[str, SiteData]:
     """Deal out a simulation's data, and read it as the sites would."""
     import tempfile
 
-    from local.data import read_site
-    from simulations.spec import write_sites
+    from rankdad.local.data import read_site
+    from rankdad.simulations.spec import write_sites
 
     with tempfile.TemporaryDirectory() as folder:
         configs = write_sites(read, Path(folder), "http://127.0.0.1:0")
@@ -287,15 +283,15 @@ def _lockstep(
     from rich.console import Console
     from torch import Tensor
 
-    from common.documents import load_json
-    from local.data import read_site
-    from local.prediction import write_predictions
-    from remote.aggregator import Aggregator
-    from remote.run_directory import new_directory
-    from remote.view import PlainView, Waiting
-    from simulations.lockstep import run
-    from simulations.pooling import SITE, pooled_data, pooled_spec
-    from simulations.spec import write_sites
+    from rankdad.common.documents import load_json
+    from rankdad.local.data import read_site
+    from rankdad.local.prediction import write_predictions
+    from rankdad.remote.aggregator import Aggregator
+    from rankdad.remote.run_directory import new_directory
+    from rankdad.remote.view import PlainView, Waiting
+    from rankdad.simulations.lockstep import run
+    from rankdad.simulations.pooling import SITE, pooled_data, pooled_spec
+    from rankdad.simulations.spec import write_sites
 
     torch.set_num_threads(read.run.training.threads)
     new_directory(directory)

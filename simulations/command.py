@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common.errors import RankdadError, UserError
+from rankdad.common.errors import RankdadError, UserError
 
 
 def command(file: Path, directory: Path, assignments: Sequence[str] = (), data: Path | None = None) -> list[str]:

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from common.documents import Part
-from common.seeds import derive
-from common.spec import NonNegativeFloat, PositiveFloat, PositiveInt
+from rankdad.common.documents import Part
+from rankdad.common.seeds import derive
+from rankdad.common.spec import NonNegativeFloat, PositiveFloat, PositiveInt
 
 Direction = Literal["request", "response"]
 NUMBERS_KEPT = 1000  # of affected requests, per kind and direction: what is reported stays small

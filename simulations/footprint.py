@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from common.checkpoints import EVERY, KEPT
-from common.methods.rank_dad import MOST_BATCHES, MOST_ROWS
-from common.metrics import tally_bytes
-from common.plan import Plan
-from common.protocol import step_bytes
-from remote.records import HEAD_BYTES
+from rankdad.common.checkpoints import EVERY, KEPT
+from rankdad.common.methods.rank_dad import MOST_BATCHES, MOST_ROWS
+from rankdad.common.metrics import tally_bytes
+from rankdad.common.plan import Plan
+from rankdad.common.protocol import step_bytes
+from rankdad.remote.records import HEAD_BYTES
 
 CONTROL = 1024  # bytes of any message that is no step, beside what follows from the plan
 DIGEST = 160  # bytes of a site's name and digest

@@ -12,17 +12,17 @@ from pathlib import Path
 
 from torch import Tensor
 
-from common.errors import RankdadError, RunFailedError
-from common.messages import Ask
-from common.policy import EVERYTHING, Policy
-from common.protocol import pack, unpack
-from common.replica import Replica
-from common.run.state import RunState
-from common.spec import RunSpec
-from local.admission import admitted
-from local.data import SiteData
-from local.training import Result, TrainingState, train
-from remote.aggregator import Aggregator
+from rankdad.common.errors import RankdadError, RunFailedError
+from rankdad.common.messages import Ask
+from rankdad.common.policy import EVERYTHING, Policy
+from rankdad.common.protocol import pack, unpack
+from rankdad.common.replica import Replica
+from rankdad.common.run.state import RunState
+from rankdad.common.spec import RunSpec
+from rankdad.local.admission import admitted
+from rankdad.local.data import SiteData
+from rankdad.local.training import Result, TrainingState, train
+from rankdad.remote.aggregator import Aggregator
 
 
 def run(

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from common.columns import Column, Level, PositiveInt, canonical
-from common.documents import Part
-from common.errors import DataError, SpecError
-from common.seeds import derive
-from common.spec import PositiveFloat, RunSpec, SiteName
-from common.tasks import Regression, TaskSpec
-from simulations.pools import Pool, Rows
+from rankdad.common.columns import Column, Level, PositiveInt, canonical
+from rankdad.common.documents import Part
+from rankdad.common.errors import DataError, SpecError
+from rankdad.common.seeds import derive
+from rankdad.common.spec import PositiveFloat, RunSpec, SiteName
+from rankdad.common.tasks import Regression, TaskSpec
+from rankdad.simulations.pools import Pool, Rows
 
 DRAWS = 200  # of proportions, until no site has too few samples
 BINS = 10

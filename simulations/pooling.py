@@ -10,12 +10,12 @@ from operator import add
 import torch
 from torch import Tensor
 
-from common.documents import validate
-from common.preparation import Preparing
-from common.spec import RunSpec
-from common.studies import LeaveOneSiteOut
-from local.data import Samples, SiteData
-from local.data.folds import Split
+from rankdad.common.documents import validate
+from rankdad.common.preparation import Preparing
+from rankdad.common.spec import RunSpec
+from rankdad.common.studies import LeaveOneSiteOut
+from rankdad.local.data import Samples, SiteData
+from rankdad.local.data.folds import Split
 
 SITE = "together"  # name of the one site that has everything
 

@@ -10,10 +10,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DataError
-from common.spec import RunSpec
-from local.data.npz import labels_in, whole_numbers
-from local.data.reading import Array
+from rankdad.common.errors import DataError
+from rankdad.common.spec import RunSpec
+from rankdad.local.data.npz import labels_in, whole_numbers
+from rankdad.local.data.reading import Array
 
 Rows = NDArray[np.intp]
 

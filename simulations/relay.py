@@ -18,10 +18,22 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from common.seeds import derive
-from simulations.faults import IN_VAIN, Cut, Delay, Direction, Drop, Duplicate, Fault, RelaySpec, Reorder, Reset, Script
-from simulations.framing import Framer
-from simulations.shaping import Gate, Line
+from rankdad.common.seeds import derive
+from rankdad.simulations.faults import (
+    IN_VAIN,
+    Cut,
+    Delay,
+    Direction,
+    Drop,
+    Duplicate,
+    Fault,
+    RelaySpec,
+    Reorder,
+    Reset,
+    Script,
+)
+from rankdad.simulations.framing import Framer
+from rankdad.simulations.shaping import Gate, Line
 
 CHUNK = 65536  # bytes read at once
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from common.data import TableData, resolve_features
-from local.data.columns import resolved
-from simulations.sources import Folders
-from simulations.spec import TABLES, SimulationFile
+from rankdad.common.data import TableData, resolve_features
+from rankdad.local.data.columns import resolved
+from rankdad.simulations.sources import Folders
+from rankdad.simulations.spec import TABLES, SimulationFile
 
 
 def with_columns(file: SimulationFile) -> SimulationFile:

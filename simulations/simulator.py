@@ -28,17 +28,17 @@ from typing import Any
 
 from rich.console import Console
 
-from common.documents import load_json
-from common.errors import RankdadError, UserError
-from common.files import write_json, write_whole
-from local.config import SiteConfig
-from remote.auth import hashed
-from remote.config import Access
-from remote.persistence import LedgerOptions
-from remote.run_directory import new_directory
-from remote.server import listen
-from simulations.faults import RelaySpec
-from simulations.spec import SimulationFile, write_sites
+from rankdad.common.documents import load_json
+from rankdad.common.errors import RankdadError, UserError
+from rankdad.common.files import write_json, write_whole
+from rankdad.local.config import SiteConfig
+from rankdad.remote.auth import hashed
+from rankdad.remote.config import Access
+from rankdad.remote.persistence import LedgerOptions
+from rankdad.remote.run_directory import new_directory
+from rankdad.remote.server import listen
+from rankdad.simulations.faults import RelaySpec
+from rankdad.simulations.spec import SimulationFile, write_sites
 
 ENDING = 4.0  # seconds in which processes end by themselves after one of them has
 LAST_LINES = 5
@@ -119,7 +119,7 @@ def _identify(configs: dict[str, SiteConfig], directory: Path) -> Access:
 
 def import_before_forking() -> None:
     """Import what the processes will need; what an optimizer's constructor imports takes longest."""
-    for name in ("torch._dynamo", "local.site", "local.prediction", "remote.process"):
+    for name in ("torch._dynamo", "rankdad.local.site", "rankdad.local.prediction", "rankdad.remote.process"):
         importlib.import_module(name)
     gc.freeze()  # what is imported stays: collections pass it over, and its memory stays shared
 
@@ -243,7 +243,7 @@ def _aggregator(
     other_end: Connection,
     lifeline: Connection,
 ) -> None:
-    from remote.process import run_aggregator
+    from rankdad.remote.process import run_aggregator
 
     other_end.close()  # so that the lifeline ends with the simulator
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -255,7 +255,7 @@ def _aggregator(
 
 
 def _site(other_end: Connection, listening: socket.socket, config: SiteConfig) -> None:
-    from local.site import run_site
+    from rankdad.local.site import run_site
 
     other_end.close()
     listening.close()  # else the port would still take connections after the aggregator's death
@@ -267,7 +267,7 @@ def _site(other_end: Connection, listening: socket.socket, config: SiteConfig) -
 
 
 def _relay(spec: RelaySpec, directory: Path, relaying: socket.socket, listening: socket.socket) -> None:
-    from simulations.relay import run_relay
+    from rankdad.simulations.relay import run_relay
 
     to = listening.getsockname()[:2]
     listening.close()

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from common.documents import Part
-from common.errors import DataError, UserError
-from local.data.npz import NAMES, read_arrays
-from simulations.archives import Cifar10, Mnist, Natops, PenDigits, SpokenArabicDigits, Uea, named_arrays
-from simulations.pools import ArrayPool
+from rankdad.common.documents import Part
+from rankdad.common.errors import DataError, UserError
+from rankdad.local.data.npz import NAMES, read_arrays
+from rankdad.simulations.archives import Cifar10, Mnist, Natops, PenDigits, SpokenArabicDigits, Uea, named_arrays
+from rankdad.simulations.pools import ArrayPool
 
 if TYPE_CHECKING:
-    from simulations.tables import TablePool
+    from rankdad.simulations.tables import TablePool
 
 NUCLEUS = (
     *("radius", "texture", "perimeter", "area", "smoothness", "compactness", "concavity", "concave points", "symmetry"),
@@ -96,7 +96,7 @@ class OneTable(Part):
 
     def load(self) -> TablePool:
         """Read the file."""
-        from simulations.tables import TablePool  # pandas takes half a second, which other sources need not
+        from rankdad.simulations.tables import TablePool  # pandas takes half a second, which other sources need not
 
         path = Path(self.path)
         if not path.exists():
@@ -168,6 +168,6 @@ def _rows(path: Path, delimiter: str) -> list[list[str]]:
 
 
 def _table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> TablePool:
-    from simulations.tables import TablePool
+    from rankdad.simulations.tables import TablePool
 
     return TablePool.of(path, columns, rows)

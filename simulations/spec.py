@@ -8,16 +8,16 @@ from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from common.data import CsvData
-from common.documents import Part, load_json, replace, validate
-from common.errors import SpecError
-from common.patterns import is_pattern
-from common.policy import FILE, Policy
-from common.spec import RunSpec
-from local.config import Device, SiteConfig
-from simulations.faults import RelaySpec
-from simulations.partition import ByColumn, Folder, Iid, Partition, partition
-from simulations.sources import BUNDLED, BreastCancer, Diabetes, Folders, OneTable, Source
+from rankdad.common.data import CsvData
+from rankdad.common.documents import Part, load_json, replace, validate
+from rankdad.common.errors import SpecError
+from rankdad.common.patterns import is_pattern
+from rankdad.common.policy import FILE, Policy
+from rankdad.common.spec import RunSpec
+from rankdad.local.config import Device, SiteConfig
+from rankdad.simulations.faults import RelaySpec
+from rankdad.simulations.partition import ByColumn, Folder, Iid, Partition, partition
+from rankdad.simulations.sources import BUNDLED, BreastCancer, Diabetes, Folders, OneTable, Source
 
 TABLES = Diabetes | BreastCancer | OneTable
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from common.columns import Labelled
-from common.spec import RunSpec
-from local.data.cells import labels_of
-from local.data.reading import MISSING, Array
-from local.data.tables import Table, holder, read_table
-from simulations.pools import Rows
+from rankdad.common.columns import Labelled
+from rankdad.common.spec import RunSpec
+from rankdad.local.data.cells import labels_of
+from rankdad.local.data.reading import MISSING, Array
+from rankdad.local.data.tables import Table, holder, read_table
+from rankdad.simulations.pools import Rows
 
 
 @dataclass(frozen=True, eq=False)

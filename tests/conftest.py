@@ -10,11 +10,11 @@ import pytest
 import torch
 from hypothesis import settings
 
-from common.documents import validate
-from common.policy import EVERYTHING
-from common.spec import RunSpec
-from local.config import SiteConfig
-from local.data import Samples, SiteData, read_site
+from rankdad.common.documents import validate
+from rankdad.common.policy import EVERYTHING
+from rankdad.common.spec import RunSpec
+from rankdad.local.config import SiteConfig
+from rankdad.local.data import Samples, SiteData, read_site
 
 SITES = ("alpha", "beta", "gamma")
 OPEN = EVERYTHING.model_dump(mode="json")  # the policy of sites in tests that are about something else

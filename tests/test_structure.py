@@ -1,20 +1,24 @@
-"""Imports run one way: local → common, remote → common, simulations → all."""
+"""Imports run one way: local → common, remote → common, platforms → those, simulations and benchmarks → all."""
 
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import rankdad
+
 ROOT = Path(__file__).parent.parent
-FOLDERS = {"common", "local", "remote", "simulations", "platforms"}
 ALLOWED = {
     "common": {"common"},
     "local": {"common", "local"},
     "remote": {"common", "remote"},
-    "simulations": {"common", "local", "remote", "simulations"},
     "platforms": {"common", "local", "remote", "platforms"},
+    "simulations": {"common", "local", "remote", "simulations"},
+    "benchmarks": {"common", "local", "remote", "simulations", "benchmarks"},
 }
 FORBIDDEN_IN_COMMON = {"socket", "time", "asyncio", "threading", "subprocess", "multiprocessing", "pickle"}
 
@@ -27,16 +31,26 @@ def imports_of(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import"
             names.add(node.module or "")
-    return {name.partition(".")[0] for name in names}
+    return names
 
 
-@pytest.mark.parametrize("folder", sorted(ALLOWED))
-def test_imports_run_one_way(folder: str) -> None:
-    files = list((ROOT / folder).rglob("*.py"))
+@pytest.mark.parametrize("room", sorted(ALLOWED))
+def test_imports_run_one_way(room: str) -> None:
+    files = list((ROOT / room).rglob("*.py"))
     assert files
     for path in files:
         imported = imports_of(path)
-        assert imported & FOLDERS <= ALLOWED[folder], path
-        assert "pickle" not in imported, path
-        if folder == "common":
-            assert not imported & FORBIDDEN_IN_COMMON, path
+        tops = {name.partition(".")[0] for name in imported}
+        assert not tops & (set(ALLOWED) - {"benchmarks"}), f"{path}: rooms are imported from rankdad"
+        rooms = {name.split(".")[1] for name in imported if name.startswith("rankdad.")} | (tops & {"benchmarks"})
+        assert rooms <= ALLOWED[room], path
+        assert "pickle" not in tops, path
+        if room == "common":
+            assert not tops & FORBIDDEN_IN_COMMON, path
+
+
+def test_the_public_names_can_be_imported_and_take_no_torch() -> None:
+    for name in rankdad.__all__:
+        assert getattr(rankdad, name) is not None
+    code = f"import sys, {rankdad.__name__}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

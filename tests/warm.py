@@ -21,8 +21,19 @@ from typing import IO
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
-        *("rankdad", "local.prediction", "remote.process", "remote.report", "simulations.simulator"),
-        *("simulations.relay", "simulations.lockstep", "platforms.coinstac.service", "tests.e2e.failpoints"),
+        *(
+            "rankdad.__main__",
+            "rankdad.local.prediction",
+            "rankdad.remote.process",
+            "rankdad.remote.report.run_report",
+            "rankdad.simulations.simulator",
+        ),
+        *(
+            "rankdad.simulations.relay",
+            "rankdad.simulations.lockstep",
+            "rankdad.platforms.coinstac.service",
+            "tests.e2e.failpoints",
+        ),
     ]
 )
 
@@ -119,6 +130,6 @@ def _run(
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["rankdad", *words]
-    from rankdad import main
+    from rankdad.__main__ import main
 
     main()

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from torch import nn
 
-from common.methods.base import Contribution, Method, State
-from common.methods.dad import DadMethod
-from common.methods.dsgd import DsgdMethod
-from common.methods.edad import EdadMethod
-from common.methods.powersgd import PowerSgdMethod
-from common.methods.rank_dad import RankDadMethod
-from common.methods.top_rows import TopRowsMethod
-from common.routes import Route
-from common.spec import Dad, Dsgd, Edad, RunSpec, TopRows
-from common.spec import PowerSgd as PowerSgdSpec
+from rankdad.common.methods.base import Contribution, Method, State
+from rankdad.common.methods.dad import DadMethod
+from rankdad.common.methods.dsgd import DsgdMethod
+from rankdad.common.methods.edad import EdadMethod
+from rankdad.common.methods.powersgd import PowerSgdMethod
+from rankdad.common.methods.rank_dad import RankDadMethod
+from rankdad.common.methods.top_rows import TopRowsMethod
+from rankdad.common.routes import Route
+from rankdad.common.spec import Dad, Dsgd, Edad, RunSpec, TopRows
+from rankdad.common.spec import PowerSgd as PowerSgdSpec
 
 __all__ = ["Contribution", "Method", "State", "method_for"]
 

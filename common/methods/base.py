@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from common.factors import Factor, concatenate
-from common.routes import Payload
-from common.wire import as_received
+from rankdad.common.factors import Factor, concatenate
+from rankdad.common.routes import Payload
+from rankdad.common.wire import as_received
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
-from common.errors import RankdadError
-from common.factors import Factor
-from common.methods.base import Contribution, Method, State, pooled
-from common.routes import Payload, Route
+from rankdad.common.errors import RankdadError
+from rankdad.common.factors import Factor
+from rankdad.common.methods.base import Contribution, Method, State, pooled
+from rankdad.common.routes import Payload, Route
 
 
 class DadMethod(Method):

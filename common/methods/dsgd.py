@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from itertools import chain
 
-from common.methods.base import Contribution, Method, State, pooled
-from common.routes import Payload
-from common.spec import Dsgd
+from rankdad.common.methods.base import Contribution, Method, State, pooled
+from rankdad.common.routes import Payload
+from rankdad.common.spec import Dsgd
 
 
 class DsgdMethod(Method):

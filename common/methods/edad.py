@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from common.errors import NonFiniteError, SpecError
-from common.factors import LARGEST_NORM, Factor, norm
-from common.methods.base import Contribution, Method, State, as_matrix, shares
-from common.routes import Payload, Route
+from rankdad.common.errors import NonFiniteError, SpecError
+from rankdad.common.factors import LARGEST_NORM, Factor, norm
+from rankdad.common.methods.base import Contribution, Method, State, as_matrix, shares
+from rankdad.common.routes import Payload, Route
 
 Slope = Callable[[Tensor], Tensor]
 SLOPES: dict[type[nn.Module], Slope] = {  # φ′ as a function of φ's output

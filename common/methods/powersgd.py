@@ -7,14 +7,14 @@ from collections.abc import Generator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from common.errors import NonFiniteError
-from common.factors import Factor
-from common.methods.base import Contribution, Method, State, as_matrix, pooled, received
-from common.reduction.feedback import minus_matrix, plus_matrix
-from common.routes import Payload, Route
-from common.seeds import derive
-from common.spec import PowerSgd
-from common.wire import finite, is_lossless
+from rankdad.common.errors import NonFiniteError
+from rankdad.common.factors import Factor
+from rankdad.common.methods.base import Contribution, Method, State, as_matrix, pooled, received
+from rankdad.common.reduction.feedback import minus_matrix, plus_matrix
+from rankdad.common.routes import Payload, Route
+from rankdad.common.seeds import derive
+from rankdad.common.spec import PowerSgd
+from rankdad.common.wire import finite, is_lossless
 
 
 class PowerSgdMethod(Method):

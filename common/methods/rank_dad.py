@@ -11,17 +11,17 @@ from collections.abc import Generator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from common.errors import NonFiniteError
-from common.factors import Factor
-from common.methods.base import Contribution, Method, State, pooled, received
-from common.reduction.block import block
-from common.reduction.exact import exact
-from common.reduction.feedback import Residuals, leading_rows, minus_matrix, minus_rows, plus_matrix, plus_rows
-from common.reduction.spi import spi
-from common.routes import Payload, Route
-from common.seeds import derive
-from common.spec import RankDad
-from common.wire import is_lossless
+from rankdad.common.errors import NonFiniteError
+from rankdad.common.factors import Factor
+from rankdad.common.methods.base import Contribution, Method, State, pooled, received
+from rankdad.common.reduction.block import block
+from rankdad.common.reduction.exact import exact
+from rankdad.common.reduction.feedback import Residuals, leading_rows, minus_matrix, minus_rows, plus_matrix, plus_rows
+from rankdad.common.reduction.spi import spi
+from rankdad.common.routes import Payload, Route
+from rankdad.common.seeds import derive
+from rankdad.common.spec import RankDad
+from rankdad.common.wire import is_lossless
 
 WARM_ITERATIONS, COLD_ITERATIONS = 1, 6  # of the block reducer, with and without the last update's basis
 LAST_CHANCE_ITERATIONS = 2  # warm, but without feedback, which would make up for what one iteration misses

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from common.factors import Factor
-from common.methods.base import State
-from common.methods.dad import DadMethod
-from common.routes import Payload, Route
-from common.spec import TopRows
+from rankdad.common.factors import Factor
+from rankdad.common.methods.base import State
+from rankdad.common.methods.dad import DadMethod
+from rankdad.common.routes import Payload, Route
+from rankdad.common.spec import TopRows
 
 
 class TopRowsMethod(DadMethod):

@@ -6,12 +6,12 @@ as much.
 
 from __future__ import annotations
 
-from common.metrics.auc import BINS
-from common.metrics.intervals import Interval, intervals
-from common.metrics.sites import Spread, mean_over_sites, within_sites
-from common.metrics.summary import Metrics, calibration, confusion, summarise
-from common.metrics.sums import Tally, empty, tally
-from common.metrics.tally_codec import pack_tally, tally_bytes, unpack_tally
+from rankdad.common.metrics.auc import BINS
+from rankdad.common.metrics.intervals import Interval, intervals
+from rankdad.common.metrics.sites import Spread, mean_over_sites, within_sites
+from rankdad.common.metrics.summary import Metrics, calibration, confusion, summarise
+from rankdad.common.metrics.sums import Tally, empty, tally
+from rankdad.common.metrics.tally_codec import pack_tally, tally_bytes, unpack_tally
 
 __all__ = [
     "BINS",

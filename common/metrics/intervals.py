@@ -12,10 +12,10 @@ import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from common.metrics.auc import delong_deviations
-from common.metrics.summary import ROUNDING, balanced, deviations, summarise
-from common.metrics.sums import Parts, Tally, parts
-from common.tasks import Metric, Regression, TaskSpec
+from rankdad.common.metrics.auc import delong_deviations
+from rankdad.common.metrics.summary import ROUNDING, balanced, deviations, summarise
+from rankdad.common.metrics.sums import Parts, Tally, parts
+from rankdad.common.tasks import Metric, Regression, TaskSpec
 
 QUANTILE = NormalDist().inv_cdf(0.975)  # of intervals of 95 %
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from common.metrics.auc import pairs
-from common.metrics.summary import Metrics, correlation, deviations, mean_auc, r_squared
-from common.metrics.sums import Tally, parts
-from common.tasks import Metric, Regression, TaskSpec
+from rankdad.common.metrics.auc import pairs
+from rankdad.common.metrics.summary import Metrics, correlation, deviations, mean_auc, r_squared
+from rankdad.common.metrics.sums import Tally, parts
+from rankdad.common.tasks import Metric, Regression, TaskSpec
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from common.metrics.auc import pairs
-from common.metrics.sums import CALIBRATION_BINS, Parts, Tally, parts
-from common.tasks import Classification, Metric, MultiLabel, Regression, TaskSpec
+from rankdad.common.metrics.auc import pairs
+from rankdad.common.metrics.sums import CALIBRATION_BINS, Parts, Tally, parts
+from rankdad.common.tasks import Classification, Metric, MultiLabel, Regression, TaskSpec
 
 ROUNDING = 1e-12  # a smaller share of the sum of squares is rounding, not variance
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.metrics.auc import BINS, class_log_odds, score_bins
-from common.tasks import Classification, Regression, TaskSpec
+from rankdad.common.metrics.auc import BINS, class_log_odds, score_bins
+from rankdad.common.tasks import Classification, Regression, TaskSpec
 
 CALIBRATION_BINS = 15
 MOMENTS = 7

@@ -8,16 +8,16 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from common.errors import SpecError
-from common.models.convolutional import convolutional
-from common.models.factory import from_factory
-from common.models.perceptron import perceptron
-from common.models.recurrent import recurrent
-from common.models.vit import vit
-from common.models.weights import freeze, load_pretrained
-from common.networks import Cnn, Cnn3d, Factory, Gru, Lstm, ModelSpec, Vit
-from common.seeds import derive
-from common.spec import RunSpec
+from rankdad.common.errors import SpecError
+from rankdad.common.models.convolutional import convolutional
+from rankdad.common.models.factory import from_factory
+from rankdad.common.models.perceptron import perceptron
+from rankdad.common.models.recurrent import recurrent
+from rankdad.common.models.vit import vit
+from rankdad.common.models.weights import freeze, load_pretrained
+from rankdad.common.networks import Cnn, Cnn3d, Factory, Gru, Lstm, ModelSpec, Vit
+from rankdad.common.seeds import derive
+from rankdad.common.spec import RunSpec
 
 
 def build_model(spec: RunSpec, allowed_factories: Collection[str] = (), weights: Path | None = None) -> nn.Module:

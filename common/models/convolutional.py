@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from common.errors import SpecError
-from common.models.layout import channels_first
-from common.networks import Cnn, Cnn3d
+from rankdad.common.errors import SpecError
+from rankdad.common.models.layout import channels_first
+from rankdad.common.networks import Cnn, Cnn3d
 
 GROUPS = 8  # at most
 GROUP_CHANNELS = 4  # of a group at least: a group of one channel would lose its mean

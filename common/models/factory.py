@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 from torch import nn
 
-from common.allowed import resolve
-from common.errors import SpecError, one_line
-from common.networks import Factory
+from rankdad.common.allowed import resolve
+from rankdad.common.errors import SpecError, one_line
+from rankdad.common.networks import Factory
 
 
 def from_factory(spec: Factory, allowed: Collection[str]) -> nn.Module:

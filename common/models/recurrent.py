@@ -12,8 +12,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from common.errors import SpecError
-from common.networks import Gru, Lstm
+from rankdad.common.errors import SpecError
+from rankdad.common.networks import Gru, Lstm
 
 MAX_STEPS = 10_000  # one after the other: torch frees the graph of many more only in a stack larger than a process has
 

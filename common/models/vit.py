@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from common.errors import SpecError
-from common.models.layout import channels_first
-from common.networks import Vit
+from rankdad.common.errors import SpecError
+from rankdad.common.models.layout import channels_first
+from rankdad.common.networks import Vit
 
 SPREAD = 0.02 * 3**0.5  # of a uniform distribution whose standard deviation is 0.02
 

@@ -12,8 +12,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from common.errors import DataError, SpecError
-from common.networks import Pretrained
+from rankdad.common.errors import DataError, SpecError
+from rankdad.common.networks import Pretrained
 
 SHOWN = 8  # names in an error
 

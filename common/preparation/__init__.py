@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from common.preparation.fit import Fit, OwnFit
-from common.preparation.preparing import Preparing
-from common.preparation.rows import Rows
+from rankdad.common.preparation.fit import Fit, OwnFit
+from rankdad.common.preparation.preparing import Preparing
+from rankdad.common.preparation.rows import Rows
 
 __all__ = ["Fit", "OwnFit", "Preparing", "Rows"]

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from common.preparation.moments import BLOCK, ROUND_OFF, means
-from common.preparation.stages import RAW, Field, Stage
+from rankdad.common.preparation.moments import BLOCK, ROUND_OFF, means
+from rankdad.common.preparation.stages import RAW, Field, Stage
 
 COLLINEAR = 1e-10  # of the covariates' correlations: a direction with less has no slope
 STEEPEST = 1e20  # slope

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.preparation.combat import Pooled, SiteEffects
-from common.preparation.layout import Layout
-from common.spec import RunSpec
-from common.tasks import Regression
+from rankdad.common.preparation.combat import Pooled, SiteEffects
+from rankdad.common.preparation.layout import Layout
+from rankdad.common.spec import RunSpec
+from rankdad.common.tasks import Regression
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.data import TableData, covariate_width
-from common.preparation.moments import channels_of
-from common.spec import RunSpec
+from rankdad.common.data import TableData, covariate_width
+from rankdad.common.preparation.moments import channels_of
+from rankdad.common.spec import RunSpec
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from common.data import TableData
-from common.errors import SpecError
-from common.preparation import combat, labels, moments
-from common.preparation.fit import Fit, OwnFit
-from common.preparation.layout import Layout
-from common.preparation.rows import Rows
-from common.preparation.stages import MOST_ROWS, RAW, Field, Stage
-from common.spec import RunSpec
-from common.tasks import Regression
+from rankdad.common.data import TableData
+from rankdad.common.errors import SpecError
+from rankdad.common.preparation import combat, labels, moments
+from rankdad.common.preparation.fit import Fit, OwnFit
+from rankdad.common.preparation.layout import Layout
+from rankdad.common.preparation.rows import Rows
+from rankdad.common.preparation.stages import MOST_ROWS, RAW, Field, Stage
+from rankdad.common.spec import RunSpec
+from rankdad.common.tasks import Regression
 
 
 class Preparing:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from common.preparation import moments
+from rankdad.common.preparation import moments
 
 
 @dataclass(frozen=True, eq=False)

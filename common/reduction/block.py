@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from common.factors import Factor
-from common.reduction.operators import (
+from rankdad.common.factors import Factor
+from rankdad.common.reduction.operators import (
     Matrix,
     decomposed,
     left,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from common.factors import Factor
-from common.reduction.operators import Matrix, decomposed, negligible, normalised, nothing
+from rankdad.common.factors import Factor
+from rankdad.common.reduction.operators import Matrix, decomposed, negligible, normalised, nothing
 
 
 def exact(factor: Matrix, rank: int, *, tolerance: float = 0.0) -> Factor:

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from common.factors import Factor, concatenate
-from common.reduction.operators import Matrix
+from rankdad.common.factors import Factor, concatenate
+from rankdad.common.reduction.operators import Matrix
 
 Residuals = Mapping[str, Matrix]  # by parameter
 

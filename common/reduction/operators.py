@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from common.factors import Factor
+from rankdad.common.factors import Factor
 
 Matrix = Factor | Tensor
 

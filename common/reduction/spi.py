@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from common.factors import Factor
-from common.reduction.operators import Matrix, kept, left, negligible, normalised, nothing, right, values
+from rankdad.common.factors import Factor
+from rankdad.common.reduction.operators import Matrix, kept, left, negligible, normalised, nothing, right, values
 
 CONVERGENCE = 1e-3  # sine of the angle between two iterates below which a component counts as found (θ)
 LEAST_ITERATIONS = 12  # a start that happens to lie near another component does not turn at first, either

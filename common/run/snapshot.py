@@ -9,9 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from common.messages import Control, Count
-from common.plan import Plan
-from common.spec import PowerSgd, RunSpec
+from rankdad.common.messages import Control, Count
+from rankdad.common.plan import Plan
+from rankdad.common.spec import PowerSgd, RunSpec
 
 
 class Snapshot(Control):

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from common.errors import ProtocolError
-from common.messages import (
+from rankdad.common.errors import ProtocolError
+from rankdad.common.messages import (
     Buffers,
     Comparison,
     Decision,
@@ -26,14 +26,14 @@ from common.messages import (
     Step,
     Sums,
 )
-from common.methods import method_for
-from common.plan import Plan
-from common.replica import Replica
-from common.routes import Payload, scatter
-from common.run.batches import parts
-from common.run.snapshot import Snapshot, check_snapshot, under
-from common.spec import RunSpec
-from common.tasks import LOWER_IS_BETTER
+from rankdad.common.methods import method_for
+from rankdad.common.plan import Plan
+from rankdad.common.replica import Replica
+from rankdad.common.routes import Payload, scatter
+from rankdad.common.run.batches import parts
+from rankdad.common.run.snapshot import Snapshot, check_snapshot, under
+from rankdad.common.spec import RunSpec
+from rankdad.common.tasks import LOWER_IS_BETTER
 
 MAX_STEPS = 1_000_000  # of an epoch: everybody lists every site's
 SCALARS = tuple(name for name in Snapshot.model_fields if name not in ("steps", "roster", "missing"))

@@ -11,20 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.data import CsvData, NpzData, TsData
-from common.imaging import FunctionData, ImagesData, NiftiData
-from common.messages import Warning
-from common.preparation import Rows
-from common.replica import weights_sha256
-from common.spec import RunSpec
-from common.studies import KFold
-from common.tasks import Classification
-from local.data.behind import fewest_behind
-from local.data.folds import Split, folds
-from local.data.function import read_function
-from local.data.npz import read_npz
-from local.data.reading import Array, Reading, is_folder
-from local.data.ts import read_ts
+from rankdad.common.data import CsvData, NpzData, TsData
+from rankdad.common.imaging import FunctionData, ImagesData, NiftiData
+from rankdad.common.messages import Warning
+from rankdad.common.preparation import Rows
+from rankdad.common.replica import weights_sha256
+from rankdad.common.spec import RunSpec
+from rankdad.common.studies import KFold
+from rankdad.common.tasks import Classification
+from rankdad.local.data.behind import fewest_behind
+from rankdad.local.data.folds import Split, folds
+from rankdad.local.data.function import read_function
+from rankdad.local.data.npz import read_npz
+from rankdad.local.data.reading import Array, Reading, is_folder
+from rankdad.local.data.ts import read_ts
 
 MEANING: dict[Warning, str] = {
     "one-class": "all samples are of one class: there is no AUC of this site alone",
@@ -161,10 +161,10 @@ def read_samples(spec: RunSpec, path: Path, *, training: bool = True, allowed: C
         return read_ts(path, data, task, dtype, training=training)
     if isinstance(data, FunctionData):
         return read_function(path, data, task, dtype, allowed)
-    from local.data.csv import read_csv  # pandas takes half a second, for which npz files need not wait
-    from local.data.freesurfer import read_freesurfer
-    from local.data.images import read_images
-    from local.data.nifti import read_nifti
+    from rankdad.local.data.csv import read_csv  # pandas takes half a second, for which npz files need not wait
+    from rankdad.local.data.freesurfer import read_freesurfer
+    from rankdad.local.data.images import read_images
+    from rankdad.local.data.nifti import read_nifti
 
     if isinstance(data, NiftiData):
         return read_nifti(path / data.file if is_folder(path) else path, data, dtype, training=training)

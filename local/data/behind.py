@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from common.data import TableData
-from common.spec import RunSpec
-from local.data.folds import Split
+from rankdad.common.data import TableData
+from rankdad.common.spec import RunSpec
+from rankdad.local.data.folds import Split
 
 
 def fewest_behind(splits: Sequence[Split], members: Tensor, tested: int) -> Tensor:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.columns import Labelled, canonical
-from local.data.reading import MISSING, MOST, Array, number, shown
-from local.data.tables import Table, holder
+from rankdad.common.columns import Labelled, canonical
+from rankdad.local.data.reading import MISSING, MOST, Array, number, shown
+from rankdad.local.data.tables import Table, holder
 
 
 def column_numbers(table: Table, column: str, dtype: str = "float64") -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeVar
 
-from common.data import CsvData, FreesurferData, TableData, resolve_features
+from rankdad.common.data import CsvData, FreesurferData, TableData, resolve_features
 
 T = TypeVar("T", bound=TableData)
 
@@ -30,8 +30,8 @@ def all_columns(data: TableData, path: Path) -> list[str]:
     Raises:
         DataError: a file is missing, or no table.
     """
-    from local.data.csv import csv_columns  # pandas takes half a second
-    from local.data.freesurfer import freesurfer_columns
+    from rankdad.local.data.csv import csv_columns  # pandas takes half a second
+    from rankdad.local.data.freesurfer import freesurfer_columns
 
     if isinstance(data, CsvData):
         return csv_columns(path, data)

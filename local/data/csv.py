@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.data import CsvData
-from local.data.encoding import encode
-from local.data.files import each, find, read_each, read_one
-from local.data.reading import Reading, is_folder
-from local.data.tables import Table, join, keys_of, read_table
+from rankdad.common.data import CsvData
+from rankdad.local.data.encoding import encode
+from rankdad.local.data.files import each, find, read_each, read_one
+from rankdad.local.data.reading import Reading, is_folder
+from rankdad.local.data.tables import Table, join, keys_of, read_table
 
 
 def read_csv(path: Path, data: CsvData, dtype: str, *, keep: Sequence[str] = (), training: bool = True) -> Reading:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.columns import canonical
-from common.data import TableData
-from common.errors import DataError
-from local.data.cells import as_labels, column_codes, column_numbers, labels_of
-from local.data.reading import MISSING, Array, Reading
-from local.data.tables import Table, holder
+from rankdad.common.columns import canonical
+from rankdad.common.data import TableData
+from rankdad.common.errors import DataError
+from rankdad.local.data.cells import as_labels, column_codes, column_numbers, labels_of
+from rankdad.local.data.reading import MISSING, Array, Reading
+from rankdad.local.data.tables import Table, holder
 
 
 def encode(

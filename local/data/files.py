@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common.errors import DataError
-from common.patterns import fits, is_pattern
-from local.data.tables import Table, append, read_table
+from rankdad.common.errors import DataError
+from rankdad.common.patterns import fits, is_pattern
+from rankdad.local.data.tables import Table, append, read_table
 
 
 def find(folder: Path, names: str | tuple[str, ...]) -> list[Path]:

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.errors import DataError
-from common.seeds import derive
-from common.spec import RunSpec
-from common.studies import Holdout, KFold
-from local.data.reading import Array, Reading
+from rankdad.common.errors import DataError
+from rankdad.common.seeds import derive
+from rankdad.common.spec import RunSpec
+from rankdad.common.studies import Holdout, KFold
+from rankdad.local.data.reading import Array, Reading
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 STRATA = 5  # of equally many samples, where labels are numbers

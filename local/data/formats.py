@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common.errors import DataError
-from common.memory import available
-from local.data.reading import check_file
+from rankdad.common.errors import DataError
+from rankdad.common.memory import available
+from rankdad.local.data.reading import check_file
 
 UNKNOWN = 1 << 40  # bytes of memory, where nobody says how many there are
 HEAD = 1 << 12  # bytes that tell what a file is

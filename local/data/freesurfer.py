@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.data import FreesurferData
-from common.errors import DataError
-from common.files import is_within
-from local.data.encoding import encode
-from local.data.files import each, read_each, read_one
-from local.data.formats import check_text
-from local.data.reading import MISSING, Reading, is_folder, number, shown
-from local.data.tables import Table, holder, join, nearest, read_table, subjects_file
+from rankdad.common.data import FreesurferData
+from rankdad.common.errors import DataError
+from rankdad.common.files import is_within
+from rankdad.local.data.encoding import encode
+from rankdad.local.data.files import each, read_each, read_one
+from rankdad.local.data.formats import check_text
+from rankdad.local.data.reading import MISSING, Reading, is_folder, number, shown
+from rankdad.local.data.tables import Table, holder, join, nearest, read_table, subjects_file
 
 COLUMNS = ("Index", "SegId", "NVoxels", "Volume_mm3", "StructName")  # of aseg.stats, where it does not say
 

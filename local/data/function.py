@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from common.allowed import resolve
-from common.errors import DataError, RankdadError, one_line
-from common.imaging import FunctionData
-from common.tasks import TaskSpec
-from local.data.npz import NAMES, samples_of
-from local.data.reading import Array, Reading
+from rankdad.common.allowed import resolve
+from rankdad.common.errors import DataError, RankdadError, one_line
+from rankdad.common.imaging import FunctionData
+from rankdad.common.tasks import TaskSpec
+from rankdad.local.data.npz import NAMES, samples_of
+from rankdad.local.data.reading import Array, Reading
 
 
 def read_function(path: Path, data: FunctionData, task: TaskSpec, dtype: str, allowed: Collection[str] = ()) -> Reading:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.columns import canonical
-from common.errors import DataError, UserError
-from common.imaging import ImagesData
-from local.data.listed import find, read_listed, stack
-from local.data.reading import Array, Reading
-from local.data.tables import nearest
+from rankdad.common.columns import canonical
+from rankdad.common.errors import DataError, UserError
+from rankdad.common.imaging import ImagesData
+from rankdad.local.data.listed import find, read_listed, stack
+from rankdad.local.data.reading import Array, Reading
+from rankdad.local.data.tables import nearest
 
 if TYPE_CHECKING:
     import PIL.Image

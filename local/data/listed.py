@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import DataError
-from common.files import is_within
-from common.imaging import ListedData
-from local.data.cells import as_labels, labels_of
-from local.data.formats import check_fits
-from local.data.reading import MISSING, Array, Reading, check_file, shown
-from local.data.tables import Table, holder, keys_of, read_table
+from rankdad.common.errors import DataError
+from rankdad.common.files import is_within
+from rankdad.common.imaging import ListedData
+from rankdad.local.data.cells import as_labels, labels_of
+from rankdad.local.data.formats import check_fits
+from rankdad.local.data.reading import MISSING, Array, Reading, check_file, shown
+from rankdad.local.data.tables import Table, holder, keys_of, read_table
 
 Load = Callable[[Path], Array]
 Fault = Callable[[int, str], DataError]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import DataError, UserError
-from common.imaging import NiftiData
-from local.data.listed import read_listed
-from local.data.reading import Array, Reading
+from rankdad.common.errors import DataError, UserError
+from rankdad.common.imaging import NiftiData
+from rankdad.local.data.listed import read_listed
+from rankdad.local.data.reading import Array, Reading
 
 ENDINGS = (".nii", ".nii.gz")
 

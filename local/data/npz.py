@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from common.columns import canonical
-from common.data import NpzData, TsData
-from common.errors import DataError, one_line
-from common.imaging import FunctionData
-from common.tasks import Classification, MultiLabel, TaskSpec
-from local.data.formats import HEAD, check_fits, format_of
-from local.data.reading import MISSING, Array, Reading, check_file, shown
+from rankdad.common.columns import canonical
+from rankdad.common.data import NpzData, TsData
+from rankdad.common.errors import DataError, one_line
+from rankdad.common.imaging import FunctionData
+from rankdad.common.tasks import Classification, MultiLabel, TaskSpec
+from rankdad.local.data.formats import HEAD, check_fits, format_of
+from rankdad.local.data.reading import MISSING, Array, Reading, check_file, shown
 
 ArrayData = NpzData | TsData | FunctionData
 READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

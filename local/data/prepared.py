@@ -8,12 +8,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from common.preparation import Fit, OwnFit, Preparing
-from common.replica import Replica
-from common.run.state import RunState
-from common.spec import RunSpec
-from common.tasks import Regression
-from local.data import Samples, SiteData
+from rankdad.common.preparation import Fit, OwnFit, Preparing
+from rankdad.common.replica import Replica
+from rankdad.common.run.state import RunState
+from rankdad.common.spec import RunSpec
+from rankdad.common.tasks import Regression
+from rankdad.local.data import Samples, SiteData
 
 Split = Literal["validation", "test"]
 

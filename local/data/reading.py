@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from common.errors import DataError
+from rankdad.common.errors import DataError
 
 Array = NDArray[Any]
 MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null", "none"})  # in small letters

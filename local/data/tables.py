@@ -12,10 +12,10 @@ from typing import Any
 
 import pandas as pd
 
-from common.columns import canonical
-from common.errors import DataError
-from local.data.formats import check_text
-from local.data.reading import MISSING, number, shown
+from rankdad.common.columns import canonical
+from rankdad.common.errors import DataError
+from rankdad.local.data.formats import check_text
+from rankdad.local.data.reading import MISSING, number, shown
 
 
 @dataclass(frozen=True, eq=False)

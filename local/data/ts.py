@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from common.columns import canonical
-from common.data import TsData
-from common.errors import DataError
-from common.tasks import TaskSpec
-from local.data.formats import check_fits, check_text
-from local.data.npz import padded, samples_of
-from local.data.reading import MISSING, Array, Reading, is_folder, number, shown
+from rankdad.common.columns import canonical
+from rankdad.common.data import TsData
+from rankdad.common.errors import DataError
+from rankdad.common.tasks import TaskSpec
+from rankdad.local.data.formats import check_fits, check_text
+from rankdad.local.data.npz import padded, samples_of
+from rankdad.local.data.reading import MISSING, Array, Reading, is_folder, number, shown
 
 BOM = b"\xef\xbb\xbf"
 Lines = Iterator[tuple[int, bytes]]

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from common.errors import SpecError, UserError
-from local.config import SiteConfig
-from local.drivers.bounded import BoundedTransport
+from rankdad.common.errors import SpecError, UserError
+from rankdad.local.config import SiteConfig
+from rankdad.local.drivers.bounded import BoundedTransport
 
 CERTIFICATE_EXPIRED, NOT_YET_VALID, OTHER_NAME, OTHER_ADDRESS = 10, 9, 62, 64  # OpenSSL's X509_V_ERR_…
 ALERTS = {  # by which the aggregator refuses this site's certificate

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from common.errors import ProtocolError, RankdadError, RunFailedError, UnreachableError, visible
-from common.messages import Ask, Message, failure_message
-from common.plan import Plan
-from common.protocol import pack, pack_failure, unpack
-from local.drivers.http import AggregatorClient
+from rankdad.common.errors import ProtocolError, RankdadError, RunFailedError, UnreachableError, visible
+from rankdad.common.messages import Ask, Message, failure_message
+from rankdad.common.plan import Plan
+from rankdad.common.protocol import pack, pack_failure, unpack
+from rankdad.local.drivers.http import AggregatorClient
 
 R = TypeVar("R")
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import httpx
 
-from common.documents import parse_json
-from common.errors import RankdadError, UnreachableError, UserError, visible
-from common.memory import available
-from common.plan import Plan
-from common.protocol import body_limit
-from local.config import SiteConfig
-from local.drivers.bounded import TooLargeError
-from local.drivers.connecting import open_transport, said_by_tls
+from rankdad.common.documents import parse_json
+from rankdad.common.errors import RankdadError, UnreachableError, UserError, visible
+from rankdad.common.memory import available
+from rankdad.common.plan import Plan
+from rankdad.common.protocol import body_limit
+from rankdad.local.config import SiteConfig
+from rankdad.local.drivers.bounded import TooLargeError
+from rankdad.local.drivers.connecting import open_transport, said_by_tls
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 10.0  # seconds between two tries to reach the aggregator
 PATIENCE_AT_THE_END = 2.0  # seconds: the work is done

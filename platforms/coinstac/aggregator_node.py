@@ -13,19 +13,19 @@ from typing import Any, TypeVar
 
 import torch
 
-from common import __version__
-from common.documents import load_json, validate
-from common.documents import problems as spec_problems
-from common.errors import ProtocolError, RankdadError, SpecError, UserError, visible
-from common.files import write_json
-from common.memory import check_memory
-from common.plan import make_plan
-from common.replica import Replica
-from common.spec import RunSpec
-from platforms.coinstac.displays import for_people, for_sites
-from platforms.coinstac.inputs import SPEC, Filled, read, with_sites
-from platforms.coinstac.limits import check_size
-from platforms.coinstac.outputs import (
+from rankdad.common import __version__
+from rankdad.common.documents import load_json, validate
+from rankdad.common.documents import problems as spec_problems
+from rankdad.common.errors import ProtocolError, RankdadError, SpecError, UserError, visible
+from rankdad.common.files import write_json
+from rankdad.common.memory import check_memory
+from rankdad.common.plan import make_plan
+from rankdad.common.replica import Replica
+from rankdad.common.spec import RunSpec
+from rankdad.platforms.coinstac.displays import for_people, for_sites
+from rankdad.platforms.coinstac.inputs import SPEC, Filled, read, with_sites
+from rankdad.platforms.coinstac.limits import check_size
+from rankdad.platforms.coinstac.outputs import (
     Done,
     Failed,
     Joined,
@@ -39,10 +39,10 @@ from platforms.coinstac.outputs import (
     from_site,
     output,
 )
-from platforms.coinstac.table_profile import complete
-from remote.aggregator import Aggregator
-from remote.ledger import Retention
-from remote.persistence import LEDGER, LedgerOptions
+from rankdad.platforms.coinstac.table_profile import complete
+from rankdad.remote.aggregator import Aggregator
+from rankdad.remote.ledger import Retention
+from rankdad.remote.persistence import LEDGER, LedgerOptions
 
 MEMBERS = "members.json"  # in the node's output folder: which client is which site, and warnings before the first round
 DIRECTORY = "run"

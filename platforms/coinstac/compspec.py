@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from common import __version__
-from common.errors import UserError
-from platforms.coinstac.fields import shown
-from platforms.coinstac.form import Field
+from rankdad.common import __version__
+from rankdad.common.errors import UserError
+from rankdad.platforms.coinstac.fields import shown
+from rankdad.platforms.coinstac.form import Field
 
 IMAGE = "rankdad"  # without a tag: the platform appends :latest
 COMMAND = ["rankdad", "coinstac"]  # which the service of version 2 never uses: the image's own command runs

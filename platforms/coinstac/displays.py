@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.documents import load_json
-from platforms.coinstac.outputs import FIGURES, Results
-from remote.report import narrative
-from remote.report.run_report import plotter, report
-from remote.report.run_results import BASELINE, read_results
+from rankdad.common.documents import load_json
+from rankdad.platforms.coinstac.outputs import FIGURES, Results
+from rankdad.remote.report import narrative
+from rankdad.remote.report.run_report import plotter, report
+from rankdad.remote.report.run_results import BASELINE, read_results
 
 
 def for_sites(directory: Path) -> Results:

@@ -6,7 +6,7 @@ the app does not show it; a default of 0 cannot be kept by ticking a box.
 
 from __future__ import annotations
 
-from platforms.coinstac.form import Field, anything, columns, document, label, network, whole
+from rankdad.platforms.coinstac.form import Field, anything, columns, document, label, network, whole
 
 TABLE_FILES = ("csv", "tsv", "txt")
 OTHER_FILES = ("npz", "ts", "nii", "gz", "png", "jpg", "jpeg", "tif", "tiff", "bmp", "stats", "json")

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from common.documents import problems
-from common.spec import RunSpec
-from platforms.coinstac.fields import FIELDS
-from platforms.coinstac.form import Columns, Problem
+from rankdad.common.documents import problems
+from rankdad.common.spec import RunSpec
+from rankdad.platforms.coinstac.fields import FIELDS
+from rankdad.platforms.coinstac.form import Columns, Problem
 
 SPEC = FIELDS["spec"]
 TABLE = "table.csv"  # what a form's spec calls the table, whatever each member's is called

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from common.errors import SpecError
-from common.plan import Plan, make_plan
-from common.protocol import body_limit
-from common.spec import Edad, RankDad, RunSpec
+from rankdad.common.errors import SpecError
+from rankdad.common.plan import Plan, make_plan
+from rankdad.common.protocol import body_limit
+from rankdad.common.spec import Edad, RankDad, RunSpec
 
 MOST_BYTES = 100 * 2**20  # of one message over the platform's WebSocket
 ENVELOPE = 2048  # bytes of JSON around a body, with the site's name and progress

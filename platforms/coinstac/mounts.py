@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.documents import Part, load_json, validate
-from common.errors import UserError
-from common.files import is_within
-from common.patterns import is_pattern
-from common.policy import Policy
-from common.spec import RESERVED, SiteName
-from platforms.coinstac.fields import FIELDS, FILES, FOLDER, TABLE_FILES
-from platforms.coinstac.form import Field, Problem
-from platforms.coinstac.inputs import Filled
+from rankdad.common.documents import Part, load_json, validate
+from rankdad.common.errors import UserError
+from rankdad.common.files import is_within
+from rankdad.common.patterns import is_pattern
+from rankdad.common.policy import Policy
+from rankdad.common.spec import RESERVED, SiteName
+from rankdad.platforms.coinstac.fields import FIELDS, FILES, FOLDER, TABLE_FILES
+from rankdad.platforms.coinstac.form import Field, Problem
+from rankdad.platforms.coinstac.inputs import Filled
 
 SITE_FILE = "site.json"
 PATIENCE, PAUSE = 10.0, 0.5  # seconds: the app links a folder's files while the run begins

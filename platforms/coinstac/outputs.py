@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
-from common.documents import Part
-from common.errors import REASON_CHARACTERS, ProtocolError, visible
-from common.messages import Count, Digest
-from common.spec import SiteName
-from platforms.coinstac.table_profile import Profile
+from rankdad.common.documents import Part
+from rankdad.common.errors import REASON_CHARACTERS, ProtocolError, visible
+from rankdad.common.messages import Count, Digest
+from rankdad.common.spec import SiteName
+from rankdad.platforms.coinstac.table_profile import Profile
 
 KEY = "rankdad"  # in a node's output
 FIGURES = "global_stats"  # folder of the pictures, in every node's output folder

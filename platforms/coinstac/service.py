@@ -23,18 +23,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
-from common.errors import ProtocolError, RankdadError, UserError, one_line
-from common.files import is_within
+from rankdad.common.errors import ProtocolError, RankdadError, UserError, one_line
+from rankdad.common.files import is_within
 
 if TYPE_CHECKING:
-    from platforms.coinstac.outputs import NodeState, Reply
+    from rankdad.platforms.coinstac.outputs import NodeState, Reply
 
 PORT = "COINSTAC_PORT"
 BREATH = 0.02  # seconds in which a connection stands before imports hold the interpreter
 MOST_BYTES = 2**30  # of a message to us: the platform's own limit is far below
 NODES = {
-    "local": "platforms.coinstac.site_node:SiteNode",
-    "remote": "platforms.coinstac.aggregator_node:AggregatorNode",
+    "local": "rankdad.platforms.coinstac.site_node:SiteNode",
+    "remote": "rankdad.platforms.coinstac.aggregator_node:AggregatorNode",
 }
 
 
@@ -139,7 +139,7 @@ def _parsed(text: str) -> tuple[str, Mapping[str, Any], NodeState]:
     Raises:
         ProtocolError: it is no message of the platform's.
     """
-    from platforms.coinstac.outputs import NodeState  # pydantic, after the socket has opened
+    from rankdad.platforms.coinstac.outputs import NodeState  # pydantic, after the socket has opened
 
     try:
         message = json.loads(text)

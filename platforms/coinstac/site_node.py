@@ -11,20 +11,20 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from common import __version__
-from common.documents import load_json, validate
-from common.documents import problems as spec_problems
-from common.errors import REASON_CHARACTERS, DataError, PolicyError, RankdadError, SpecError, UserError
-from common.files import write_json
-from common.memory import check_memory
-from common.models import build_model
-from common.plan import make_plan
-from common.spec import RunSpec
-from platforms.coinstac.fields import FIELDS
-from platforms.coinstac.form import Problem
-from platforms.coinstac.inputs import Filled, read, with_sites
-from platforms.coinstac.mounts import Member, find_member, name_of, refused
-from platforms.coinstac.outputs import (
+from rankdad.common import __version__
+from rankdad.common.documents import load_json, validate
+from rankdad.common.documents import problems as spec_problems
+from rankdad.common.errors import REASON_CHARACTERS, DataError, PolicyError, RankdadError, SpecError, UserError
+from rankdad.common.files import write_json
+from rankdad.common.memory import check_memory
+from rankdad.common.models import build_model
+from rankdad.common.plan import make_plan
+from rankdad.common.spec import RunSpec
+from rankdad.platforms.coinstac.fields import FIELDS
+from rankdad.platforms.coinstac.form import Problem
+from rankdad.platforms.coinstac.inputs import Filled, read, with_sites
+from rankdad.platforms.coinstac.mounts import Member, find_member, name_of, refused
+from rankdad.platforms.coinstac.outputs import (
     MOST_COMPLAINTS,
     Complaint,
     Failed,
@@ -37,7 +37,7 @@ from platforms.coinstac.outputs import (
     is_form,
     output,
 )
-from platforms.coinstac.site_run import (
+from rankdad.platforms.coinstac.site_run import (
     CHECKPOINTS,
     ERROR,
     INPUTS,
@@ -47,7 +47,7 @@ from platforms.coinstac.site_run import (
     SiteRun,
     read_data,
 )
-from platforms.coinstac.table_profile import Profile, alone, check_opened, describe
+from rankdad.platforms.coinstac.table_profile import Profile, alone, check_opened, describe
 
 OTHER = "another-site"  # in the place of the other members, whose names are not known yet
 

@@ -10,25 +10,25 @@ from pathlib import Path
 
 from torch import Tensor
 
-from common.artifacts import save_model
-from common.checkpoints import EVERY, Checkpoints
-from common.documents import validate
-from common.errors import DataError, PolicyError, RankdadError, UserError
-from common.files import write_json
-from common.messages import Ask, Message
-from common.plan import Plan, make_plan
-from common.protocol import pack, unpack
-from common.replica import Replica
-from common.run.state import RunState
-from common.spec import RunSpec
-from local.admission import admitted
-from local.data import SiteData, read_site
-from local.notices import Notices
-from local.threads import use_threads
-from local.timings import Timings
-from local.training import Result, TrainingState, train
-from platforms.coinstac.mounts import Member, refused
-from platforms.coinstac.outputs import (
+from rankdad.common.artifacts import save_model
+from rankdad.common.checkpoints import EVERY, Checkpoints
+from rankdad.common.documents import validate
+from rankdad.common.errors import DataError, PolicyError, RankdadError, UserError
+from rankdad.common.files import write_json
+from rankdad.common.messages import Ask, Message
+from rankdad.common.plan import Plan, make_plan
+from rankdad.common.protocol import pack, unpack
+from rankdad.common.replica import Replica
+from rankdad.common.run.state import RunState
+from rankdad.common.spec import RunSpec
+from rankdad.local.admission import admitted
+from rankdad.local.data import SiteData, read_site
+from rankdad.local.notices import Notices
+from rankdad.local.threads import use_threads
+from rankdad.local.timings import Timings
+from rankdad.local.training import Result, TrainingState, train
+from rankdad.platforms.coinstac.mounts import Member, refused
+from rankdad.platforms.coinstac.outputs import (
     FIGURES,
     Done,
     NodeState,
@@ -41,8 +41,8 @@ from platforms.coinstac.outputs import (
     encoded,
     output,
 )
-from remote.ledger import Ledger, Retention
-from remote.records import NOBODY, Entry, Record
+from rankdad.remote.ledger import Ledger, Retention
+from rankdad.remote.records import NOBODY, Entry, Record
 
 INPUTS, OPENED = "inputs.json", "opened.json"  # in a node's output folder: what only its first iterations are told
 CHECKPOINTS, UPDATES = "checkpoints", "updates"  # there too: where it stands
@@ -91,7 +91,9 @@ class SiteRun:
         self._timings = Timings(self._folder / "timings.csv", again=self._due)
 
         def tested(fold: int, outputs: Tensor) -> None:
-            from local.prediction import write_predictions  # which takes pandas, and half a second of every process
+            from rankdad.local.prediction import (
+                write_predictions,  # which takes pandas, and half a second of every process
+            )
 
             write_predictions(self._folder / "predictions", spec, data, fold, outputs)
 

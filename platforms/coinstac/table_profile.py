@@ -17,15 +17,15 @@ from typing import Annotated, Any
 import pandas as pd
 from pydantic import AfterValidator, Field
 
-from common.columns import COLUMN, Column, Level, canonical
-from common.data import CsvData, FreesurferData, TableData, resolve_features
-from common.documents import Part, validate
-from common.errors import DataError, SpecError, UserError
-from common.patterns import is_pattern, literal
-from common.spec import RunSpec
-from platforms.coinstac.fields import FIELDS
-from platforms.coinstac.form import Columns, Problem
-from platforms.coinstac.inputs import SITES, Filled, with_sites
+from rankdad.common.columns import COLUMN, Column, Level, canonical
+from rankdad.common.data import CsvData, FreesurferData, TableData, resolve_features
+from rankdad.common.documents import Part, validate
+from rankdad.common.errors import DataError, SpecError, UserError
+from rankdad.common.patterns import is_pattern, literal
+from rankdad.common.spec import RunSpec
+from rankdad.platforms.coinstac.fields import FIELDS
+from rankdad.platforms.coinstac.form import Columns, Problem
+from rankdad.platforms.coinstac.inputs import SITES, Filled, with_sites
 
 MAX_LEVELS = 20  # values of a column beyond which nobody meant it to be categorical
 BATCH = 32  # rows of the largest member in a step
@@ -104,7 +104,7 @@ def describe(filled: Filled, data: Path, min_rows: int) -> Described:
     if filled.whole:
         profile = Profile(min_rows=min_rows, columns=_known_columns(filled.draft["data"], data))
         return Described(profile, profile)
-    from local.data.tables import read_table
+    from rankdad.local.data.tables import read_table
 
     table = read_table(data)
     if not len(table):
@@ -149,7 +149,7 @@ def describe(filled: Filled, data: Path, min_rows: int) -> Described:
 
 def _known_columns(data: Mapping[str, Any], folder: Path) -> tuple[str, ...]:
     """Return all columns of a folder's tables, where a whole specification has patterns of them."""
-    from local.data.columns import all_columns
+    from rankdad.local.data.columns import all_columns
 
     if data.get("reader") not in ("csv", "freesurfer"):
         return ()
@@ -158,14 +158,14 @@ def _known_columns(data: Mapping[str, Any], folder: Path) -> tuple[str, ...]:
 
 
 def _missing(texts: pd.DataFrame) -> pd.DataFrame:
-    from local.data.reading import MISSING
+    from rankdad.local.data.reading import MISSING
 
     missing: pd.DataFrame = texts.apply(lambda column: column.str.lower().isin(MISSING))
     return missing
 
 
 def _nearest(name: str, texts: pd.DataFrame) -> str:
-    from local.data.tables import nearest
+    from rankdad.local.data.tables import nearest
 
     return nearest(name, list(texts.columns)).removeprefix("; ")
 

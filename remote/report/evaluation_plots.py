@@ -11,12 +11,12 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from common.metrics import Spread
-from common.tasks import Classification
-from remote.report import plot_style
-from remote.report.narrative import baseline_name
-from remote.report.plot_style import BLACK, BLUE, GREY, MEASURES, ORANGE, dress, legend, plain_axes, shortened
-from remote.report.run_results import BASELINE, LABEL_CELLS, RANKED, RunResults, class_names
+from rankdad.common.metrics import Spread
+from rankdad.common.tasks import Classification
+from rankdad.remote.report import plot_style
+from rankdad.remote.report.narrative import baseline_name
+from rankdad.remote.report.plot_style import BLACK, BLUE, GREY, MEASURES, ORANGE, dress, legend, plain_axes, shortened
+from rankdad.remote.report.run_results import BASELINE, LABEL_CELLS, RANKED, RunResults, class_names
 
 MAX_NAMED_SITES = 30  # more sites are placed by their number of samples
 MAX_CLASSES_WITH_COUNTS = 12

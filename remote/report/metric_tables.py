@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from common.metrics import Spread
-from common.studies import LeaveOneSiteOut
-from common.tasks import Classification
-from remote.report.narrative import NAMES, number
-from remote.report.run_results import BASELINE, LABEL_CELLS, RANKED, RunResults, class_names, finite, rows_of
+from rankdad.common.metrics import Spread
+from rankdad.common.studies import LeaveOneSiteOut
+from rankdad.common.tasks import Classification
+from rankdad.remote.report.narrative import NAMES, number
+from rankdad.remote.report.run_results import BASELINE, LABEL_CELLS, RANKED, RunResults, class_names, finite, rows_of
 
 
 @dataclass(frozen=True)

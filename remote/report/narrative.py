@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from common.studies import Holdout, KFold, LeaveOneSiteOut
-from common.tasks import Classification, Regression
-from remote.report.run_results import BASELINE, RunResults, finite
+from rankdad.common.studies import Holdout, KFold, LeaveOneSiteOut
+from rankdad.common.tasks import Classification, Regression
+from rankdad.remote.report.run_results import BASELINE, RunResults, finite
 
 NAMES = {
     "auc": "AUC",

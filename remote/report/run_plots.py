@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 from matplotlib import style
 
-from remote.report.evaluation_plots import calibration, confusion, metric_by_site
-from remote.report.plot_style import MEASURES, png
-from remote.report.run_results import RunResults
-from remote.report.training_plots import losses, losses_by_step, metric_by_epoch
+from rankdad.remote.report.evaluation_plots import calibration, confusion, metric_by_site
+from rankdad.remote.report.plot_style import MEASURES, png
+from rankdad.remote.report.run_results import RunResults
+from rankdad.remote.report.training_plots import losses, losses_by_step, metric_by_epoch
 
 
 def run_plots(run: RunResults) -> dict[str, bytes]:

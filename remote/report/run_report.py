@@ -7,11 +7,11 @@ from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 
-from remote.report import metric_tables as tables
-from remote.report import narrative
-from remote.report.rendering import render
-from remote.report.run_results import BASELINE, RANKED, RunResults, read_results
-from remote.view import size
+from rankdad.remote.report import metric_tables as tables
+from rankdad.remote.report import narrative
+from rankdad.remote.report.rendering import render
+from rankdad.remote.report.run_results import BASELINE, RANKED, RunResults, read_results
+from rankdad.remote.view import size
 
 TEMPLATES = Path(__file__).parent / "templates"
 NO_PLOTS = "figures need matplotlib, which is not installed: pip install 'rankdad[plots]'"
@@ -39,7 +39,7 @@ Plotter = Callable[[RunResults], dict[str, bytes]]
 def plotter() -> Plotter | None:
     """Return the function that draws the plots; None where matplotlib is missing."""
     try:
-        from remote.report.run_plots import run_plots
+        from rankdad.remote.report.run_plots import run_plots
     except ImportError:
         return None
     return run_plots

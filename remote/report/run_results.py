@@ -13,12 +13,12 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from common.columns import Labelled
-from common.documents import Part, load_json, validate
-from common.errors import UserError, one_line
-from common.metrics import Interval, Spread
-from common.spec import RunSpec
-from common.tasks import Classification, Regression
+from rankdad.common.columns import Labelled
+from rankdad.common.documents import Part, load_json, validate
+from rankdad.common.errors import UserError, one_line
+from rankdad.common.metrics import Interval, Spread
+from rankdad.common.spec import RunSpec
+from rankdad.common.tasks import Classification, Regression
 
 TEXT = ("split", "site", "left_out")
 KEYS = ("fold", "epoch", "split", "site", "train_loss")  # columns that are no metric of a split

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from remote.report.plot_style import BLACK, BLUE, GREY, MEASURES, ORANGE, legend, plain_axes
-from remote.report.run_results import RunResults
+from rankdad.remote.report.plot_style import BLACK, BLUE, GREY, MEASURES, ORANGE, legend, plain_axes
+from rankdad.remote.report.run_results import RunResults
 
 MIN_POINTS = 2  # of a curve; the tables tell of one
 MAX_EPOCHS_WITH_DOTS = 30

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from common.capture import FactorCapture
-from common.factors import Factor
-from common.methods import Contribution, Method, State, method_for
-from common.plan import Plan, make_plan
-from common.reduction.feedback import mixed
-from common.replica import Replica
-from common.routes import Payload, gather
+from rankdad.common.capture import FactorCapture
+from rankdad.common.factors import Factor
+from rankdad.common.methods import Contribution, Method, State, method_for
+from rankdad.common.plan import Plan, make_plan
+from rankdad.common.reduction.feedback import mixed
+from rankdad.common.replica import Replica
+from rankdad.common.routes import Payload, gather
 from tests.conftest import run_spec
 
 BATCHES = (8, 3, 5)

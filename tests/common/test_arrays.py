@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.arrays import LARGEST_SUM, pack_counts, pack_sums, unpack_counts, unpack_sums
+from rankdad.common.arrays import LARGEST_SUM, pack_counts, pack_sums, unpack_counts, unpack_sums
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.data())

@@ -19,7 +19,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
-from common.capture import FactorCapture, unfollowed
+from rankdad.common.capture import FactorCapture, unfollowed
 from tests.conftest import examples, sampled
 
 Input = Tensor | PackedSequence

@@ -13,10 +13,10 @@ import typer
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from common.documents import MAX_DEPTH, load_json, parse_json, replace, validate
-from common.errors import RankdadError, SpecError, UserError, visible
-from common.spec import RunSpec
-from rankdad import run
+from rankdad.command import run
+from rankdad.common.documents import MAX_DEPTH, load_json, parse_json, replace, validate
+from rankdad.common.errors import RankdadError, SpecError, UserError, visible
+from rankdad.common.spec import RunSpec
 from tests.conftest import run_document
 
 DEEP = "[" * 100_000

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from common.arrays import pack_sums
-from common.drift import SKETCH_BYTES, distance, furthest, sketch, unpack_sketch
-from common.plan import make_plan
-from common.policy import Policy
-from common.replica import Replica
-from common.run.state import RunState
-from local.data import SiteData
-from local.training import TrainingState, train
-from simulations import lockstep
+from rankdad.common.arrays import pack_sums
+from rankdad.common.drift import SKETCH_BYTES, distance, furthest, sketch, unpack_sketch
+from rankdad.common.plan import make_plan
+from rankdad.common.policy import Policy
+from rankdad.common.replica import Replica
+from rankdad.common.run.state import RunState
+from rankdad.local.data import SiteData
+from rankdad.local.training import TrainingState, train
+from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_spec
 
 

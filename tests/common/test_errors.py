@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from common.errors import REASON_CHARACTERS, ProtocolError, RunFailedError, one_line, visible
+from rankdad.common.errors import REASON_CHARACTERS, ProtocolError, RunFailedError, one_line, visible
 
 
 @pytest.mark.parametrize(

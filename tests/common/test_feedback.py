@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.factors import Factor
-from common.methods import Contribution, Method, State
-from common.methods.base import received
-from common.plan import Plan
-from common.routes import Payload, gather, scatter
+from rankdad.common.factors import Factor
+from rankdad.common.methods import Contribution, Method, State
+from rankdad.common.methods.base import received
+from rankdad.common.plan import Plan
+from rankdad.common.routes import Payload, gather, scatter
 from tests.common.steps import (
     BATCHES,
     batch_of,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import UserError
-from common.files import is_within, write_whole
+from rankdad.common.errors import UserError
+from rankdad.common.files import is_within, write_whole
 
 
 @pytest.mark.parametrize("name", ["../a", "/etc/passwd", "out/a", "a\0b", "loop/a"])

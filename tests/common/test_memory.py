@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from common import memory
-from common.errors import SpecError
-from common.memory import available, check_memory
-from common.routes import PROBE_SAMPLES
-from local.threads import use_threads
+from rankdad.common import memory
+from rankdad.common.errors import SpecError
+from rankdad.common.memory import available, check_memory
+from rankdad.common.routes import PROBE_SAMPLES
+from rankdad.local.threads import use_threads
 from tests.conftest import run_spec
 
 WEIGHTS = 6 * 16 + 16 + 16 * 16 + 16 + 16 * 3 + 3  # of 6-16-16-3, with biases

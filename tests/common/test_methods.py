@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from common.errors import NonFiniteError, SpecError
-from common.factors import Factor
-from common.methods import State, method_for, rank_dad
-from common.plan import make_plan
-from common.reduction.spi import spi
-from common.replica import Replica
-from common.routes import Payload, scatter
-from common.spec import RankDad
+from rankdad.common.errors import NonFiniteError, SpecError
+from rankdad.common.factors import Factor
+from rankdad.common.methods import State, method_for, rank_dad
+from rankdad.common.plan import make_plan
+from rankdad.common.reduction.spi import spi
+from rankdad.common.replica import Replica
+from rankdad.common.routes import Payload, scatter
+from rankdad.common.spec import RankDad
 from tests.common.steps import (
     BATCHES,
     TOLERANCE,

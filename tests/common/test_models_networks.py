@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from common.errors import SpecError
-from common.methods import State, method_for
-from common.models import build_model
-from common.plan import make_plan
-from common.replica import Replica
-from common.routes import choose_routes, scatter
-from common.spec import RunSpec
+from rankdad.common.errors import SpecError
+from rankdad.common.methods import State, method_for
+from rankdad.common.models import build_model
+from rankdad.common.plan import make_plan
+from rankdad.common.replica import Replica
+from rankdad.common.routes import choose_routes, scatter
+from rankdad.common.spec import RunSpec
 from tests.common.steps import BATCHES, assert_equal, exchange, pooled_gradients, site_gradients
 from tests.common.test_capture import check
 from tests.conftest import run_spec

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common.errors import SpecError
-from common.models import build_model
+from rankdad.common.errors import SpecError
+from rankdad.common.models import build_model
 from tests.conftest import run_spec
 
 FEATURES = 3

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from common.errors import DataError, SpecError, UserError
-from common.models import build_model, build_network
-from common.plan import make_plan
-from common.replica import Replica
-from common.spec import RunSpec
+from rankdad.common.errors import DataError, SpecError, UserError
+from rankdad.common.models import build_model, build_network
+from rankdad.common.plan import make_plan
+from rankdad.common.replica import Replica
+from rankdad.common.spec import RunSpec
 from tests.common.steps import BATCHES, batch_of, site_gradients
 from tests.conftest import run_spec
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from common.patterns import escaped, fits, is_pattern, literal
+from rankdad.common.patterns import escaped, fits, is_pattern, literal
 
 NAMES = st.text(alphabet="*?[]!a-b\\\n", max_size=12)
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common.errors import PolicyError, SpecError
-from common.models import build_model
-from common.plan import Plan, make_plan
+from rankdad.common.errors import PolicyError, SpecError
+from rankdad.common.models import build_model
+from rankdad.common.plan import Plan, make_plan
 from tests.conftest import run_spec
 
 

@@ -11,10 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from common.factors import Factor, concatenate, norm
-from common.reduction.block import block
-from common.reduction.exact import exact
-from common.reduction.spi import spi
+from rankdad.common.factors import Factor, concatenate, norm
+from rankdad.common.reduction.block import block
+from rankdad.common.reduction.exact import exact
+from rankdad.common.reduction.spi import spi
 from tests.conftest import examples
 
 Reducer = Callable[..., Factor]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.replica import Replica, learning_rate
+from rankdad.common.replica import Replica, learning_rate
 from tests.conftest import run_spec
 
 

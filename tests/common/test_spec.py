@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from common.documents import load_json, replace, validate
-from common.errors import SpecError, UserError
-from common.spec import RunSpec
-from simulations.spec import SimulationFile
+from rankdad.common.documents import load_json, replace, validate
+from rankdad.common.errors import SpecError, UserError
+from rankdad.common.spec import RunSpec
+from rankdad.simulations.spec import SimulationFile
 from tests.conftest import run_document, run_spec
 
 SPECS = Path(__file__).parent.parent.parent / "simulations" / "specs"

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from typer.main import get_command
 
-from rankdad import app
-from remote.report.run_report import CAPTIONS
+from rankdad.__main__ import app
+from rankdad.remote.report.run_report import CAPTIONS
 from tests.conftest import OPEN
 from tests.docker.images import container, docker, image
 
@@ -29,7 +29,7 @@ NETWORKS: dict[str, tuple[list[int], dict[str, Any]]] = {  # the shape of a samp
 }
 EACH = """
 import json, sys
-from rankdad import app
+from rankdad.__main__ import app
 for words in json.loads(sys.argv[1]):
     print("$ rankdad", *words, flush=True)
     app(words, standalone_mode=False)

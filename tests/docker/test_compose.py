@@ -118,7 +118,7 @@ def consortium(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 def expected(consortium: Consortium, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The weights of the simulator on this machine."""
     output = tmp_path_factory.mktemp("simulated") / "run"
-    from rankdad import app
+    from rankdad.__main__ import app
 
     done = CliRunner().invoke(app, ["simulate", str(consortium.spec), "--output", str(output), "--lockstep", "--json"])
     assert done.exit_code == 0, done.output

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rankdad import main
+from rankdad.__main__ import main
 
 
 @pytest.fixture

@@ -17,12 +17,12 @@ from typing import Any
 
 from rich.console import Console
 
-from common.plan import make_plan
-from common.replica import Replica
-from common.spec import RunSpec
-from local.config import SiteConfig
-from remote.ledger import Retention, oldest_update, read_updates
-from remote.server import listen
+from rankdad.common.plan import make_plan
+from rankdad.common.replica import Replica
+from rankdad.common.spec import RunSpec
+from rankdad.local.config import SiteConfig
+from rankdad.remote.ledger import Retention, oldest_update, read_updates
+from rankdad.remote.server import listen
 from tests.conftest import write_policy
 from tests.e2e.failpoints import Crash
 from tests.warm import CONTEXT
@@ -162,9 +162,9 @@ def _begin(log: Path, crash: Crash | None) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    for module in ("local.site", "remote.aggregator"):
+    for module in ("rankdad.local.site", "rankdad.remote.aggregator"):
         vars(sys.modules[module])["EVERY"] = EVERY
-    vars(sys.modules["remote.server"])["LINGER"] = LINGER
+    vars(sys.modules["rankdad.remote.server"])["LINGER"] = LINGER
     if crash is not None:
         crash.arm()
 
@@ -178,8 +178,8 @@ def _aggregator(
     listening: socket.socket | None,
     retention: Retention,
 ) -> None:
-    from remote.persistence import LedgerOptions
-    from remote.process import run_aggregator
+    from rankdad.remote.persistence import LedgerOptions
+    from rankdad.remote.process import run_aggregator
 
     _begin(log, crash)
     with listening or listen("127.0.0.1", port) as taking:
@@ -187,7 +187,7 @@ def _aggregator(
 
 
 def _site(log: Path, crash: Crash | None, config: SiteConfig) -> None:
-    from local.site import run_site
+    from rankdad.local.site import run_site
 
     _begin(log, crash)
     run_site(config)

@@ -20,21 +20,21 @@ import httpx
 import safetensors.torch
 from starlette.responses import Response
 
-from common.capture import FactorCapture
-from common.messages import Kind
-from common.replica import Replica
-from local import site
-from local.drivers.bounded import BoundedTransport
-from remote import aggregator
-from remote.aggregator import Aggregator
-from remote.journal import Journal
-from remote.ledger import Ledger
-from remote.records import Entry
+from rankdad.common.capture import FactorCapture
+from rankdad.common.messages import Kind
+from rankdad.common.replica import Replica
+from rankdad.local import site
+from rankdad.local.drivers.bounded import BoundedTransport
+from rankdad.remote import aggregator
+from rankdad.remote.aggregator import Aggregator
+from rankdad.remote.journal import Journal
+from rankdad.remote.ledger import Ledger
+from rankdad.remote.records import Entry
 
 KIND = 12  # place of a record's kind in its head
 ON_ITS_WAY = 0.03  # seconds in which what was handed to the network leaves, and is read
 
-for _name in ("torch._dynamo", "remote.process", "tests.conftest"):
+for _name in ("torch._dynamo", "rankdad.remote.process", "tests.conftest"):
     importlib.import_module(_name)
 
 Original = Callable[..., Any]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from common.spec import RunSpec
-from local.data import read_site
-from remote.ledger import Retention
-from simulations import lockstep
+from rankdad.common.spec import RunSpec
+from rankdad.local.data import read_site
+from rankdad.remote.ledger import Retention
+from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_spec, write_site
 from tests.e2e.crashing import Run, outcome, recorded_rounds
 from tests.e2e.failpoints import POINTS, Crash

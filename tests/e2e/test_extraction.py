@@ -18,22 +18,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.errors import PolicyError, ProtocolError, RankdadError
-from common.factors import Factor
-from common.messages import Ask, Body, Comparison, Evaluation, Hello, Kind, Message, Roster, Step
-from common.plan import Plan, make_plan
-from common.policy import EVERYTHING, Policy
-from common.protocol import pack, unpack
-from common.replica import Replica
-from common.routes import Payload
-from common.run.batches import batch_sizes
-from common.run.state import RunState
-from common.seeds import derive
-from common.spec import RunSpec
-from local.admission import admitted
-from local.data import SiteData, read_site
-from local.training import TrainingState, train
-from remote.aggregator import Aggregator
+from rankdad.common.errors import PolicyError, ProtocolError, RankdadError
+from rankdad.common.factors import Factor
+from rankdad.common.messages import Ask, Body, Comparison, Evaluation, Hello, Kind, Message, Roster, Step
+from rankdad.common.plan import Plan, make_plan
+from rankdad.common.policy import EVERYTHING, Policy
+from rankdad.common.protocol import pack, unpack
+from rankdad.common.replica import Replica
+from rankdad.common.routes import Payload
+from rankdad.common.run.batches import batch_sizes
+from rankdad.common.run.state import RunState
+from rankdad.common.seeds import derive
+from rankdad.common.spec import RunSpec
+from rankdad.local.admission import admitted
+from rankdad.local.data import SiteData, read_site
+from rankdad.local.training import TrainingState, train
+from rankdad.remote.aggregator import Aggregator
 from tests.conftest import run_spec
 
 WIDTH, SAMPLES, BATCH = 24, 320, 32

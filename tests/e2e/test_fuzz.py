@@ -19,18 +19,18 @@ from typing import Any
 
 import pytest
 
-from common.errors import ProtocolError
-from common.messages import Ask, Failure, Kind, Message
-from common.plan import Plan
-from common.policy import EVERYTHING
-from common.protocol import pack, unpack
-from common.replica import Replica
-from common.run.state import RunState
-from local.data import read_site
-from local.drivers.http import AggregatorClient
-from local.training import TrainingState, train
-from remote.audit import AUDIT, PER_MINUTE
-from remote.auth import hashed
+from rankdad.common.errors import ProtocolError
+from rankdad.common.messages import Ask, Failure, Kind, Message
+from rankdad.common.plan import Plan
+from rankdad.common.policy import EVERYTHING
+from rankdad.common.protocol import pack, unpack
+from rankdad.common.replica import Replica
+from rankdad.common.run.state import RunState
+from rankdad.local.data import read_site
+from rankdad.local.drivers.http import AggregatorClient
+from rankdad.local.training import TrainingState, train
+from rankdad.remote.audit import AUDIT, PER_MINUTE
+from rankdad.remote.auth import hashed
 from tests.conftest import SITES, run_document, run_spec, site_config
 from tests.e2e.test_identity import free_port
 from tests.e2e.test_processes import COMMAND, ENVIRONMENT

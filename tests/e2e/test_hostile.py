@@ -20,18 +20,18 @@ from typing import Any
 import msgpack
 import torch
 
-from common.drift import PARTS
-from common.messages import Goodbye, Kind, Message
-from common.policy import EVERYTHING
-from common.protocol import body_limit, pack
-from common.replica import Replica
-from common.run.state import RunState
-from local.data import SiteData
-from local.drivers.drive import drive
-from local.drivers.http import AggregatorClient
-from local.training import Result, TrainingState, train
-from remote.auth import Identity, hashed
-from simulations import lockstep
+from rankdad.common.drift import PARTS
+from rankdad.common.messages import Goodbye, Kind, Message
+from rankdad.common.policy import EVERYTHING
+from rankdad.common.protocol import body_limit, pack
+from rankdad.common.replica import Replica
+from rankdad.common.run.state import RunState
+from rankdad.local.data import SiteData
+from rankdad.local.drivers.drive import drive
+from rankdad.local.drivers.http import AggregatorClient
+from rankdad.local.training import Result, TrainingState, train
+from rankdad.remote.auth import Identity, hashed
+from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_spec, site_config
 from tests.remote.serving import Served, serving
 

@@ -47,6 +47,11 @@ def rankdad(*words: object, timeout: float = 200) -> subprocess.CompletedProcess
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+def benchmark(*words: object, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=ENVIRONMENT)
+
+
 def start(*words: object, new_session: bool = False) -> Warm:
     return Warm(*words, environment=ENVIRONMENT, new_session=new_session)
 

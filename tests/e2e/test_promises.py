@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from common.documents import load_json
-from simulations.bench.methods import bench_methods
+from benchmarks.methods import bench_methods
+from rankdad.common.documents import load_json
 from tests.conftest import SHARED
-from tests.e2e.test_processes import ROOT, rankdad
+from tests.e2e.test_processes import ROOT, benchmark
 
 SPECS = ROOT / "simulations" / "specs"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -71,7 +71,7 @@ def test_a_step_costs_about_three_times_the_floor() -> None:
     """The best of three; what fails is a step that costs twice the aim, since machines differ."""
     ratios = []
     for _ in range(3):
-        done = rankdad("bench", "step", "--sites", "4", timeout=300)
+        done = benchmark("step", "--sites", "4", timeout=300)
         assert done.returncode == 0, done.stderr
         print(done.stdout)
         ratios.append(float(re.findall(r"([\d.]+) +│\s*$", done.stdout, flags=re.MULTILINE)[-1]))
@@ -82,7 +82,7 @@ def test_a_step_costs_about_three_times_the_floor() -> None:
 
 @pytest.mark.alone
 def test_the_first_step_comes_within_two_and_a_half_imports() -> None:
-    done = rankdad("bench", "start", "--runs", "3", timeout=300)
+    done = benchmark("start", "--runs", "3", timeout=300)
     assert done.returncode == 0, done.stderr
     print(done.stdout)
     assert float(done.stdout.split()[-1]) <= 2 * 2.5, "machines differ"
@@ -93,7 +93,7 @@ def test_a_step_that_can_be_gone_on_with_costs_a_tenth_or_two_milliseconds_more(
     """Ledger, checkpoints every 50 steps and tokens; the best of three, and what fails costs twice as much."""
     found = []
     for _ in range(3):
-        done = rankdad("bench", "recovery", "--epochs", "10", timeout=300)
+        done = benchmark("recovery", "--epochs", "10", timeout=300)
         assert done.returncode == 0, done.stderr
         print(done.stdout)
         times, more = re.findall(r"tokens +│ [\d.]+ +│ ([\d.]+) +│ ([-+][\d.]+)", done.stdout)[0]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remote.ledger import Ledger, Retention
+from rankdad.remote.ledger import Ledger, Retention
 from tests.e2e.test_crashes import wait_for_steps
 from tests.e2e.test_processes import COMMAND, ENVIRONMENT, children_of, rankdad, simulation
 

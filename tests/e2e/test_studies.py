@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
-from common.documents import load_json
-from simulations.bench.studies import bench_studies
+from benchmarks.studies import bench_studies
+from rankdad.common.documents import load_json
 from tests.conftest import SHARED, run_document, write_policy
 from tests.e2e.test_processes import ROOT, rankdad, site_file, start, wait_for_line
 

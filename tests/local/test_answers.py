@@ -19,17 +19,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common import __version__
-from common.documents import MAX_DEPTH
-from common.errors import RankdadError
-from common.messages import Ask
-from common.models import build_model
-from common.plan import make_plan
-from local.config import SiteConfig
-from local.drivers.bounded import BoundedTransport, TooLargeError
-from local.drivers.drive import drive
-from local.drivers.http import AggregatorClient
-from local.site import check_site, run_site
+from rankdad.common import __version__
+from rankdad.common.documents import MAX_DEPTH
+from rankdad.common.errors import RankdadError
+from rankdad.common.messages import Ask
+from rankdad.common.models import build_model
+from rankdad.common.plan import make_plan
+from rankdad.local.config import SiteConfig
+from rankdad.local.drivers.bounded import BoundedTransport, TooLargeError
+from rankdad.local.drivers.drive import drive
+from rankdad.local.drivers.http import AggregatorClient
+from rankdad.local.site import check_site, run_site
 from tests.conftest import run_document, run_spec, site_config, write_policy, write_site
 
 Behaviour = Callable[[socket.socket], object]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from common.preparation import Fit
-from common.tasks import Classification, MultiLabel, Regression
-from local.baseline import guess
+from rankdad.common.preparation import Fit
+from rankdad.common.tasks import Classification, MultiLabel, Regression
+from rankdad.local.baseline import guess
 
 CLASSES, LABELS = Classification(classes=3), MultiLabel(name="multi-label", labels=2)
 NUMBER = Regression(name="regression")

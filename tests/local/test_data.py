@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from common.errors import DataError
-from local.data import SiteData, read_samples, read_site, split_samples
+from rankdad.common.errors import DataError
+from rankdad.local.data import SiteData, read_samples, read_site, split_samples
 from tests.conftest import part_of, run_spec, write_site
 
 PARTS = ("train", "validation", "test")

@@ -16,15 +16,15 @@ import httpx
 import pytest
 import torch
 
-from common.drift import PARTS
-from common.errors import SpecError, UnreachableError, UserError
-from common.messages import Ask, Failure, Goodbye, Kind, Message
-from common.models import build_model
-from common.plan import make_plan
-from common.protocol import pack, unpack
-from local.config import SiteConfig
-from local.drivers.drive import drive
-from local.drivers.http import AggregatorClient, RefusedError
+from rankdad.common.drift import PARTS
+from rankdad.common.errors import SpecError, UnreachableError, UserError
+from rankdad.common.messages import Ask, Failure, Goodbye, Kind, Message
+from rankdad.common.models import build_model
+from rankdad.common.plan import make_plan
+from rankdad.common.protocol import pack, unpack
+from rankdad.local.config import SiteConfig
+from rankdad.local.drivers.drive import drive
+from rankdad.local.drivers.http import AggregatorClient, RefusedError
 from tests.conftest import run_spec, site_config
 from tests.remote.certificates import Authority
 

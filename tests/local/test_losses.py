@@ -9,9 +9,9 @@ from sklearn.metrics import log_loss, mean_absolute_error, mean_squared_error
 from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional as F
 
-from common.preparation import Preparing, Rows
-from common.tasks import Classification, MultiLabel, Regression, TaskSpec
-from local.losses import losses, mean_loss
+from rankdad.common.preparation import Preparing, Rows
+from rankdad.common.tasks import Classification, MultiLabel, Regression, TaskSpec
+from rankdad.local.losses import losses, mean_loss
 from tests.conftest import run_spec
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -11,22 +11,22 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from common import __version__
-from common.documents import validate
-from common.errors import DataError, PolicyError, SpecError
-from common.factors import Factor
-from common.messages import Failure
-from common.methods import State, method_for
-from common.models import build_model
-from common.plan import make_plan
-from common.policy import UNREDUCED, MethodName, Policy
-from common.protocol import step_bytes, unpack
-from common.spec import MethodSpec, RunSpec
-from local.admission import admitted
-from local.config import SiteConfig
-from local.data import Samples, SiteData
-from local.data.folds import Split
-from local.site import check_site, run_site
+from rankdad.common import __version__
+from rankdad.common.documents import validate
+from rankdad.common.errors import DataError, PolicyError, SpecError
+from rankdad.common.factors import Factor
+from rankdad.common.messages import Failure
+from rankdad.common.methods import State, method_for
+from rankdad.common.models import build_model
+from rankdad.common.plan import make_plan
+from rankdad.common.policy import UNREDUCED, MethodName, Policy
+from rankdad.common.protocol import step_bytes, unpack
+from rankdad.common.spec import MethodSpec, RunSpec
+from rankdad.local.admission import admitted
+from rankdad.local.config import SiteConfig
+from rankdad.local.data import Samples, SiteData
+from rankdad.local.data.folds import Split
+from rankdad.local.site import check_site, run_site
 from tests.conftest import OPEN, run_spec, write_site
 from tests.local.test_http import Server
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common import memory
-from common.errors import RankdadError, UserError
-from local import site as site_module
-from local.config import SiteConfig
-from local.leaving import Leaving, LeavingError
-from local.site import results_folder, run_id, run_site
-from remote.persistence import LedgerOptions
+from rankdad.common import memory
+from rankdad.common.errors import RankdadError, UserError
+from rankdad.local import site as site_module
+from rankdad.local.config import SiteConfig
+from rankdad.local.leaving import Leaving, LeavingError
+from rankdad.local.site import results_folder, run_id, run_site
+from rankdad.remote.persistence import LedgerOptions
 from tests.conftest import write_policy, write_site
 from tests.remote.serving import Served, serving
 

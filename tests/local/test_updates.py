@@ -13,16 +13,16 @@ from typing import Any
 import msgpack
 import pytest
 
-from common.errors import ProtocolError, RankdadError
-from common.messages import Ask, Kind
-from common.policy import EVERYTHING
-from common.protocol import pack, unpack
-from common.replica import Replica
-from common.run.state import RunState
-from common.spec import RunSpec
-from local.data import SiteData, read_site
-from local.training import TrainingState, train
-from remote.aggregator import Aggregator
+from rankdad.common.errors import ProtocolError, RankdadError
+from rankdad.common.messages import Ask, Kind
+from rankdad.common.policy import EVERYTHING
+from rankdad.common.protocol import pack, unpack
+from rankdad.common.replica import Replica
+from rankdad.common.run.state import RunState
+from rankdad.common.spec import RunSpec
+from rankdad.local.data import SiteData, read_site
+from rankdad.local.training import TrainingState, train
+from rankdad.remote.aggregator import Aggregator
 from tests.conftest import run_spec, write_site
 from tests.hostile import mutant
 

@@ -16,4 +16,4 @@ def _figures_are_drawn_where_a_test_looks_at_them(
 ) -> None:
     """Elsewhere it is as if matplotlib were missing: drawing takes four fifths of a small run's time."""
     if "figures" not in request.fixturenames:
-        monkeypatch.setitem(sys.modules, "remote.figures", None)
+        monkeypatch.setitem(sys.modules, "rankdad.remote.report.run_plots", None)

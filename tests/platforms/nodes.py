@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from platforms.coinstac.aggregator_node import AggregatorNode
-from platforms.coinstac.compspec import compspec
-from platforms.coinstac.fields import FIELDS
-from platforms.coinstac.outputs import NodeState, Reply
-from platforms.coinstac.service import Node
-from platforms.coinstac.site_node import SiteNode
+from rankdad.platforms.coinstac.aggregator_node import AggregatorNode
+from rankdad.platforms.coinstac.compspec import compspec
+from rankdad.platforms.coinstac.fields import FIELDS
+from rankdad.platforms.coinstac.outputs import NodeState, Reply
+from rankdad.platforms.coinstac.service import Node
+from rankdad.platforms.coinstac.site_node import SiteNode
 from tests.coinstac.app import App, Tick
 from tests.conftest import OPEN, write_site
 

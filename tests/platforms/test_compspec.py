@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from common.errors import UserError
-from platforms.coinstac.compspec import compspec
-from rankdad import app
+from rankdad.__main__ import app
+from rankdad.common.errors import UserError
+from rankdad.platforms.coinstac.compspec import compspec
 from tests.coinstac.compspec_rules import problems
 
 ROOT = Path(__file__).parent.parent.parent

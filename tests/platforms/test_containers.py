@@ -14,10 +14,10 @@ import pandas as pd
 import pytest
 from sklearn.datasets import load_breast_cancer, load_diabetes
 
-from common.documents import validate
-from common.spec import RunSpec
-from local.data import read_site
-from simulations.lockstep import run as lockstep
+from rankdad.common.documents import validate
+from rankdad.common.spec import RunSpec
+from rankdad.local.data import read_site
+from rankdad.simulations.lockstep import run as lockstep
 from tests.coinstac.nodes import ContainerNode
 from tests.coinstac.platform import Faults, Platform, When
 from tests.docker.images import image

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from platforms.coinstac.inputs import read
+from rankdad.platforms.coinstac.inputs import read
 from tests.platforms.nodes import Iterations
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "coinstac.md"

@@ -14,11 +14,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from common.errors import RankdadError
-from platforms.coinstac import site_run
-from platforms.coinstac.outputs import Reply
-from platforms.coinstac.site_node import SiteNode
-from remote import aggregator as aggregator_module
+from rankdad.common.errors import RankdadError
+from rankdad.platforms.coinstac import site_run
+from rankdad.platforms.coinstac.outputs import Reply
+from rankdad.platforms.coinstac.site_node import SiteNode
+from rankdad.remote import aggregator as aggregator_module
 from tests.conftest import run_document
 from tests.platforms.nodes import REMOTE, Iterations, sent, site_file
 from tests.platforms.test_nodes import METHODS, consortium, digests

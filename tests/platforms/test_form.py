@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.documents import problems, validate
-from common.spec import RunSpec
-from platforms.coinstac.fields import FIELDS, shown
-from platforms.coinstac.form import columns
-from platforms.coinstac.inputs import read, with_sites
-from platforms.coinstac.mounts import find_member
-from platforms.coinstac.table_profile import Profile, alone, complete, describe, is_identifier, ordered
+from rankdad.common.documents import problems, validate
+from rankdad.common.spec import RunSpec
+from rankdad.platforms.coinstac.fields import FIELDS, shown
+from rankdad.platforms.coinstac.form import columns
+from rankdad.platforms.coinstac.inputs import read, with_sites
+from rankdad.platforms.coinstac.mounts import find_member
+from rankdad.platforms.coinstac.table_profile import Profile, alone, complete, describe, is_identifier, ordered
 
 OWNER = {"label": "diagnosis"}
 SITES = ["a", "b", "c"]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from common.errors import RankdadError, SpecError
-from common.models import build_model
-from common.plan import make_plan
-from platforms.coinstac import aggregator_node
-from platforms.coinstac.limits import MOST_BYTES, check_size, largest_message
+from rankdad.common.errors import RankdadError, SpecError
+from rankdad.common.models import build_model
+from rankdad.common.plan import make_plan
+from rankdad.platforms.coinstac import aggregator_node
+from rankdad.platforms.coinstac.limits import MOST_BYTES, check_size, largest_message
 from tests.conftest import run_spec
 from tests.platforms.nodes import REMOTE, Iterations
 from tests.platforms.test_nodes import METHODS, consortium

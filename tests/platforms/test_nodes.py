@@ -11,15 +11,15 @@ import pandas as pd
 import pytest
 from safetensors.torch import load_file
 
-from common.documents import validate
-from common.errors import RankdadError
-from common.replica import weights_sha256
-from common.spec import RunSpec
-from local.data import read_site
-from platforms.coinstac import site_run as driver
-from platforms.coinstac.compspec import compspec
-from remote import aggregator as aggregator_module
-from simulations.lockstep import run
+from rankdad.common.documents import validate
+from rankdad.common.errors import RankdadError
+from rankdad.common.replica import weights_sha256
+from rankdad.common.spec import RunSpec
+from rankdad.local.data import read_site
+from rankdad.platforms.coinstac import site_run as driver
+from rankdad.platforms.coinstac.compspec import compspec
+from rankdad.remote import aggregator as aggregator_module
+from rankdad.simulations.lockstep import run
 from tests.conftest import run_document
 from tests.platforms.nodes import REMOTE, Iterations, member, site_file
 

@@ -19,12 +19,12 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Origin
 
-from common.documents import validate
-from common.spec import RunSpec
-from local.data import read_site
-from platforms.coinstac.compspec import compspec
-from platforms.coinstac.service import Service
-from simulations.lockstep import run
+from rankdad.common.documents import validate
+from rankdad.common.spec import RunSpec
+from rankdad.local.data import read_site
+from rankdad.platforms.coinstac.compspec import compspec
+from rankdad.platforms.coinstac.service import Service
+from rankdad.simulations.lockstep import run
 from tests.coinstac.app import App, Tick
 from tests.coinstac.client import ComputationError
 from tests.coinstac.nodes import ProcessNode

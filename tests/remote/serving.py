@@ -16,17 +16,17 @@ from typing import Any
 import torch
 import uvicorn
 
-from common.messages import Hello, Kind, Message, Step
-from common.protocol import pack
-from common.replica import Replica
-from remote.aggregator import Aggregator
-from remote.app import Routes
-from remote.audit import Audit
-from remote.auth import Context, Identity
-from remote.host import LARGE_PLAN, Host
-from remote.persistence import LedgerOptions
-from remote.server import Uvicorn
-from remote.web import Connection, Door
+from rankdad.common.messages import Hello, Kind, Message, Step
+from rankdad.common.protocol import pack
+from rankdad.common.replica import Replica
+from rankdad.remote.aggregator import Aggregator
+from rankdad.remote.app import Routes
+from rankdad.remote.audit import Audit
+from rankdad.remote.auth import Context, Identity
+from rankdad.remote.host import LARGE_PLAN, Host
+from rankdad.remote.persistence import LedgerOptions
+from rankdad.remote.server import Uvicorn
+from rankdad.remote.web import Connection, Door
 from tests.conftest import SITES, run_spec
 
 

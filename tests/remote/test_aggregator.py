@@ -14,13 +14,13 @@ import msgpack
 import pytest
 import torch
 
-from common.errors import ProtocolError, SpecError
-from common.factors import Factor
-from common.messages import Failure, Hello, Kind, Message, Step
-from common.protocol import pack, unpack
-from common.replica import Replica
-from remote.aggregator import Aggregator
-from remote.report.run_report import report
+from rankdad.common.errors import ProtocolError, SpecError
+from rankdad.common.factors import Factor
+from rankdad.common.messages import Failure, Hello, Kind, Message, Step
+from rankdad.common.protocol import pack, unpack
+from rankdad.common.replica import Replica
+from rankdad.remote.aggregator import Aggregator
+from rankdad.remote.report.run_report import report
 from tests.conftest import SITES, run_spec
 
 

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from common.messages import Roster
-from common.protocol import unpack
-from local.drivers.http import AggregatorClient
-from remote import app, host
-from remote.aggregator import Update
-from remote.persistence import LedgerOptions
-from remote.rounds import Ready
+from rankdad.common.messages import Roster
+from rankdad.common.protocol import unpack
+from rankdad.local.drivers.http import AggregatorClient
+from rankdad.remote import app, host
+from rankdad.remote.aggregator import Update
+from rankdad.remote.persistence import LedgerOptions
+from rankdad.remote.rounds import Ready
 from tests.conftest import SITES, site_config
 from tests.remote.serving import Served, serving
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from common.errors import ProtocolError, RankdadError, UserError
-from local.config import SiteConfig
-from local.drivers.http import AggregatorClient
-from remote import web
-from remote.auth import Context, Identity, hashed, names_of, server_context
-from remote.config import Access
+from rankdad.common.errors import ProtocolError, RankdadError, UserError
+from rankdad.local.config import SiteConfig
+from rankdad.local.drivers.http import AggregatorClient
+from rankdad.remote import web
+from rankdad.remote.auth import Context, Identity, hashed, names_of, server_context
+from rankdad.remote.config import Access
 from tests.conftest import SITES
 from tests.remote.certificates import Authority
 from tests.remote.serving import Served, serving

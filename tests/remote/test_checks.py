@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from common.errors import ProtocolError
-from common.factors import Factor
-from common.messages import Buffers, Evaluation, Hello, Kind, Message, Step, Sums
-from common.protocol import pack, unpack
-from local.data import SiteData
-from remote.aggregator import Aggregator, Answers
-from remote.ledger import Ledger
-from remote.persistence import LedgerOptions
-from remote.records import Entry, Record
-from simulations import lockstep
+from rankdad.common.errors import ProtocolError
+from rankdad.common.factors import Factor
+from rankdad.common.messages import Buffers, Evaluation, Hello, Kind, Message, Step, Sums
+from rankdad.common.protocol import pack, unpack
+from rankdad.local.data import SiteData
+from rankdad.remote.aggregator import Aggregator, Answers
+from rankdad.remote.ledger import Ledger
+from rankdad.remote.persistence import LedgerOptions
+from rankdad.remote.records import Entry, Record
+from rankdad.simulations import lockstep
 from tests.common.metrics.samples import draw, tallied
 from tests.conftest import run_spec
 

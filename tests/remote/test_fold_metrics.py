@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from common.metrics import Tally, empty, summarise
-from common.tasks import TaskSpec
-from remote.fold_metrics import FoldMetrics
+from rankdad.common.metrics import Tally, empty, summarise
+from rankdad.common.tasks import TaskSpec
+from rankdad.remote.fold_metrics import FoldMetrics
 from tests.common.metrics.samples import TASKS, draw, pooled, tallied
 
 SITES = ("alpha", "beta", "gamma")

@@ -15,18 +15,18 @@ import msgpack
 import numpy as np
 import pytest
 
-from common import arrays, drift, messages, protocol, wire
-from common.errors import ProtocolError
-from common.messages import Failure, Kind, Message
-from common.metrics import tally_codec
-from common.preparation import stages
-from common.protocol import pack_failure
-from local.data import SiteData, read_site
-from remote import checks
-from remote.aggregator import Aggregator, Answers, Update
-from remote.persistence import LEDGER, LedgerOptions
-from remote.rounds import Effect, Ready
-from simulations import lockstep
+from rankdad.common import arrays, drift, messages, protocol, wire
+from rankdad.common.errors import ProtocolError
+from rankdad.common.messages import Failure, Kind, Message
+from rankdad.common.metrics import tally_codec
+from rankdad.common.preparation import stages
+from rankdad.common.protocol import pack_failure
+from rankdad.local.data import SiteData, read_site
+from rankdad.remote import checks
+from rankdad.remote.aggregator import Aggregator, Answers, Update
+from rankdad.remote.persistence import LEDGER, LedgerOptions
+from rankdad.remote.rounds import Effect, Ready
+from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_spec, write_site
 from tests.hostile import mutant
 from tests.lines import Lines

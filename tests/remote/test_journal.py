@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from common.errors import UserError
-from remote.journal import TORN, Journal
-from remote.records import BEGINNING_BYTES, HEAD_BYTES, NOBODY, DamageError, Entry, Record
+from rankdad.common.errors import UserError
+from rankdad.remote.journal import TORN, Journal
+from rankdad.remote.records import BEGINNING_BYTES, HEAD_BYTES, NOBODY, DamageError, Entry, Record
 
 PLAN, RUN = "a" * 64, "0" * 16
 RECORDS = [

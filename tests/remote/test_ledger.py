@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import UserError
-from remote.ledger import Ledger, Retention, read_updates
-from remote.records import NOBODY, DamageError, Entry, Record
+from rankdad.common.errors import UserError
+from rankdad.remote.ledger import Ledger, Retention, read_updates
+from rankdad.remote.records import NOBODY, DamageError, Entry, Record
 
 PLAN = "a" * 64
 

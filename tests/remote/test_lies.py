@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from common.drift import PARTS
-from common.errors import ProtocolError
-from common.factors import Factor
-from common.messages import (
+from rankdad.common.drift import PARTS
+from rankdad.common.errors import ProtocolError
+from rankdad.common.factors import Factor
+from rankdad.common.messages import (
     Ask,
     Body,
     Buffers,
@@ -29,19 +29,19 @@ from common.messages import (
     Step,
     Sums,
 )
-from common.metrics import Tally
-from common.metrics.sums import parts
-from common.policy import EVERYTHING
-from common.protocol import pack, unpack
-from common.replica import Replica
-from common.run.state import RunState
-from common.tasks import Classification
-from local.data import SiteData
-from local.training import Result, TrainingState, train
-from remote import aggregator as aggregator_module
-from remote.aggregator import Aggregator
-from remote.ledger import Ledger
-from remote.persistence import LedgerOptions
+from rankdad.common.metrics import Tally
+from rankdad.common.metrics.sums import parts
+from rankdad.common.policy import EVERYTHING
+from rankdad.common.protocol import pack, unpack
+from rankdad.common.replica import Replica
+from rankdad.common.run.state import RunState
+from rankdad.common.tasks import Classification
+from rankdad.local.data import SiteData
+from rankdad.local.training import Result, TrainingState, train
+from rankdad.remote import aggregator as aggregator_module
+from rankdad.remote.aggregator import Aggregator
+from rankdad.remote.ledger import Ledger
+from rankdad.remote.persistence import LedgerOptions
 from tests.common.metrics.samples import tallied
 from tests.conftest import SITES, run_spec
 

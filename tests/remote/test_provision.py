@@ -15,15 +15,15 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from typer.testing import CliRunner
 
-from common.documents import validate
-from common.errors import UserError
-from common.policy import Policy
-from local.config import SiteConfig
-from local.drivers.http import AggregatorClient
-from rankdad import app
-from remote.auth import hashed
-from remote.config import Access
-from remote.provision import Consortium, Kits
+from rankdad.__main__ import app
+from rankdad.common.documents import validate
+from rankdad.common.errors import UserError
+from rankdad.common.policy import Policy
+from rankdad.local.config import SiteConfig
+from rankdad.local.drivers.http import AggregatorClient
+from rankdad.remote.auth import hashed
+from rankdad.remote.config import Access
+from rankdad.remote.provision import Consortium, Kits
 from tests.conftest import SITES
 from tests.remote.serving import serving
 

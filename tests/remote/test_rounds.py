@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from common.errors import ProtocolError
-from common.messages import Decision, Kind, Message
-from remote.rounds import Answer, Barrier, BarrierState, Effect, Ready
+from rankdad.common.errors import ProtocolError
+from rankdad.common.messages import Decision, Kind, Message
+from rankdad.remote.rounds import Answer, Barrier, BarrierState, Effect, Ready
 
 SITES = ("alpha", "beta")
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import RankdadError, UnreachableError
-from common.replica import Replica
-from local.drivers.http import AggregatorClient
-from remote.aggregator import Aggregator
-from remote.audit import Audit
-from remote.config import Access
-from remote.persistence import LedgerOptions
-from remote.server import listen, serve
+from rankdad.common.errors import RankdadError, UnreachableError
+from rankdad.common.replica import Replica
+from rankdad.local.drivers.http import AggregatorClient
+from rankdad.remote.aggregator import Aggregator
+from rankdad.remote.audit import Audit
+from rankdad.remote.config import Access
+from rankdad.remote.persistence import LedgerOptions
+from rankdad.remote.server import listen, serve
 from tests.conftest import SITES, run_spec, site_config
 from tests.remote.test_aggregator import hello_of
 

@@ -12,12 +12,12 @@ import msgpack
 import pytest
 import torch
 
-from common.arrays import pack_sums
-from common.errors import ProtocolError
-from common.messages import Failure, Kind, Message, Sums
-from common.protocol import pack
-from common.replica import Replica
-from remote.aggregator import Aggregator
+from rankdad.common.arrays import pack_sums
+from rankdad.common.errors import ProtocolError
+from rankdad.common.messages import Failure, Kind, Message, Sums
+from rankdad.common.protocol import pack
+from rankdad.common.replica import Replica
+from rankdad.remote.aggregator import Aggregator
 from tests.conftest import SITES, run_spec
 from tests.remote.test_aggregator import hello_of
 

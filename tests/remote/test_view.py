@@ -7,11 +7,11 @@ import io
 import pytest
 from rich.console import Console
 
-from common.messages import Pooled
-from common.tasks import Classification
-from remote.fold_metrics import FoldMetrics
-from remote.progress import Progress
-from remote.view import LiveView, PlainView, Waiting, view_of
+from rankdad.common.messages import Pooled
+from rankdad.common.tasks import Classification
+from rankdad.remote.fold_metrics import FoldMetrics
+from rankdad.remote.progress import Progress
+from rankdad.remote.view import LiveView, PlainView, Waiting, view_of
 
 TASK = Classification(classes=3)
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from remote import app, web
-from remote.audit import PER_MINUTE, Audit
-from remote.auth import Identity, hashed
+from rankdad.remote import app, web
+from rankdad.remote.audit import PER_MINUTE, Audit
+from rankdad.remote.auth import Identity, hashed
 from tests.conftest import SITES
 from tests.remote.serving import Served, serving
 

@@ -6,13 +6,13 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from common.documents import validate
-from common.errors import DataError
-from local.data import read_samples
-from simulations.archives import Archive
-from simulations.pools import ArrayPool
-from simulations.sources import Source
-from simulations.spec import SimulationFile, write_sites
+from rankdad.common.documents import validate
+from rankdad.common.errors import DataError
+from rankdad.local.data import read_samples
+from rankdad.simulations.archives import Archive
+from rankdad.simulations.pools import ArrayPool
+from rankdad.simulations.sources import Source
+from rankdad.simulations.spec import SimulationFile, write_sites
 from tests.conftest import SHARED, run_document
 
 ARCHIVES: dict[str, type[Archive]] = {

@@ -11,14 +11,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from common.factors import Factor
-from common.methods import Contribution, dad
-from common.models import build_model
-from common.plan import make_plan
-from common.protocol import step_bytes
-from common.routes import Payload
-from local.data import SiteData
-from simulations.checking import show_plan, show_verification, verify
+from rankdad.common.factors import Factor
+from rankdad.common.methods import Contribution, dad
+from rankdad.common.models import build_model
+from rankdad.common.plan import make_plan
+from rankdad.common.protocol import step_bytes
+from rankdad.common.routes import Payload
+from rankdad.local.data import SiteData
+from rankdad.simulations.checking import show_plan, show_verification, verify
 from tests.conftest import part_of, run_spec
 
 Data = Callable[..., dict[str, SiteData]]

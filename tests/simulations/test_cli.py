@@ -10,11 +10,11 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from common.errors import FewSamplesError
-from common.methods.base import pooled
-from common.policy import Policy
-from local.config import SiteConfig
-from simulations.cli import mount
+from rankdad.common.errors import FewSamplesError
+from rankdad.common.methods.base import pooled
+from rankdad.common.policy import Policy
+from rankdad.local.config import SiteConfig
+from rankdad.simulations.cli import mount
 from tests.conftest import OPEN, SHARED, run_document, write_site
 
 
@@ -36,7 +36,9 @@ def file(tmp_path: Path) -> Path:
 
 def test_verify_exits_with_1_if_an_exact_method_is_not(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rankdad("verify", file).exit_code == 0
-    monkeypatch.setattr("common.methods.dad.pooled", lambda contributions: pooled(contributions[:2]))  # one forgotten
+    monkeypatch.setattr(
+        "rankdad.common.methods.dad.pooled", lambda contributions: pooled(contributions[:2])
+    )  # one forgotten
     done = rankdad("verify", file)
     assert done.exit_code == 1
     assert "NOT EXACT" in done.output

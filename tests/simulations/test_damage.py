@@ -15,16 +15,16 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from common.checkpoints import Checkpoints
-from common.errors import ProtocolError, RankdadError, UserError
-from common.plan import make_plan
-from common.replica import Replica
-from common.run.state import RunState
-from common.spec import RunSpec
-from local.data import SiteData, read_site
-from remote import aggregator as aggregator_module
-from remote.export import export
-from remote.records import BEGINNING_BYTES, HEAD_BYTES, DamageError
+from rankdad.common.checkpoints import Checkpoints
+from rankdad.common.errors import ProtocolError, RankdadError, UserError
+from rankdad.common.plan import make_plan
+from rankdad.common.replica import Replica
+from rankdad.common.run.state import RunState
+from rankdad.common.spec import RunSpec
+from rankdad.local.data import SiteData, read_site
+from rankdad.remote import aggregator as aggregator_module
+from rankdad.remote.export import export
+from rankdad.remote.records import BEGINNING_BYTES, HEAD_BYTES, DamageError
 from tests.conftest import run_spec, write_site
 from tests.simulations.test_recovery import EVERY, Run
 

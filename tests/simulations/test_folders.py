@@ -12,11 +12,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from common.documents import load_json, validate
-from common.errors import DataError, SpecError, UserError
-from local.prediction import UNKNOWN_SITE, predict_file
-from simulations.cli import mount
-from simulations.spec import SimulationFile, read_simulation, write_sites
+from rankdad.common.documents import load_json, validate
+from rankdad.common.errors import DataError, SpecError, UserError
+from rankdad.local.prediction import UNKNOWN_SITE, predict_file
+from rankdad.simulations.cli import mount
+from rankdad.simulations.spec import SimulationFile, read_simulation, write_sites
 from tests.conftest import OPEN, run_document, write_site
 
 DATA: dict[str, Any] = {

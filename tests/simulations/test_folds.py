@@ -15,18 +15,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.errors import RunFailedError
-from common.plan import make_plan
-from common.policy import EVERYTHING
-from common.preparation import Preparing
-from common.protocol import unpack
-from common.replica import Replica
-from common.run.state import RunState
-from common.spec import RunSpec
-from local.data import Samples, SiteData, read_site
-from local.training import TrainingState, train
-from remote.aggregator import Aggregator
-from simulations.lockstep import run
+from rankdad.common.errors import RunFailedError
+from rankdad.common.plan import make_plan
+from rankdad.common.policy import EVERYTHING
+from rankdad.common.preparation import Preparing
+from rankdad.common.protocol import unpack
+from rankdad.common.replica import Replica
+from rankdad.common.run.state import RunState
+from rankdad.common.spec import RunSpec
+from rankdad.local.data import Samples, SiteData, read_site
+from rankdad.local.training import TrainingState, train
+from rankdad.remote.aggregator import Aggregator
+from rankdad.simulations.lockstep import run
 from tests.conftest import SITES, run_spec, write_site
 
 Data = Callable[..., dict[str, SiteData]]

@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from common.errors import RunFailedError
-from common.models import build_model
-from common.spec import RunSpec
-from local.data import SiteData
-from local.training import Result
-from simulations.lockstep import run
+from rankdad.common.errors import RunFailedError
+from rankdad.common.models import build_model
+from rankdad.common.spec import RunSpec
+from rankdad.local.data import SiteData
+from rankdad.local.training import Result
+from rankdad.simulations.lockstep import run
 from tests.conftest import SITES, part_of, run_spec
 
 Data = Callable[..., dict[str, SiteData]]
@@ -239,8 +239,8 @@ def test_one_site_alone_is_a_run(tmp_path: Path, site_data: Data) -> None:
 
 
 def test_bytes_never_exceed_the_plan(tmp_path: Path, site_data: Data) -> None:
-    from common.plan import make_plan
-    from common.protocol import step_bytes
+    from rankdad.common.plan import make_plan
+    from rankdad.common.protocol import step_bytes
 
     methods: list[tuple[str, dict[str, Any]]] = [
         ("dsgd", {}),

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.documents import validate
-from common.errors import DataError, SpecError, UserError
-from common.spec import RunSpec
-from common.tasks import Classification, MultiLabel, Regression
-from local.data import read_samples
-from simulations.partition import Dirichlet, Iid, partition, strata
-from simulations.pools import ArrayPool
-from simulations.sources import BreastCancer, Diabetes
-from simulations.spec import SimulationFile, read_simulation, write_sites
+from rankdad.common.documents import validate
+from rankdad.common.errors import DataError, SpecError, UserError
+from rankdad.common.spec import RunSpec
+from rankdad.common.tasks import Classification, MultiLabel, Regression
+from rankdad.local.data import read_samples
+from rankdad.simulations.partition import Dirichlet, Iid, partition, strata
+from rankdad.simulations.pools import ArrayPool
+from rankdad.simulations.sources import BreastCancer, Diabetes
+from rankdad.simulations.spec import SimulationFile, read_simulation, write_sites
 from tests.conftest import SITES, run_document, run_spec
 
 CSV: dict[str, Any] = {

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from local.data import SiteData
-from simulations.lockstep import run
-from simulations.pooling import SITE, first_training_rows, pooled_data, pooled_spec
+from rankdad.local.data import SiteData
+from rankdad.simulations.lockstep import run
+from rankdad.simulations.pooling import SITE, first_training_rows, pooled_data, pooled_spec
 from tests.conftest import SITES, part_of, run_spec
 from tests.simulations.test_lockstep import rows_of
 

@@ -17,26 +17,26 @@ import safetensors.torch
 import torch
 from safetensors.torch import load_file
 
-from common.checkpoints import Checkpoints, take_over
-from common.errors import PolicyError, ProtocolError, UserError
-from common.messages import Ask, Message
-from common.plan import make_plan
-from common.policy import EVERYTHING, Policy
-from common.protocol import pack, unpack
-from common.replica import Replica
-from common.run.state import RunState
-from common.spec import RunSpec
-from local.data import SiteData
-from local.site import starting_state
-from local.training import Result, train
-from remote import aggregator as aggregator_module
-from remote.aggregator import Aggregator
-from remote.export import export
-from remote.ledger import Retention
-from remote.persistence import LedgerOptions
-from remote.rounds import Ready
-from simulations import footprint as footprint_module
-from simulations.footprint import Footprint, footprint
+from rankdad.common.checkpoints import Checkpoints, take_over
+from rankdad.common.errors import PolicyError, ProtocolError, UserError
+from rankdad.common.messages import Ask, Message
+from rankdad.common.plan import make_plan
+from rankdad.common.policy import EVERYTHING, Policy
+from rankdad.common.protocol import pack, unpack
+from rankdad.common.replica import Replica
+from rankdad.common.run.state import RunState
+from rankdad.common.spec import RunSpec
+from rankdad.local.data import SiteData
+from rankdad.local.site import starting_state
+from rankdad.local.training import Result, train
+from rankdad.remote import aggregator as aggregator_module
+from rankdad.remote.aggregator import Aggregator
+from rankdad.remote.export import export
+from rankdad.remote.ledger import Retention
+from rankdad.remote.persistence import LedgerOptions
+from rankdad.remote.rounds import Ready
+from rankdad.simulations import footprint as footprint_module
+from rankdad.simulations.footprint import Footprint, footprint
 from tests.conftest import SITES, run_spec
 
 Data = Callable[..., dict[str, SiteData]]

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from common.documents import validate
-from common.errors import SpecError
-from simulations.faults import RelaySpec
-from simulations.framing import Framer
-from simulations.relay import Relay, Streams, show_report
+from rankdad.common.documents import validate
+from rankdad.common.errors import SpecError
+from rankdad.simulations.faults import RelaySpec
+from rankdad.simulations.framing import Framer
+from rankdad.simulations.relay import Relay, Streams, show_report
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n0123456789"
 
@@ -356,7 +356,7 @@ def test_an_aggregator_that_is_not_there_ends_the_connection() -> None:
 
 
 def test_the_examples_are_relays() -> None:
-    for path in files("simulations.specs").iterdir():
+    for path in files("rankdad.simulations.specs").iterdir():
         if path.name.startswith("relay-"):
             assert validate(RelaySpec, json.loads(path.read_text())) != RelaySpec()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from common.messages import Kind
-from common.run.state import Due
-from local.data import SiteData
-from remote.aggregator import Aggregator
-from simulations import lockstep
+from rankdad.common.messages import Kind
+from rankdad.common.run.state import Due
+from rankdad.local.data import SiteData
+from rankdad.remote.aggregator import Aggregator
+from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_spec
 
 MODEL = "tests.simulations.test_lockstep:masked"  # which has buffers

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from common.metrics import Tally, empty, tally
-from common.tasks import Classification, MultiLabel, Regression, TaskSpec
+from rankdad.common.metrics import Tally, empty, tally
+from rankdad.common.tasks import Classification, MultiLabel, Regression, TaskSpec
 
 TASKS: tuple[TaskSpec, ...] = (
     Classification(classes=2),

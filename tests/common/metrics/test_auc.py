@@ -10,8 +10,8 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.nn import functional as F
 
-from common.metrics import Metrics, summarise
-from common.tasks import Classification, MultiLabel
+from rankdad.common.metrics import Metrics, summarise
+from rankdad.common.tasks import Classification, MultiLabel
 from tests.common.metrics.samples import TASKS, draw, pooled, tallied
 from tests.conftest import examples
 

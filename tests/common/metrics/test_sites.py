@@ -9,8 +9,8 @@ import pytest
 import torch
 from sklearn.metrics import r2_score
 
-from common.metrics import Metrics, Spread, empty, mean_over_sites, summarise, within_sites
-from common.tasks import Classification, MultiLabel, Regression
+from rankdad.common.metrics import Metrics, Spread, empty, mean_over_sites, summarise, within_sites
+from rankdad.common.tasks import Classification, MultiLabel, Regression
 from tests.common.metrics.samples import TASKS, draw, pooled, tallied
 
 SIZES = [40, 0, 1, 70]

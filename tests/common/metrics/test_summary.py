@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sklearn import metrics as oracle
 from torch import Tensor
 
-from common.metrics import Tally, calibration, confusion, empty, summarise, tally
-from common.tasks import Classification, MultiLabel, Regression, TaskSpec
+from rankdad.common.metrics import Tally, calibration, confusion, empty, summarise, tally
+from rankdad.common.tasks import Classification, MultiLabel, Regression, TaskSpec
 from tests.common.metrics.samples import TASKS, draw, losses, pooled, tallied
 from tests.conftest import examples
 

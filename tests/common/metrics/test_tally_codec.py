@@ -10,9 +10,19 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from common.metrics import BINS, Tally, empty, intervals, pack_tally, summarise, tally, tally_bytes, unpack_tally
-from common.metrics.sums import parts
-from common.tasks import Classification, MultiLabel, Regression, TaskSpec
+from rankdad.common.metrics import (
+    BINS,
+    Tally,
+    empty,
+    intervals,
+    pack_tally,
+    summarise,
+    tally,
+    tally_bytes,
+    unpack_tally,
+)
+from rankdad.common.metrics.sums import parts
+from rankdad.common.tasks import Classification, MultiLabel, Regression, TaskSpec
 from tests.common.metrics.samples import TASKS, draw, tallied
 from tests.conftest import examples
 

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.preparation import Fit, OwnFit, Preparing, Rows
-from common.spec import RunSpec
+from rankdad.common.preparation import Fit, OwnFit, Preparing, Rows
+from rankdad.common.spec import RunSpec
 from tests.conftest import run_spec
 
 Array = NDArray[np.float64]

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from common.preparation import Fit, OwnFit, Preparing, Rows
-from common.spec import RunSpec
+from rankdad.common.preparation import Fit, OwnFit, Preparing, Rows
+from rankdad.common.spec import RunSpec
 from tests.common.preparation.federated import Array, fitted, prepared, rows, table_spec
 from tests.conftest import examples, sampled
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.preparation import Preparing
+from rankdad.common.preparation import Preparing
 from tests.common.preparation.federated import fitted, rows, table_spec
 from tests.conftest import run_spec
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from common.errors import SpecError
-from common.preparation import Fit, OwnFit, Preparing, Rows
+from rankdad.common.errors import SpecError
+from rankdad.common.preparation import Fit, OwnFit, Preparing, Rows
 from tests.common.preparation.federated import Array, fitted, prepared, rows, table_spec
 from tests.conftest import examples, run_spec
 

@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 
-from common.errors import FewSamplesError
-from common.models import build_model
-from common.plan import make_plan
-from common.policy import Policy
-from local.admission import admitted
-from local.data import Samples, SiteData
-from local.data.behind import fewest_behind
-from local.data.folds import Split
+from rankdad.common.errors import FewSamplesError
+from rankdad.common.models import build_model
+from rankdad.common.plan import make_plan
+from rankdad.common.policy import Policy
+from rankdad.local.admission import admitted
+from rankdad.local.data import Samples, SiteData
+from rankdad.local.data.behind import fewest_behind
+from rankdad.local.data.folds import Split
 from tests.conftest import run_spec
 
 ALL, NONE = torch.arange(12), torch.arange(0)

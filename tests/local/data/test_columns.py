@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from common.data import CsvData, FreesurferData
-from common.errors import DataError, SpecError
-from common.spec import RunSpec
-from local.data import read_samples
-from local.data.columns import resolved
+from rankdad.common.data import CsvData, FreesurferData
+from rankdad.common.errors import DataError, SpecError
+from rankdad.common.spec import RunSpec
+from rankdad.local.data import read_samples
+from rankdad.local.data.columns import resolved
 from tests.conftest import SHARED, run_spec
 
 DATA: dict[str, Any] = {

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.data import CsvData, covariate_width
-from common.errors import DataError
-from common.spec import RunSpec
-from local.data import read_samples
-from local.data.csv import csv_samples
-from local.data.tables import Table
+from rankdad.common.data import CsvData, covariate_width
+from rankdad.common.errors import DataError
+from rankdad.common.spec import RunSpec
+from rankdad.local.data import read_samples
+from rankdad.local.data.csv import csv_samples
+from rankdad.local.data.tables import Table
 from tests.conftest import run_spec
 
 NAN = float("nan")

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import DataError
-from common.spec import RunSpec
-from local.data.folds import Split, folds
-from local.data.reading import Array, Reading
+from rankdad.common.errors import DataError
+from rankdad.common.spec import RunSpec
+from rankdad.local.data.folds import Split, folds
+from rankdad.local.data.reading import Array, Reading
 from tests.conftest import SITES, examples, run_spec
 
 PARTS = ("train", "validation", "test")

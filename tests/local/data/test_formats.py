@@ -17,14 +17,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from common import memory
-from common.data import NpzData
-from common.errors import DataError
-from common.spec import RunSpec
-from common.tasks import Classification
-from local.data import read_samples, read_site
-from local.data.npz import read_arrays, read_npz
-from local.data.tables import read_table
+from rankdad.common import memory
+from rankdad.common.data import NpzData
+from rankdad.common.errors import DataError
+from rankdad.common.spec import RunSpec
+from rankdad.common.tasks import Classification
+from rankdad.local.data import read_samples, read_site
+from rankdad.local.data.npz import read_arrays, read_npz
+from rankdad.local.data.tables import read_table
 from tests.conftest import examples, run_spec
 
 TABLE = b"id,age,sex,group\n1,30,M,0\n2,40,F,1\n3,50,M,0\n4,60,F,1\n"

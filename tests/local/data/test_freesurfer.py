@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.errors import DataError
-from common.spec import RunSpec
-from local.data import read_samples
+from rankdad.common.errors import DataError
+from rankdad.common.spec import RunSpec
+from rankdad.local.data import read_samples
 from tests.conftest import run_spec
 
 DATA: dict[str, Any] = {

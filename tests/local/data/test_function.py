@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.errors import DataError, PolicyError, SpecError
-from local.data import read_samples, read_site
-from local.data.reading import Reading
+from rankdad.common.errors import DataError, PolicyError, SpecError
+from rankdad.local.data import read_samples, read_site
+from rankdad.local.data.reading import Reading
 from tests.conftest import run_spec
 
 CODE = """

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.errors import DataError, SpecError, UserError
-from common.spec import RunSpec
-from local.data import read_samples, read_site
+from rankdad.common.errors import DataError, SpecError, UserError
+from rankdad.common.spec import RunSpec
+from rankdad.local.data import read_samples, read_site
 from tests.conftest import run_spec
 
 DATA: dict[str, Any] = {"reader": "images", "size": [4, 6], "values": ["cat", "dog"]}

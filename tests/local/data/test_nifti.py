@@ -10,10 +10,10 @@ import nibabel
 import numpy as np
 import pytest
 
-from common.errors import DataError, SpecError, UserError
-from common.spec import RunSpec
-from local.data import read_samples
-from local.data.reading import Reading
+from rankdad.common.errors import DataError, SpecError, UserError
+from rankdad.common.spec import RunSpec
+from rankdad.local.data import read_samples
+from rankdad.local.data.reading import Reading
 from tests.conftest import run_spec
 
 DATA: dict[str, Any] = {

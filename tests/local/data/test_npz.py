@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.data import NpzData
-from common.errors import DataError
-from common.tasks import Classification, MultiLabel, Regression, TaskSpec
-from local.data.npz import read_npz
-from local.data.reading import Reading
+from rankdad.common.data import NpzData
+from rankdad.common.errors import DataError
+from rankdad.common.tasks import Classification, MultiLabel, Regression, TaskSpec
+from rankdad.local.data.npz import read_npz
+from rankdad.local.data.reading import Reading
 
 NUMBER, LABELS, CLASSES = (
     Regression(name="regression"),

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import DataError
-from common.spec import RunSpec
-from local.data import read_samples, read_site
-from local.data.csv import csv_samples
-from local.data.tables import Table
+from rankdad.common.errors import DataError
+from rankdad.common.spec import RunSpec
+from rankdad.local.data import read_samples, read_site
+from rankdad.local.data.csv import csv_samples
+from rankdad.local.data.tables import Table
 from tests.conftest import SHARED, run_spec
 
 DATA: dict[str, Any] = {

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.data import TsData
-from common.documents import validate
-from common.errors import DataError, SpecError
-from common.tasks import Classification, Regression, TaskSpec
-from local.data import read_samples, read_site
-from local.data.reading import Reading
-from local.data.ts import parse, read_ts
-from simulations.archives import Uea
+from rankdad.common.data import TsData
+from rankdad.common.documents import validate
+from rankdad.common.errors import DataError, SpecError
+from rankdad.common.tasks import Classification, Regression, TaskSpec
+from rankdad.local.data import read_samples, read_site
+from rankdad.local.data.reading import Reading
+from rankdad.local.data.ts import parse, read_ts
+from rankdad.simulations.archives import Uea
 from tests.conftest import examples, run_spec
 
 SCHEMA: dict[str, Any] = {"reader": "ts", "file": "a.ts", "shape": [3, 2], "values": ["up", 1]}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from jinja2 import UndefinedError
 
-from remote.report.rendering import render
+from rankdad.remote.report.rendering import render
 
 
 def test_html_escapes_values_in_text_and_attributes_and_markdown_does_not(tmp_path: Path) -> None:

@@ -21,16 +21,16 @@ import typer
 from PIL import Image, ImageChops
 from typer.testing import CliRunner, Result
 
-from common.errors import UserError
-from local.data import SiteData
-from platforms.coinstac.displays import for_people
-from remote.cli import mount
-from remote.report.evaluation_plots import MAX_NAMED_SITES
-from remote.report.run_plots import run_plots
-from remote.report.run_report import report
-from remote.report.run_results import METRICS, STEPS, PlanSummary, RunMetrics, RunResults, Summary, read_results
-from remote.report.run_results import SITES as SITE_COLUMNS
-from simulations.lockstep import run
+from rankdad.common.errors import UserError
+from rankdad.local.data import SiteData
+from rankdad.platforms.coinstac.displays import for_people
+from rankdad.remote.cli import mount
+from rankdad.remote.report.evaluation_plots import MAX_NAMED_SITES
+from rankdad.remote.report.run_plots import run_plots
+from rankdad.remote.report.run_report import report
+from rankdad.remote.report.run_results import METRICS, STEPS, PlanSummary, RunMetrics, RunResults, Summary, read_results
+from rankdad.remote.report.run_results import SITES as SITE_COLUMNS
+from rankdad.simulations.lockstep import run
 from tests.conftest import SITES, run_document, run_spec
 
 Data = Callable[..., dict[str, SiteData]]
@@ -69,7 +69,7 @@ def finished(tmp_path: Path, site_data: Data) -> Path:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out what takes most of a page's time."""
-    monkeypatch.setattr("remote.report.run_report.plotter", lambda: None)
+    monkeypatch.setattr("rankdad.remote.report.run_report.plotter", lambda: None)
 
 
 def rankdad(*words: object) -> Result:
@@ -347,7 +347,7 @@ def test_nothing_to_draw_is_no_figure() -> None:
 
 
 def test_without_matplotlib_the_page_says_what_it_lacks(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "remote.report.run_plots")
+    monkeypatch.delitem(sys.modules, "rankdad.remote.report.run_plots")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     path = finished / "page.html"
     done = rankdad("report", finished, "--output", path)

@@ -1,0 +1,233 @@
+"""`python -m benchmarks step`: where a step's time goes, and what it costs beyond the floor of the same bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import multiprocessing
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import fmean, median
+from time import perf_counter
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from rankdad.common.documents import validate
+from rankdad.common.spec import RunSpec
+from rankdad.remote.persistence import LedgerOptions
+from rankdad.simulations.simulator import import_before_forking, simulate
+from rankdad.simulations.spec import SimulationFile
+
+WARM_UP = 20  # steps left out of every figure
+REPETITIONS = 3  # of each kind of barrier, in turn, so that a slow spell of the machine meets all of them
+
+
+@dataclass(frozen=True)
+class Barriers:
+    """Milliseconds per step of the same bytes through several barriers, and the median ratio of two of them.
+
+    Args:
+        ours: client, protocol, barrier, averaging and replica of the product, without any training.
+        ledger: the same with everything written to the ledger.
+        http: `httpx.Client` and a bare FastAPI barrier.
+        streams: raw asyncio streams.
+        ratio: ours over http, median over repetitions.
+    """
+
+    ours: float
+    ledger: float
+    http: float
+    streams: float
+    ratio: float
+
+
+def bench_step(file: SimulationFile, counts: list[int], size: int, steps: int, console: Console) -> list[Barriers]:
+    """Measure and print both tables.
+
+    Args:
+        file: simulation whose steps are taken apart.
+        counts: numbers of sites.
+        size: bytes of the payload through the bare barriers.
+        steps: per repetition.
+        console: where to print.
+    """
+    import benchmarks.floor  # noqa: F401
+
+    import_before_forking()
+    split = Table("sites", "step", "compute", "reduction", "packing", "waiting", "aggregator's reduction", "up", "down")
+    bare = Table("sites", "ours", "with ledger", "httpx + FastAPI", "asyncio streams", "ours / httpx + FastAPI")
+    results = []
+    for count in counts:
+        split.add_row(str(count), *measure_step(file, count))
+        found = measure_barriers(count, size, steps)
+        results.append(found)
+        figures = (found.ours, found.ledger, found.http, found.streams, found.ratio)
+        bare.add_row(str(count), *(f"{figure:.2f}" for figure in figures))
+    console.print(f"One step of {file.run.name}, {file.run.method.name}: median milliseconds of a site; bytes per site")
+    console.print(split)
+    console.print(f"The same {size} bytes each way and no training: median milliseconds per step")
+    console.print(bare)
+    return results
+
+
+def measure_step(file: SimulationFile, sites: int) -> list[str]:
+    """Run a simulation for ten steps or more, and return the medians of a site's stretches."""
+    run = file.run.model_dump(mode="json")
+    run["training"]["epochs"] = 2 + sites // 4  # the more share the samples, the fewer steps an epoch has
+    run["federation"]["sites"] = [f"site-{i + 1}" for i in range(sites)]
+    one = SimulationFile(run=validate(RunSpec, run), simulation=file.simulation)
+    with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere:
+        directory = Path(folder) / "run"
+        out = os.dup(1)
+        os.dup2(nowhere.fileno(), 1)
+        try:
+            summary = simulate(one, directory)
+        finally:
+            os.dup2(out, 1)
+            os.close(out)
+        rows = _rows(directory / "sites" / "site-1" / "timings.csv")[1:]
+        steps = _rows(directory / "steps.csv")[1:]
+    stretches = ("compute", "reduce", "pack", "wait")
+    total = median(sum(float(row[name]) for name in stretches) for row in rows)
+    times = [median(float(row[name]) for row in rows) for name in stretches]
+    times.append(median(float(row["aggregation_seconds"]) for row in steps))
+    sizes = [f"{summary[f'bytes_{way}_per_site_step']:.0f}" for way in ("up", "down")]
+    return [f"{seconds * 1e3:.2f}" for seconds in (total, *times)] + sizes
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def measure_barriers(sites: int, size: int, steps: int) -> Barriers:
+    """Return what a step costs without training, through our own barrier and through the barest ones."""
+    from benchmarks import floor
+
+    kinds: dict[str, tuple[Callable[..., None], Callable[..., list[float]]]] = {
+        "ours": (partial(_our_server, None), _our_client),
+        "ledger": (partial(_our_server, LedgerOptions()), _our_client),
+        "http": (floor.fastapi_server, floor.httpx_client),
+        "streams": (floor.streams_server, floor.streams_client),
+    }
+    found: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for _ in range(REPETITIONS):
+        for kind, (server, client) in kinds.items():
+            found[kind].append(_one(server, client, sites, size, steps))
+    ratio = median(ours / http for ours, http in zip(found["ours"], found["http"], strict=True))
+    ours, ledger, http, streams = (1e3 * median(found[kind]) for kind in kinds)
+    return Barriers(ours, ledger, http, streams, ratio)
+
+
+def _one(server: Callable[..., None], client: Callable[..., list[float]], sites: int, size: int, steps: int) -> float:
+    """Start a server and its clients as processes; return the median seconds of a step over all clients."""
+    context = multiprocessing.get_context("fork")
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
+        port = listening.getsockname()[1]
+        serving = context.Process(target=_quietly, args=(server, listening, sites, size), daemon=True)
+        serving.start()
+        pipes, clients = [], []
+        for index in range(sites):
+            here, there = context.Pipe(duplex=False)
+            arguments = (there, client, port, size, steps + WARM_UP, index, sites)
+            clients.append(context.Process(target=_timed, args=arguments, daemon=True))
+            clients[-1].start()
+            there.close()
+            pipes.append(here)
+    try:
+        seconds: list[list[float]] = [pipe.recv() for pipe in pipes]
+    finally:
+        serving.terminate()
+        for process in (*clients, serving):
+            process.join(5)
+    return median(fmean(step) for step in list(zip(*seconds, strict=True))[WARM_UP:])
+
+
+def _quietly(server: Callable[..., None], listening: socket.socket, sites: int, size: int) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    if isinstance(server, partial):
+        server(listening, sites, size)
+    else:
+        server(listening, sites)
+
+
+def _timed(
+    pipe: Connection, client: Callable[..., list[float]], port: int, size: int, steps: int, index: int, sites: int
+) -> None:
+    pipe.send(client(port, size, steps, index, sites) if client is _our_client else client(port, size, steps))
+
+
+def _bare_run(sites: int, size: int) -> RunSpec:
+    """Return a run whose gradient has so many bytes: one linear layer from n inputs to ten classes."""
+    inputs = size // 4 // 10 - 1
+    document: dict[str, Any] = {
+        "name": "barrier",
+        "task": {"name": "classification", "classes": 10},
+        "model": {"name": "mlp", "hidden": []},
+        "data": {"shape": [inputs]},
+        "training": {"epochs": 1, "batch_size": 1, "optimizer": {"name": "sgd", "lr": 0.001}},
+        "method": {"name": "dsgd"},
+        "federation": {"sites": [f"site-{i + 1}" for i in range(sites)], "compare_every": 0},
+    }
+    return validate(RunSpec, document)
+
+
+def _our_server(ledger: LedgerOptions | None, listening: socket.socket, sites: int, size: int) -> None:
+    from rankdad.remote.process import InterruptedRunError, run_aggregator
+
+    with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere:
+        console = Console(file=nowhere)
+        with contextlib.suppress(InterruptedRunError):  # told to stop when all sites have measured
+            run_aggregator(_bare_run(sites, size), Path(folder), listening, console, ledger=ledger)
+
+
+def _our_client(port: int, size: int, steps: int, index: int, sites: int) -> list[float]:
+    import torch
+
+    from rankdad.common.messages import Ask, Hello, Kind, Message, Step
+    from rankdad.common.plan import make_plan
+    from rankdad.common.replica import Replica
+    from rankdad.local.config import SiteConfig
+    from rankdad.local.drivers.drive import drive
+    from rankdad.local.drivers.http import AggregatorClient
+
+    torch.set_num_threads(1)
+    spec = _bare_run(sites, size)
+    plan = make_plan(spec, Replica(spec).model)
+    site = plan.sites[index]
+
+    def steps_alone() -> Generator[Message | Ask, Message | None, list[float]]:
+        """Send the same gradient over and over, as a trainer would send its own."""
+        hello = Hello(
+            version=plan.version,
+            spec_sha256=plan.spec_sha256,
+            plan_sha256=plan.sha256(),
+            weights_sha256=plan.weights_sha256,
+            samples=((steps + 1, 0, 0),),  # an epoch that does not end: these steps are all there is
+            dropped=0,
+            warnings=[],
+        )
+        yield Message(Kind.HELLO, 0, hello)
+        payload = tuple(torch.full(route.matrix, 1e-6) for route in plan.routes)
+        seconds = []
+        for round_ in range(1, steps + 1):
+            began = perf_counter()
+            yield Message(Kind.STEP, round_, Step(1.0, 0.0, 0.0, payload))
+            seconds.append(perf_counter() - began)
+        return seconds
+
+    def nothing(line: str) -> None:
+        """Drop what a person would read."""
+
+    config = SiteConfig(name=site, aggregator=f"http://127.0.0.1:{port}", data="", output="", patience=10.0)
+    with AggregatorClient(config, nothing) as client:
+        return drive(steps_alone(), client, plan, site)
