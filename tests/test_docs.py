@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,3 +36,18 @@ def test_the_threat_model_is_linked_and_names_every_limit_of_a_policy() -> None:
     assert [field for field in fields if f"`{field}`" not in model] == []
     assert "(docs/security.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
     assert "(security.md)" in operation
+
+
+def test_the_page_of_the_spec_is_what_its_schema_says() -> None:
+    done = subprocess.run([sys.executable, "docs/make_spec.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert (ROOT / "docs" / "spec.md").read_text(encoding="utf-8") == done.stdout, (
+        "python docs/make_spec.py > docs/spec.md"
+    )
+
+
+def test_every_page_is_reached_from_the_index_and_the_front_door_is_short() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    assert [
+        page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md" and f"({page.name})" not in index
+    ] == []
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
