@@ -290,5 +290,6 @@ def _answer(waiting: asyncio.Future[bytes | None], body: bytes | None) -> None:
 
 
 def _refuse(waiting: asyncio.Future[bytes | None], refusal: ProtocolError) -> None:
+    """Refuse with an error that knows no frames: theirs hold the future, and so in a circle all that was decoded."""
     if not waiting.done():
-        waiting.set_exception(refusal)
+        waiting.set_exception(ProtocolError(refusal.status, str(refusal)))
