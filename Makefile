@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: simulate test slow exhaustive lint clean
+.PHONY: simulate test slow exhaustive lint lines clean
 
 simulate: .venv/ready
 	$(BIN)/rankdad simulate simulations/specs/digits.json
@@ -28,6 +28,12 @@ lint: .venv/ready
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
+
+# How much there is to carry on: lines and files of the product, room by room, then of what measures and tests it.
+lines:
+	@for room in common local remote platforms simulations rankdad benchmarks tests; do \
+		git ls-files -z "$$room/*.py" | xargs -0 cat | wc -l | xargs printf '%-12s %6d lines' "$$room"; \
+		git ls-files "$$room/*.py" | wc -l | xargs printf ' %4d files\n'; done
 
 clean:
 	rm -rf .venv build *.egg-info
