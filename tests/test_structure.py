@@ -1,4 +1,4 @@
-"""Imports run one way: local → common, remote → common, platforms → those, simulations and benchmarks → all."""
+"""Imports run one way: local → common, remote → common, platforms and simulations → those, benchmarks → simulations."""
 
 from __future__ import annotations
 
