@@ -49,7 +49,7 @@ def predict(
     final: Annotated[bool, typer.Option("--final", help="Use the last weights instead of the best.")] = False,
     allow_factory: AllowFactory = None,
 ) -> None:
-    """Predict classes and probabilities of new samples with a trained model."""
+    """Predict new samples with a trained model: classes and probabilities, or numbers."""
     from rankdad.local.prediction import predict_file
 
     predict_file(directory, data, output, "final" if final else "best", allow_factory or ())
