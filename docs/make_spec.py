@@ -6,7 +6,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic import BaseModel
+
+from rankdad.common.policy import Policy
 from rankdad.common.spec import RunSpec
+from rankdad.local.config import SiteConfig
+from rankdad.simulations.spec import SimulationSpec
 
 HEAD = """# The spec
 
@@ -14,20 +19,37 @@ A run is one JSON object, the same at the aggregator and at every site, and hash
 made from its schema, which `rankdad schema` prints. A field without a default has to be there; one that is not known is
 refused by name. [studies.md](studies.md) says what to choose, [mathematics.md](mathematics.md) what methods do.
 
-A file for `rankdad simulate` is `{"run": SPEC, "simulation": …}`: see [digits.json](../simulations/specs/digits.json).
+A file for `rankdad simulate` is `{"run": SPEC, "simulation": …}`, such as
+[digits.json](../simulations/specs/digits.json), with [its second part](#simulation). [A site's own file](#sitejson) is
+neither hashed nor sent.
 """
+OTHERS: dict[str, tuple[type[BaseModel], str]] = {
+    "SITE.json": (SiteConfig, "What `rankdad site`, `rankdad check` and `rankdad resolve` take."),
+    "policy.json": (
+        Policy,
+        "What `policy` of a site's file names. [operation.md](operation.md) says what each line lets out.",
+    ),
+    "simulation": (SimulationSpec, "The second part of a file for `rankdad simulate`."),
+}
 Schema = dict[str, Any]
 
 
 def page() -> str:
     """Return the page."""
-    schema = RunSpec.model_json_schema()
-    defs, seen = schema["$defs"], set[str]()
-    lines = [HEAD, *table(schema)]
+    lines = [HEAD, *fields_of(RunSpec)]
+    for name, (model, use) in OTHERS.items():
+        lines += ["", f"## {name}", "", use, "", *fields_of(model)]
+    return "\n".join(lines) + "\n"
+
+
+def fields_of(model: type[BaseModel]) -> list[str]:
+    """Return the lines of an object's fields, and of the objects in them."""
+    schema = model.model_json_schema()
+    defs, seen, lines = schema.get("$defs", {}), set[str](), table(schema)
     for name, field in schema["properties"].items():
         for part in parts(field):
-            lines += section(name, part, defs, seen, "##")
-    return "\n".join(lines) + "\n"
+            lines += section(name, part, defs, seen, "##" if model is RunSpec else "###")
+    return lines
 
 
 def parts(field: Schema) -> list[str]:
@@ -42,10 +64,12 @@ def section(path: str, part: str, defs: Schema, seen: set[str], level: str) -> I
     if part in seen or "properties" not in defs[part]:
         return
     seen.add(part)
-    own = defs[part]
-    tags = [f'`"{key}": {json.dumps(field["const"])}`' for key, field in own["properties"].items() if "const" in field]
-    yield from ("", f"{level} `{path}`{', ' * bool(tags)}{', '.join(tags)}", "", text(own), "", *table(own))
-    for name, field in own["properties"].items():
+    schema = defs[part]
+    tags = [
+        f'`"{key}": {json.dumps(field["const"])}`' for key, field in schema["properties"].items() if "const" in field
+    ]
+    yield from ("", f"{level} `{path}`{', ' * bool(tags)}{', '.join(tags)}", "", text(schema), "", *table(schema))
+    for name, field in schema["properties"].items():
         for inner in parts(field):
             yield from section(f"{path}.{name}", inner, defs, seen, "###")
 

@@ -39,7 +39,7 @@ class SiteConfig(Part):
     weights: str | None = None
     """Folder of the pretrained weights that a run's spec may name."""
     policy: str | None = None
-    """The file with the site's limits on what leaves it (`local.policy`); without one the defaults hold."""
+    """The file with the site's limits on what leaves it; without one the defaults hold."""
     device: Device = "cpu"
     """Where the model is trained."""
     patience: PositiveFloat = 300.0
