@@ -10,28 +10,21 @@ import base64
 import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from rankdad.common.documents import Part
-from rankdad.common.errors import REASON_CHARACTERS, ProtocolError, visible
+from rankdad.common.errors import ProtocolError, visible
 from rankdad.common.messages import Count, Digest
 from rankdad.common.spec import SiteName
+from rankdad.platforms.coinstac.form import Line, Problem
 from rankdad.platforms.coinstac.table_profile import Profile
 
 KEY = "rankdad"  # in a node's output
 FIGURES = "global_stats"  # folder of the pictures, in every node's output folder
-MOST_COMPLAINTS = 200  # of one site
-Line = Annotated[str, Field(max_length=REASON_CHARACTERS), AfterValidator(visible)]
+MAX_PROBLEMS = 200  # of one site
 Version = Annotated[str, Field(max_length=63), AfterValidator(visible)]
-
-
-class Complaint(Part):
-    """A wrong field of the form."""
-
-    source: Literal["owner", "member"]
-    text: Line
 
 
 class Joined(Part):
@@ -43,7 +36,7 @@ class Joined(Part):
     form: dict[str, JsonValue] = Field(default={})
     """What the owner has filled in, if nothing is wrong with it."""
     profile: Profile = Profile()
-    problems: Annotated[tuple[Complaint, ...], Field(max_length=MOST_COMPLAINTS)] = ()
+    problems: Annotated[tuple[Problem, ...], Field(max_length=MAX_PROBLEMS)] = ()
 
 
 class Sent(Part):
@@ -79,7 +72,7 @@ class Opened(Part):
     run: dict[str, JsonValue]
 
 
-class Results(Part):
+class SiteResults(Part):
     """What every site writes beside its model."""
 
     summary: dict[str, JsonValue]
@@ -97,14 +90,15 @@ class Updated(Part):
     stage: Literal["updated"] = "updated"
     round: Count
     body: str
-    results: Results | None = None
+    results: SiteResults | None = None
     """With the run's last update."""
 
 
-FromSite = Annotated[Joined | Sent | Failed | Done, Field(discriminator="stage")]
-FromAggregator = Annotated[Opened | Updated, Field(discriminator="stage")]
-FROM_SITE: TypeAdapter[Joined | Sent | Failed | Done] = TypeAdapter(FromSite)
-FROM_AGGREGATOR: TypeAdapter[Opened | Updated] = TypeAdapter(FromAggregator)
+FromSite = Joined | Sent | Failed | Done
+FromAggregator = Opened | Updated
+FROM_SITE: TypeAdapter[FromSite] = TypeAdapter(Annotated[FromSite, Field(discriminator="stage")])
+FROM_AGGREGATOR: TypeAdapter[FromAggregator] = TypeAdapter(Annotated[FromAggregator, Field(discriminator="stage")])
+T = TypeVar("T")
 
 
 def output(message: Part, **shown: Any) -> dict[str, Any]:
@@ -117,30 +111,19 @@ def is_form(given: Mapping[str, Any]) -> bool:
     return KEY not in given
 
 
-def from_site(given: object) -> Joined | Sent | Failed | Done:
-    """Return what a site says.
+def parsed(kind: TypeAdapter[T], given: object) -> T:
+    """Return what a node's output says.
+
+    Args:
+        kind: `FROM_SITE` or `FROM_AGGREGATOR`.
+        given: the output.
 
     Raises:
-        ProtocolError: it is nothing that a site says.
+        ProtocolError: it is nothing that such a node says.
     """
-    found: Joined | Sent | Failed | Done = _checked(FROM_SITE, given)
-    return found
-
-
-def from_aggregator(given: object) -> Opened | Updated:
-    """Return what the aggregator says.
-
-    Raises:
-        ProtocolError: it is nothing that the aggregator says.
-    """
-    found: Opened | Updated = _checked(FROM_AGGREGATOR, given)
-    return found
-
-
-def _checked(adapter: TypeAdapter[Any], given: object) -> Any:
     message = given.get(KEY) if isinstance(given, Mapping) else None
     try:
-        return adapter.validate_python(message, strict=False)
+        return kind.validate_python(message, strict=False)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(part) for part in (KEY, *first["loc"]))

@@ -13,7 +13,7 @@ from rankdad.common.errors import RankdadError, SpecError
 from rankdad.common.models import build_model
 from rankdad.common.plan import make_plan
 from rankdad.platforms.coinstac import aggregator_node
-from rankdad.platforms.coinstac.limits import MOST_BYTES, check_size, largest_message
+from rankdad.platforms.coinstac.limits import MAX_BYTES, check_size, largest_message
 from tests.conftest import run_spec
 from tests.platforms.nodes import REMOTE, Iterations
 from tests.platforms.test_nodes import METHODS, consortium
@@ -43,19 +43,18 @@ def test_no_message_is_larger_than_was_predicted(tmp_path: Path, method: dict[st
 def test_a_run_whose_messages_fit_is_let_through_and_one_byte_more_is_not() -> None:
     spec = wide(4, {"name": "rank-dad", "rank": 10})
     model = build_model(spec)
-    plan = make_plan(spec, model)
-    size = largest_message(spec, plan)
-    check_size(spec, plan, model, size)
+    size = largest_message(spec, make_plan(spec, model))
+    check_size(spec, model, size)
     with pytest.raises(SpecError):
-        check_size(spec, plan, model, size - 1)
+        check_size(spec, model, size - 1)
 
 
 def test_what_is_too_large_is_refused_with_the_figure_and_what_fits() -> None:
     spec = wide(20, {"name": "dsgd"})
     model = build_model(spec)
-    assert largest_message(spec, make_plan(spec, model)) > 20 * 4 / 3 * 7_454_760 > MOST_BYTES
+    assert largest_message(spec, make_plan(spec, model)) > 20 * 4 / 3 * 7_454_760 > MAX_BYTES
     with pytest.raises(SpecError) as raised:
-        check_size(spec, make_plan(spec, model), model)
+        check_size(spec, model)
     said = str(raised.value)
     assert "method: dsgd of this network over 20 sites makes messages of up to 189.6 MiB, but the platform" in said
     assert "at most 100.0 MiB; what fits: wire bfloat16 (94.8 MiB), or wire int8 (50.5 MiB), or rank-dad with" in said
@@ -65,7 +64,7 @@ def test_a_replica_that_does_not_fit_into_an_update_is_seen_too() -> None:
     spec = wide(2, {"name": "rank-dad", "rank": 4})
     model = build_model(spec)
     with pytest.raises(SpecError, match=r"what fits: federation\.compare_every 0 \(\d\.\d MiB\)"):
-        check_size(spec, make_plan(spec, model), model, 10 * 2**20)
+        check_size(spec, model, 10 * 2**20)
 
 
 def test_the_run_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from rankdad.common.errors import RankdadError
 from rankdad.common.replica import weights_sha256
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import read_site
-from rankdad.platforms.coinstac import site_run as driver
+from rankdad.platforms.coinstac import site_run
 from rankdad.platforms.coinstac.compspec import compspec
 from rankdad.remote import aggregator as aggregator_module
 from rankdad.simulations.lockstep import run
@@ -33,7 +33,7 @@ METHODS = [
 
 @pytest.fixture(autouse=True)
 def _checkpoints_come_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (driver, aggregator_module):
+    for module in (site_run, aggregator_module):
         monkeypatch.setattr(module, "EVERY", EVERY)
 
 
