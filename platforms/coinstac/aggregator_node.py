@@ -19,27 +19,13 @@ from rankdad.common.files import write_json
 from rankdad.common.memory import check_memory
 from rankdad.common.replica import Replica
 from rankdad.common.spec import RunSpec
+from rankdad.platforms.coinstac import outputs
 from rankdad.platforms.coinstac.completion import complete
 from rankdad.platforms.coinstac.displays import results_of
 from rankdad.platforms.coinstac.form import FormError
 from rankdad.platforms.coinstac.joining import check_members, check_together
 from rankdad.platforms.coinstac.limits import check_size
 from rankdad.platforms.coinstac.mounts import clear
-from rankdad.platforms.coinstac.outputs import (
-    FROM_SITE,
-    Done,
-    Failed,
-    FromSite,
-    NodeState,
-    Opened,
-    Reply,
-    Sent,
-    Updated,
-    decoded,
-    encoded,
-    output,
-    parsed,
-)
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.ledger import Retention
 from rankdad.remote.persistence import LEDGER, LedgerOptions
@@ -64,7 +50,7 @@ class AggregatorNode:
         self._aggregator: Aggregator | None = None
         self._members: dict[str, str] = {}  # client → site
 
-    def advance(self, given: Mapping[str, Any], state: NodeState) -> Reply:
+    def advance(self, given: Mapping[str, Any], state: outputs.NodeState) -> outputs.Reply:
         """Return the answer to what all sites have said in one iteration.
 
         Args:
@@ -82,23 +68,25 @@ class AggregatorNode:
             if self._aggregator is not None:
                 self._aggregator.leave()
 
-    def _answer(self, given: Mapping[str, Any], state: NodeState) -> Reply:
+    def _answer(self, given: Mapping[str, Any], state: outputs.NodeState) -> outputs.Reply:
         folder = Path(state.outputDirectory)
         said = {client: self._parsed(client, given[client]) for client in sorted(given)}
         if not said:
             raise RankdadError("no site takes part")
         if state.iteration <= 1:
-            return Reply(output(self._open(said, folder), progress="the run begins"))
-        if (folder / SHOWN).exists() and all(isinstance(one, Done) for one in said.values()):
+            return outputs.reply(self._open(said, folder), progress="the run begins")
+        if (folder / SHOWN).exists() and all(isinstance(one, outputs.Done) for one in said.values()):
             self._say("done")
-            return Reply(load_json(folder / SHOWN), success=True)
+            return outputs.Reply(load_json(folder / SHOWN), success=True)
         if self._aggregator is None:  # another process has led the run so far
             path = folder / DIRECTORY / "run.json"
             self._start(validate(RunSpec, load_json(path), file=path), load_json(folder / MEMBERS)["sites"], folder)
-        failed = [f"{self._members[client]}: {one.reason}" for client, one in said.items() if isinstance(one, Failed)]
+        failed = [
+            f"{self._members[client]}: {one.reason}" for client, one in said.items() if isinstance(one, outputs.Failed)
+        ]
         if failed:
             raise self._end(*failed)
-        return self._round({client: one for client, one in said.items() if isinstance(one, Sent)}, folder)
+        return self._round({client: one for client, one in said.items() if isinstance(one, outputs.Sent)}, folder)
 
     def close(self) -> None:
         """Let go of the node's files."""
@@ -106,13 +94,13 @@ class AggregatorNode:
             self._aggregator.abandon()
             self._aggregator = None
 
-    def _parsed(self, client: str, given: object) -> FromSite:
+    def _parsed(self, client: str, given: object) -> outputs.FromSite:
         try:
-            return parsed(FROM_SITE, given)
+            return outputs.parsed(outputs.FROM_SITE, given)
         except ProtocolError as error:
             raise RankdadError(f"{self._members.get(client, f'member {client}')}: {error}") from None
 
-    def _open(self, said: Mapping[str, FromSite], folder: Path) -> Opened:
+    def _open(self, said: Mapping[str, outputs.FromSite], folder: Path) -> outputs.Opened:
         """Begin the run that the form asks for; nothing is left of a run before this one.
 
         Raises:
@@ -134,7 +122,7 @@ class AggregatorNode:
         for line in warnings:
             self._say(f"warning: {line}")
         self._say(f"{spec.name}: {len(sites)} sites, {spec.method.name}, {spec.training.epochs} epochs")
-        return Opened(version=__version__, id=aggregator.run_id, run=spec.model_dump(mode="json"))
+        return outputs.Opened(version=__version__, id=aggregator.run_id, run=spec.model_dump(mode="json"))
 
     def _start(self, spec: RunSpec, members: Mapping[str, str], folder: Path) -> Aggregator:
         torch.set_num_threads(spec.training.threads)
@@ -152,7 +140,7 @@ class AggregatorNode:
             self._say(f"goes on from its ledger: step {step}, round {aggregator.barrier.round}")
         return aggregator
 
-    def _round(self, sent: Mapping[str, Sent], folder: Path) -> Reply:
+    def _round(self, sent: Mapping[str, outputs.Sent], folder: Path) -> outputs.Reply:
         """Aggregate one round."""
         aggregator = self._aggregator
         assert aggregator is not None
@@ -160,7 +148,7 @@ class AggregatorNode:
         for client, one in sent.items():
             site = self._members.get(client, "")
             try:
-                answers |= aggregator.take(site, decoded(one.body))
+                answers |= aggregator.take(site, one.body)
             except ProtocolError as error:
                 raise self._end(f"{site}: {error}") from None
         if aggregator.barrier.failed:
@@ -169,13 +157,15 @@ class AggregatorNode:
         if not sent or set(answers) != set(self._members.values()):
             raise self._end("the sites are not in the same round")
         client, one = next(iter(sent.items()))
-        body = encoded(answers[self._members[client]])
+        body = answers[self._members[client]]
         if not aggregator.ended:
-            return Reply(output(Updated(round=one.round, body=body), progress=_progress(aggregator)))
+            return outputs.reply(outputs.Updated(round=one.round, body=body), progress=_progress(aggregator))
         self._finish(aggregator)
         results, shown = results_of(folder / DIRECTORY, **load_json(folder / MEMBERS))
         write_json(folder / SHOWN, shown)
-        return Reply(output(Updated(round=one.round, body=body, results=results), progress="writing the results"))
+        return outputs.reply(
+            outputs.Updated(round=one.round, body=body, results=results), progress="writing the results"
+        )
 
     def _finish(self, aggregator: Aggregator) -> None:
         """Write down how the run has ended."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rankdad.common.documents import load_json
-from rankdad.platforms.coinstac.outputs import FIGURES, SiteResults, encoded
+from rankdad.platforms.coinstac.outputs import FIGURES, SiteResults
 from rankdad.remote.report import narrative
 from rankdad.remote.report.run_report import plotter, report_page
 from rankdad.remote.report.run_results import BASELINE, RunResults, read_results
@@ -32,7 +32,7 @@ def results_of(
         summary=load_json(directory / "summary.json"),
         metrics=(directory / "metrics.csv").read_text(encoding="utf-8"),
         report=report_page(run, figures),
-        figures={name: encoded(png) for name, png in (figures or {}).items()},
+        figures=figures or {},
     )
     return results, displayed(run, sites, warnings, [*results.figures])
 

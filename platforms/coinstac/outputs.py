@@ -7,12 +7,21 @@ round's body is the same bytes as over HTTP, in base64. An output has passed thr
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PlainSerializer,
+    TypeAdapter,
+    ValidationError,
+)
 
 from rankdad.common.documents import Part
 from rankdad.common.errors import ProtocolError, visible
@@ -25,6 +34,17 @@ KEY = "rankdad"  # in a node's output
 FIGURES = "global_stats"  # folder of the pictures, in every node's output folder
 MAX_PROBLEMS = 200  # of one site
 Version = Annotated[str, Field(max_length=63), AfterValidator(visible)]
+
+
+def _decoded(given: object) -> object:
+    return base64.b64decode(given, validate=True) if isinstance(given, str) else given
+
+
+def _encoded(body: bytes) -> str:
+    return base64.b64encode(body).decode("ascii")
+
+
+Body = Annotated[bytes, BeforeValidator(_decoded), PlainSerializer(_encoded, when_used="json")]  # in base64
 
 
 class Joined(Part):
@@ -44,7 +64,7 @@ class Sent(Part):
 
     stage: Literal["sent"] = "sent"
     round: Count
-    body: str
+    body: Body
 
 
 class Failed(Part):
@@ -80,8 +100,8 @@ class SiteResults(Part):
     """The table of metrics, as CSV."""
     report: str
     """The report, as HTML."""
-    figures: dict[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,100}$")], str]
-    """PNG in base64, by name."""
+    figures: dict[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,100}$")], Body]
+    """PNG, by name."""
 
 
 class Updated(Part):
@@ -89,7 +109,7 @@ class Updated(Part):
 
     stage: Literal["updated"] = "updated"
     round: Count
-    body: str
+    body: Body
     results: SiteResults | None = None
     """With the run's last update."""
 
@@ -99,11 +119,6 @@ FromAggregator = Opened | Updated
 FROM_SITE: TypeAdapter[FromSite] = TypeAdapter(Annotated[FromSite, Field(discriminator="stage")])
 FROM_AGGREGATOR: TypeAdapter[FromAggregator] = TypeAdapter(Annotated[FromAggregator, Field(discriminator="stage")])
 T = TypeVar("T")
-
-
-def output(message: Part, **shown: Any) -> dict[str, Any]:
-    """Return a node's output: the message, and what people are shown."""
-    return {KEY: message.model_dump(mode="json"), **shown}
 
 
 def is_form(given: Mapping[str, Any]) -> bool:
@@ -130,23 +145,6 @@ def parsed(kind: TypeAdapter[T], given: object) -> T:
         raise ProtocolError(422, f"{field}: {first['msg']}: do all nodes run the same image?") from None
 
 
-def encoded(body: bytes) -> str:
-    """Return bytes as text."""
-    return base64.b64encode(body).decode("ascii")
-
-
-def decoded(body: str) -> bytes:
-    """Return the bytes that text stands for.
-
-    Raises:
-        ProtocolError: it is no base64.
-    """
-    try:
-        return base64.b64decode(body, validate=True)
-    except (binascii.Error, ValueError):
-        raise ProtocolError(422, f"{KEY}.body: is no base64") from None
-
-
 class NodeState(BaseModel):
     """What the platform tells a node of itself; more keys may come."""
 
@@ -169,3 +167,8 @@ class Reply:
 
     output: dict[str, Any]
     success: bool = False
+
+
+def reply(message: Part, **shown: Any) -> Reply:
+    """Return what a node says to those at the other end, and what people are shown."""
+    return Reply({KEY: message.model_dump(mode="json"), **shown})

@@ -18,24 +18,12 @@ from rankdad.common.memory import check_memory
 from rankdad.common.models import build_model
 from rankdad.common.plan import make_plan
 from rankdad.common.spec import RunSpec
+from rankdad.platforms.coinstac import outputs
 from rankdad.platforms.coinstac.completion import check_opened, complete_alone
 from rankdad.platforms.coinstac.fields import FIELDS
 from rankdad.platforms.coinstac.form import FormError
 from rankdad.platforms.coinstac.inputs import Filled, read
 from rankdad.platforms.coinstac.mounts import Member, clear, find_member, name_of
-from rankdad.platforms.coinstac.outputs import (
-    FROM_AGGREGATOR,
-    MAX_PROBLEMS,
-    Failed,
-    Joined,
-    NodeState,
-    Opened,
-    Reply,
-    Updated,
-    is_form,
-    output,
-    parsed,
-)
 from rankdad.platforms.coinstac.site_run import ERROR, STATE, Say, SiteRun, read_data
 from rankdad.platforms.coinstac.table_profile import Profile, describe
 
@@ -56,7 +44,7 @@ class SiteNode:
         self._run: SiteRun | None = None
         self._member: tuple[Filled, Member] | None = None  # with the form
 
-    def advance(self, given: Mapping[str, Any], state: NodeState) -> Reply:
+    def advance(self, given: Mapping[str, Any], state: outputs.NodeState) -> outputs.Reply:
         """Return what the site says in one iteration; if it cannot go on, all are told why.
 
         Args:
@@ -66,15 +54,15 @@ class SiteNode:
         try:
             if self._run is not None and not self._run.back():
                 self.close()
-            if is_form(given):
+            if outputs.is_form(given):
                 if state.iteration > 1:
                     raise UserError(f"got a form in iteration {state.iteration}, expected what the aggregator says")
-                return Reply(output(self._join(given, state), progress="inputs and data are checked"))
-            message = parsed(FROM_AGGREGATOR, given)
-            if isinstance(message, Opened):
+                return outputs.reply(self._join(given, state), progress="inputs and data are checked")
+            message = outputs.parsed(outputs.FROM_AGGREGATOR, given)
+            if isinstance(message, outputs.Opened):
                 self._open(message, state)
             run = self._run = self._run or self._resumed(state)
-            if isinstance(message, Updated):
+            if isinstance(message, outputs.Updated):
                 run.take(message)
             return run.reply()
         except RankdadError as error:
@@ -93,7 +81,7 @@ class SiteNode:
             self._run.close()
             self._run = None
 
-    def _join(self, inputs: Mapping[str, Any], state: NodeState) -> Joined:
+    def _join(self, inputs: Mapping[str, Any], state: outputs.NodeState) -> outputs.Joined:
         """Check all that can be checked before the run is known: the form, the policy, the data."""
         folder = Path(state.outputDirectory)
         self.close()
@@ -118,9 +106,11 @@ class SiteNode:
         if problems:
             lines = [f"{problem.named()}\n    {problem.details}".rstrip() for problem in problems]
             (folder / ERROR).write_text("\n".join(lines) + "\n", encoding="utf-8")
-            return Joined(version=__version__, site=member.name, problems=tuple(problems[:MAX_PROBLEMS]))
+            return outputs.Joined(
+                version=__version__, site=member.name, problems=tuple(problems[: outputs.MAX_PROBLEMS])
+            )
         form = {variable: value for variable, value in inputs.items() if FIELDS[variable].source == "owner"}
-        return Joined(version=__version__, site=member.name, form=form, profile=profile)
+        return outputs.Joined(version=__version__, site=member.name, form=form, profile=profile)
 
     def _tried(self, filled: Filled, member: Member, data: Path) -> Profile:
         """Return what of a member's table the others may know, when a run of it alone has been tried.
@@ -144,7 +134,7 @@ class SiteNode:
             self._say(f"warning: {note}")
         return description.public
 
-    def _open(self, opened: Opened, state: NodeState) -> None:
+    def _open(self, opened: outputs.Opened, state: outputs.NodeState) -> None:
         """Begin the run, if it is the one that this member's form asks for.
 
         Raises:
@@ -160,7 +150,7 @@ class SiteNode:
         clear(folder, ERROR)
         write_json(folder / OPENED, opened.model_dump(mode="json"))
 
-    def _find_member(self, state: NodeState) -> tuple[Filled, Member]:
+    def _find_member(self, state: outputs.NodeState) -> tuple[Filled, Member]:
         """Return the form and the member, as they were when it joined, whichever process that was."""
         if self._member is None:
             inputs = load_json(Path(state.outputDirectory) / INPUTS)
@@ -168,7 +158,7 @@ class SiteNode:
             self._member = filled, find_member(filled, inputs, Path(state.baseDirectory), state.clientId)[0]
         return self._member
 
-    def _resumed(self, state: NodeState) -> SiteRun:
+    def _resumed(self, state: outputs.NodeState) -> SiteRun:
         """Return the run where this node stands in it, whichever process took it there.
 
         Raises:
@@ -177,12 +167,12 @@ class SiteNode:
         path = Path(state.outputDirectory) / OPENED
         if not path.exists():
             raise UserError(f"{path.parent}: does not hold what this node wrote there in earlier iterations")
-        opened = validate(Opened, load_json(path), file=path)
+        opened = validate(outputs.Opened, load_json(path), file=path)
         if opened.version != __version__:
             raise UserError(f"the aggregator runs rankdad {opened.version}, this site {__version__}: use one image")
         return SiteRun(opened, self._find_member(state)[1], path.parent, self._allow_factories, self._say)
 
 
-def _failed(given: Mapping[str, Any], state: NodeState, reason: str) -> Reply:
-    site = name_of(state.clientId) if is_form(given) else None
-    return Reply(output(Failed(reason=reason, site=site)))
+def _failed(given: Mapping[str, Any], state: outputs.NodeState, reason: str) -> outputs.Reply:
+    site = name_of(state.clientId) if outputs.is_form(given) else None
+    return outputs.reply(outputs.Failed(reason=reason, site=site))

@@ -27,19 +27,8 @@ from rankdad.local.prediction import write_predictions
 from rankdad.local.threads import use_threads
 from rankdad.local.timings import Timings
 from rankdad.local.training import Result, TrainingState, train
+from rankdad.platforms.coinstac import outputs
 from rankdad.platforms.coinstac.mounts import Member
-from rankdad.platforms.coinstac.outputs import (
-    FIGURES,
-    Done,
-    Opened,
-    Reply,
-    Sent,
-    SiteResults,
-    Updated,
-    decoded,
-    encoded,
-    output,
-)
 from rankdad.remote.ledger import Retention
 from rankdad.remote.persistence import CHECKPOINTS, LEDGER, LedgerOptions, Persistence
 from rankdad.remote.records import NOBODY, Entry, Record
@@ -62,7 +51,7 @@ class SiteRun:
     """
 
     def __init__(
-        self, opened: Opened, member: Member, folder: Path, allow_factories: Collection[str], say: Say
+        self, opened: outputs.Opened, member: Member, folder: Path, allow_factories: Collection[str], say: Say
     ) -> None:
         spec = self._spec = validate(RunSpec, opened.run)
         self._folder, self._site, self._say = folder, member.name, say
@@ -100,12 +89,12 @@ class SiteRun:
         )
         self._pending: Message | None = None
         self._result: Result | None = None
-        self._results: SiteResults | None = None
+        self._results: outputs.SiteResults | None = None
         self._advance(None)
         if resumed:
             say(f"{self._site}: goes on from step {run_state.steps}, round {run_state.round}")
 
-    def take(self, message: Updated) -> None:
+    def take(self, message: outputs.Updated) -> None:
         """Take the update of the round to which this site has contributed; one that was taken before changes nothing.
 
         Raises:
@@ -118,9 +107,8 @@ class SiteRun:
             return
         if message.round > due or self._pending is None:
             raise RankdadError(f"got the update of round {message.round}, but this site stands in round {due}")
-        body = decoded(message.body)
-        update = unpack(body, self._plan, up=False)
-        self._ledger.append(Record(Entry.UPDATE, message.round, NOBODY, body))
+        update = unpack(message.body, self._plan, up=False)
+        self._ledger.append(Record(Entry.UPDATE, message.round, NOBODY, message.body))
         self._advance(update)
 
     def _advance(self, update: Message | None) -> None:
@@ -143,14 +131,14 @@ class SiteRun:
             self._due = False
             self._persistence.save(run_state, self._state.residuals, {})
 
-    def reply(self) -> Reply:
+    def reply(self) -> outputs.Reply:
         """Return the contribution to the next round, or that the results are written."""
         if self._result is not None:
-            return Reply(output(self._finished(self._result), progress=f"{self._site}: the results are written"))
+            return outputs.reply(self._finished(self._result), progress=f"{self._site}: the results are written")
         assert self._pending is not None
         body = pack(self._pending, self._plan, up=True)
         self._timings.lap("pack")
-        return Reply(output(Sent(round=self._pending.round, body=encoded(body)), progress=self._progress()))
+        return outputs.reply(outputs.Sent(round=self._pending.round, body=body), progress=self._progress())
 
     def leave(self) -> None:
         """Let another process work until `back`: the platform may start the next one before this one ends."""
@@ -171,23 +159,23 @@ class SiteRun:
         fold = f"fold {run_state.fold + 1}, " * (self._plan.folds > 1)
         return f"{self._site}: {fold}step {run_state.replica.step} of {steps or '?'}, epoch {run_state.epoch + 1}"
 
-    def _finished(self, result: Result) -> Done:
+    def _finished(self, result: Result) -> outputs.Done:
         """Write this site's results: it does not run again after the aggregator has ended the run."""
         save_model(self._folder / "model", self._spec, result.best, result.final, result.fit, result.own)
         if self._results is not None:
             self._write(self._results)
         self._say(f"{self._site}: done after {result.epochs} epochs")
-        return Done(weights_sha256=result.weights_sha256[self._site])
+        return outputs.Done(weights_sha256=result.weights_sha256[self._site])
 
-    def _write(self, results: SiteResults) -> None:
+    def _write(self, results: outputs.SiteResults) -> None:
         """Write the run's results where the platform's app shows them: index.html, and pictures by path."""
         write_json(self._folder / "summary.json", results.summary)
         texts = {"metrics.csv": results.metrics, "report.html": results.report, "index.html": INDEX}
         for name, text in texts.items():
             (self._folder / name).write_text(text, encoding="utf-8")
-        (self._folder / FIGURES).mkdir(exist_ok=True)
+        (self._folder / outputs.FIGURES).mkdir(exist_ok=True)
         for name, png in results.figures.items():
-            (self._folder / FIGURES / f"{name}.png").write_bytes(decoded(png))
+            (self._folder / outputs.FIGURES / f"{name}.png").write_bytes(png)
 
 
 def read_data(spec: RunSpec, plan: Plan, member: Member) -> SiteData:

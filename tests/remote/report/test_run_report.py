@@ -23,6 +23,7 @@ from typer.testing import CliRunner, Result
 
 from rankdad.common.errors import UserError
 from rankdad.local.data import SiteData
+from rankdad.platforms.coinstac.displays import displayed
 from rankdad.remote.cli import mount
 from rankdad.remote.report.evaluation_plots import MAX_NAMED_SITES
 from rankdad.remote.report.run_plots import run_plots
