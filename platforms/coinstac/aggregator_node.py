@@ -128,9 +128,10 @@ class AggregatorNode:
         torch.set_num_threads(spec.training.threads)
         check_memory(spec)
         replica = Replica(spec, self._allow_factories)
-        check_size(spec, replica.model)
         directory, options = folder / DIRECTORY, LedgerOptions(retention=Retention.TAIL)
         resumes = (directory / LEDGER).exists()
+        if not resumes:
+            check_size(spec, replica.model)
         aggregator = self._aggregator = Aggregator(spec, replica, directory, time.perf_counter, ledger=options)
         self._members = dict(members)
         if resumes:

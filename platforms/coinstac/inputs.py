@@ -46,17 +46,14 @@ class Filled:
             classes, values of categorical columns, the batch size.
         sites: that a whole specification names, in their order; none if whoever comes takes part.
         problems: with any field.
+        whole: whether the draft is a whole specification, in which nothing but patterns of columns is filled in.
     """
 
     values: dict[str, Any]
     draft: dict[str, Any]
     sites: tuple[str, ...]
     problems: tuple[Problem, ...]
-
-    @property
-    def whole(self) -> bool:
-        """Whether the draft is a whole specification, in which nothing but patterns of columns is filled in."""
-        return bool(self.values.get("spec"))
+    whole: bool = False
 
     def problem(self, path: str, said: str) -> Problem:
         """Return what is wrong at a path of the spec as a problem of the field that it follows from."""
@@ -92,9 +89,9 @@ def read(inputs: Mapping[str, Any]) -> Filled:
             with contextlib.suppress(ValueError):
                 values[variable] = field.value(None)
     wrong = list(dict.fromkeys(wrong))
-    if values.get("spec"):
+    if whole and (values["spec"] or not wrong):  # else there is no telling what it asks for
         return _specification(values, wrong)
-    return Filled(values, {} if wrong else _draft(values), (), tuple(wrong))
+    return Filled(values, {} if wrong else _draft(values), (), tuple(wrong), whole)
 
 
 def _specification(values: dict[str, Any], wrong: list[Problem]) -> Filled:
@@ -107,7 +104,7 @@ def _specification(values: dict[str, Any], wrong: list[Problem]) -> Filled:
         sites = None
     if isinstance(federation, dict) and federation.pop("quorum", "all") != "all":
         wrong.append(SPEC.problem("federation.quorum: the platform waits for every site in every round: leave it out"))
-    filled = Filled(values, draft, tuple(sites or ()), tuple(wrong))
+    filled = Filled(values, draft, tuple(sites or ()), tuple(wrong), whole=True)
     run = with_sites(draft, sites or SITES)
     return replace(filled, problems=(*wrong, *(filled.problem(*problem) for problem in problems(RunSpec, run))))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,28 +15,18 @@ from rankdad.platforms.coinstac import aggregator_node
 from rankdad.platforms.coinstac.limits import MAX_BYTES, check_size, largest_message
 from tests.conftest import run_spec
 from tests.platforms.nodes import REMOTE, Iterations
-from tests.platforms.test_nodes import METHODS, consortium
+from tests.platforms.test_nodes import consortium
 
 
-def wide(sites: int, method: dict[str, Any], **federation: Any) -> Any:
+def wide(sites: int, method: dict[str, Any], width: int = 256) -> Any:
     names = [f"site-{number}" for number in range(sites)]
     return run_spec(
-        model={"name": "mlp", "hidden": [1024, 1024]},
+        model={"name": "mlp", "hidden": [width, width]},
         data={"shape": [784]},
         task={"name": "classification", "classes": 10},
         method=method,
-        federation={"sites": names, **federation},
+        federation={"sites": names},
     )
-
-
-@pytest.mark.parametrize("method", [METHODS[0], METHODS[2]], ids=["rank-dad", "int8"])
-def test_no_message_is_larger_than_was_predicted(tmp_path: Path, method: dict[str, Any]) -> None:
-    spec, inputs = consortium(tmp_path, method)
-    run = Iterations(tmp_path, inputs)
-    run.go()
-    handed = max(len(json.dumps(outputs)) for outputs in run.outputs[2:])
-    most = largest_message(spec, make_plan(spec, build_model(spec)))
-    assert handed <= most
 
 
 def test_a_run_whose_messages_fit_is_let_through_and_one_byte_more_is_not() -> None:
@@ -50,7 +39,7 @@ def test_a_run_whose_messages_fit_is_let_through_and_one_byte_more_is_not() -> N
 
 
 def test_what_is_too_large_is_refused_with_the_figure_and_what_fits() -> None:
-    spec = wide(20, {"name": "dsgd"})
+    spec = wide(20, {"name": "dsgd"}, 1024)
     model = build_model(spec)
     assert largest_message(spec, make_plan(spec, model)) > 20 * 4 / 3 * 7_454_760 > MAX_BYTES
     with pytest.raises(SpecError) as raised:
@@ -64,7 +53,7 @@ def test_a_replica_that_does_not_fit_into_an_update_is_seen_too() -> None:
     spec = wide(2, {"name": "rank-dad", "rank": 4})
     model = build_model(spec)
     with pytest.raises(SpecError, match=r"what fits: federation\.compare_every 0 \(\d\.\d MiB\)"):
-        check_size(spec, model, 10 * 2**20)
+        check_size(spec, model, 2**20)
 
 
 def test_the_run_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
