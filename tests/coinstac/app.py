@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.coinstac.compspec_rules import MEMBER_TYPES, losses, problems, pulled, refused, started
+from tests.coinstac.compspec_losses import losses, pulled, started
+from tests.coinstac.compspec_rules import MEMBER_TYPES, problems, refused
 from tests.coinstac.member_form import MEMBER, Asked, Picked, unlinked
 from tests.coinstac.owner_form import Map, defaults, draw_directories, hidden, type_as_owner
 from tests.coinstac.typed import NOTHING, AppError, Input, as_sent

@@ -10,7 +10,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tests.coinstac.compspec_rules import TYPES, is_members
+from tests.coinstac.compspec_losses import is_members
+from tests.coinstac.compspec_rules import TYPES
 from tests.coinstac.typed import NOTHING, AppError, Input, listed, number_field, offered, rows, same
 
 Map = dict[str, dict[str, Any]]  # by variable: `fulfilled`, and `value` if there is one
