@@ -152,5 +152,5 @@ def _batch_size(profiles: Sequence[Profile], evaluation: str) -> int:
     """Return so many rows of the largest member in a step that the smallest one's share is as large as it asks for."""
     share = 0.85 * (1.0 if evaluation == "leave-one-site-out" else 0.8)  # what is neither tested nor validated
     largest = max(1.0, *(share * profile.rows for profile in profiles))
-    most = min(share * profile.rows / (SPARE * profile.min_rows) for profile in profiles)
-    return math.ceil(largest / max(1, min(math.ceil(largest / BATCH), math.floor(most))))
+    max_steps = min(share * profile.rows / (SPARE * profile.min_rows) for profile in profiles)
+    return math.ceil(largest / max(1, min(math.ceil(largest / BATCH), math.floor(max_steps))))

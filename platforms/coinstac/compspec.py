@@ -92,8 +92,8 @@ def described(field: FormField, order: int) -> dict[str, Any]:
     }
     if field.choices:
         drawn["values"] = list(field.choices)
-    if field.least is not None:
-        drawn |= {"min": field.least, "step": 1}
+    if field.minimum is not None:
+        drawn |= {"min": field.minimum, "step": 1}
     if field.extensions:
         drawn |= {"extensions": list(field.extensions), "items": list(field.extensions)}
     return drawn

@@ -73,7 +73,7 @@ OWNER = (
         network,
         choices=("linear", "mlp-32", "mlp-64-32", "mlp-256-128", "mlp-1024-1024"),
     ),
-    FormField("epochs", "Epochs", "number", 40, "Passes over the data.", least=1),
+    FormField("epochs", "Epochs", "number", 40, "Passes over the data.", minimum=1),
     FormField(
         "method",
         "Method",
@@ -89,9 +89,9 @@ OWNER = (
         "number",
         2,
         "Rows that rank-dad or powersgd sends for every layer, at most.",
-        least=1,
+        minimum=1,
     ),
-    FormField("seed", "Seed", "number", 0, "Another seed begins with other weights.", least=0),
+    FormField("seed", "Seed", "number", 0, "Another seed begins with other weights.", minimum=0),
     FormField(
         "spec",
         "Whole specification",
@@ -129,7 +129,7 @@ POLICY = (
         8,
         "Your own limit: a run whose steps have fewer rows here is refused, and smaller test sets are left out.",
         source="member",
-        least=1,
+        minimum=1,
     ),
     FormField(
         "max_rank",
@@ -139,7 +139,7 @@ POLICY = (
         "Your own limit: most rows that are sent for a layer. dsgd, which sends full gradients, and powersgd need "
         "a policy of your own in a JSON file.",
         source="member",
-        least=1,
+        minimum=1,
     ),
 )
 FIELDS = {field.variable: field for field in (*OWNER, FILES, FOLDER, *POLICY)}

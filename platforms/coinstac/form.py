@@ -80,7 +80,7 @@ class FormField:
         read: returns the value of what was filled in, or raises a ValueError that says what was expected.
         source: who fills it in.
         choices: values to choose from.
-        least: of a whole number.
+        minimum: of a whole number.
         extensions: of files.
     """
 
@@ -92,7 +92,7 @@ class FormField:
     read: Callable[[Any], Any] = lambda given: given
     source: Source = "owner"
     choices: tuple[str, ...] = ()
-    least: int | None = None
+    minimum: int | None = None
     extensions: tuple[str, ...] = ()
 
     def value(self, given: Any) -> Any:
@@ -105,7 +105,7 @@ class FormField:
         given = self.default if given is None or given == "" else given
         if self.choices and given not in self.choices:
             raise ValueError(f"expected one of {', '.join(self.choices)}")
-        return self.read(given) if self.least is None else whole_number(given, self.least)
+        return self.read(given) if self.minimum is None else whole_number(given, self.minimum)
 
     def problem(self, said: str, details: str = "", *, member: bool = False) -> Problem:
         """Return what is wrong with it, or with a member's table in the light of it."""
@@ -113,7 +113,7 @@ class FormField:
         return Problem(source=source, text=f"{self.label} ({self.variable}): {said}", details=details)
 
 
-def whole_number(given: Any, least: int) -> int:
+def whole_number(given: Any, minimum: int) -> int:
     """Return a whole number.
 
     Raises:
@@ -123,8 +123,8 @@ def whole_number(given: Any, least: int) -> int:
         number = float("nan" if isinstance(given, bool) else given)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not number.is_integer() or not least <= number < 2**53:
-        raise ValueError(f"expected a whole number of at least {least}")
+    if not number.is_integer() or not minimum <= number < 2**53:
+        raise ValueError(f"expected a whole number of at least {minimum}")
     return int(number)
 
 

@@ -30,37 +30,37 @@ def _carried(size: int) -> int:
     return 4 * -(-size // 3) + ENVELOPE
 
 
-def check_size(spec: RunSpec, model: nn.Module, most: int = MAX_BYTES) -> None:
+def check_size(spec: RunSpec, model: nn.Module, max_bytes: int = MAX_BYTES) -> None:
     """Check that all messages of a run fit.
 
     Args:
         spec: the run.
         model: the network, with the initial weights.
-        most: bytes of a message that the platform carries.
+        max_bytes: of a message that the platform carries.
 
     Raises:
         SpecError: with the size, the limit, and what would fit.
     """
     size = largest_message(spec, make_plan(spec, model))
-    if size <= most:
+    if size <= max_bytes:
         return
-    fitting = ", or ".join(islice(_fitting(spec, model, most), MAX_SUGGESTIONS))
+    fitting = ", or ".join(islice(_fitting(spec, model, max_bytes), MAX_SUGGESTIONS))
     raise SpecError(
         "method",
         f"{spec.method.name} of this network over {len(spec.federation.sites)} sites makes messages of up to "
-        f"{_mebibytes(size)}, but the platform carries at most {_mebibytes(most)}; what fits: "
+        f"{_mebibytes(size)}, but the platform carries at most {_mebibytes(max_bytes)}; what fits: "
         f"{fitting or 'a smaller network'}",
     )
 
 
-def _fitting(spec: RunSpec, model: nn.Module, most: int) -> Iterator[str]:
+def _fitting(spec: RunSpec, model: nn.Module, max_bytes: int) -> Iterator[str]:
     """Yield changes of the run that make its messages small enough, the smaller change first."""
     for words, changed in _smaller(spec):
         try:
             size = largest_message(changed, make_plan(changed, model))
         except SpecError:  # this method cannot train the network
             continue
-        if size <= most:
+        if size <= max_bytes:
             yield f"{words} ({_mebibytes(size)})"
 
 

@@ -44,7 +44,7 @@ def _encoded(body: bytes) -> str:
     return base64.b64encode(body).decode("ascii")
 
 
-Body = Annotated[bytes, BeforeValidator(_decoded), PlainSerializer(_encoded, when_used="json")]  # in base64
+Base64 = Annotated[bytes, BeforeValidator(_decoded), PlainSerializer(_encoded, when_used="json")]
 
 
 class Joined(Part):
@@ -64,7 +64,7 @@ class Sent(Part):
 
     stage: Literal["sent"] = "sent"
     round: Count
-    body: Body
+    body: Base64
 
 
 class Failed(Part):
@@ -100,7 +100,7 @@ class SiteResults(Part):
     """The table of metrics, as CSV."""
     report: str
     """The report, as HTML."""
-    figures: dict[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,100}$")], Body]
+    figures: dict[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,100}$")], Base64]
     """PNG, by name."""
 
 
@@ -109,7 +109,7 @@ class Updated(Part):
 
     stage: Literal["updated"] = "updated"
     round: Count
-    body: Body
+    body: Base64
     results: SiteResults | None = None
     """With the run's last update."""
 

@@ -6,7 +6,7 @@ Every iteration hands in the last update and takes out the next contribution. Th
 from __future__ import annotations
 
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,14 @@ from rankdad.common.spec import RunSpec
 from rankdad.platforms.coinstac import outputs
 from rankdad.platforms.coinstac.completion import check_opened, complete_alone
 from rankdad.platforms.coinstac.fields import FIELDS
-from rankdad.platforms.coinstac.form import FormError
+from rankdad.platforms.coinstac.form import FormError, Problem
 from rankdad.platforms.coinstac.inputs import Filled, read
 from rankdad.platforms.coinstac.mounts import Member, clear, find_member, name_of
-from rankdad.platforms.coinstac.site_run import ERROR, STATE, Say, SiteRun, read_data
+from rankdad.platforms.coinstac.site_run import STATE, Say, SiteRun, read_data
 from rankdad.platforms.coinstac.table_profile import Profile, describe
 
 INPUTS, OPENED = "inputs.json", "opened.json"  # in a node's output folder: what only its first iterations are told
+ERROR = "error.txt"  # there too: what is wrong with this site's inputs or data
 OTHER = "another-site"  # in the place of the other members, whose names are not known yet
 
 
@@ -65,6 +66,9 @@ class SiteNode:
             if isinstance(message, outputs.Updated):
                 run.take(message)
             return run.reply()
+        except FormError as error:
+            self._note(error.problems, Path(state.outputDirectory))
+            return _failed(given, state, error.public_message)
         except RankdadError as error:
             self._say(f"error: {error}")
             return _failed(given, state, error.public_message)
@@ -101,16 +105,20 @@ class SiteNode:
         except SpecError as error:
             problems.append(filled.refused(error))
         problems = list(dict.fromkeys(problems))
-        for problem in problems:
-            self._say(f"error: {problem.text}{f' ({problem.details})' * bool(problem.details)}")
         if problems:
-            lines = [f"{problem.named()}\n    {problem.details}".rstrip() for problem in problems]
-            (folder / ERROR).write_text("\n".join(lines) + "\n", encoding="utf-8")
+            self._note(problems, folder)
             return outputs.Joined(
                 version=__version__, site=member.name, problems=tuple(problems[: outputs.MAX_PROBLEMS])
             )
         form = {variable: value for variable, value in inputs.items() if FIELDS[variable].source == "owner"}
         return outputs.Joined(version=__version__, site=member.name, form=form, profile=profile)
+
+    def _note(self, problems: Sequence[Problem], folder: Path) -> None:
+        """Tell the member itself all that is wrong."""
+        for problem in problems:
+            self._say(f"error: {problem.text}{f' ({problem.details})' * bool(problem.details)}")
+        lines = [f"{problem.named()}\n    {problem.details}".rstrip() for problem in problems]
+        (folder / ERROR).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def _tried(self, filled: Filled, member: Member, data: Path) -> Profile:
         """Return what of a member's table the others may know, when a run of it alone has been tried.

@@ -12,7 +12,7 @@ from pathlib import Path
 from rankdad.common.artifacts import save_model
 from rankdad.common.checkpoints import EVERY
 from rankdad.common.documents import validate
-from rankdad.common.errors import DataError, PolicyError, RankdadError, UserError
+from rankdad.common.errors import DataError, PolicyError, RankdadError
 from rankdad.common.files import write_json
 from rankdad.common.messages import Ask, Message
 from rankdad.common.plan import Plan, make_plan
@@ -28,13 +28,13 @@ from rankdad.local.threads import use_threads
 from rankdad.local.timings import Timings
 from rankdad.local.training import Result, TrainingState, train
 from rankdad.platforms.coinstac import outputs
+from rankdad.platforms.coinstac.form import FormError
 from rankdad.platforms.coinstac.mounts import Member
 from rankdad.remote.ledger import Retention
 from rankdad.remote.persistence import CHECKPOINTS, LEDGER, LedgerOptions, Persistence
 from rankdad.remote.records import NOBODY, Entry, Record
 
 STATE = (CHECKPOINTS, LEDGER)  # in a node's output folder: where it stands
-ERROR = "error.txt"  # there too: what is wrong with this site's inputs or data
 INDEX = '<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=report.html">\n'
 Say = Callable[[str], None]
 
@@ -61,10 +61,7 @@ class SiteRun:
         try:
             data = read_data(spec, plan, member)
         except (DataError, PolicyError) as error:
-            problem = member.refused(error)
-            (folder / ERROR).write_text(f"{problem.text}\n    {problem.details}\n", encoding="utf-8")
-            say(f"error: {error}")
-            raise UserError(problem.text) from None
+            raise FormError(member.refused(error)) from None
         options = LedgerOptions(retention=Retention.TAIL)
         self._persistence = Persistence(folder, plan, opened.id, options, owner=member.name, data_sha256=data.sha256())
         run_state = self._run_state = RunState(spec, plan, replica)

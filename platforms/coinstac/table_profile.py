@@ -108,11 +108,11 @@ def describe(filled: Filled, data: Path, min_rows: int) -> Description:
             said = (f"column {name} of {data.name}: {MIXED}" for name in mixed)
             raise FormError(*(FIELDS["features"].problem(one, member=True) for one in said))
         notes = tuple(f"{data.name}: column {name} is no input: {why}" for name, why in left_out.items())
-    rows = int((~missing[label.names[0]]).sum())
+    labelled = int((~missing[label.names[0]]).sum())
 
-    def profile_of(least: int) -> Profile:
-        levels = {name: tuple(level for level, n in found.items() if n >= least) for name, found in counts.items()}
-        return Profile(rows=rows, min_rows=min_rows, columns=columns, levels=levels)
+    def profile_of(min_count: int) -> Profile:
+        levels = {name: tuple(level for level in rows if rows[level] >= min_count) for name, rows in counts.items()}
+        return Profile(rows=labelled, min_rows=min_rows, columns=columns, levels=levels)
 
     return Description(profile_of(0), profile_of(min_rows), notes)
 
@@ -152,9 +152,9 @@ def _count_levels(filled: Filled, data: Path, texts: pd.DataFrame, missing: pd.D
         for name in filled.values[field].names:
             if filled.values[field].values.get(name):
                 continue
-            found = texts[name][~missing[name]].map(canonical).value_counts()
-            counts[name] = {level: int(found[level]) for level in ordered(map(str, found.index))}
-            if len(found) > MAX_LEVELS:
+            levels = texts[name][~missing[name]].map(canonical).value_counts()
+            counts[name] = {level: int(levels[level]) for level in ordered(map(str, levels.index))}
+            if len(levels) > MAX_LEVELS:
                 problems.append(FIELDS[field].problem(f"column {name} of {data.name} {TOO_MANY}", member=True))
     if problems:
         raise FormError(*problems)

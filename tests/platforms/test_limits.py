@@ -57,7 +57,7 @@ def test_a_replica_that_does_not_fit_into_an_update_is_seen_too() -> None:
 
 
 def test_the_run_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregator_node, "check_size", partial(check_size, most=100_000))
+    monkeypatch.setattr(aggregator_node, "check_size", partial(check_size, max_bytes=100_000))
     _, inputs = consortium(tmp_path, {"name": "dsgd"})
     run = Iterations(tmp_path, inputs)
     with pytest.raises(RankdadError, match=r"dsgd of this network over 3 sites makes messages of up to 0.4 MiB"):
