@@ -60,10 +60,10 @@ def progress(process: Path) -> str:
 
 def problem(proc: Path, seen: Path, now: float) -> str:
     """Return what is wrong, in a word; nothing if all is well."""
-    found = find(proc)
-    if found is None:
+    listener = find(proc)
+    if listener is None:
         return "no rankdad runs here"
-    process, words = found
+    process, words = listener
     port = port_of(words)
     if port is not None and not is_open(proc, port):
         return f"nothing listens on port {port}"

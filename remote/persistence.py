@@ -32,20 +32,31 @@ class LedgerOptions:
 
 
 class Persistence:
-    """A run's ledger and checkpoints; without options there are none, and nothing is kept.
+    """A process's ledger and checkpoints of a run; without options there are none, and nothing is kept.
 
     Args:
         directory: of the run.
         plan: of the run.
         run_id: of a run that begins.
         options: of the ledger.
+        owner: whose checkpoints they are.
+        data_sha256: digest of the data that the owner goes on with; None does not ask for the same.
 
     Attributes:
         run_id: of the run.
         resumes: whether the directory holds this run already.
     """
 
-    def __init__(self, directory: Path, plan: Plan, run_id: str, options: LedgerOptions | None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        plan: Plan,
+        run_id: str,
+        options: LedgerOptions | None,
+        *,
+        owner: str = "aggregator",
+        data_sha256: str | None = None,
+    ) -> None:
         self.run_id = run_id
         self.resumes = options is not None and (directory / LEDGER).exists()
         self._ledger: Ledger | None = None
@@ -53,7 +64,8 @@ class Persistence:
             sync, self._retention = options.durability is Durability.POWER, options.retention
             self._ledger = Ledger(directory / LEDGER, plan.sha256(), run_id, sync=sync)
             self.run_id = self._ledger.run_id
-            self._checkpoints = Checkpoints(directory / CHECKPOINTS, plan, "aggregator", sync=sync)
+            folder = directory / CHECKPOINTS
+            self._checkpoints = Checkpoints(folder, plan, owner, data_sha256=data_sha256, sync=sync)
 
     @property
     def keeps(self) -> bool:

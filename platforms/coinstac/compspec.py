@@ -7,7 +7,7 @@ from typing import Any
 from rankdad.common import __version__
 from rankdad.common.errors import UserError
 from rankdad.platforms.coinstac.fields import shown
-from rankdad.platforms.coinstac.form import Field
+from rankdad.platforms.coinstac.form import FormField
 
 IMAGE = "rankdad"  # without a tag: the platform appends :latest
 COMMAND = ["rankdad", "coinstac"]  # which the service of version 2 never uses: the image's own command runs
@@ -79,9 +79,9 @@ def compspec(image: str = IMAGE, repository: str = "", *, folder: bool = False) 
     }
 
 
-def described(field: Field, order: int) -> dict[str, Any]:
+def described(field: FormField, order: int) -> dict[str, Any]:
     """Return how the platform draws a field."""
-    found: dict[str, Any] = {
+    drawn: dict[str, Any] = {
         "label": field.label,
         "type": field.kind,
         "source": field.source,
@@ -90,7 +90,13 @@ def described(field: Field, order: int) -> dict[str, Any]:
         "tooltip": field.tooltip,
         "default": field.default,
     }
-    return found | ({"values": list(field.choices)} if field.choices else {}) | dict(field.more or {})
+    if field.choices:
+        drawn["values"] = list(field.choices)
+    if field.minimum is not None:
+        drawn |= {"min": field.minimum, "step": 1}
+    if field.extensions:
+        drawn |= {"extensions": list(field.extensions), "items": list(field.extensions)}
+    return drawn
 
 
 def _table(label: str) -> dict[str, Any]:

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rankdad.common.documents import load_json
-from rankdad.platforms.coinstac.outputs import FIGURES, Results
+from rankdad.platforms.coinstac.outputs import FIGURES, SiteResults
 from rankdad.remote.report import narrative
-from rankdad.remote.report.run_report import plotter, report
-from rankdad.remote.report.run_results import BASELINE, read_results
+from rankdad.remote.report.run_report import plotter, report_page
+from rankdad.remote.report.run_results import BASELINE, RunResults, read_results
 
 
-def for_sites(directory: Path) -> Results:
-    """Return what every site writes beside its model.
-
-    Raises:
-        UserError: the directory holds no run.
-    """
-    metrics, draw = (directory / "metrics.csv").read_text(encoding="utf-8"), plotter()
-    drawn = draw(read_results(directory)) if draw else {}
-    return Results(
-        summary=load_json(directory / "summary.json"),
-        metrics=metrics,
-        report=report(directory),
-        figures={name: base64.b64encode(png).decode("ascii") for name, png in drawn.items()},
-    )
-
-
-def for_people(directory: Path, sites: Mapping[str, str], warnings: Sequence[str]) -> dict[str, Any]:
-    """Return tables, warnings and paths of figures under the names of the description's `output`.
-
-    The app shows the pictures of `global_stats` by their paths in the viewer's own output folder, and shows none unless
-    `local_stats` has a key. It knows members by their ids.
+def results_of(
+    directory: Path, sites: Mapping[str, str], warnings: Sequence[str]
+) -> tuple[SiteResults, dict[str, Any]]:
+    """Return what every site writes beside its model, and what people are shown.
 
     Args:
         directory: of the run.
@@ -44,7 +26,25 @@ def for_people(directory: Path, sites: Mapping[str, str], warnings: Sequence[str
     Raises:
         UserError: the directory holds no run.
     """
-    run, draw = read_results(directory), plotter()
+    run, plot = read_results(directory), plotter()
+    figures = plot(run) if plot else None
+    results = SiteResults(
+        summary=load_json(directory / "summary.json"),
+        metrics=(directory / "metrics.csv").read_text(encoding="utf-8"),
+        report=report_page(run, figures),
+        figures=figures or {},
+    )
+    return results, displayed(run, sites, warnings, [*results.figures])
+
+
+def displayed(
+    run: RunResults, sites: Mapping[str, str], warnings: Sequence[str], figures: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return tables, warnings and paths of figures under the names of the description's `output`.
+
+    The app shows the pictures of `global_stats` by their paths in the viewer's own output folder, and shows none unless
+    `local_stats` has a key. It knows members by their ids.
+    """
     by_site = {
         site: {name: value for name, value in row.items() if not name.startswith(BASELINE)}
         for site, row in run.by_site.items()
@@ -54,6 +54,6 @@ def for_people(directory: Path, sites: Mapping[str, str], warnings: Sequence[str
         "global_metrics": run.test,
         "site_metrics": by_site,
         "warnings": {str(number): line for number, line in enumerate(lines, start=1)} or {"1": "none"},
-        "global_stats": [f"{FIGURES}/{name}.png" for name in (draw(run) if draw else ())],
+        "global_stats": [f"{FIGURES}/{name}.png" for name in figures],
         "local_stats": {client: [] for client in sites},
     }

@@ -6,21 +6,20 @@ the app does not show it; a default of 0 cannot be kept by ticking a box.
 
 from __future__ import annotations
 
-from rankdad.platforms.coinstac.form import Field, anything, columns, document, label, network, whole
+from rankdad.platforms.coinstac.form import FormField, columns, document, label, network
 
 TABLE_FILES = ("csv", "tsv", "txt")
 OTHER_FILES = ("npz", "ts", "nii", "gz", "png", "jpg", "jpeg", "tif", "tiff", "bmp", "stats", "json")
 OWNER = (
-    Field(
+    FormField(
         "task",
         "Task",
         "select",
         "classification",
         "classification predicts which of several values a person has, regression predicts a number.",
-        anything,
         choices=("classification", "regression"),
     ),
-    Field(
+    FormField(
         "label",
         "Column of what is predicted",
         "string",
@@ -29,7 +28,7 @@ OWNER = (
         "alphabet's order; to name them yourself, write diagnosis = benign | malignant.",
         label,
     ),
-    Field(
+    FormField(
         "features",
         "Columns of the inputs",
         "string",
@@ -38,7 +37,7 @@ OWNER = (
         "Empty: all columns of numbers that all members have, but identifiers.",
         columns,
     ),
-    Field(
+    FormField(
         "categorical",
         "Categorical columns",
         "string",
@@ -47,27 +46,25 @@ OWNER = (
         "collected from all members; to name them yourself, write sex = F | M.",
         columns,
     ),
-    Field(
+    FormField(
         "standardise",
         "Standardise the inputs",
         "select",
         "federated",
         "federated subtracts the mean of all members' training rows and divides by their standard deviation; site "
         "uses each member's own; none leaves the inputs as they are.",
-        anything,
         choices=("federated", "site", "none"),
     ),
-    Field(
+    FormField(
         "evaluation",
         "Evaluation",
         "select",
         "k-fold",
         "k-fold tests every row once, in 5 folds, and trains a last model on all rows. holdout tests a fifth of the "
         "rows. leave-one-site-out tests every member on a model of the others.",
-        anything,
         choices=("k-fold", "holdout", "leave-one-site-out"),
     ),
-    Field(
+    FormField(
         "network",
         "Network",
         "select",
@@ -76,28 +73,26 @@ OWNER = (
         network,
         choices=("linear", "mlp-32", "mlp-64-32", "mlp-256-128", "mlp-1024-1024"),
     ),
-    Field("epochs", "Epochs", "number", 40, "Passes over the data.", whole(1), more={"min": 1, "step": 1}),
-    Field(
+    FormField("epochs", "Epochs", "number", 40, "Passes over the data.", minimum=1),
+    FormField(
         "method",
         "Method",
         "select",
         "rank-dad",
         "rank-dad sends a few rows for every layer: the fewest bytes. powersgd sends as many in two exchanges a step. "
         "dsgd sends full gradients; a member refuses it, unless its own JSON file allows them.",
-        anything,
         choices=("rank-dad", "powersgd", "dsgd"),
     ),
-    Field(
+    FormField(
         "rank",
         "Rank",
         "number",
         2,
         "Rows that rank-dad or powersgd sends for every layer, at most.",
-        whole(1),
-        more={"min": 1, "step": 1},
+        minimum=1,
     ),
-    Field("seed", "Seed", "number", 0, "Another seed begins with other weights.", whole(0), more={"min": 0, "step": 1}),
-    Field(
+    FormField("seed", "Seed", "number", 0, "Another seed begins with other weights.", minimum=0),
+    FormField(
         "spec",
         "Whole specification",
         "object",
@@ -107,53 +102,49 @@ OWNER = (
         document,
     ),
 )
-FILES = Field(
+FILES = FormField(
     "files",
     "Files",
     "files",
     [],
     "Your table as CSV: a row of column names, then a row for each person. A small JSON file beside it may name your "
     "site and its policy. Other kinds of data come as files too.",
-    anything,
-    "member",
-    more={"extensions": [*TABLE_FILES, *OTHER_FILES], "items": [*TABLE_FILES, *OTHER_FILES]},
+    source="member",
+    extensions=TABLE_FILES + OTHER_FILES,
 )
-FOLDER = Field(
+FOLDER = FormField(
     "folder",
     "Folder",
     "directory",
     "",
     "The folder of your data, with all that is below it: volumes or pictures, and the table that lists them. A small "
     "JSON file in it may name your site and its policy.",
-    anything,
-    "member",
+    source="member",
 )
 POLICY = (
-    Field(
+    FormField(
         "min_rows",
         "Fewest rows behind anything that leaves",
         "number",
         8,
         "Your own limit: a run whose steps have fewer rows here is refused, and smaller test sets are left out.",
-        whole(1),
-        "member",
-        more={"min": 1, "step": 1},
+        source="member",
+        minimum=1,
     ),
-    Field(
+    FormField(
         "max_rank",
         "Largest rank that leaves",
         "number",
         32,
         "Your own limit: most rows that are sent for a layer. dsgd, which sends full gradients, and powersgd need "
         "a policy of your own in a JSON file.",
-        whole(1),
-        "member",
-        more={"min": 1, "step": 1},
+        source="member",
+        minimum=1,
     ),
 )
 FIELDS = {field.variable: field for field in (*OWNER, FILES, FOLDER, *POLICY)}
 
 
-def shown(*, folder: bool) -> tuple[Field, ...]:
+def shown(*, folder: bool) -> tuple[FormField, ...]:
     """Return the fields of one description: the app makes every member fill in every field, so files or a folder."""
     return (*OWNER, FOLDER if folder else FILES, *POLICY)

@@ -7,26 +7,49 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from rankdad.common.documents import Part
+from rankdad.common.errors import UserError, visible
 
 Source = Literal["owner", "member"]
-LABEL_VALUES = re.compile(r"^(.+?)\s*=\s*(.+\|.+)$")  # column = value | value
+Line = Annotated[str, AfterValidator(visible)]
+NAMED_VALUES = re.compile(r"^(.+?)\s*=\s*(.+\|.+)$")  # column = value | value
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What is wrong with a field.
-
-    Args:
-        source: who fills it in.
-        text: its label, its variable, and a sentence.
-        details: what its own member may read besides; other members must not.
-    """
+class Problem(Part):
+    """What is wrong with a field."""
 
     source: Source
-    text: str
-    details: str = ""
+    """Who fills it in."""
+    text: Line
+    """Its label, its variable, and a sentence."""
+    details: str = Field(default="", exclude=True)
+    """What its own member may read besides; other members must not."""
+
+    def named(self, member: str = "") -> str:
+        """Return it as a line that says whose field it is.
+
+        Args:
+            member: what a member is called in it; its own log does not name it.
+        """
+        who = "owner" if self.source == "owner" else member
+        return f"{who}: {self.text}" if who else self.text
+
+
+class FormError(UserError):
+    """What people have filled in cannot be run.
+
+    Args:
+        problems: all that are known.
+    """
+
+    def __init__(self, *problems: Problem) -> None:
+        self.problems = problems
+        super().__init__("\n".join(problem.named() for problem in problems))
 
 
 @dataclass(frozen=True)
@@ -41,11 +64,11 @@ class Columns:
 
     names: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
-    values: Mapping[str, tuple[str, ...]] | None = None
+    values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Field:
+class FormField:
     """One field of the form.
 
     Args:
@@ -57,7 +80,8 @@ class Field:
         read: returns the value of what was filled in, or raises a ValueError that says what was expected.
         source: who fills it in.
         choices: values to choose from.
-        more: further keys of the form's description.
+        minimum: of a whole number.
+        extensions: of files.
     """
 
     variable: str
@@ -65,10 +89,11 @@ class Field:
     kind: str
     default: Any
     tooltip: str
-    read: Callable[[Any], Any]
+    read: Callable[[Any], Any] = lambda given: given
     source: Source = "owner"
     choices: tuple[str, ...] = ()
-    more: Mapping[str, Any] | None = None
+    minimum: int | None = None
+    extensions: tuple[str, ...] = ()
 
     def value(self, given: Any) -> Any:
         """Return the value of what was filled in; of nothing, of the default.
@@ -80,68 +105,55 @@ class Field:
         given = self.default if given is None or given == "" else given
         if self.choices and given not in self.choices:
             raise ValueError(f"expected one of {', '.join(self.choices)}")
-        return self.read(given)
+        return self.read(given) if self.minimum is None else whole_number(given, self.minimum)
 
     def problem(self, said: str, details: str = "", *, member: bool = False) -> Problem:
         """Return what is wrong with it, or with a member's table in the light of it."""
         source = "member" if member else self.source
-        return Problem(source, f"{self.label} ({self.variable}): {said}", details)
+        return Problem(source=source, text=f"{self.label} ({self.variable}): {said}", details=details)
 
 
-def anything(given: Any) -> Any:
-    """Return what was filled in as it is."""
-    return given
-
-
-def whole(least: int) -> Callable[[Any], int]:
-    """Return what reads a whole number of at least so much."""
-
-    def read(given: Any) -> int:
-        expected = ValueError(f"expected a whole number of at least {least}")
-        try:
-            number = float("nan" if isinstance(given, bool) else given)
-        except (TypeError, ValueError, OverflowError):
-            raise expected from None
-        if not math.isfinite(number) or not number.is_integer() or not least <= number < 2**53:
-            raise expected
-        return int(number)
-
-    return read
-
-
-def names(given: Any) -> list[str]:
-    """Return names that stand in text with commas between them, or in a list; quotes keep a comma in a name.
+def whole_number(given: Any, minimum: int) -> int:
+    """Return a whole number.
 
     Raises:
-        ValueError: something else stands there.
+        ValueError: something else stands there, or a smaller one.
     """
-    listed = given if isinstance(given, list) else [given]
-    if not all(isinstance(name, str) for name in listed):
-        raise ValueError("expected names of columns with commas between them")
-    if not isinstance(given, list):
-        listed = [cell for row in csv.reader(given.splitlines(), skipinitialspace=True) for cell in row]
-    return [name.strip() for name in listed if name.strip()]
+    try:
+        number = float("nan" if isinstance(given, bool) else given)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not number.is_integer() or not minimum <= number < 2**53:
+        raise ValueError(f"expected a whole number of at least {minimum}")
+    return int(number)
 
 
 def columns(given: Any) -> Columns:
-    """Return columns, of which some may stand after a minus sign and some be followed by their values.
+    """Return the columns in a list, or in text with commas between them; quotes keep a comma in a name.
+
+    Some may stand after a minus sign, and some be followed by their values.
 
     Raises:
         ValueError: something else stands there.
     """
-    kept: list[str] = []
+    cells = given if isinstance(given, list) else [given]
+    if not all(isinstance(cell, str) for cell in cells):
+        raise ValueError("expected names of columns with commas between them")
+    if not isinstance(given, list):
+        cells = [cell for row in csv.reader(given.splitlines(), skipinitialspace=True) for cell in row]
+    names: list[str] = []
     excluded: list[str] = []
     values: dict[str, tuple[str, ...]] = {}
-    for name in names(given):
-        found = LABEL_VALUES.match(name)
-        if name.startswith("-") and len(name) > 1:
-            excluded.append(name[1:].strip())
-        elif found:
-            kept.append(found[1])
-            values[found[1]] = tuple(value.strip() for value in found[2].split("|") if value.strip())
+    for cell in filter(None, map(str.strip, cells)):
+        named = NAMED_VALUES.match(cell)
+        if cell.startswith("-") and len(cell) > 1:
+            excluded.append(cell[1:].strip())
+        elif named:
+            names.append(named[1])
+            values[named[1]] = tuple(filter(None, map(str.strip, named[2].split("|"))))
         else:
-            kept.append(name)
-    return Columns(tuple(kept), tuple(excluded), values)
+            names.append(cell)
+    return Columns(tuple(names), tuple(excluded), values)
 
 
 def label(given: Any) -> Columns:
@@ -150,10 +162,10 @@ def label(given: Any) -> Columns:
     Raises:
         ValueError: none stands there, or several.
     """
-    found = columns(given)
-    if len(found.names) != 1 or found.excluded:
+    one = columns(given)
+    if len(one.names) != 1 or one.excluded:
         raise ValueError("expected the name of one column, such as diagnosis, or diagnosis = benign | malignant")
-    return found
+    return one
 
 
 def network(given: Any) -> dict[str, Any]:
@@ -169,12 +181,12 @@ def document(given: Any) -> dict[str, Any]:
         ValueError: it is none.
     """
     try:
-        found = json.loads(given) if isinstance(given, str) else given
+        parsed = json.loads(given) if isinstance(given, str) else given
     except json.JSONDecodeError as error:
         raise ValueError(f"is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
     except (RecursionError, ValueError):
         raise ValueError("is not JSON that can be read: it is nested too deeply, or holds too long a number") from None
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise ValueError("expected a JSON object, such as one of the examples in docs/coinstac.md")
-    run = found.get("run")
-    return run if isinstance(run, dict) and "task" not in found else found
+    run = parsed.get("run")
+    return run if isinstance(run, dict) and "task" not in parsed else parsed

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rankdad.common.documents import problems
+from rankdad.common.errors import SpecError
 from rankdad.common.spec import RunSpec
 from rankdad.platforms.coinstac.fields import FIELDS
-from rankdad.platforms.coinstac.form import Columns, Problem
+from rankdad.platforms.coinstac.form import Problem
 
 SPEC = FIELDS["spec"]
 TABLE = "table.csv"  # what a form's spec calls the table, whatever each member's is called
@@ -38,22 +41,19 @@ class Filled:
     """What has been filled in.
 
     Args:
-        values: by variable; of a field that cannot be read, what stood in the form before.
+        values: by variable; of a field that cannot be read, its default, if that can.
         draft: the run's document, without sites. One that the form's fields have made lacks what only tables can say:
             classes, values of categorical columns, the batch size.
         sites: that a whole specification names, in their order; none if whoever comes takes part.
         problems: with any field.
+        whole: whether the draft is a whole specification, in which nothing but patterns of columns is filled in.
     """
 
     values: dict[str, Any]
     draft: dict[str, Any]
-    sites: tuple[str, ...] = ()
-    problems: tuple[Problem, ...] = ()
-
-    @property
-    def whole(self) -> bool:
-        """Whether the draft is a whole specification, in which nothing but patterns of columns is filled in."""
-        return bool(self.values.get("spec"))
+    sites: tuple[str, ...]
+    problems: tuple[Problem, ...]
+    whole: bool = False
 
     def problem(self, path: str, said: str) -> Problem:
         """Return what is wrong at a path of the spec as a problem of the field that it follows from."""
@@ -62,7 +62,11 @@ class Filled:
         for start, variable in FIELD_OF.items():
             if f"{path}.".startswith((f"{start}.", f"{start}[")):
                 return FIELDS[variable].problem(said)
-        return Problem("owner", f"{path}: {said}")
+        return Problem(source="owner", text=f"{path}: {said}")
+
+    def refused(self, error: SpecError) -> Problem:
+        """Return what is wrong with the spec as a problem of the field that it follows from."""
+        return self.problem(error.field, str(error).removeprefix(f"{error.field}: "))
 
 
 def read(inputs: Mapping[str, Any]) -> Filled:
@@ -82,17 +86,17 @@ def read(inputs: Mapping[str, Any]) -> Filled:
             values[variable] = field.value(given)
         except ValueError as error:
             wrong.append(field.problem(f"got {_shown(given)}, {error}"))
-            values[variable] = None if field.default in ("", None) else field.value(None)
-    if whole:
-        filled = _of_specification(Filled(values, json.loads(json.dumps(values["spec"]))))
-    else:
-        filled = Filled(values, {} if wrong else _draft(values))
-    return replace(filled, problems=tuple(dict.fromkeys([*wrong, *filled.problems])))
+            with contextlib.suppress(ValueError):
+                values[variable] = field.value(None)
+    wrong = list(dict.fromkeys(wrong))
+    if whole and (values["spec"] or not wrong):  # else there is no telling what it asks for
+        return _specification(values, wrong)
+    return Filled(values, {} if wrong else _draft(values), (), tuple(wrong), whole)
 
 
-def _of_specification(filled: Filled) -> Filled:
+def _specification(values: dict[str, Any], wrong: list[Problem]) -> Filled:
     """Take the sites out of a whole specification, and check the rest."""
-    draft, wrong = filled.draft, []
+    draft: dict[str, Any] = copy.deepcopy(values["spec"])
     federation = draft.setdefault("federation", {})
     sites: Any = federation.pop("sites", None) if isinstance(federation, dict) else None
     if sites is not None and not (isinstance(sites, list) and all(isinstance(name, str) for name in sites)):
@@ -100,47 +104,45 @@ def _of_specification(filled: Filled) -> Filled:
         sites = None
     if isinstance(federation, dict) and federation.pop("quorum", "all") != "all":
         wrong.append(SPEC.problem("federation.quorum: the platform waits for every site in every round: leave it out"))
-    wrong += [filled.problem(path, said) for path, said in problems(RunSpec, with_sites(draft, list(sites or SITES)))]
-    return replace(filled, draft=draft, sites=tuple(sites or ()), problems=tuple(wrong))
+    filled = Filled(values, draft, tuple(sites or ()), tuple(wrong), whole=True)
+    run = with_sites(draft, sites or SITES)
+    return replace(filled, problems=(*wrong, *(filled.problem(*problem) for problem in problems(RunSpec, run))))
 
 
-def with_sites(draft: Mapping[str, Any], sites: list[str]) -> dict[str, Any]:
+def with_sites(draft: Mapping[str, Any], sites: Sequence[str]) -> dict[str, Any]:
     """Return a draft as the document of a run of these sites."""
     federation = draft.get("federation", {})
-    return {**draft, "federation": {**federation, "sites": sites} if isinstance(federation, dict) else federation}
+    return {**draft, "federation": {**federation, "sites": list(sites)} if isinstance(federation, dict) else federation}
 
 
 def _draft(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the run that the form's fields ask for, with settings that suit tables of some hundred rows."""
-    label, features, categorical = (values[name] or Columns() for name in ("label", "features", "categorical"))
-    task: dict[str, Any] = {"name": values["task"]}
-    data: dict[str, Any] = {"reader": "csv", "file": TABLE, "label": label.names[0], "missing": "impute"}
-    data["features"] = list(features.names) or ["*"]
-    data["exclude"] = list(features.excluded)
-    data["categorical"] = {name: list((categorical.values or {}).get(name, ())) for name in categorical.names}
-    if values["task"] == "classification":
-        task["class_weights"] = "balanced"
-        data["values"] = list((label.values or {}).get(label.names[0], ()))
-    evaluation: dict[str, Any] = {"name": values["evaluation"]}
-    if values["evaluation"] == "k-fold":
-        evaluation["stratified"] = True
-    method: dict[str, Any] = {"name": values["method"]}
-    if values["method"] != "dsgd":
-        method["rank"] = values["rank"]
+    label, features, categorical = (values[name] for name in ("label", "features", "categorical"))
+    classification = values["task"] == "classification"
     return {
         "name": "coinstac",
         "seed": values["seed"],
-        "task": task,
+        "task": {"name": values["task"]} | ({"class_weights": "balanced"} if classification else {}),
         "model": values["network"],
-        "data": data,
+        "data": {
+            "reader": "csv",
+            "file": TABLE,
+            "label": label.names[0],
+            "values": list(label.values.get(label.names[0], ())) if classification else [],
+            "missing": "impute",
+            "features": list(features.names) or ["*"],
+            "exclude": list(features.excluded),
+            "categorical": {name: list(categorical.values.get(name, ())) for name in categorical.names},
+        },
         "preparation": {"standardise": values["standardise"]},
-        "evaluation": evaluation,
+        "evaluation": {"name": values["evaluation"]}
+        | ({"stratified": True} if values["evaluation"] == "k-fold" else {}),
         "training": {
             "epochs": values["epochs"],
             "batches": "even",
             "optimizer": {"name": "adam", "lr": 0.003, "weight_decay": 0.01},
         },
-        "method": method,
+        "method": {"name": values["method"]} | ({} if values["method"] == "dsgd" else {"rank": values["rank"]}),
         "federation": {},
     }
 
@@ -152,7 +154,7 @@ def _is_filled(given: Any) -> bool:
 def _unknown(variable: str) -> Problem:
     near = difflib.get_close_matches(variable, FIELDS, n=1)
     hint = f"did you mean {near[0]}?" if near else "remove it"
-    return Problem("owner", f"{variable[:60]}: is not known here: {hint}")
+    return Problem(source="owner", text=f"{variable[:60]}: is not known here: {hint}")
 
 
 def _shown(given: Any) -> str:

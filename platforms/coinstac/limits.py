@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from torch import nn
 
@@ -11,9 +12,10 @@ from rankdad.common.plan import Plan, make_plan
 from rankdad.common.protocol import body_limit
 from rankdad.common.spec import Edad, RankDad, RunSpec
 
-MOST_BYTES = 100 * 2**20  # of one message over the platform's WebSocket
+MAX_BYTES = 100 * 2**20  # of one message over the platform's WebSocket
 ENVELOPE = 2048  # bytes of JSON around a body, with the site's name and progress
 RANKS = (256, 128, 64, 32, 16, 8, 4, 2, 1)
+MAX_SUGGESTIONS = 3
 
 
 def largest_message(spec: RunSpec, plan: Plan) -> int:
@@ -28,58 +30,57 @@ def _carried(size: int) -> int:
     return 4 * -(-size // 3) + ENVELOPE
 
 
-def check_size(spec: RunSpec, plan: Plan, model: nn.Module, most: int = MOST_BYTES) -> None:
+def check_size(spec: RunSpec, model: nn.Module, max_bytes: int = MAX_BYTES) -> None:
     """Check that all messages of a run fit.
 
     Args:
         spec: the run.
-        plan: of it.
         model: the network, with the initial weights.
-        most: bytes of a message that the platform carries.
+        max_bytes: of a message that the platform carries.
 
     Raises:
         SpecError: with the size, the limit, and what would fit.
     """
-    size = largest_message(spec, plan)
-    if size <= most:
+    size = largest_message(spec, make_plan(spec, model))
+    if size <= max_bytes:
         return
-    sizes = ((words, _size(changed, model)) for words, changed in _smaller(spec))
-    fitting = [f"{words} ({_shown(found)})" for words, found in sizes if found and found <= most][:3]
+    fitting = ", or ".join(islice(_fitting(spec, model, max_bytes), MAX_SUGGESTIONS))
     raise SpecError(
         "method",
-        f"{spec.method.name} of this network over {len(plan.sites)} sites makes messages of up to {_shown(size)}, but "
-        f"the platform carries at most {_shown(most)}; what fits: {', or '.join(fitting) or 'a smaller network'}",
+        f"{spec.method.name} of this network over {len(spec.federation.sites)} sites makes messages of up to "
+        f"{_mebibytes(size)}, but the platform carries at most {_mebibytes(max_bytes)}; what fits: "
+        f"{fitting or 'a smaller network'}",
     )
 
 
-def _size(spec: RunSpec, model: nn.Module) -> int | None:
-    """Return the size of a run's largest message; None if the run does not fit the model."""
-    try:
-        return largest_message(spec, make_plan(spec, model))
-    except SpecError:
-        return None
+def _fitting(spec: RunSpec, model: nn.Module, max_bytes: int) -> Iterator[str]:
+    """Yield changes of the run that make its messages small enough, the smaller change first."""
+    for words, changed in _smaller(spec):
+        try:
+            size = largest_message(changed, make_plan(changed, model))
+        except SpecError:  # this method cannot train the network
+            continue
+        if size <= max_bytes:
+            yield f"{words} ({_mebibytes(size)})"
 
 
 def _smaller(spec: RunSpec) -> Iterator[tuple[str, RunSpec]]:
-    """Yield changed runs whose messages are smaller, in words, the smaller change first."""
-    method, compared = spec.method, spec.federation.compare_every > 0
-    if compared:  # an update then may hold the whole replica
-        yield "federation.compare_every 0", _uncompared(spec)
+    """Yield changes that make messages smaller, in words and as the run, the smaller change first."""
+    method, federation = spec.method, spec.federation
+    uncompared = {"federation": federation.model_copy(update={"compare_every": 0})}
+    if federation.compare_every:  # an update then may hold the whole replica
+        yield "federation.compare_every 0", spec.model_copy(update=uncompared)
     for wire in ("bfloat16", "int8"):
         if not isinstance(method, Edad) and method.wire not in (wire, "int8"):
             yield f"wire {wire}", spec.model_copy(update={"method": method.model_copy(update={"wire": wire})})
-    most = method.rank - 1 if isinstance(method, RankDad) else RANKS[0]
-    for rank in (rank for rank in RANKS if rank <= most):
-        base = method if isinstance(method, RankDad) else RankDad(name="rank-dad", rank=rank)
-        lower = spec.model_copy(update={"method": base.model_copy(update={"rank": rank})})
-        yield f"rank-dad with rank {rank}", lower
-        if compared:
-            yield f"rank-dad with rank {rank} and federation.compare_every 0", _uncompared(lower)
+    base = method if isinstance(method, RankDad) else RankDad(name="rank-dad", rank=RANKS[0] + 1)
+    for rank in (rank for rank in RANKS if rank < base.rank):
+        lower = {"method": base.model_copy(update={"rank": rank})}
+        yield f"rank-dad with rank {rank}", spec.model_copy(update=lower)
+        if federation.compare_every:
+            words = f"rank-dad with rank {rank} and federation.compare_every 0"
+            yield words, spec.model_copy(update=lower | uncompared)
 
 
-def _uncompared(spec: RunSpec) -> RunSpec:
-    return spec.model_copy(update={"federation": spec.federation.model_copy(update={"compare_every": 0})})
-
-
-def _shown(size: int) -> str:
+def _mebibytes(size: int) -> str:
     return f"{size / 2**20:,.1f} MiB"

@@ -7,31 +7,44 @@ round's body is the same bytes as over HTTP, in base64. An output has passed thr
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PlainSerializer,
+    TypeAdapter,
+    ValidationError,
+)
 
 from rankdad.common.documents import Part
-from rankdad.common.errors import REASON_CHARACTERS, ProtocolError, visible
+from rankdad.common.errors import ProtocolError, visible
 from rankdad.common.messages import Count, Digest
 from rankdad.common.spec import SiteName
+from rankdad.platforms.coinstac.form import Line, Problem
 from rankdad.platforms.coinstac.table_profile import Profile
 
 KEY = "rankdad"  # in a node's output
 FIGURES = "global_stats"  # folder of the pictures, in every node's output folder
-MOST_COMPLAINTS = 200  # of one site
-Line = Annotated[str, Field(max_length=REASON_CHARACTERS), AfterValidator(visible)]
+MAX_PROBLEMS = 200  # of one site
 Version = Annotated[str, Field(max_length=63), AfterValidator(visible)]
 
 
-class Complaint(Part):
-    """A wrong field of the form."""
+def _decoded(given: object) -> object:
+    return base64.b64decode(given, validate=True) if isinstance(given, str) else given
 
-    source: Literal["owner", "member"]
-    text: Line
+
+def _encoded(body: bytes) -> str:
+    return base64.b64encode(body).decode("ascii")
+
+
+Base64 = Annotated[bytes, BeforeValidator(_decoded), PlainSerializer(_encoded, when_used="json")]
 
 
 class Joined(Part):
@@ -43,7 +56,7 @@ class Joined(Part):
     form: dict[str, JsonValue] = Field(default={})
     """What the owner has filled in, if nothing is wrong with it."""
     profile: Profile = Profile()
-    problems: Annotated[tuple[Complaint, ...], Field(max_length=MOST_COMPLAINTS)] = ()
+    problems: Annotated[tuple[Problem, ...], Field(max_length=MAX_PROBLEMS)] = ()
 
 
 class Sent(Part):
@@ -51,7 +64,7 @@ class Sent(Part):
 
     stage: Literal["sent"] = "sent"
     round: Count
-    body: str
+    body: Base64
 
 
 class Failed(Part):
@@ -79,7 +92,7 @@ class Opened(Part):
     run: dict[str, JsonValue]
 
 
-class Results(Part):
+class SiteResults(Part):
     """What every site writes beside its model."""
 
     summary: dict[str, JsonValue]
@@ -87,8 +100,8 @@ class Results(Part):
     """The table of metrics, as CSV."""
     report: str
     """The report, as HTML."""
-    figures: dict[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,100}$")], str]
-    """PNG in base64, by name."""
+    figures: dict[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,100}$")], Base64]
+    """PNG, by name."""
 
 
 class Updated(Part):
@@ -96,20 +109,16 @@ class Updated(Part):
 
     stage: Literal["updated"] = "updated"
     round: Count
-    body: str
-    results: Results | None = None
+    body: Base64
+    results: SiteResults | None = None
     """With the run's last update."""
 
 
-FromSite = Annotated[Joined | Sent | Failed | Done, Field(discriminator="stage")]
-FromAggregator = Annotated[Opened | Updated, Field(discriminator="stage")]
-FROM_SITE: TypeAdapter[Joined | Sent | Failed | Done] = TypeAdapter(FromSite)
-FROM_AGGREGATOR: TypeAdapter[Opened | Updated] = TypeAdapter(FromAggregator)
-
-
-def output(message: Part, **shown: Any) -> dict[str, Any]:
-    """Return a node's output: the message, and what people are shown."""
-    return {KEY: message.model_dump(mode="json"), **shown}
+FromSite = Joined | Sent | Failed | Done
+FromAggregator = Opened | Updated
+FROM_SITE: TypeAdapter[FromSite] = TypeAdapter(Annotated[FromSite, Field(discriminator="stage")])
+FROM_AGGREGATOR: TypeAdapter[FromAggregator] = TypeAdapter(Annotated[FromAggregator, Field(discriminator="stage")])
+T = TypeVar("T")
 
 
 def is_form(given: Mapping[str, Any]) -> bool:
@@ -117,51 +126,23 @@ def is_form(given: Mapping[str, Any]) -> bool:
     return KEY not in given
 
 
-def from_site(given: object) -> Joined | Sent | Failed | Done:
-    """Return what a site says.
+def parsed(kind: TypeAdapter[T], given: object) -> T:
+    """Return what a node's output says.
+
+    Args:
+        kind: `FROM_SITE` or `FROM_AGGREGATOR`.
+        given: the output.
 
     Raises:
-        ProtocolError: it is nothing that a site says.
+        ProtocolError: it is nothing that such a node says.
     """
-    found: Joined | Sent | Failed | Done = _checked(FROM_SITE, given)
-    return found
-
-
-def from_aggregator(given: object) -> Opened | Updated:
-    """Return what the aggregator says.
-
-    Raises:
-        ProtocolError: it is nothing that the aggregator says.
-    """
-    found: Opened | Updated = _checked(FROM_AGGREGATOR, given)
-    return found
-
-
-def _checked(adapter: TypeAdapter[Any], given: object) -> Any:
     message = given.get(KEY) if isinstance(given, Mapping) else None
     try:
-        return adapter.validate_python(message, strict=False)
+        return kind.validate_python(message, strict=False)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(part) for part in (KEY, *first["loc"]))
         raise ProtocolError(422, f"{field}: {first['msg']}: do all nodes run the same image?") from None
-
-
-def encoded(body: bytes) -> str:
-    """Return bytes as text."""
-    return base64.b64encode(body).decode("ascii")
-
-
-def decoded(body: str) -> bytes:
-    """Return the bytes that text stands for.
-
-    Raises:
-        ProtocolError: it is no base64.
-    """
-    try:
-        return base64.b64decode(body, validate=True)
-    except (binascii.Error, ValueError):
-        raise ProtocolError(422, f"{KEY}.body: is no base64") from None
 
 
 class NodeState(BaseModel):
@@ -186,3 +167,8 @@ class Reply:
 
     output: dict[str, Any]
     success: bool = False
+
+
+def reply(message: Part, **shown: Any) -> Reply:
+    """Return what a node says to those at the other end, and what people are shown."""
+    return Reply({KEY: message.model_dump(mode="json"), **shown})

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 PORT = "COINSTAC_PORT"
 BREATH = 0.02  # seconds in which a connection stands before imports hold the interpreter
-MOST_BYTES = 2**30  # of a message to us: the platform's own limit is far below
-NODES = {
-    "local": "rankdad.platforms.coinstac.site_node:SiteNode",
-    "remote": "rankdad.platforms.coinstac.aggregator_node:AggregatorNode",
+MAX_BYTES = 2**30  # of a message to us: the platform's own limit is far below
+MOUNTS = {  # by mode: where folders lie that a message names
+    "local": {"outputDirectory": "output", "baseDirectory": "input"},
+    "remote": {"outputDirectory": "output"},
 }
 
 
@@ -67,7 +67,7 @@ class Service:
         """Listen, for ever."""
         # Browsers send an Origin, the platform does not: no page in a member's browser can pass for it.
         async with serve(
-            self._iterate, host, port, compression=None, max_size=MOST_BYTES, ping_interval=None, origins=[None]
+            self._iterate, host, port, compression=None, max_size=MAX_BYTES, ping_interval=None, origins=[None]
         ):
             _say(f"listening on port {port}")
             await asyncio.get_running_loop().create_future()
@@ -111,25 +111,17 @@ class Service:
         Raises:
             ProtocolError: it names others.
         """
-        for name, folder, mount in (
-            ("outputDirectory", state.outputDirectory, self._mounts / "output"),
-            (
-                "baseDirectory",
-                state.baseDirectory if mode == "local" else str(self._mounts / "input"),
-                self._mounts / "input",
-            ),
-        ):
-            if not is_within(Path(folder), mount):
-                raise ProtocolError(422, f"state.{name}: lies outside of {mount}, where the platform mounts it")
+        for name, mount in MOUNTS[mode].items():
+            folder = self._mounts / mount
+            if not is_within(Path(getattr(state, name)), folder):
+                raise ProtocolError(422, f"state.{name}: lies outside of {folder}, where the platform mounts it")
 
     def _node_of(self, mode: str, folder: str) -> Node:
         """Return the node; a container has one as long as it lives, unless somebody starts another run in it."""
         if self._node is None or self._node[0] != (mode, folder):
             if self._node is not None:
                 self._node[1].close()
-            module, _, name = NODES[mode].partition(":")
-            node: Node = getattr(importlib.import_module(module), name)(self._allow_factories, _say)
-            self._node = (mode, folder), node
+            self._node = (mode, folder), _make_node(mode, self._allow_factories)
         return self._node[1]
 
 
@@ -147,12 +139,23 @@ def _parsed(text: str) -> tuple[str, Mapping[str, Any], NodeState]:
         state = NodeState.model_validate(data["state"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:  # ValueError: pydantic's too
         raise ProtocolError(422, f"the message is none of the platform's: {one_line(error)}") from None
-    if mode not in list(NODES):
+    if mode not in list(MOUNTS):
         raise ProtocolError(422, f"mode: got {str(mode)[:40]!r}, expected local or remote")
     given = data.get("input")
     if not isinstance(given, dict):
         raise ProtocolError(422, "input: is missing, or no object")
     return mode, given, state
+
+
+def _make_node(mode: str, allow_factories: tuple[str, ...]) -> Node:
+    """Return a site or the aggregator, each of which imports what the other does without."""
+    if mode == "local":
+        from rankdad.platforms.coinstac.site_node import SiteNode
+
+        return SiteNode(allow_factories, _say)
+    from rankdad.platforms.coinstac.aggregator_node import AggregatorNode
+
+    return AggregatorNode(allow_factories, _say)
 
 
 def _say(line: str) -> None:

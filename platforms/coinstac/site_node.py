@@ -5,50 +5,30 @@ Every iteration hands in the last update and takes out the next contribution. Th
 
 from __future__ import annotations
 
-import shutil
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rankdad.common import __version__
 from rankdad.common.documents import load_json, validate
-from rankdad.common.documents import problems as spec_problems
-from rankdad.common.errors import REASON_CHARACTERS, DataError, PolicyError, RankdadError, SpecError, UserError
+from rankdad.common.errors import DataError, PolicyError, RankdadError, SpecError, UserError
 from rankdad.common.files import write_json
 from rankdad.common.memory import check_memory
 from rankdad.common.models import build_model
 from rankdad.common.plan import make_plan
 from rankdad.common.spec import RunSpec
+from rankdad.platforms.coinstac import outputs
+from rankdad.platforms.coinstac.completion import check_opened, complete_alone
 from rankdad.platforms.coinstac.fields import FIELDS
-from rankdad.platforms.coinstac.form import Problem
-from rankdad.platforms.coinstac.inputs import Filled, read, with_sites
-from rankdad.platforms.coinstac.mounts import Member, find_member, name_of, refused
-from rankdad.platforms.coinstac.outputs import (
-    MOST_COMPLAINTS,
-    Complaint,
-    Failed,
-    Joined,
-    NodeState,
-    Opened,
-    Reply,
-    Updated,
-    from_aggregator,
-    is_form,
-    output,
-)
-from rankdad.platforms.coinstac.site_run import (
-    CHECKPOINTS,
-    ERROR,
-    INPUTS,
-    OPENED,
-    UPDATES,
-    Say,
-    SiteRun,
-    read_data,
-)
-from rankdad.platforms.coinstac.table_profile import Profile, alone, check_opened, describe
+from rankdad.platforms.coinstac.form import FormError, Problem
+from rankdad.platforms.coinstac.inputs import Filled, read
+from rankdad.platforms.coinstac.mounts import Member, clear, find_member, name_of
+from rankdad.platforms.coinstac.site_run import STATE, Say, SiteRun, read_data
+from rankdad.platforms.coinstac.table_profile import Profile, describe
 
+INPUTS, OPENED = "inputs.json", "opened.json"  # in a node's output folder: what only its first iterations are told
+ERROR = "error.txt"  # there too: what is wrong with this site's inputs or data
 OTHER = "another-site"  # in the place of the other members, whose names are not known yet
 
 
@@ -63,8 +43,9 @@ class SiteNode:
     def __init__(self, allow_factories: Collection[str] = (), say: Say = print) -> None:
         self._allow_factories, self._say = allow_factories, say
         self._run: SiteRun | None = None
+        self._member: tuple[Filled, Member] | None = None  # with the form
 
-    def advance(self, given: Mapping[str, Any], state: NodeState) -> Reply:
+    def advance(self, given: Mapping[str, Any], state: outputs.NodeState) -> outputs.Reply:
         """Return what the site says in one iteration; if it cannot go on, all are told why.
 
         Args:
@@ -74,21 +55,20 @@ class SiteNode:
         try:
             if self._run is not None and not self._run.back():
                 self.close()
-            if is_form(given):
+            if outputs.is_form(given):
                 if state.iteration > 1:
                     raise UserError(f"got a form in iteration {state.iteration}, expected what the aggregator says")
-                return Reply(output(self._join(given, state), progress="inputs and data are checked"))
-            message = from_aggregator(given)
-            folder = Path(state.outputDirectory)
-            if isinstance(message, Opened):
-                self._check_opened(message, folder, state)
-                (folder / ERROR).unlink(missing_ok=True)
-                write_json(folder / OPENED, message.model_dump(mode="json"))
-            if self._run is None:
-                self._run = self._standing(folder, state)
-            if isinstance(message, Updated):
-                self._run.take(message)
-            return self._run.reply()
+                return outputs.reply(self._join(given, state), progress="inputs and data are checked")
+            message = outputs.parsed(outputs.FROM_AGGREGATOR, given)
+            if isinstance(message, outputs.Opened):
+                self._open(message, state)
+            run = self._run = self._run or self._resumed(state)
+            if isinstance(message, outputs.Updated):
+                run.take(message)
+            return run.reply()
+        except FormError as error:
+            self._note(error.problems, Path(state.outputDirectory))
+            return _failed(given, state, error.public_message)
         except RankdadError as error:
             self._say(f"error: {error}")
             return _failed(given, state, error.public_message)
@@ -105,113 +85,102 @@ class SiteNode:
             self._run.close()
             self._run = None
 
-    def _join(self, inputs: Mapping[str, Any], state: NodeState) -> Joined:
+    def _join(self, inputs: Mapping[str, Any], state: outputs.NodeState) -> outputs.Joined:
         """Check all that can be checked before the run is known: the form, the policy, the data."""
         folder = Path(state.outputDirectory)
-        self._begin(folder)
+        self.close()
+        clear(folder, OPENED, ERROR, *STATE)
         write_json(folder / INPUTS, dict(inputs))
         filled = read(inputs)
-        member, found = find_member(filled, inputs, Path(state.baseDirectory), state.clientId)
-        problems, profile = [*filled.problems, *found], Profile()
-        if not found and member.data is not None:
-            tried, profile = self._tried(filled, member)
-            problems += tried
+        member, wrong = find_member(filled, inputs, Path(state.baseDirectory), state.clientId)
+        self._member = filled, member
+        problems, profile = [*filled.problems, *wrong], Profile()
+        try:
+            if member.data is not None:
+                profile = self._tried(filled, member, member.data)
+        except FormError as error:
+            problems += error.problems
+        except (DataError, PolicyError) as error:
+            problems.append(member.refused(error))
+        except SpecError as error:
+            problems.append(filled.refused(error))
         problems = list(dict.fromkeys(problems))
-        for problem in problems:
-            self._say(f"error: {problem.text}{f' ({problem.details})' * bool(problem.details)}")
         if problems:
-            lines = [f"{'owner: ' * (one.source == 'owner')}{one.text}\n    {one.details}".rstrip() for one in problems]
-            (folder / ERROR).write_text("\n".join(lines) + "\n", encoding="utf-8")
-            return Joined(
-                version=__version__,
-                site=member.name,
-                problems=tuple(
-                    Complaint(source=one.source, text=one.text[:REASON_CHARACTERS])
-                    for one in problems[:MOST_COMPLAINTS]
-                ),
+            self._note(problems, folder)
+            return outputs.Joined(
+                version=__version__, site=member.name, problems=tuple(problems[: outputs.MAX_PROBLEMS])
             )
         form = {variable: value for variable, value in inputs.items() if FIELDS[variable].source == "owner"}
-        return Joined(version=__version__, site=member.name, form=form, profile=profile)
+        return outputs.Joined(version=__version__, site=member.name, form=form, profile=profile)
 
-    def _tried(self, filled: Filled, member: Member) -> tuple[list[Problem], Profile]:
-        """Return what is wrong with a run of this site's data alone, and what of its table the others may know."""
-        assert member.data is not None
-        try:
-            if filled.problems and (filled.whole or not filled.values["label"]):
-                return [], Profile()
-            described = describe(filled, member.data, member.policy.min_rows)
-            if filled.problems:
-                return list(described.problems), Profile()
-            for note in described.notes:
-                self._say(f"note: {note}")
-            draft, problems = alone(filled, described.own) if not described.problems else ({}, described.problems)
-            if problems or filled.problems:
-                return list(problems), Profile()
-            sites = list(filled.sites) if member.name in filled.sites else [member.name, OTHER]
-            run = with_sites(draft, sites)
-            wrong = [filled.problem(path, said) for path, said in spec_problems(RunSpec, run)]
-            if wrong:
-                return wrong, Profile()
-            spec = validate(RunSpec, run)
-            check_memory(spec)
-            plan = make_plan(spec, build_model(spec, self._allow_factories))
-            data = read_data(spec, plan, member)
-        except (DataError, PolicyError) as error:
-            return [refused(error, member)], Profile()
-        except SpecError as error:
-            return [filled.problem(error.field, str(error).removeprefix(f"{error.field}: "))], Profile()
-        for note in (*plan.warnings, *member.policy.warnings(spec), *data.notes):
+    def _note(self, problems: Sequence[Problem], folder: Path) -> None:
+        """Tell the member itself all that is wrong."""
+        for problem in problems:
+            self._say(f"error: {problem.text}{f' ({problem.details})' * bool(problem.details)}")
+        lines = [f"{problem.named()}\n    {problem.details}".rstrip() for problem in problems]
+        (folder / ERROR).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def _tried(self, filled: Filled, member: Member, data: Path) -> Profile:
+        """Return what of a member's table the others may know, when a run of it alone has been tried.
+
+        Raises:
+            UserError: the run cannot be had with this table.
+        """
+        if filled.problems and (filled.whole or not filled.values.get("label")):
+            return Profile()
+        description = describe(filled, data, member.policy.min_rows)
+        if filled.problems:
+            return Profile()
+        for note in description.notes:
+            self._say(f"note: {note}")
+        sites = filled.sites if member.name in filled.sites else (member.name, OTHER)
+        spec = complete_alone(filled, description.whole, sites)
+        check_memory(spec)
+        plan = make_plan(spec, build_model(spec, self._allow_factories))
+        samples = read_data(spec, plan, member)
+        for note in (*plan.warnings, *member.policy.warnings(spec), *samples.notes):
             self._say(f"warning: {note}")
-        return [], described.told
+        return description.public
 
-    def _check_opened(self, opened: Opened, folder: Path, state: NodeState) -> None:
-        """Check that the run is the one that this member's form asks for.
+    def _open(self, opened: outputs.Opened, state: outputs.NodeState) -> None:
+        """Begin the run, if it is the one that this member's form asks for.
 
         Raises:
             UserError: it is another.
         """
-        inputs = load_json(folder / INPUTS)
-        filled = read(inputs)
-        member, _ = find_member(filled, inputs, Path(state.baseDirectory), state.clientId)
+        folder = Path(state.outputDirectory)
+        filled, member = self._find_member(state)
         spec = validate(RunSpec, opened.run)
         if member.name not in spec.federation.sites:
             raise UserError("the aggregator opens a run without this site")
         if member.data is not None:
-            own = describe(filled, member.data, member.policy.min_rows).own
-            check_opened(filled, own, spec.model_dump(mode="json"))
+            check_opened(filled, describe(filled, member.data, member.policy.min_rows).whole, spec)
+        clear(folder, ERROR)
+        write_json(folder / OPENED, opened.model_dump(mode="json"))
 
-    def _begin(self, folder: Path) -> None:
-        """Leave no trace of a run before this one from which this one could go on.
+    def _find_member(self, state: outputs.NodeState) -> tuple[Filled, Member]:
+        """Return the form and the member, as they were when it joined, whichever process that was."""
+        if self._member is None:
+            inputs = load_json(Path(state.outputDirectory) / INPUTS)
+            filled = read(inputs)
+            self._member = filled, find_member(filled, inputs, Path(state.baseDirectory), state.clientId)[0]
+        return self._member
 
-        Raises:
-            UserError: it cannot be removed.
-        """
-        self.close()
-        try:
-            for name in (OPENED, ERROR):
-                (folder / name).unlink(missing_ok=True)
-            for name in (CHECKPOINTS, UPDATES):
-                if (folder / name).exists():
-                    shutil.rmtree(folder / name)
-        except OSError as error:
-            raise UserError(f"{folder}: holds an earlier run, and cannot be emptied: {error.strerror}") from None
-
-    def _standing(self, folder: Path, state: NodeState) -> SiteRun:
+    def _resumed(self, state: outputs.NodeState) -> SiteRun:
         """Return the run where this node stands in it, whichever process took it there.
 
         Raises:
             UserError: the output folder does not hold what was written there.
         """
-        if not (folder / OPENED).exists():
-            raise UserError(f"{folder}: does not hold what this node wrote there in earlier iterations")
-        opened = validate(Opened, load_json(folder / OPENED), file=folder / OPENED)
+        path = Path(state.outputDirectory) / OPENED
+        if not path.exists():
+            raise UserError(f"{path.parent}: does not hold what this node wrote there in earlier iterations")
+        opened = validate(outputs.Opened, load_json(path), file=path)
         if opened.version != __version__:
             raise UserError(f"the aggregator runs rankdad {opened.version}, this site {__version__}: use one image")
-        inputs = load_json(folder / INPUTS)
-        member, _ = find_member(read(inputs), inputs, Path(state.baseDirectory), state.clientId)
-        return SiteRun(opened, member, state, self._allow_factories, self._say)
+        return SiteRun(opened, self._find_member(state)[1], path.parent, self._allow_factories, self._say)
 
 
-def _failed(given: Mapping[str, Any], state: NodeState, reason: str) -> Reply:
-    site = name_of(state.clientId) if is_form(given) else None
-    return Reply(output(Failed(reason=reason[:REASON_CHARACTERS], site=site)))
+def _failed(given: Mapping[str, Any], state: outputs.NodeState, reason: str) -> outputs.Reply:
+    site = name_of(state.clientId) if outputs.is_form(given) else None
+    return outputs.reply(outputs.Failed(reason=reason, site=site))

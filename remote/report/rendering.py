@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 def render(folder: Path, name: str, **values: object) -> str:
@@ -15,9 +20,14 @@ def render(folder: Path, name: str, **values: object) -> str:
         name: of the template's file; its ending says what it makes.
         values: what the template calls by name.
     """
+    return _environment(folder).get_template(name).render(values)
+
+
+@cache  # of a few folders: what a template is compiled to is kept with it
+def _environment(folder: Path) -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-    environment = Environment(
+    return Environment(
         loader=FileSystemLoader(folder),
         autoescape=select_autoescape(disabled_extensions=["md"], default=True),
         undefined=StrictUndefined,
@@ -25,4 +35,3 @@ def render(folder: Path, name: str, **values: object) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template(name).render(values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rankdad.remote.report import metric_tables as tables
@@ -55,6 +55,11 @@ def report(directory: Path) -> str:
         UserError: the directory holds no run, or a file in it cannot be read.
     """
     run, plot = read_results(directory), plotter()
+    return report_page(run, plot(run) if plot else None)
+
+
+def report_page(run: RunResults, figures: Mapping[str, bytes] | None) -> str:
+    """Return the page about a run, with figures that are drawn already; None where matplotlib is missing."""
     rows, validation = run.by_site, tables.last_validation(run)
     baseline = {name.removeprefix(BASELINE) for row in rows.values() for name in row if name.startswith(BASELINE)}
     return render(
@@ -70,8 +75,8 @@ def report(directory: Path) -> str:
         max_confusion_classes=MAX_CONFUSION_CLASSES,
         validation=validation,
         fewest=min(((row["samples"], site) for site, row in rows.items() if row.get("samples")), default=None),
-        plots={name: b64encode(png).decode() for name, png in plot(run).items()} if plot else {},
-        no_plots="There is nothing to draw yet." if plot else f"This page has none: {NO_PLOTS}",
+        plots={name: b64encode(png).decode() for name, png in (figures or {}).items()},
+        no_plots=f"This page has none: {NO_PLOTS}" if figures is None else "There is nothing to draw yet.",
         captions=CAPTIONS,
         specification=_specification(run),
         size=size,

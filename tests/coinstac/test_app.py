@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.coinstac.app import RUN, App, AppError, Form, Mapped, Tick
+from tests.coinstac.app import RUN, App, Form, Mapped
 from tests.coinstac.platform import Platform
+from tests.coinstac.typed import AppError, Tick
 
 MEMBER = {"source": "member", "label": "A"}
 OWNER = {"source": "owner", "label": "A"}

@@ -14,7 +14,8 @@ from rankdad.platforms.coinstac.fields import FIELDS
 from rankdad.platforms.coinstac.outputs import NodeState, Reply
 from rankdad.platforms.coinstac.service import Node
 from rankdad.platforms.coinstac.site_node import SiteNode
-from tests.coinstac.app import App, Tick
+from tests.coinstac.app import App
+from tests.coinstac.typed import Tick
 from tests.conftest import OPEN, write_site
 
 REMOTE = "remote"

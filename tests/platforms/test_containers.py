@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.datasets import load_breast_cancer, load_diabetes
 
 from rankdad.common.documents import validate
 from rankdad.common.spec import RunSpec
@@ -91,6 +90,8 @@ def form_alone(folder: Path, form: Mapping[str, Any], table: pd.DataFrame, share
 
 
 def test_a_form_and_three_hospitals_tables_with_text_labels(tmp_path: Path) -> None:
+    from sklearn.datasets import load_breast_cancer  # a second of every collection
+
     table = load_breast_cancer(as_frame=True).frame
     table["diagnosis"] = np.where(table.pop("target") == 0, "malignant", "benign")
     table.insert(0, "id", [f"P{row:04d}" for row in range(len(table))])
@@ -102,6 +103,8 @@ def test_a_form_and_three_hospitals_tables_with_text_labels(tmp_path: Path) -> N
 
 
 def test_a_form_and_three_hospitals_tables_with_a_number_to_predict(tmp_path: Path) -> None:
+    from sklearn.datasets import load_diabetes
+
     table = load_diabetes(as_frame=True, scaled=False).frame.rename(columns={"target": "progression"})
     table.insert(0, "id", np.arange(1000, 1000 + len(table)))
     form = {"task": "regression", "label": "progression", "categorical": "sex"}

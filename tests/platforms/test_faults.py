@@ -151,7 +151,7 @@ def test_a_form_and_two_tables_train_a_model(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_no_better_than_a_guess_is_a_warning_for_the_owner(tmp_path: Path) -> None:
-    inputs = patients(tmp_path, features="noise")
+    inputs = patients(tmp_path, features="noise", evaluation="holdout")
     for client in inputs:
         path = tmp_path / client / "base" / f"{client}.csv"
         table = pd.read_csv(path)
@@ -163,7 +163,7 @@ def test_a_model_that_is_no_better_than_a_guess_is_a_warning_for_the_owner(tmp_p
 
 
 def test_a_site_with_one_class_is_a_warning_for_the_owner(tmp_path: Path) -> None:
-    inputs = patients(tmp_path)
+    inputs = patients(tmp_path, evaluation="holdout")
     path = tmp_path / "8f0c" / "base" / "8f0c.csv"
     table = pd.read_csv(path)
     table[table["sex"] == "F"].to_csv(path, index=False)
@@ -173,7 +173,7 @@ def test_a_site_with_one_class_is_a_warning_for_the_owner(tmp_path: Path) -> Non
 
 
 def test_names_and_limits_may_lie_in_a_file_of_the_members_own(tmp_path: Path) -> None:
-    inputs = patients(tmp_path)
+    inputs = patients(tmp_path, evaluation="holdout")
     for client, name in (("8f0c", "north"), ("9f0c", "south")):
         site_file(tmp_path / client / "base", name=name, policy={"min_rows": 5, "max_rank": 1})
         inputs[client]["files"].append("site.json")
@@ -246,7 +246,7 @@ def test_the_wrong_files_are_named_by_number_alone(tmp_path: Path) -> None:
 
 
 def test_a_folder_holds_a_table_at_any_depth_and_the_members_own_file(tmp_path: Path) -> None:
-    inputs = patients(tmp_path)
+    inputs = patients(tmp_path, evaluation="holdout")
     for client, given in inputs.items():
         below = tmp_path / client / "base" / "study" / "tables"
         below.mkdir(parents=True)
@@ -257,23 +257,18 @@ def test_a_folder_holds_a_table_at_any_depth_and_the_members_own_file(tmp_path: 
     assert set(Iterations(tmp_path, inputs).go()["site_metrics"]) == {"site-8f0c", "site-9f0c"}
 
 
-@pytest.mark.parametrize(
-    ("part", "value"),
-    [
-        ("method", {"name": "dsgd"}),
-        ("task", {"name": "regression"}),
-        ("seed", 7),
-        ("preparation", {"standardise": "site"}),
-        ("data", {"features": ["id"]}),
-        ("data", {"label": "id"}),
-        ("data", {"missing": "drop"}),
-        ("federation", {"sites": ["9f0c"]}),
-    ],
-)
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_site_takes_no_run_but_the_one_that_the_form_asks_for(
-    tmp_path: Path, part: str, value: dict[str, Any] | int, whole: bool
-) -> None:
+OTHER_RUNS: dict[str, list[Any]] = {
+    "method": [{"name": "dsgd"}],
+    "task": [{"name": "regression"}],
+    "seed": [7],
+    "preparation": [{"standardise": "site"}],
+    "data": [{"features": ["id"]}, {"label": "id"}, {"missing": "drop"}],
+    "federation": [{"sites": ["9f0c"]}],
+}
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["fields", "whole specification"])
+def test_a_site_takes_no_run_but_the_one_that_the_form_asks_for(tmp_path: Path, whole: bool) -> None:
     inputs = patients(tmp_path)
     if whole:
         table = {"reader": "csv", "file": "t.csv", "features": ["*"], "exclude": ["id"], "label": "sex"}
@@ -288,15 +283,25 @@ def test_a_site_takes_no_run_but_the_one_that_the_form_asks_for(
     run = Iterations(tmp_path, inputs)
     try:
         joined = {client: run.ask(client, given, 1).output for client, given in run.inputs.items()}
-        opened = run.ask(REMOTE, joined, 1).output
-        document = opened["rankdad"]["run"]
-        document[part] = document[part] | value if isinstance(value, dict) and part in ("data", "federation") else value
-        said = run.ask("8f0c", opened, 2).output["rankdad"]
+        opened = run.ask(REMOTE, joined, 1).output["rankdad"]
+        for part, value in ((part, value) for part, values in OTHER_RUNS.items() for value in values):
+            whole_part = opened["run"][part] | value if part in ("data", "federation") else value
+            other = {"rankdad": opened | {"run": opened["run"] | {part: whole_part}}}
+            said = run.ask("8f0c", other, 2).output["rankdad"]
+            assert said["stage"] == "failed", (part, value)
+            assert re.search("another run than the form asks for|without this site|expected", said["reason"])
+        assert run.ask("8f0c", {"rankdad": opened}, 2).output["rankdad"]["stage"] == "sent"
     finally:
         for node in run.nodes.values():
             node.close()
-    assert said["stage"] == "failed"
-    assert re.search("another run than the form asks for|without this site|expected", said["reason"])
+
+
+def test_a_specification_that_is_no_json_is_named_with_the_place(tmp_path: Path) -> None:
+    inputs = {client: own | {"spec": "{"} for client, own in patients(tmp_path).items()}
+    with pytest.raises(RankdadError) as raised:
+        Iterations(tmp_path, inputs, typed=False).go(most=2)
+    (line,) = str(raised.value).splitlines()
+    assert line.startswith('owner: Whole specification (spec): got "{", is not JSON: ')
 
 
 def test_a_form_is_taken_in_the_first_iteration_alone(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdad.common.documents import problems, validate
 from rankdad.common.spec import RunSpec
+from rankdad.platforms.coinstac.completion import complete, complete_alone
 from rankdad.platforms.coinstac.fields import FIELDS, shown
-from rankdad.platforms.coinstac.form import columns
-from rankdad.platforms.coinstac.inputs import read, with_sites
+from rankdad.platforms.coinstac.form import FormError, columns
+from rankdad.platforms.coinstac.inputs import read
 from rankdad.platforms.coinstac.mounts import find_member
-from rankdad.platforms.coinstac.table_profile import Profile, alone, complete, describe, is_identifier, ordered
+from rankdad.platforms.coinstac.table_profile import Profile, describe, is_identifier, ordered
 
 OWNER = {"label": "diagnosis"}
 SITES = ["a", "b", "c"]
@@ -28,18 +28,21 @@ def profile(**changes: Any) -> Profile:
     return Profile(**usual | {"levels": {"diagnosis": ("benign", "malignant")}} | changes)
 
 
-def run_of(inputs: dict[str, Any], *profiles: Profile) -> dict[str, Any]:
-    draft, wrong, _ = complete(read(inputs), dict(zip(SITES, profiles, strict=False)))
-    assert not wrong
-    return with_sites(draft, SITES[: len(profiles)])
+def run_of(inputs: dict[str, Any], *profiles: Profile) -> RunSpec:
+    sites = SITES[: len(profiles)]
+    return complete(read(inputs), dict(zip(sites, profiles, strict=True)), sites)[0]
+
+
+def refusals(inputs: dict[str, Any], *profiles: Profile) -> list[str]:
+    with pytest.raises(FormError) as raised:
+        run_of(inputs, *profiles)
+    return [problem.text for problem in raised.value.problems]
 
 
 def test_the_label_alone_makes_a_run() -> None:
     filled = read(OWNER)
     assert not filled.problems
-    run = run_of(OWNER, profile(), profile(rows=40))
-    assert problems(RunSpec, run) == []
-    spec = validate(RunSpec, run)
+    spec = run_of(OWNER, profile(), profile(rows=40))
     assert spec.data.features == ("age", "bmi")  # type: ignore[union-attr]
     assert spec.data.values == ("benign", "malignant")  # type: ignore[union-attr]
     assert (spec.preparation.standardise, spec.evaluation.name) == ("federated", "k-fold")
@@ -59,7 +62,7 @@ def test_a_form_that_nobody_has_touched_lacks_nothing_but_the_label_and_the_file
 def test_every_choice_makes_a_run(field: Any) -> None:
     for choice in field.choices:
         inputs = OWNER | {"label": "age" if choice == "regression" else "diagnosis", field.variable: choice}
-        assert problems(RunSpec, run_of(inputs, profile(columns=("bmi",)), profile(columns=("bmi",)))) == []
+        assert run_of(inputs, profile(columns=("bmi",)), profile(columns=("bmi",)))
 
 
 def test_text_with_commas_becomes_columns() -> None:
@@ -100,7 +103,7 @@ def test_every_wrong_field_is_named_at_once() -> None:
 
 
 def test_a_whole_specification_wins_over_the_rest() -> None:
-    whole = run_of(OWNER, profile(), profile())
+    whole = run_of(OWNER, profile(), profile()).model_dump(mode="json")
     filled = read({"spec": whole, "label": "", "epochs": "nonsense"})
     assert not filled.problems
     assert filled.sites == ("a", "b")
@@ -125,26 +128,27 @@ def test_tables_are_described_without_their_cells(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     table.to_csv(path, index=False)
     found = describe(read({"label": "diagnosis", "categorical": "sex"}), path, 8)
-    assert found.own.levels == {"diagnosis": ("benign", "malignant"), "sex": ("F", "M")}
-    assert found.told.levels == {"diagnosis": ("benign",), "sex": ("F", "M")}, "too few are malignant to say so"
-    assert (found.told.rows, found.told.columns) == (37, ("age",))
+    assert found.whole.levels == {"diagnosis": ("benign", "malignant"), "sex": ("F", "M")}
+    assert found.public.levels == {"diagnosis": ("benign",), "sex": ("F", "M")}, "too few are malignant to say so"
+    assert (found.public.rows, found.public.columns) == (37, ("age",))
     assert len(found.notes) == 3
     named = describe(read({"label": "diagnosis", "features": "*", "categorical": "sex"}), path, 8)
-    assert named.told.columns == ("PatientID", "row", "age"), "who writes a pattern gets what it stands for"
-    lost = describe(read({"label": "Diagnosis", "categorical": "gender", "features": "agee"}), path, 8)
-    assert [problem.text for problem in lost.problems] == [
+    assert named.public.columns == ("PatientID", "row", "age"), "who writes a pattern gets what it stands for"
+    with pytest.raises(FormError) as lost:
+        describe(read({"label": "Diagnosis", "categorical": "gender", "features": "agee"}), path, 8)
+    assert [problem.text for problem in lost.value.problems] == [
         "Column of what is predicted (label): t.csv has no column Diagnosis",
         "Columns of the inputs (features): t.csv has no column agee",
         "Categorical columns (categorical): t.csv has no column gender",
     ]
-    assert "diagnosis" in lost.problems[0].details
+    assert "diagnosis" in lost.value.problems[0].details
 
 
 def test_a_label_with_many_values_is_no_class(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     pd.DataFrame({"age": range(50), "bmi": range(50)}).to_csv(path, index=False)
-    (problem,) = describe(read({"label": "age"}), path, 8).problems
-    assert "column age of t.csv has more than 20 different values" in problem.text
+    with pytest.raises(FormError, match=r"column age of t.csv has more than 20 different values"):
+        describe(read({"label": "age"}), path, 8)
 
 
 @pytest.mark.parametrize(
@@ -165,31 +169,29 @@ def test_levels_stand_in_the_order_of_numbers_then_of_letters() -> None:
 
 def test_inputs_are_the_columns_that_all_have_and_the_owner_hears_of_others() -> None:
     profiles = {"a": profile(columns=("x", "age", "bmi")), "b": profile(columns=("bmi", "age"))}
-    draft, wrong, warnings = complete(read(OWNER), profiles)
-    assert not wrong
-    assert draft["data"]["features"] == ["age", "bmi"]
+    spec, warnings = complete(read(OWNER), profiles, ["a", "b"])
+    assert spec.data.features == ("age", "bmi")  # type: ignore[union-attr]
     assert warnings == ["b: its table has no column of numbers called x, so it is no input for anyone"]
 
 
 def test_members_without_a_column_in_common_are_told_so() -> None:
-    profiles = {"a": profile(columns=("x",)), "b": profile(columns=("y",))}
-    _, (problem,), _ = complete(read(OWNER), profiles)
-    assert problem.text.startswith("Columns of the inputs (features): no column of numbers is in every member's table")
+    (said,) = refusals(OWNER, profile(columns=("x",)), profile(columns=("y",)))
+    assert said.startswith("Columns of the inputs (features): no column of numbers is in every member's table")
 
 
 def test_one_class_at_all_members_is_an_error_and_at_one_member_is_not() -> None:
     one = profile(levels={"diagnosis": ("benign",)})
-    assert not alone(read(OWNER), one)[1]
-    assert not complete(read(OWNER), {"a": one, "b": profile()})[1]
-    _, (problem,), _ = complete(read(OWNER), {"a": one, "b": one})
-    assert "has the one value benign in enough rows of any member, expected at least two" in problem.text
+    assert complete_alone(read(OWNER), one, ["a", "b"])
+    assert run_of(OWNER, one, profile())
+    (said,) = refusals(OWNER, one, one)
+    assert "has the one value benign in enough rows of any member, expected at least two" in said
 
 
 @pytest.mark.parametrize("rows", [(300, 180, 89), (1000, 60, 20), (40, 40), (5000, 5000), (30, 12)])
 @pytest.mark.parametrize("evaluation", ["k-fold", "holdout", "leave-one-site-out"])
 def test_steps_have_enough_rows_of_every_member(rows: tuple[int, ...], evaluation: str) -> None:
     run = run_of(OWNER | {"evaluation": evaluation}, *(profile(rows=count) for count in rows))
-    size = run["training"]["batch_size"]
+    size = run.training.batch_size
     share = 0.85 if evaluation == "leave-one-site-out" else 0.68
     steps = -(-share * max(rows) // size)
     assert steps == 1 or min(rows) * share / steps >= 8

@@ -25,10 +25,11 @@ from rankdad.local.data import read_site
 from rankdad.platforms.coinstac.compspec import compspec
 from rankdad.platforms.coinstac.service import Service
 from rankdad.simulations.lockstep import run
-from tests.coinstac.app import App, Tick
+from tests.coinstac.app import App
 from tests.coinstac.client import ComputationError
 from tests.coinstac.nodes import ProcessNode
 from tests.coinstac.platform import Faults, Platform, shuffled_ids
+from tests.coinstac.typed import Tick
 from tests.conftest import OPEN, run_document, write_site
 from tests.platforms.nodes import site_file
 from tests.warm import Warm

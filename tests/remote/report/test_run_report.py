@@ -23,7 +23,7 @@ from typer.testing import CliRunner, Result
 
 from rankdad.common.errors import UserError
 from rankdad.local.data import SiteData
-from rankdad.platforms.coinstac.displays import for_people
+from rankdad.platforms.coinstac.displays import displayed
 from rankdad.remote.cli import mount
 from rankdad.remote.report.evaluation_plots import MAX_NAMED_SITES
 from rankdad.remote.report.run_plots import run_plots
@@ -140,7 +140,7 @@ def test_the_page_says_what_the_tables_say(finished: Path) -> None:
         assert shown[1:6] == [row["samples"], row["absent"], *(f"{float(row[key]):.3f}" for key in keys)]
     counts = np.array(metrics["confusion"])
     assert next(cells for cells in page.rows if cells[:1] == ["1"])[1:4] == [f"{count}" for count in counts[1]]
-    shown_elsewhere = for_people(finished, {}, ())
+    shown_elsewhere = displayed(read_results(finished), {}, ())
     assert shown_elsewhere["global_metrics"]["samples"] == counts.sum()
     assert shown_elsewhere["site_metrics"]["beta"]["auc"] == float(sites[1]["auc"])
     assert not any(name.startswith("baseline") for name in shown_elsewhere["site_metrics"]["beta"])
