@@ -14,7 +14,7 @@ from rankdad.common.errors import DataError
 from rankdad.local.data.npz import padded, read_arrays, whole_numbers
 from rankdad.local.data.reading import Array
 from rankdad.local.data.ts import arrays_of, parse
-from rankdad.simulations.pools import ArrayPool
+from rankdad.simulations.datasets import ArrayDataset
 
 PARTS = ("train", "test")
 UCI = "UCI Machine Learning Repository (archive.ics.uci.edu), data set"
@@ -31,7 +31,7 @@ class Archive(Part):
     path: str
     """The file."""
 
-    def load(self) -> ArrayPool:
+    def load(self) -> ArrayDataset:
         """Read the file; its own test set stays the test set.
 
         Raises:
@@ -89,7 +89,7 @@ class SpokenArabicDigits(Archive):
     path: str = "../shared/data/spoken_arabic_digits.npz"
     """The file."""
 
-    def load(self) -> ArrayPool:
+    def load(self) -> ArrayDataset:
         """Read the file; every series is padded to the longest, and its own test set stays the test set.
 
         Raises:
@@ -107,7 +107,7 @@ class SpokenArabicDigits(Archive):
         x, length = padded(series, max(map(len, series)), "float32")
         count = arrays["len_train"].size
         pool = joined(self.path, [(x[:count], arrays["y_train"]), (x[count:], arrays["y_test"])])
-        return ArrayPool(self.path, pool.x, pool.y, {**pool.others, "length": length})
+        return ArrayDataset(self.path, pool.x, pool.y, {**pool.others, "length": length})
 
 
 class Uea(Part):
@@ -120,7 +120,7 @@ class Uea(Part):
     path: str
     """The file."""
 
-    def load(self) -> ArrayPool:
+    def load(self) -> ArrayDataset:
         """Read the files; series are padded to the longest.
 
         Raises:
@@ -136,7 +136,7 @@ class Uea(Part):
         arrays = arrays_of(files, files[0].classes or (), shape, "float32")
         if "y" not in arrays:
             raise DataError(path, "lacks labels, or its test set does, expected @classLabel true and the classes")
-        return ArrayPool(self.path, arrays.pop("x"), arrays.pop("y"), arrays)
+        return ArrayDataset(self.path, arrays.pop("x"), arrays.pop("y"), arrays)
 
 
 def named_arrays(path: Path, names: Sequence[str], found_at: str = "") -> dict[str, Array]:
@@ -160,7 +160,7 @@ def named_arrays(path: Path, names: Sequence[str], found_at: str = "") -> dict[s
     return arrays
 
 
-def joined(origin: str, parts: Sequence[tuple[Array, Array]]) -> ArrayPool:
+def joined(origin: str, parts: Sequence[tuple[Array, Array]]) -> ArrayDataset:
     """Return training and test samples as one pool that tells them apart.
 
     Args:
@@ -177,7 +177,7 @@ def joined(origin: str, parts: Sequence[tuple[Array, Array]]) -> ArrayPool:
     if train.shape[1:] != test.shape[1:]:
         shapes = f"x_train has shape {list(train.shape)}, x_test {list(test.shape)}"
         raise DataError(origin, f"{shapes}, expected samples of the same shape")
-    return ArrayPool(
+    return ArrayDataset(
         origin,
         np.concatenate([x for x, _ in parts]),
         np.concatenate([y.reshape(-1) for _, y in parts]),

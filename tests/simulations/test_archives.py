@@ -10,7 +10,7 @@ from rankdad.common.documents import validate
 from rankdad.common.errors import DataError
 from rankdad.local.data import read_samples
 from rankdad.simulations.archives import Archive
-from rankdad.simulations.pools import ArrayPool
+from rankdad.simulations.datasets import ArrayDataset
 from rankdad.simulations.sources import Source
 from rankdad.simulations.spec import SimulationFile, write_sites
 from tests.conftest import SHARED, run_document
@@ -31,7 +31,7 @@ SERIES = LABELS | {
 }
 
 
-def load(source: str, path: Path) -> ArrayPool:
+def load(source: str, path: Path) -> ArrayDataset:
     return ARCHIVES[source](name=source, path=str(path)).load()
 
 

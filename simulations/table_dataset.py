@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from rankdad.common.columns import Labelled
+from rankdad.common.columns import Labelled, canonical
 from rankdad.common.spec import RunSpec
 from rankdad.local.data.cells import labels_of
 from rankdad.local.data.reading import MISSING, Array
 from rankdad.local.data.tables import Table, holder, read_table
-from rankdad.simulations.pools import Rows
+from rankdad.simulations.datasets import Rows
 
 
 @dataclass(frozen=True, eq=False)
-class TablePool:
+class TableDataset:
     """A table by row."""
 
     table: Table
 
     @classmethod
-    def read(cls, path: Path) -> TablePool:
+    def read(cls, path: Path) -> TableDataset:
         """Read a file.
 
         Raises:
@@ -33,9 +32,9 @@ class TablePool:
         return cls(read_table(path))
 
     @classmethod
-    def of(cls, origin: Path, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> TablePool:
-        """Make a table of cells."""
-        return cls(Table(origin, pd.DataFrame([list(row) for row in rows], columns=list(columns), dtype=object)))
+    def of(cls, origin: str, frame: pd.DataFrame) -> TableDataset:
+        """Make a table of numbers and texts, each as a file would have it: 59, not 59.0."""
+        return cls(Table(origin, frame.astype(object).map(canonical)))
 
     @property
     def origin(self) -> str:
