@@ -74,6 +74,17 @@ class FactorCapture:
         model: its weights' `.grad` is cleared on entry.
         only: names of the weights to capture; None captures every layer that has a factor.
 
+    Example:
+        >>> model = nn.Linear(5, 2)
+        >>> inputs, labels = torch.randn(8, 5), torch.randn(8, 2)
+        >>> with FactorCapture(model) as capture:
+        ...     capture.backward(nn.functional.mse_loss(model(inputs), labels))
+        >>> factor = capture.factors()["weight"]
+        >>> factor.delta.shape, factor.activation.shape, factor.gradient().shape
+        (torch.Size([8, 2]), torch.Size([8, 5]), torch.Size([2, 5]))
+        >>> list(capture.dense())
+        ['bias']
+
     Source: arXiv 2102.09631, Section 3 (A and Δ as held by automatic differentiation).
     """
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from rankdad.common.documents import validate
 from rankdad.common.preparation import Preparing
-from rankdad.common.spec import RunSpec
-from rankdad.common.studies import LeaveOneSiteOut
+from rankdad.common.spec import LeaveOneSiteOut, RunSpec
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.data.folds import Split
 

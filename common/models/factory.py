@@ -8,7 +8,7 @@ from torch import nn
 
 from rankdad.common.allowed import resolve
 from rankdad.common.errors import SpecError, one_line
-from rankdad.common.networks import Factory
+from rankdad.common.spec.model import Factory
 
 
 def from_factory(spec: Factory, allowed: Collection[str]) -> nn.Module:

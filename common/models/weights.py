@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from rankdad.common.errors import DataError, SpecError
-from rankdad.common.networks import Pretrained
+from rankdad.common.spec.model import Pretrained
 
 SHOWN = 8  # names in an error
 

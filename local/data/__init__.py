@@ -16,8 +16,7 @@ from rankdad.common.imaging import FunctionData, ImagesData, NiftiData
 from rankdad.common.messages import Warning
 from rankdad.common.preparation import Rows
 from rankdad.common.replica import weights_sha256
-from rankdad.common.spec import RunSpec
-from rankdad.common.studies import KFold
+from rankdad.common.spec import KFold, RunSpec
 from rankdad.common.tasks import Classification
 from rankdad.local.data.behind import fewest_behind
 from rankdad.local.data.folds import Split, folds

@@ -175,7 +175,7 @@ def test_scikit_learns_data_sets_are_what_weights_were_measured_on() -> None:
     """Digests of the numbers in their order, whatever the type of a cell; from scikit-learn's own files."""
     digits = Digits(name="digits").load()
     diabetes, cancer = Diabetes(name="diabetes").load().table, BreastCancer(name="breast-cancer").load().table
-    assert (digits.x.dtype, digits.x.shape, digits.y.dtype, digits.y.shape) == (np.uint8, (1797, 64), np.uint8, (1797,))
+    assert (digits.x.shape, digits.y.shape) == ((1797, 64), (1797,))
     assert digest(digits.x.tobytes() + digits.y.tobytes()) == "87ff0c9e40dc7e2c"
     assert list(diabetes.frame) == [*("age", "sex", "bmi", "bp"), *(f"s{i}" for i in range(1, 7)), "progression"]
     assert list(cancer.frame)[:11:10] == ["mean radius", "radius error"]
