@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LARGEST_NORM = 1e38  # beyond which the numbers of a product could be infinite in float32
+MAX_NORM = 1e38  # beyond which the numbers of a product could be infinite in float32
 
 
 @dataclass(frozen=True, eq=False, slots=True)

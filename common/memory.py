@@ -9,7 +9,7 @@ import torch
 
 from rankdad.common.errors import SpecError
 from rankdad.common.models import build_network
-from rankdad.common.models.layout import channels_first
+from rankdad.common.models.channels import channels_first
 from rankdad.common.routes import PROBE_SAMPLES
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.model import Cnn, Cnn3d, Factory, Gru, Lstm, Mlp, ModelSpec, Vit

@@ -27,8 +27,8 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from rankdad.common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolError, RankdadError
+from rankdad.common.exchanges import MessageLayout, Slot
 from rankdad.common.factors import Factor
-from rankdad.common.layout import Layout, Slot
 from rankdad.common.messages import DOWN, UP, Body, Failure, Kind, Message, Step
 from rankdad.common.plan import Plan
 from rankdad.common.routes import Payload
@@ -38,7 +38,7 @@ if sys.byteorder != "little":
     raise ImportError("rankdad's wire is little-endian, and so must be the machine")
 
 CONTROL_BYTES = 1 << 16  # a hello, decision, goodbye or failure
-MOST_LOSS = 1e300  # of one site, in sums or a step: a thousand sites' add up to a finite number
+MAX_LOSS = 1e300  # of one site, in sums or a step: a thousand sites' add up to a finite number
 CONTAINERS = 3  # maps and lists in any message: its own, its body's, and one in that
 T = TypeVar("T")
 _ROUND, _MEASURES = struct.Struct("<Q"), struct.Struct("<3d")
@@ -203,7 +203,7 @@ def _packb(document: dict[str, Any]) -> bytes:
     return packed
 
 
-def _arrays(payload: Payload, layout: Layout) -> list[tuple[Tensor, ...]]:
+def _arrays(payload: Payload, layout: MessageLayout) -> list[tuple[Tensor, ...]]:
     """Return a payload's arrays by slot."""
     arrays: list[tuple[Tensor, ...]] = []
     for slot, value in zip(layout.slots, payload, strict=True):
@@ -217,9 +217,9 @@ def _arrays(payload: Payload, layout: Layout) -> list[tuple[Tensor, ...]]:
     return arrays
 
 
-def _unpack_step(document: dict[str, Any], plan: Plan, layout: Layout, device: str) -> Step:
+def _unpack_step(document: dict[str, Any], plan: Plan, layout: MessageLayout, device: str) -> Step:
     weight, loss, norm = _MEASURES.unpack(_binary(document, "m", _MEASURES.size))
-    for name, value, most in (("weight", weight, 2.0**53), ("loss", loss, MOST_LOSS), ("norm", norm, 1e300)):
+    for name, value, most in (("weight", weight, 2.0**53), ("loss", loss, MAX_LOSS), ("norm", norm, 1e300)):
         if not abs(value) <= most or (name == "weight" and value < 0):
             raise ProtocolError(422, f"m: got {name} {value}, expected at most {most:g}, a weight at least 0")
     filled = _filled(layout, _binary(document, "n", 4 * layout.variable))
@@ -238,7 +238,7 @@ def _unpack_step(document: dict[str, Any], plan: Plan, layout: Layout, device: s
     return Step(weight, loss, norm, tuple(payload))
 
 
-def _filled(layout: Layout, counts: bytes) -> list[tuple[Slot, int]]:
+def _filled(layout: MessageLayout, counts: bytes) -> list[tuple[Slot, int]]:
     """Return every slot with the number of its rows, checked."""
     given = iter(struct.unpack(f"<{layout.variable}I", counts))
     filled = [(slot, slot.rows if slot.fixed else next(given)) for slot in layout.slots]
@@ -252,7 +252,7 @@ def _filled(layout: Layout, counts: bytes) -> list[tuple[Slot, int]]:
     return filled
 
 
-def _not_encoded(layout: Layout, arrays: list[tuple[Tensor, ...]], wire: str) -> RankdadError:
+def _not_encoded(layout: MessageLayout, arrays: list[tuple[Tensor, ...]], wire: str) -> RankdadError:
     """Say which parameter's numbers cannot travel, and why."""
     for slot, own in zip(layout.slots, arrays, strict=True):
         if not all(finite(array) for array in own):

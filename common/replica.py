@@ -12,9 +12,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from rankdad.common.drift import sketch
 from rankdad.common.models import build_model
 from rankdad.common.spec import Adam, Constant, Cosine, RunSpec, Training
+from rankdad.common.weight_sketch import sketch
 
 
 class Replica:
@@ -98,7 +98,7 @@ class Replica:
             raise ValueError("holds other weights than this model has")
 
     def sketch(self) -> Tensor:
-        """Return the sketch of the parameters; see `common.drift`."""
+        """Return the sketch of the parameters; see `common.weight_sketch`."""
         return sketch(dict(self.model.named_parameters()))
 
     def state(self) -> dict[str, Tensor]:

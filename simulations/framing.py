@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
-LONGEST_HEAD = 65536  # bytes; what is longer is no head of ours
-LONGEST_LINE = 4096  # bytes of a chunk's size or of a trailer
+MAX_HEAD = 65536  # bytes; what is longer is no head of ours
+MAX_LINE = 4096  # bytes of a chunk's size or of a trailer
 
 _START = re.compile(rb"(?P<verb>[A-Z]+) \S+ HTTP/1\.[01]\r\n|HTTP/1\.[01] (?P<status>\d{3})[ \r]")
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})[ \t]*\r\n", re.IGNORECASE)
@@ -79,7 +79,7 @@ class Framer:
                     self._state = _State.HEAD if last else _State.SIZE
                 yield Piece(taken, last=last)
                 continue
-            mark, longest = (b"\r\n\r\n", LONGEST_HEAD) if self._state is _State.HEAD else (b"\r\n", LONGEST_LINE)
+            mark, longest = (b"\r\n\r\n", MAX_HEAD) if self._state is _State.HEAD else (b"\r\n", MAX_LINE)
             seen = max(0, len(self._held) - len(mark))
             self._held += data
             end = self._held.find(mark, seen)

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from rankdad.common.columns import Column, Level, PositiveInt, canonical
 from rankdad.common.documents import Part
 from rankdad.common.errors import DataError, SpecError
 from rankdad.common.seeds import derive
 from rankdad.common.spec import PositiveFloat, RunSpec, SiteName
+from rankdad.common.table_schema import Column, Level, PositiveInt, canonical
 from rankdad.common.tasks import Regression, TaskSpec
 from rankdad.simulations.datasets import Dataset, Rows
 

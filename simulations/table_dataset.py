@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from rankdad.common.columns import Labelled, canonical
 from rankdad.common.spec import RunSpec
+from rankdad.common.table_schema import Labelled, canonical
 from rankdad.local.data.cells import labels_of
 from rankdad.local.data.reading import MISSING, Array
 from rankdad.local.data.tables import Table, holder, read_table

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rankdad.common.errors import NonFiniteError, SpecError
-from rankdad.common.factors import LARGEST_NORM, Factor, norm
+from rankdad.common.factors import MAX_NORM, Factor, norm
 from rankdad.common.methods.base import Contribution, Method, State, as_matrix, shares
 from rankdad.common.routes import Payload, Route
 
@@ -115,7 +115,7 @@ class EdadMethod(Method):
         scaled = [as_matrix(payload[-1]) * part for payload, part in zip(payloads, parts, strict=True)]
         update = (*activations[:-1], torch.cat(scaled))
         for route, value in zip(self._routes, self.gradients([update]), strict=True):
-            if not norm(value) < LARGEST_NORM:  # each number may be finite, and their product not
+            if not norm(value) < MAX_NORM:  # each number may be finite, and their product not
                 raise NonFiniteError(f"the pooled gradient of {route.name}")
         return update, state
 

@@ -26,8 +26,8 @@ from rankdad.common.wire import is_lossless
 WARM_ITERATIONS, COLD_ITERATIONS = 1, 6  # of the block reducer, with and without the last update's basis
 LAST_CHANCE_ITERATIONS = 2  # warm, but without feedback, which would make up for what one iteration misses
 OVERSAMPLING = 8
-MOST_ROWS = 192  # of gradient and residual together before they are reduced, whatever the batch
-MOST_BATCHES = 2.5  # the same in rows of the gradient: every third step pays for the two before
+MAX_ROWS = 192  # of gradient and residual together before they are reduced, whatever the batch
+MAX_BATCHES = 2.5  # the same in rows of the gradient: every third step pays for the two before
 
 
 class RankDadMethod(Method):
@@ -180,7 +180,7 @@ def _rows_to_keep(route: Route, matrix: Factor | Tensor, gradient: Factor | Tens
     """Return to how many rows a residual is reduced in this step: 0 where it may grow, or is kept as a matrix."""
     if route.residual is None or not isinstance(matrix, Factor) or not isinstance(gradient, Factor):
         return 0
-    most = max(MOST_ROWS, route.residual + int(MOST_BATCHES * gradient.rows))
+    most = max(MAX_ROWS, route.residual + int(MAX_BATCHES * gradient.rows))
     return route.residual if matrix.rows > most else 0
 
 

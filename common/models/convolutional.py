@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from rankdad.common.errors import SpecError
-from rankdad.common.models.layout import channels_first
+from rankdad.common.models.channels import channels_first
 from rankdad.common.spec.model import Cnn, Cnn3d
 
 GROUPS = 8  # at most

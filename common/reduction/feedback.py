@@ -51,7 +51,7 @@ def minus_rows(meant: Factor, decoded: Factor, share: float) -> Factor:
     return Factor(delta, torch.cat([meant.activation, decoded.activation]))
 
 
-def mixed(old: Residuals, new: Residuals, part: float) -> Residuals:
+def interpolate_residual(old: Residuals, new: Residuals, part: float) -> Residuals:
     """Return part · new + (1 − part) · old: what is kept if the share applied is only `part` of the one meant.
 
     With 0, at a site that was left out, the old residuals stay as they are. All that was applied and all that is kept
@@ -59,10 +59,10 @@ def mixed(old: Residuals, new: Residuals, part: float) -> Residuals:
     """
     if part in (0, 1):
         return new if part else old
-    return {name: _mixed(old.get(name), value, part) for name, value in new.items()}
+    return {name: _interpolate(old.get(name), value, part) for name, value in new.items()}
 
 
-def _mixed(old: Matrix | None, new: Matrix, part: float) -> Matrix:
+def _interpolate(old: Matrix | None, new: Matrix, part: float) -> Matrix:
     if isinstance(new, Factor) and not isinstance(old, Tensor):
         return concatenate([*([old.scaled(1 - part)] if old else []), new.scaled(part)])
     before, after = (value.gradient() if isinstance(value, Factor) else value for value in (old, new))

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from rankdad.common.factors import Factor
-from rankdad.common.reduction.operators import Matrix, kept, left, negligible, normalised, nothing, right, values
+from rankdad.common.reduction.operators import Matrix, empty_factor, kept, leaf, left, normalised, rank_tolerance, right
 
 CONVERGENCE = 1e-3  # sine of the angle between two iterates below which a component counts as found (θ)
-LEAST_ITERATIONS = 12  # a start that happens to lie near another component does not turn at first, either
+MIN_ITERATIONS = 12  # a start that happens to lie near another component does not turn at first, either
 
 
 def spi(
@@ -46,9 +46,9 @@ def spi(
         raise ValueError(f"rank: got {rank}, expected at least 1")
     matrix, scale = normalised(factor)
     if scale == 0:
-        return nothing(matrix)
+        return empty_factor(matrix)
     out, columns = matrix.shape
-    like, floor = values(matrix), negligible(matrix)
+    like, floor = leaf(matrix), rank_tolerance(matrix)
     found = like.new_empty(min(rank, out, columns), columns)
     generator = torch.Generator().manual_seed(seed)
     count, largest = 0, 0.0
@@ -65,7 +65,7 @@ def spi(
             following = following / size
             turned = torch.linalg.vector_norm(following - g * (following @ g))
             g = following
-            if turned <= CONVERGENCE and iteration >= LEAST_ITERATIONS:
+            if turned <= CONVERGENCE and iteration >= MIN_ITERATIONS:
                 break
         sigma = float(torch.linalg.vector_norm(right(matrix, g)))
         largest = max(largest, sigma)

@@ -21,7 +21,7 @@ from rankdad.common.messages import (
     Farewell,
     Kind,
     Message,
-    Pooled,
+    PooledMetrics,
     Roster,
     Step,
     Sums,
@@ -108,8 +108,8 @@ class RunState:
         self.totals: dict[str, Tensor] = {}
         self.missing: frozenset[int] = frozenset()
         self.bases: Mapping[str, Tensor] = {}
-        self.validation: Pooled | None = None
-        self.test: Pooled | None = None
+        self.validation: PooledMetrics | None = None
+        self.test: PooledMetrics | None = None
         self.best_value: float | None = None
         self.best_weights: dict[str, Tensor] = {}
         self.farewell: Farewell | None = None
@@ -283,9 +283,9 @@ class RunState:
         elif isinstance(body, Buffers):
             self.replica.load(body.values)
             self._buffers_pooled = True
-        elif isinstance(body, Pooled) and body.split == "validation":
+        elif isinstance(body, PooledMetrics) and body.split == "validation":
             self.validation, self.decides = body, True
-        elif isinstance(body, Pooled):
+        elif isinstance(body, PooledMetrics):
             self.test = body
             self._next_fold()
         elif isinstance(body, Decision):

@@ -7,10 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
-from rankdad.common.allowed import FunctionName
-from rankdad.common.columns import FileName
 from rankdad.common.documents import Part
 from rankdad.common.spec.numbers import Fraction, UpToMillion
+from rankdad.common.table_schema import FileName
+from rankdad.common.user_code import FunctionName
 
 Presets = Mapping[str, Mapping[str, Any]]  # by name: what fields they fill
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rankdad.common.columns import Column
 from rankdad.common.documents import Part
+from rankdad.common.table_schema import Column
 
 
 class Combat(Part):

@@ -17,12 +17,12 @@ from typing import Annotated, Any
 import pandas as pd
 from pydantic import AfterValidator, Field
 
-from rankdad.common.columns import COLUMN, Column, Level, canonical
 from rankdad.common.data import CsvData, FreesurferData, TableData, resolve_features
 from rankdad.common.documents import Part, validate
 from rankdad.common.errors import DataError, SpecError, UserError
 from rankdad.common.patterns import is_pattern, literal
 from rankdad.common.spec import RunSpec
+from rankdad.common.table_schema import COLUMN, Column, Level, canonical
 from rankdad.platforms.coinstac.fields import FIELDS
 from rankdad.platforms.coinstac.form import Columns, Problem
 from rankdad.platforms.coinstac.inputs import SITES, Filled, with_sites
