@@ -21,12 +21,11 @@ from benchmarks.networks import patches, pixels, sequences
 from rankdad.common.capture import FactorCapture
 from rankdad.common.documents import validate
 from rankdad.common.errors import DataError, UserError
-from rankdad.common.factors import Factor
+from rankdad.common.factors import Factor, Matrix
 from rankdad.common.methods import Contribution, Method, State, method_for
 from rankdad.common.plan import Plan, make_plan
 from rankdad.common.reduction.block import block
 from rankdad.common.reduction.exact import exact
-from rankdad.common.reduction.operators import Matrix
 from rankdad.common.reduction.spi import spi
 from rankdad.common.replica import Replica
 from rankdad.common.routes import Payload, gather, scatter

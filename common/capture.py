@@ -30,15 +30,15 @@ def linear_layers(model: nn.Module) -> dict[str, tuple[nn.Linear, str | None]]:
     """
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     holders = _holders(model)
-    found: dict[str, tuple[nn.Linear, str | None]] = {}
+    layers: dict[str, tuple[nn.Linear, str | None]] = {}
     for module in model.modules():
         if type(module) is not nn.Linear or module.weight not in names:
             continue
         if module.weight.requires_grad and holders[module.weight] == 1:
             bias = module.bias
-            own = bias is not None and bias.requires_grad and holders[bias] == 1
-            found[names[module.weight]] = (module, names[bias] if own else None)
-    return found
+            has_bias = bias is not None and bias.requires_grad and holders[bias] == 1
+            layers[names[module.weight]] = (module, names[bias] if has_bias else None)
+    return layers
 
 
 def unfollowed(model: nn.Module) -> dict[str, str]:
@@ -168,15 +168,15 @@ class FactorCapture:
 
     def _graph(self, loss: Tensor) -> set[Node]:
         """Collect the nodes behind a loss, without those between a noted layer and its weight."""
-        found: set[Node] = set()
+        nodes: set[Node] = set()
         stack = [loss.grad_fn]
         while stack:
             node = stack.pop()
-            if node is None or node in found:
+            if node is None or node in nodes:
                 continue
-            found.add(node)
+            nodes.add(node)
             stack.extend([self._uses[node][1]] if node in self._uses else [n for n, _ in node.next_functions])
-        return found
+        return nodes
 
     def factors(self) -> dict[str, Factor]:
         """Return the factors by weight name, Δ [n, out] and A [n, in]; a layer that was not used has none."""

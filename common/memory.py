@@ -66,9 +66,9 @@ def available() -> int | None:
 
     None if neither can be told.
     """
-    found = [int(text) for path in LIMITS if (text := _read(path)).isdecimal()]
+    limits = [int(text) for path in LIMITS if (text := _read(path)).isdecimal()]
     free = [int(line.split()[1]) * 1024 for line in _read(FREE).splitlines() if line.startswith("MemAvailable:")]
-    return min(found + free, default=None)
+    return min(limits + free, default=None)
 
 
 def _read(path: Path) -> str:

@@ -208,21 +208,7 @@ class Failure(Control):
     final: bool = True
 
 
-Body = (
-    Step
-    | Hello
-    | Roster
-    | Sums
-    | Buffers
-    | Evaluation
-    | PooledMetrics
-    | Decision
-    | Goodbye
-    | Farewell
-    | Failure
-    | Sketch
-    | Comparison
-)
+Body = Step | Control
 UP: dict[Kind, type[Control]] = {
     Kind.HELLO: Hello,
     Kind.BUFFERS: Buffers,

@@ -86,8 +86,7 @@ class Plan:
 
     def layout(self, exchange: int, *, up: bool) -> MessageLayout:
         """Return what a message of a step's exchange carries."""
-        found = self.exchanges[exchange]
-        return found.up if up else found.down
+        return self.exchanges[exchange].up if up else self.exchanges[exchange].down
 
     def stage_size(self, name: str) -> int:
         """Return how many numbers of each fold a stage of preparation adds up.

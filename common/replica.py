@@ -93,8 +93,8 @@ class Replica:
         Raises:
             ValueError: they are not.
         """
-        own = {name: (value.dtype, value.shape) for name, value in self.model.named_parameters()}
-        if {name: (value.dtype, value.shape) for name, value in named.items()} != own:
+        expected = {name: (value.dtype, value.shape) for name, value in self.model.named_parameters()}
+        if {name: (value.dtype, value.shape) for name, value in named.items()} != expected:
             raise ValueError("holds other weights than this model has")
 
     def sketch(self) -> Tensor:

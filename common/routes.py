@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from rankdad.common.capture import FactorCapture, linear_layers, unfollowed
 from rankdad.common.errors import SpecError, one_line
-from rankdad.common.factors import Factor
+from rankdad.common.factors import Factor, Matrix
 from rankdad.common.seeds import derive
 from rankdad.common.spec import Dsgd, Edad, PowerSgd, RankDad, RunSpec, TopRows
 from rankdad.common.tasks import Classification, MultiLabel, TaskSpec
@@ -21,7 +21,7 @@ from rankdad.common.wire import wire_bytes
 
 PROBE_SAMPLES = 4
 RESIDUAL_ROWS = 16  # to which a residual is reduced: what is beyond them hardly changes the training
-Payload = tuple[Factor | Tensor, ...]
+Payload = tuple[Matrix, ...]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def gather(
         For each route a factor where one was captured, else the matrix [out, columns]; what this step did not use is
         zero, or has no rows where factors travel.
     """
-    values: list[Factor | Tensor] = []
+    values: list[Matrix] = []
     for route in routes:
         out, columns = route.matrix
         if route.name in factors:

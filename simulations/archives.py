@@ -99,8 +99,8 @@ class SpokenArabicDigits(Archive):
         arrays = named_arrays(path, _names("frames", "len", "y"), self.found_at)
         widths = [arrays[f"frames_{part}"].shape[1:] for part in PARTS]
         if len(widths[0]) != 1 or widths[0] != widths[1]:
-            found = " and ".join(f"frames_{part} {list(arrays[f'frames_{part}'].shape)}" for part in PARTS)
-            raise DataError(path, f"has {found}, expected as many features of each: [frames, features]")
+            shapes = " and ".join(f"frames_{part} {list(arrays[f'frames_{part}'].shape)}" for part in PARTS)
+            raise DataError(path, f"has {shapes}, expected as many features of each: [frames, features]")
         series = [s for part in PARTS for s in _cut(path, part, arrays[f"frames_{part}"], arrays[f"len_{part}"])]
         if not series:
             raise DataError(path, "has no series")

@@ -200,17 +200,17 @@ def verify(
     """Compare each method's gradient of a batch per site with autograd's of the pooled batch; fail if it is inexact."""
     import torch
 
-    from rankdad.simulations.checking import show_verification
-    from rankdad.simulations.checking import verify as run
     from rankdad.simulations.pooling import first_training_rows
     from rankdad.simulations.resolving import with_columns
     from rankdad.simulations.spec import read_simulation
+    from rankdad.simulations.verifying import show_verification
+    from rankdad.simulations.verifying import verify as run
 
     read = with_columns(read_simulation(file, set_ or [], sites=sites, data=data))
     torch.set_num_threads(read.run.training.threads)
     rows = first_training_rows(read.run, _dealt(read))
-    found, misfits = run(read.run, rows, allow_factory or (), weights)
-    right = show_verification(read.run, found, _wide_console())
+    verifications, misfits = run(read.run, rows, allow_factory or (), weights)
+    right = show_verification(read.run, verifications, _wide_console())
     for sentence in misfits:
         typer.echo(sentence)
     if not right:

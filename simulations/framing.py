@@ -124,11 +124,11 @@ class Framer:
             last = line == b"\r\n"
             self._state = _State.HEAD if last else _State.TRAILER
             return Piece(line, last=last)
-        found = _SIZE.match(line)
-        if found is None:
+        size_line = _SIZE.match(line)
+        if size_line is None:
             self._state = _State.REST
             return Piece(line)
-        size = int(found[1], 16)
+        size = int(size_line[1], 16)
         self._left = size + len(b"\r\n")
         self._state = _State.CHUNK if size else _State.TRAILER
         return Piece(line)

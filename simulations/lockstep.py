@@ -63,9 +63,11 @@ def run(
     for site in plan.sites:
         policy = EVERYTHING if policies is None else policies[site]
         policy.check(spec, plan)
-        own = admitted(policy, spec, plan, data[site])
+        admitted_data = admitted(policy, spec, plan, data[site])
         run_state = RunState(spec, plan, Replica(spec, allowed_factories, device, weights))
-        trainings[site] = train(spec, plan, own, TrainingState(site, run_state), policy, tested=partial(tested, site))
+        trainings[site] = train(
+            spec, plan, admitted_data, TrainingState(site, run_state), policy, tested=partial(tested, site)
+        )
     results: dict[str, Result] = {}
     answers: dict[str, bytes] = {}
     failures: list[RunFailedError] = []

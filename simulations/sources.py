@@ -111,14 +111,14 @@ class Folders(Part):
             folders = sorted(entry for entry in path.iterdir() if entry.is_dir())
         except OSError as error:
             raise DataError(path, f"cannot be read: {error.strerror or error}; pass its place with --data") from None
-        found: dict[str, Path] = {}
+        of_site: dict[str, Path] = {}
         for site in sites:
-            own = [folder for folder in folders if folder.name.lower() == site]
-            if len(own) != 1:
-                names = ", ".join(folder.name for folder in own or folders) or "nothing"
+            named = [folder for folder in folders if folder.name.lower() == site]
+            if len(named) != 1:
+                names = ", ".join(folder.name for folder in named or folders) or "nothing"
                 raise DataError(path, f"expected one folder for the site {site}, found {names}")
-            found[site] = own[0]
-        return found
+            of_site[site] = named[0]
+        return of_site
 
 
 Source = Annotated[

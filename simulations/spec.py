@@ -163,17 +163,17 @@ def write_sites(
     places = _places(run, simulation, folder, dealt)
     configs: dict[str, SiteConfig] = {}
     for site in run.federation.sites:
-        own = folder / site
-        own.mkdir(parents=True, exist_ok=True)
-        (own / FILE).write_text(simulation.policy.text(), encoding="utf-8")
+        output = folder / site
+        output.mkdir(parents=True, exist_ok=True)
+        (output / FILE).write_text(simulation.policy.text(), encoding="utf-8")
         configs[site] = SiteConfig(
             name=site,
             aggregator=aggregator,
             data=str(places[site]),
-            output=str(own),
+            output=str(output),
             allow_factories=allow_factories,
             weights=simulation.weights,
-            policy=str(own / FILE),
+            policy=str(output / FILE),
             device=simulation.device,
             patience=patience,
         )

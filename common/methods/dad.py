@@ -17,7 +17,7 @@ class DadMethod(Method):
         self._routes = routes
 
     def step(
-        self, gradients: Payload, share: float, state: State, seed: int, most: int | None = None
+        self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None
     ) -> Generator[Payload, Payload, State]:
         """Send the factors as they are."""
         for route, value in zip(self._routes, gradients, strict=True):

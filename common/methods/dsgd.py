@@ -17,7 +17,7 @@ class DsgdMethod(Method):
         self._together = spec.exchanges == "one"
 
     def step(
-        self, gradients: Payload, share: float, state: State, seed: int, most: int | None = None
+        self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None
     ) -> Generator[Payload, Payload, State]:
         """Send the gradients as they are."""
         if self._together:

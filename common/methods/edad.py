@@ -95,7 +95,7 @@ class EdadMethod(Method):
         self._routes = routes
 
     def step(
-        self, gradients: Payload, share: float, state: State, seed: int, most: int | None = None
+        self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None
     ) -> Generator[Payload, Payload, State]:
         """Send every layer's activations, and the deltas of the last."""
         factors = [value for value in gradients if isinstance(value, Factor)]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import NonFiniteError
-from rankdad.common.factors import Factor
+from rankdad.common.factors import Factor, Matrix
 from rankdad.common.methods.base import Contribution, Method, State, as_matrix, pooled, received
 from rankdad.common.reduction.feedback import minus_matrix, plus_matrix
 from rankdad.common.routes import Payload, Route
@@ -32,7 +32,7 @@ class PowerSgdMethod(Method):
         self._reduced = [index for index, route in enumerate(routes) if route.up is not None]
 
     def step(
-        self, gradients: Payload, share: float, state: State, seed: int, most: int | None = None
+        self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None
     ) -> Generator[Payload, Payload, State]:
         """Send M Q, and then Mᵀ P̂ for the P̂ that comes back."""
         meant = [self._meant(*pair, state, share) for pair in zip(self._routes, gradients, strict=True)]
@@ -50,8 +50,8 @@ class PowerSgdMethod(Method):
         for index, (route, matrix) in enumerate(zip(self._routes, meant, strict=True)):
             if index in self._reduced:
                 left = as_matrix(updates[0][index])
-                own = received(left @ matrix, self._spec.wire)
-                residuals[route.name] = minus_matrix(matrix, Factor(left, as_matrix(own)), share)
+                right = received(left @ matrix, self._spec.wire)
+                residuals[route.name] = minus_matrix(matrix, Factor(left, as_matrix(right)), share)
             elif not is_lossless(self._spec.wire, dtype):
                 residuals[route.name] = minus_matrix(matrix, received(matrix, self._spec.wire), share)
         return State(residuals, self.bases(updates))
@@ -80,7 +80,7 @@ class PowerSgdMethod(Method):
             values[index] = Factor(as_matrix(updates[0][index]), as_matrix(updates[1][at]))
         return tuple(values)
 
-    def _meant(self, route: Route, gradient: Factor | Tensor, state: State, share: float) -> Tensor:
+    def _meant(self, route: Route, gradient: Matrix, state: State, share: float) -> Tensor:
         """Return gradient plus residual; a site that is out of data has zeros, and keeps its residual."""
         residual = state.residuals.get(route.name) if share > 0 else None
         meant = plus_matrix(gradient, None if residual is None else as_matrix(residual), share)

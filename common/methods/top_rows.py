@@ -22,7 +22,7 @@ class TopRowsMethod(DadMethod):
         self._rows = spec.rows
 
     def step(
-        self, gradients: Payload, share: float, state: State, seed: int, most: int | None = None
+        self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None
     ) -> Generator[Payload, Payload, State]:
         """Send the first rows."""
         first = tuple(value.leading(self._rows) if isinstance(value, Factor) else value for value in gradients)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rankdad.common.factors import Factor
+from rankdad.common.factors import Factor, Matrix
 from rankdad.common.reduction.operators import (
-    Matrix,
     decomposed,
     empty_factor,
     leaf,

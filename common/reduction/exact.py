@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from rankdad.common.factors import Factor
-from rankdad.common.reduction.operators import Matrix, decomposed, empty_factor, normalised, rank_tolerance
+from rankdad.common.factors import Factor, Matrix
+from rankdad.common.reduction.operators import decomposed, empty_factor, normalised, rank_tolerance
 
 
 def exact(factor: Matrix, rank: int, *, tolerance: float = 0.0) -> Factor:

@@ -14,8 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rankdad.common.factors import Factor, concatenate
-from rankdad.common.reduction.operators import Matrix
+from rankdad.common.factors import Factor, Matrix, concatenate
 
 Residuals = Mapping[str, Matrix]  # by parameter
 
@@ -70,15 +69,15 @@ def _interpolate(old: Matrix | None, new: Matrix, part: float) -> Matrix:
     return after * part if before is None else torch.lerp(before, after, part)
 
 
-def leading_rows(found: Factor, sent: Factor, decoded: Factor, share: float) -> Factor:
-    """Return nearly the same in few rows: those found and not sent, and what the wire has rounded off of those sent.
+def leading_rows(components: Factor, sent: Factor, decoded: Factor, share: float) -> Factor:
+    """Return nearly the same in few rows: components not sent, and what the wire has rounded off of those sent.
 
     Args:
-        found: the leading components of what was meant, those that were sent first.
+        components: the leading ones of what was meant, those that were sent first.
         sent: the first of them.
         decoded: what the other end has of `sent`; the same object if nothing was rounded.
         share: see above.
     """
-    rest = Factor(found.delta[sent.rows :], found.activation[sent.rows :])
+    rest = Factor(components.delta[sent.rows :], components.activation[sent.rows :])
     rounded = [] if decoded is sent else [sent, decoded.scaled(-1)]
     return concatenate([rest, *rounded]).scaled(share)

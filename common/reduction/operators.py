@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rankdad.common.factors import Factor
-
-Matrix = Factor | Tensor
+from rankdad.common.factors import Factor, Matrix
 
 
 def normalised(matrix: Matrix) -> tuple[Matrix, float]:

@@ -20,9 +20,10 @@ from typing import Any
 import msgpack
 import torch
 
+from rankdad.common.message_sizes import body_limit
 from rankdad.common.messages import Goodbye, Kind, Message
 from rankdad.common.policy import EVERYTHING
-from rankdad.common.protocol import body_limit, pack
+from rankdad.common.protocol import pack
 from rankdad.common.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.weight_sketch import PARTS
