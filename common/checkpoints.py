@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -28,6 +27,7 @@ from rankdad.common.factors import Factor
 from rankdad.common.files import sync_path
 from rankdad.common.plan import Plan
 from rankdad.common.reduction.feedback import Residuals
+from rankdad.common.replica import copies
 from rankdad.common.run.snapshot import Snapshot, under
 from rankdad.common.run.state import RunState
 
@@ -207,8 +207,7 @@ def _tensors(residuals: Residuals) -> dict[str, Tensor]:
             tensors |= {f"delta/{name}": residual.delta, f"activation/{name}": residual.activation}
         else:
             tensors[f"residual/{name}"] = residual
-    contiguous = torch.contiguous_format
-    return {name: value.detach().cpu().clone(memory_format=contiguous) for name, value in tensors.items()}
+    return copies(tensors)
 
 
 def _residuals(tensors: Mapping[str, Tensor]) -> Residuals:

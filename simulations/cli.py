@@ -244,7 +244,7 @@ def _address(option: str, text: str) -> tuple[str, int]:
 
 def _changed_batch(spec: RunSpec, before: int) -> str:
     """Say what another number of sites does to the global batch and the learning rate."""
-    from rankdad.common.replica import lr_scale
+    from rankdad.common.optimizer import lr_scale
 
     training, sites = spec.training, len(spec.federation.sites)
     rates = [training.optimizer.lr * lr_scale(training, count) for count in (before, sites)]

@@ -11,7 +11,7 @@ from pydantic import Field
 from rankdad.common.documents import Part
 from rankdad.common.errors import DataError, UserError
 from rankdad.local.data.npz import NAMES, read_arrays
-from rankdad.simulations.archives import Cifar10, Mnist, Natops, PenDigits, SpokenArabicDigits, Uea, named_arrays
+from rankdad.simulations.archives import Archive, SpokenArabicDigits, Uea, named_arrays
 from rankdad.simulations.datasets import ArrayDataset
 
 if TYPE_CHECKING:
@@ -122,18 +122,7 @@ class Folders(Part):
 
 
 Source = Annotated[
-    Digits
-    | Mnist
-    | PenDigits
-    | SpokenArabicDigits
-    | Natops
-    | Cifar10
-    | Uea
-    | Npz
-    | Diabetes
-    | BreastCancer
-    | OneTable
-    | Folders,
+    Digits | Archive | SpokenArabicDigits | Uea | Npz | Diabetes | BreastCancer | OneTable | Folders,
     Field(discriminator="name"),
 ]
 BUNDLED = frozenset({"digits", "diabetes", "breast-cancer"})  # they need no file of the user's

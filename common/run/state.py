@@ -28,7 +28,7 @@ from rankdad.common.messages import (
 )
 from rankdad.common.methods import method_for
 from rankdad.common.plan import Plan
-from rankdad.common.replica import Replica
+from rankdad.common.replica import Replica, copies
 from rankdad.common.routes import Payload, scatter
 from rankdad.common.run.batches import parts
 from rankdad.common.run.snapshot import Snapshot, check_snapshot, under
@@ -352,8 +352,8 @@ class RunState:
         named = {f"replica/{name}": value for name, value in self.replica.state().items()}
         named |= {f"best/{name}": value for name, value in self.best_weights.items()}
         named |= {f"total/{name}": value for name, value in self.totals.items()}
-        # Cloned: a part of a received update would take the whole of it along.
-        return named | {f"basis/{name}": value.detach().cpu().clone() for name, value in self.bases.items()}
+        # Copies: a part of a received update would take the whole of it along.
+        return named | copies({f"basis/{name}": value for name, value in self.bases.items()})
 
     def snapshot(self) -> Snapshot:
         """Return all else. Only between steps."""
