@@ -32,9 +32,10 @@ from rankdad.remote.config import Access
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.run_directory import new_directory
 from rankdad.remote.server import listen
+from rankdad.simulations.dealing import write_sites
 from rankdad.simulations.faults import RelaySpec
 from rankdad.simulations.processes import how_it_ended, last_error, last_lines, redirect, run, start, stop
-from rankdad.simulations.spec import SimulationFile, write_sites
+from rankdad.simulations.spec import SimulationFile
 
 PATIENCE = 10.0  # seconds for which a site tries the aggregator, which is on this machine
 RELAY = "the relay"  # its process; no site can have this name

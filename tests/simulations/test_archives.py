@@ -11,8 +11,9 @@ from rankdad.common.errors import DataError
 from rankdad.local.data import read_samples
 from rankdad.simulations.archives import Archive
 from rankdad.simulations.datasets import ArrayDataset
+from rankdad.simulations.dealing import write_sites
 from rankdad.simulations.sources import Source
-from rankdad.simulations.spec import SimulationFile, write_sites
+from rankdad.simulations.spec import SimulationFile
 from tests.conftest import SHARED, run_document
 
 ARCHIVES: dict[str, type[Archive]] = {

@@ -22,9 +22,10 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.tasks import Classification, MultiLabel, Regression
 from rankdad.local.data import read_samples
 from rankdad.simulations.datasets import ArrayDataset
+from rankdad.simulations.dealing import write_sites
 from rankdad.simulations.partition import Dirichlet, Iid, partition, strata
 from rankdad.simulations.sources import BreastCancer, Diabetes, Digits
-from rankdad.simulations.spec import SimulationFile, read_simulation, write_sites
+from rankdad.simulations.spec import SimulationFile, read_simulation
 from tests.conftest import SITES, run_document, run_spec
 
 CSV: dict[str, Any] = {
