@@ -42,9 +42,9 @@ def linear_layers(model: nn.Module) -> dict[str, tuple[nn.Linear, str | None]]:
 
 
 def unfollowed(model: nn.Module) -> dict[str, str]:
-    """Name the modules that look like Linear but hold trained matrices without a factor: module name → reason.
+    """Return why modules that look like Linear have no factor for a matrix that is trained: module name → reason.
 
-    No reason are tied and frozen weights, and the projection inside MultiheadAttention, which calls no module for it.
+    Tied and frozen weights are not listed. Nor is the projection inside MultiheadAttention, which is never called.
     """
     holders = _holders(model)
     followed: set[Tensor] = {module.weight for module, _ in linear_layers(model).values()}
@@ -137,8 +137,8 @@ class FactorCapture:
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass without forming the gradients that the factors replace: a third less to compute.
 
-        `loss.backward()` captures the same, except where the model uses a weight outside its layer too, or goes
-        through `autograd.grad` in its forward pass: only here is that seen, and such a weight is dense.
+        `loss.backward()` captures the same factors, with one exception: a weight that the model also uses outside its
+        layer, or in an `autograd.grad` of its forward pass. Only this method notices that, and makes the weight dense.
         """
         graph = self._graph(loss)
         edges = [edge for node, (edge, _) in self._uses.items() if node in graph]

@@ -57,7 +57,7 @@ class Checkpoints:
         self, folder: Path, plan: Plan, owner: str, *, data_sha256: str | None = None, sync: bool = False
     ) -> None:
         self.folder = folder
-        self.damaged: set[Path] = set()  # found, and not yet put aside
+        self.damaged: set[Path] = set()  # and not yet renamed
         self._owner, self._data_sha256 = {"format": FORMAT, "plan_sha256": plan.sha256(), "owner": owner}, data_sha256
         self._sync = sync
         self._whole: list[Path] = []  # as this process has read or written them

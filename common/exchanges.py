@@ -27,7 +27,7 @@ class Slot:
     fixed: bool = False
 
     def size(self, wire: str, rows: int | None = None) -> int:
-        """Return the size of so many rows on the wire in bytes, without an argument of all."""
+        """Return the size on the wire, in bytes, of this many rows; without an argument, of all."""
         rows = self.rows if rows is None else rows
         return sum(wire_bytes(wire, rows, width) for width in self.widths)
 

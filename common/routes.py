@@ -72,8 +72,8 @@ def gather(
         like: a tensor of the dtype and device of what is missing.
 
     Returns:
-        For each route a factor where one was captured, else the matrix [out, columns]; what this step did not use is
-        zero, or has no rows where factors travel.
+        For each route a factor where one was captured, else the matrix [out, columns]. A parameter that this step did
+        not use has a zero matrix, or a factor without rows where factors travel.
     """
     values: list[Matrix] = []
     for route in routes:

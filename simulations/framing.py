@@ -1,7 +1,7 @@
 """Where messages of HTTP/1 begin and end in a stream of bytes; a state machine without input or output of its own.
 
-Every byte that is fed comes out again, in pieces that belong to one message each. It knows just as much of HTTP as that
-takes; a response to HEAD, which announces a body and has none, is beyond it. What is no HTTP, such as TLS, passes.
+Every byte that is fed comes out again, in pieces of one message each. Bytes that are no HTTP, such as TLS, pass. A
+response to HEAD, which announces a body and has none, is not understood.
 
     state     holds back                  ends
     HEAD      the head's bytes so far     at the empty line: BODY, SIZE or REST, or HEAD if there is no body

@@ -165,7 +165,7 @@ class RunState:
 
     @property
     def between_steps(self) -> bool:
-        """Whether neither a step nor the end of an epoch is half done: only then can a run go on from a snapshot."""
+        """Whether a run can go on from a snapshot taken now: no step and no end of an epoch is half done."""
         due = self.due
         if due is None or due.exchange or not self.trains:
             return False
@@ -179,7 +179,7 @@ class RunState:
 
     @property
     def rng_key(self) -> str:
-        """What seeds are derived from: fold and round in it, whenever the folds before have stopped."""
+        """Key of the next round's seeds: the fold and the round within it, whenever earlier folds have stopped."""
         within = str(self.round - self.began)
         return f"{self.fold}/{within}" if self.fold else within
 
@@ -210,7 +210,7 @@ class RunState:
         return bool(every and step and step % every == 0 and self.compared != step)
 
     def batch_sizes(self, site: int, fold: int | None = None) -> list[int]:
-        """Return the sizes of a site's batches in an epoch of a fold, without an argument of this one."""
+        """Return the sizes of a site's batches in one epoch; without a fold, of the one that is trained now."""
         roster, largest = self.roster[self.fold if fold is None else fold], self._spec.training.step_size
         most = max(roster) if self._spec.training.batches == "even" else roster[site]
         return parts(roster[site], math.ceil(most / largest))
@@ -221,15 +221,17 @@ class RunState:
         return sizes[self.step] if self.step < len(sizes) else 0
 
     def share(self, site: int, samples: int) -> float:
-        """Return the part that a site's samples have in the next step, if the sites of the last one take part."""
-        if not samples:
-            return 0.0
-        return samples / sum(self.batch_size(i) for i in range(len(self._sizes)) if i == site or i not in self.missing)
+        """Return a site's share of the next step's samples; the others are those that took part in the last step."""
+        return samples / self._samples_without(self.missing - {site}) if samples else 0.0
+
+    def _samples_without(self, missing: Collection[int]) -> int:
+        """Return how many samples all sites but the missing ones have in the next step."""
+        return sum(self.batch_size(site) for site in range(len(self._sizes)) if site not in missing)
 
     def check_weight(self, update: Message, missing: Collection[int]) -> None:
-        """Check that a step's update is weighted by the samples of the sites that it does not leave out.
+        """Check that an update's weight is the number of samples of the sites that it includes.
 
-        Sites divide by it: with another weight, error feedback would send all that a reduction keeps back.
+        Sites divide by this weight. With another one, error feedback would send what a reduction keeps back.
 
         Args:
             update: of a step.
@@ -239,7 +241,7 @@ class RunState:
             ProtocolError: it is weighted otherwise.
         """
         assert isinstance(update.body, Step)
-        due = sum(self.batch_size(site) for site in range(len(self._sizes)) if site not in missing)
+        due = self._samples_without(missing)
         if update.body.weight != due:
             raise ProtocolError(502, f"m: the weight of the step: got {update.body.weight:g}, expected {due}")
 
@@ -340,7 +342,7 @@ class RunState:
         return None if self.validation is None else self.validation.values.get(self._spec.monitor)
 
     def _stale(self) -> int:
-        """Return how many epochs ago the best was, this one counted as over: 0 if it is the best."""
+        """Return the number of epochs since the best one, with the one that ends now; 0 if that is the best."""
         value, best = self._value(), self.best_value
         if value is None or best is None:
             return 0

@@ -83,8 +83,8 @@ class Training(Part):
     batch_size: UpToMillion
     """Samples per site and forward pass."""
     batches: Literal["full", "even"] = "full"
-    """Full batches until a site's samples are used up; or as many at every site as the largest has, so that every site
-    is in every step with its share: for sites of unequal size, of which the small ones are else in the first alone."""
+    """full: a site makes as few batches as its samples allow, and is out of data after them. even: every site makes as
+    many batches as the largest, so that all take part in every step; for sites of unequal size."""
     accumulate: UpToMillion = 1
     """Batches per site and step: their gradients travel together, as those of one batch so many times as large."""
     optimizer: Annotated[Adam | Sgd, Field(discriminator="name")]
