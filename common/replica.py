@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from rankdad.common.errors import ProtocolError
 from rankdad.common.models import build_model
 from rankdad.common.optimizer import learning_rate, lr_scale, make_optimizer
 from rankdad.common.spec import Adam, RunSpec
@@ -89,11 +90,11 @@ class Replica:
         """Check that parameters are of this model.
 
         Raises:
-            ValueError: they are not.
+            ProtocolError: they are not.
         """
         expected = {name: (value.dtype, value.shape) for name, value in self.model.named_parameters()}
         if {name: (value.dtype, value.shape) for name, value in named.items()} != expected:
-            raise ValueError("holds other weights than this model has")
+            raise ProtocolError(502, "d.replica: holds other weights than this model has")
 
     def sketch(self) -> Tensor:
         """Return the sketch of the parameters; see `common.weight_sketch`."""

@@ -243,7 +243,7 @@ class _Trainer:
         Raises:
             PolicyError: they are too far from this site's own.
         """
-        self.site_run.check_parameters(weights)
+        self.site_run.replica.check_parameters(weights)
         name, apart = furthest(dict(self.site_run.replica.model.named_parameters()), weights)
         self.policy.check_replica(self.spec, self.state.site, name, apart)
         self.notice(

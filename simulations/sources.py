@@ -10,6 +10,7 @@ from pydantic import Field
 
 from rankdad.common.documents import Part
 from rankdad.common.errors import DataError, UserError
+from rankdad.common.table_schema import canonical
 from rankdad.local.data.npz import NAMES, read_arrays
 from rankdad.simulations.archives import Archive, SpokenArabicDigits, Uea, named_arrays
 from rankdad.simulations.datasets import ArrayDataset
@@ -83,14 +84,13 @@ class OneTable(Part):
 
     def load(self) -> TableDataset:
         """Read the file."""
-        from rankdad.simulations.table_dataset import (
-            TableDataset,  # pandas takes half a second, which other sources need not
-        )
+        from rankdad.local.data.tables import read_table  # pandas takes half a second, which others need not
+        from rankdad.simulations.table_dataset import TableDataset
 
         path = Path(self.path)
         if not path.exists():
             raise DataError(path, "does not exist; pass the file's place with --data")
-        return TableDataset.read(path)
+        return TableDataset(read_table(path))
 
 
 class Folders(Part):
@@ -138,6 +138,8 @@ def _scikit_learn(source: str) -> Any:
 
 
 def _table(origin: str, frame: DataFrame) -> TableDataset:
+    """Return a table of texts, each as a file would have it: 59, not 59.0."""
+    from rankdad.local.data.tables import Table
     from rankdad.simulations.table_dataset import TableDataset
 
-    return TableDataset.of(origin, frame)
+    return TableDataset(Table(origin, frame.astype(object).map(canonical)))

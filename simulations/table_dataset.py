@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from rankdad.common.spec import RunSpec
-from rankdad.common.table_schema import Labelled, canonical
+from rankdad.common.table_schema import Labelled
 from rankdad.local.data.cells import labels_of
 from rankdad.local.data.reading import MISSING, Array
-from rankdad.local.data.tables import Table, holder, read_table
+from rankdad.local.data.tables import Table, holder
 from rankdad.simulations.datasets import Rows
 
 
@@ -21,20 +20,6 @@ class TableDataset:
     """A table by row."""
 
     table: Table
-
-    @classmethod
-    def read(cls, path: Path) -> TableDataset:
-        """Read a file.
-
-        Raises:
-            DataError: it is no readable table.
-        """
-        return cls(read_table(path))
-
-    @classmethod
-    def of(cls, origin: str, frame: pd.DataFrame) -> TableDataset:
-        """Make a table of numbers and texts, each as a file would have it: 59, not 59.0."""
-        return cls(Table(origin, frame.astype(object).map(canonical)))
 
     @property
     def origin(self) -> str:

@@ -40,13 +40,17 @@ class Contribution:
     payload: Payload
 
 
+Exchanges = Generator[Payload, Payload, State]
+"""A step at a site: yields what it sends, is sent the update of each exchange, returns the site's new state."""
+Aggregated = tuple[Payload, State]
+"""The update of an exchange, and the aggregator's new state."""
+
+
 class Method(ABC):
     """How gradients travel."""
 
     @abstractmethod
-    def step(
-        self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None
-    ) -> Generator[Payload, Payload, State]:
+    def step(self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None) -> Exchanges:
         """Send a site's gradients, one exchange at a time.
 
         Args:
@@ -58,7 +62,7 @@ class Method(ABC):
                 rank-dad can do with less than the spec's.
 
         Yields:
-            what to send, laid out as the plan says for this exchange; is sent the aggregator's update.
+            what to send, laid out as the plan says for this exchange.
 
         Returns:
             The site's new state, if what it has sent is applied with this share.
@@ -69,9 +73,7 @@ class Method(ABC):
         return {}
 
     @abstractmethod
-    def aggregate(
-        self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int
-    ) -> tuple[Payload, State]:
+    def aggregate(self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int) -> Aggregated:
         """Turn all sites' payloads of one exchange, in the plan's order of sites, into the update that all receive."""
 
     def gradients(self, updates: Sequence[Payload]) -> Payload:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from rankdad.common.errors import NonFiniteError
 from rankdad.common.factors import Factor, Matrix
-from rankdad.common.methods.base import Contribution, Method, State, as_matrix, pooled, received
+from rankdad.common.methods.base import Aggregated, Contribution, Exchanges, Method, State, as_matrix, pooled, received
 from rankdad.common.reduction.feedback import minus_matrix, plus_matrix
 from rankdad.common.routes import Payload, Route
 from rankdad.common.seeds import derive
@@ -31,9 +31,7 @@ class PowerSgdMethod(Method):
         self._seed = seed
         self._reduced = [index for index, route in enumerate(routes) if route.up is not None]
 
-    def step(
-        self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None
-    ) -> Generator[Payload, Payload, State]:
+    def step(self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None) -> Exchanges:
         """Send M Q, and then Mᵀ P̂ for the P̂ that comes back."""
         meant = [self._meant(*pair, state, share) for pair in zip(self._routes, gradients, strict=True)]
         reduced = [(self._routes[index], meant[index]) for index in self._reduced]
@@ -63,9 +61,7 @@ class PowerSgdMethod(Method):
         pairs = zip(self._reduced, updates[1], strict=True)
         return {self._routes[index].name: as_matrix(value) for index, value in pairs}
 
-    def aggregate(
-        self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int
-    ) -> tuple[Payload, State]:
+    def aggregate(self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int) -> Aggregated:
         """Average; orthonormalise what all sites' M Q add up to."""
         update = list(pooled(contributions))
         if exchange == 0:

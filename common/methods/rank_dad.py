@@ -6,14 +6,14 @@ matrix before it is reduced: nothing of a gradient is lost, it only arrives late
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from rankdad.common.errors import NonFiniteError
 from rankdad.common.factors import Factor, Matrix
-from rankdad.common.methods.base import Contribution, Method, State, pooled, received
+from rankdad.common.methods.base import Aggregated, Contribution, Exchanges, Method, State, pooled, received
 from rankdad.common.reduction.block import block
 from rankdad.common.reduction.exact import exact
 from rankdad.common.reduction.feedback import Residuals, leading_rows, minus_matrix, minus_rows, plus_matrix, plus_rows
@@ -40,9 +40,7 @@ class RankDadMethod(Method):
         self._spec = spec
         self._routes = routes
 
-    def step(
-        self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None
-    ) -> Generator[Payload, Payload, State]:
+    def step(self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None) -> Exchanges:
         """Reduce gradients plus residuals and send them; a site out of data sends no rows and keeps its residuals."""
         residuals = state.residuals
         sent = gradients
@@ -57,9 +55,7 @@ class RankDadMethod(Method):
         pairs = zip(self._routes, updates[0], strict=True)
         return {route.name: value.activation for route, value in pairs if isinstance(value, Factor)}
 
-    def aggregate(
-        self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int
-    ) -> tuple[Payload, State]:
+    def aggregate(self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int) -> Aggregated:
         """Concatenate all sites' rows and reduce them again."""
         feedback = self._spec.feedback in ("aggregator", "both")
         update, residuals = self._reduce(pooled(contributions), 1.0, state, seed, feedback=feedback, up=False)

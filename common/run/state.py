@@ -250,17 +250,6 @@ class RunState:
         stopping, stale = self._spec.training.early_stopping, self._stale()
         return Decision(epoch=self.epoch, best=stale == 0, stop=bool(stopping and stale >= stopping.patience))
 
-    def check_parameters(self, named: Mapping[str, Tensor]) -> None:
-        """Check the weights that a comparison gives to all.
-
-        Raises:
-            ProtocolError: they are not of this model.
-        """
-        try:
-            self.replica.check_parameters(named)
-        except ValueError as error:
-            raise ProtocolError(502, f"d.replica: {error}") from None
-
     def follow(self, update: Message) -> None:
         """Apply the update of the next round.
 
@@ -279,7 +268,7 @@ class RunState:
                 self._finish_step(update.missing)
         elif isinstance(body, Comparison):
             if body.replica:
-                self.check_parameters(body.replica)
+                self.replica.check_parameters(body.replica)
                 self.replica.load(body.replica)
             self.compared = self.replica.step
         elif isinstance(body, Buffers):
