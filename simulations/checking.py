@@ -18,6 +18,8 @@ from rankdad.common.run.batches import parts
 from rankdad.common.spec import RankDad, RunSpec
 from rankdad.local.admission import admitted, check_steps
 from rankdad.local.data import SiteData
+from rankdad.remote.view import size
+from rankdad.simulations.footprint import WINDOW, footprint
 
 
 def check_policy(policy: Policy, spec: RunSpec, plan: Plan, data: Sequence[SiteData]) -> None:
@@ -53,6 +55,14 @@ def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
     console.print(
         f"{spec.method.name}, {len(plan.sites)} sites: at most {up:,} bytes up and {down:,} down per site and step, "
         f"{2 * plan.dense_bytes / (up + down):.1f} times fewer than full gradients ({plan.dense_bytes:,})",
+        highlight=False,
+    )
+    kept = footprint(plan)
+    console.print(
+        f"the aggregator's ledger: at most {kept.step:,} bytes a step and {kept.epoch:,} an epoch, of which "
+        f"{kept.step_update:,} and {kept.epoch_update:,} stay; contributions are gone after {WINDOW} steps. With "
+        f"--retention tail at most {size(kept.tail())}, checkpoints included, and {size(kept.epoch)} for each epoch "
+        f"that ends within {WINDOW} steps",
         highlight=False,
     )
 

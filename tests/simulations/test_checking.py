@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,9 @@ def test_check_prints_every_parameter_and_the_largest_body(tmp_path: Path) -> No
     printed = (tmp_path / "out").read_text()
     assert "3.weight + 3.bias" in printed
     assert "at most 66,838 bytes up and 66,838 down per site and step, 67.4 times fewer" in printed
+    ledger = re.search(r"the aggregator's ledger: at most ([\d,]+) bytes a step and", " ".join(printed.split()))
+    assert ledger
+    assert 0 <= int(ledger[1].replace(",", "")) - 4 * 66_838 < 1024, "three contributions and the update"
 
 
 def test_a_method_that_does_not_fit_is_left_out_and_says_why(site_data: Data) -> None:

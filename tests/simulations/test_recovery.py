@@ -35,6 +35,8 @@ from rankdad.remote.export import export
 from rankdad.remote.ledger import Retention
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.rounds import Ready
+from rankdad.simulations import footprint as footprint_module
+from rankdad.simulations.footprint import Footprint, footprint
 from tests.conftest import SITES, run_spec
 
 Data = Callable[..., dict[str, SiteData]]
@@ -252,6 +254,9 @@ def crash_in_the_second_fold(tmp_path: Path, site_data: Data, pick: Callable[[li
             disturbed = Run(spec, data, tmp_path / f"{victim}-{when}")
             assert disturbed.go(_once(victim, when)) == undisturbed, (victim, when)
             assert disturbed.aggregator.recorder.progress.study.summary() == figures
+    most, steps = footprint(run.aggregator.plan), run.aggregator.recorder.progress.step
+    assert size_of(tmp_path / "undisturbed" / "run" / "ledger") <= whole(most, steps, 3)
+    assert size_of(tmp_path / "undisturbed" / "run" / "checkpoints") <= 2 * most.checkpoint
     run_state = RunState(spec, run.aggregator.plan, Replica(spec))
     Checkpoints(tmp_path / "undisturbed" / "alpha", run.aggregator.plan, "alpha").load(run_state)
     assert run_state.fold == 2
@@ -521,18 +526,33 @@ def dying(every: int) -> Callable[[int], str | None]:
     return lambda message: "aggregator" if message % every == 0 else None
 
 
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def whole(most: Footprint, steps: int, epochs: int) -> int:
+    """Return what a ledger takes that keeps all updates, and the last contributions."""
+    kept = min(steps, footprint_module.WINDOW)
+    return steps * most.step_update + kept * (most.step - most.step_update) + epochs * most.epoch + most.once
+
+
 @pytest.mark.parametrize("method", [*METHODS, {"name": "dsgd"}], ids=["rank-dad", "powersgd", "int8", "dsgd"])
-def test_a_ledger_that_keeps_the_tail_grows_no_more(tmp_path: Path, site_data: Data, method: dict[str, Any]) -> None:
-    """Contributions and updates of three times EVERY steps at most, whatever the number of epochs."""
-    sizes: list[int] = []
-    for epochs in (3, 6):
-        spec = run_spec(
-            method=method, training={"epochs": epochs}, federation={"sites": list(SITES), "compare_every": 0}
-        )
-        directory = tmp_path / str(epochs)
-        Run(spec, site_data(spec), directory, LedgerOptions(retention=Retention.TAIL)).go(lambda message: None)
-        sizes.append(sum(path.stat().st_size for path in (directory / "run" / "ledger").iterdir()))
-    assert sizes[1] < 1.5 * sizes[0]
+@pytest.mark.parametrize("retention", list(Retention))
+def test_a_run_takes_no_more_disk_than_was_predicted(
+    tmp_path: Path, site_data: Data, method: dict[str, Any], retention: Retention, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not much less: contributions of three times EVERY steps, the updates of all or of as many."""
+    monkeypatch.setattr(footprint_module, "WINDOW", 3 * EVERY)
+    spec = run_spec(method=method, training={"epochs": 3}, federation={"sites": list(SITES), "compare_every": 0})
+    run = Run(spec, site_data(spec), tmp_path, LedgerOptions(retention=retention))
+    run.go(lambda message: None)
+    most, steps = footprint(run.aggregator.plan), run.aggregator.recorder.progress.step
+    ledger, checkpoints = (size_of(tmp_path / "run" / name) for name in ("ledger", "checkpoints"))
+    assert checkpoints <= 2 * most.checkpoint
+    if retention is Retention.ALL:
+        assert 0.3 * whole(most, steps, 3) < ledger <= whole(most, steps, 3)
+    else:
+        assert ledger + checkpoints <= most.tail(epochs=2)
 
 
 def test_the_tables_of_a_run_are_whole_after_crashes(tmp_path: Path, site_data: Data) -> None:

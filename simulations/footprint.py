@@ -1,0 +1,75 @@
+"""How much disk a run takes at the aggregator: its ledger and checkpoints, predicted from the plan, never exceeded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rankdad.common.checkpoints import EVERY, KEPT
+from rankdad.common.message_sizes import step_bytes
+from rankdad.common.methods.rank_dad import MAX_BATCHES, MAX_ROWS
+from rankdad.common.metrics import tally_bytes
+from rankdad.common.plan import Plan
+from rankdad.remote.records import HEAD_BYTES
+
+CONTROL = 1024  # bytes of any message that is no step, beside what follows from the plan
+DIGEST = 160  # bytes of a site's name and digest
+WINDOW = EVERY * (KEPT + 1)  # steps of which contributions are kept: of two checkpoints, and until the next
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Largest sizes in bytes.
+
+    Args:
+        step: that one optimizer step adds to the ledger.
+        step_update: what of it is updates, and stays with `--retention all`.
+        epoch: that the end of an epoch adds (buffers, evaluation, decision).
+        epoch_update: what of it is updates.
+        once: that hello, preparation, the tests of all folds, and goodbye add.
+        checkpoint: of the aggregator.
+    """
+
+    step: int
+    step_update: int
+    epoch: int
+    epoch_update: int
+    once: int
+    checkpoint: int
+
+    def tail(self, epochs: int = 0) -> int:
+        """Return the size of ledger and checkpoints with `--retention tail`, with so many ends of epochs in it."""
+        return WINDOW * self.step + epochs * self.epoch + self.once + KEPT * self.checkpoint
+
+
+def footprint(plan: Plan) -> Footprint:
+    """Return the largest sizes of what a run of this plan leaves at the aggregator."""
+    sites, exchanges = len(plan.sites), len(plan.exchanges)
+    control = CONTROL + HEAD_BYTES
+    update = step_bytes(plan, up=False) + exchanges * HEAD_BYTES + sites  # and who is missing
+    contributions = sites * (step_bytes(plan, up=True) + exchanges * HEAD_BYTES)
+    epoch_update = 3 * control + plan.buffer_bytes + sites * DIGEST
+    tally, sums = tally_bytes(plan.task), 8 * plan.folds * sum(stage.size for stage in plan.stages)
+    epoch = epoch_update + sites * (3 * control + plan.buffer_bytes + tally)
+    beginning = (2 + len(plan.stages)) * control + 4 * plan.folds * max(3, sites) + sums
+    once = (sites + 1) * (beginning + plan.folds * control) + sites * (DIGEST + plan.folds * 2 * tally)
+    checkpoint = 2 * plan.replica_bytes + _residual_bytes(plan) + sums + _study_bytes(plan)
+    return Footprint(update + contributions, update, epoch, epoch_update, once, checkpoint)
+
+
+def _study_bytes(plan: Plan) -> int:
+    """Return the largest size of what the folds before have tested: two tallies a site, as text."""
+    if plan.folds == 1:  # which is tested after the last checkpoint
+        return 0
+    return len(plan.sites) * (2 * math.ceil(4 / 3 * tally_bytes(plan.task)) + CONTROL) + plan.folds * CONTROL
+
+
+def _residual_bytes(plan: Plan) -> int:
+    """Return the largest size of the aggregator's residuals and bases: of each route rows, or a matrix."""
+    itemsize, sites, total = 8, len(plan.sites), 0
+    for route in plan.routes:
+        out, columns = route.matrix
+        sent = route.up or 0
+        rows = max(MAX_ROWS, (route.residual or 0) + int(MAX_BATCHES * sites * sent)) + (sites + 2) * sent
+        total += itemsize * max(out * columns, rows * (out + columns))
+    return total
