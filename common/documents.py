@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import to_json
 
 from rankdad.common.errors import SpecError, UserError, visible
 
@@ -31,7 +32,7 @@ class Part(BaseModel):
         """Check a document as one of JSON, which has lists where the fields are tuples."""
         if not isinstance(obj, Mapping):
             return super().model_validate(obj, **options)
-        return cls.model_validate_json(json.dumps(obj, default=lambda part: part.model_dump(mode="json")), **options)
+        return cls.model_validate_json(to_json(obj, fallback=repr), **options)
 
 
 P = TypeVar("P", bound=BaseModel)

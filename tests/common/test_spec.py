@@ -145,5 +145,6 @@ def test_a_dictionary_may_have_lists_as_json_has() -> None:
     assert spec.federation.sites == ("a", "b")
     assert RunSpec.model_validate(spec) is spec
     assert RunSpec.model_validate(document | {"training": spec.training}) == spec
-    with pytest.raises(ValidationError, match="valid integer"):
-        RunSpec.model_validate(document | {"seed": "1"})
+    for wrong in ("1", object(), 1.5):
+        with pytest.raises(ValidationError, match="valid integer"):
+            RunSpec.model_validate(document | {"seed": wrong})
