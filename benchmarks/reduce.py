@@ -21,12 +21,11 @@ from benchmarks.networks import patches, pixels, sequences
 from rankdad.common.capture import FactorCapture
 from rankdad.common.documents import validate
 from rankdad.common.errors import DataError, UserError
-from rankdad.common.factors import Factor
+from rankdad.common.factors import Factor, Matrix
 from rankdad.common.methods import Contribution, Method, State, method_for
 from rankdad.common.plan import Plan, make_plan
 from rankdad.common.reduction.block import block
 from rankdad.common.reduction.exact import exact
-from rankdad.common.reduction.operators import Matrix
 from rankdad.common.reduction.spi import spi
 from rankdad.common.replica import Replica
 from rankdad.common.routes import Payload, gather, scatter
@@ -38,7 +37,7 @@ from rankdad.local.data.npz import read_arrays
 SITES, BATCH = 4, 64
 WARM_UP = 3  # steps left out of every figure: a residual kept as rows is then reduced for the first time
 PATIENCE = 0.5  # seconds for the repetitions of one reducer on one matrix
-MOST_REPETITIONS = 9
+MAX_REPETITIONS = 9
 FOLLOWED = 8  # last steps over which PowerSGD turns its directions towards the gradient
 
 
@@ -369,7 +368,7 @@ def error(reduced: Factor, dense: Tensor) -> float:
 def _timed(function: Callable[[], Factor]) -> tuple[Factor, float]:
     """Return a result, and the median milliseconds that it takes."""
     result, times = function(), list[float]()
-    while len(times) < MOST_REPETITIONS and sum(times) < PATIENCE:
+    while len(times) < MAX_REPETITIONS and sum(times) < PATIENCE:
         began = perf_counter()
         result = function()
         times.append(perf_counter() - began)

@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rankdad.common.documents import load_json, validate
-from rankdad.common.spec import RunSpec
-from rankdad.common.studies import KFold
+from rankdad.common.spec import KFold, RunSpec
 from rankdad.common.tasks import Classification, shown
 from rankdad.simulations.command import command, summary_of
 from rankdad.simulations.spec import read_simulation

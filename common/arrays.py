@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LARGEST_SUM = 1e300  # of one site: a thousand sites' add up to a finite number
+MAX_SUM = 1e300  # of one site: a thousand sites' add up to a finite number
 
 
 def pack_counts(rows: Sequence[Sequence[int]]) -> bytes:
@@ -44,8 +44,8 @@ def unpack_sums(data: bytes, rows: int, columns: int) -> Tensor:
     if len(data) != 8 * rows * columns:
         raise ValueError(f"got {len(data)} bytes, expected {8 * rows * columns}")
     sums = torch.frombuffer(bytearray(data), dtype=torch.float64).reshape(rows, columns)
-    if not bool((sums.abs() <= LARGEST_SUM).all()):
-        raise ValueError(f"a number is NaN or beyond {LARGEST_SUM:g}")
+    if not bool((sums.abs() <= MAX_SUM).all()):
+        raise ValueError(f"a number is NaN or beyond {MAX_SUM:g}")
     return sums
 
 

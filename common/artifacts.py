@@ -31,7 +31,7 @@ def save_model(
     best: Mapping[str, Tensor],
     final: Mapping[str, Tensor],
     fit: Fit | None = None,
-    own: OwnFit | None = None,
+    site_fit: OwnFit | None = None,
 ) -> None:
     """Write both weights, what prepares their inputs, and `model.json`: the spec, with schema and classes, versions.
 
@@ -41,7 +41,7 @@ def save_model(
         best: weights of the best epoch; empty where there was none.
         final: weights after the last step.
         fit: what preparation has found in all sites' training rows; None before it has.
-        own: what it has found in this site's alone; None at the aggregator.
+        site_fit: what it has found in this site's alone; None at the aggregator.
 
     Raises:
         UserError: the disk is full or broken.
@@ -50,7 +50,7 @@ def save_model(
         directory.mkdir(parents=True, exist_ok=True)
         _write_model(directory, spec, best, final)
         tensors = {f"fit/{name}": value for name, value in (fit.tensors() if fit else {}).items()}
-        tensors |= {f"own/{name}": value for name, value in (own.tensors() if own else {}).items()}
+        tensors |= {f"own/{name}": value for name, value in (site_fit.tensors() if site_fit else {}).items()}
         if tensors:
             save_file({name: value.contiguous() for name, value in tensors.items()}, directory / PREPARATION)
     except (OSError, SafetensorError) as error:
@@ -75,7 +75,7 @@ class SavedModel:
     spec: RunSpec
     network: nn.Module
     fit: Fit
-    own: OwnFit | None
+    site_fit: OwnFit | None
 
 
 def load_model(directory: Path, which: Which, allowed_factories: Collection[str]) -> SavedModel:
@@ -96,7 +96,7 @@ def load_model(directory: Path, which: Which, allowed_factories: Collection[str]
     preparation_path = directory / PREPARATION
     try:
         tensors = load_file(preparation_path) if preparation_path.exists() else {}
-        fit, own = Fit.of(spec, under("fit", tensors)), under("own", tensors)
-        return SavedModel(spec, model.eval(), fit, OwnFit.of(spec, own) if own else None)
+        fit, kept = Fit.of(spec, under("fit", tensors)), under("own", tensors)
+        return SavedModel(spec, model.eval(), fit, OwnFit.of(spec, kept) if kept else None)
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise DataError(preparation_path, f"is not what the model was trained with: {one_line(error)}") from None

@@ -30,21 +30,21 @@ def linear_layers(model: nn.Module) -> dict[str, tuple[nn.Linear, str | None]]:
     """
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     holders = _holders(model)
-    found: dict[str, tuple[nn.Linear, str | None]] = {}
+    layers: dict[str, tuple[nn.Linear, str | None]] = {}
     for module in model.modules():
         if type(module) is not nn.Linear or module.weight not in names:
             continue
         if module.weight.requires_grad and holders[module.weight] == 1:
             bias = module.bias
-            own = bias is not None and bias.requires_grad and holders[bias] == 1
-            found[names[module.weight]] = (module, names[bias] if own else None)
-    return found
+            has_bias = bias is not None and bias.requires_grad and holders[bias] == 1
+            layers[names[module.weight]] = (module, names[bias] if has_bias else None)
+    return layers
 
 
 def unfollowed(model: nn.Module) -> dict[str, str]:
-    """Name the modules that look like Linear but hold trained matrices without a factor: module name → reason.
+    """Return why modules that look like Linear have no factor for a matrix that is trained: module name → reason.
 
-    No reason are tied and frozen weights, and the projection inside MultiheadAttention, which calls no module for it.
+    Tied and frozen weights are not listed. Nor is the projection inside MultiheadAttention, which is never called.
     """
     holders = _holders(model)
     followed: set[Tensor] = {module.weight for module, _ in linear_layers(model).values()}
@@ -73,6 +73,17 @@ class FactorCapture:
     Args:
         model: its weights' `.grad` is cleared on entry.
         only: names of the weights to capture; None captures every layer that has a factor.
+
+    Example:
+        >>> model = nn.Linear(5, 2)
+        >>> inputs, labels = torch.randn(8, 5), torch.randn(8, 2)
+        >>> with FactorCapture(model) as capture:
+        ...     capture.backward(nn.functional.mse_loss(model(inputs), labels))
+        >>> factor = capture.factors()["weight"]
+        >>> factor.delta.shape, factor.activation.shape, factor.gradient().shape
+        (torch.Size([8, 2]), torch.Size([8, 5]), torch.Size([2, 5]))
+        >>> list(capture.dense())
+        ['bias']
 
     Source: arXiv 2102.09631, Section 3 (A and Δ as held by automatic differentiation).
     """
@@ -126,8 +137,8 @@ class FactorCapture:
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass without forming the gradients that the factors replace: a third less to compute.
 
-        `loss.backward()` captures the same, except where the model uses a weight outside its layer too, or goes
-        through `autograd.grad` in its forward pass: only here is that seen, and such a weight is dense.
+        `loss.backward()` captures the same factors, with one exception: a weight that the model also uses outside its
+        layer, or in an `autograd.grad` of its forward pass. Only this method notices that, and makes the weight dense.
         """
         graph = self._graph(loss)
         edges = [edge for node, (edge, _) in self._uses.items() if node in graph]
@@ -157,15 +168,15 @@ class FactorCapture:
 
     def _graph(self, loss: Tensor) -> set[Node]:
         """Collect the nodes behind a loss, without those between a noted layer and its weight."""
-        found: set[Node] = set()
+        nodes: set[Node] = set()
         stack = [loss.grad_fn]
         while stack:
             node = stack.pop()
-            if node is None or node in found:
+            if node is None or node in nodes:
                 continue
-            found.add(node)
+            nodes.add(node)
             stack.extend([self._uses[node][1]] if node in self._uses else [n for n, _ in node.next_functions])
-        return found
+        return nodes
 
     def factors(self) -> dict[str, Factor]:
         """Return the factors by weight name, Δ [n, out] and A [n, in]; a layer that was not used has none."""

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -28,6 +27,7 @@ from rankdad.common.factors import Factor
 from rankdad.common.files import sync_path
 from rankdad.common.plan import Plan
 from rankdad.common.reduction.feedback import Residuals
+from rankdad.common.replica import copies
 from rankdad.common.run.snapshot import Snapshot, under
 from rankdad.common.run.state import RunState
 
@@ -57,7 +57,7 @@ class Checkpoints:
         self, folder: Path, plan: Plan, owner: str, *, data_sha256: str | None = None, sync: bool = False
     ) -> None:
         self.folder = folder
-        self.damaged: set[Path] = set()  # found, and not yet put aside
+        self.damaged: set[Path] = set()  # and not yet renamed
         self._owner, self._data_sha256 = {"format": FORMAT, "plan_sha256": plan.sha256(), "owner": owner}, data_sha256
         self._sync = sync
         self._whole: list[Path] = []  # as this process has read or written them
@@ -81,8 +81,8 @@ class Checkpoints:
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             while self.damaged:
-                found = self.damaged.pop()
-                found.replace(found.with_suffix(".damaged"))
+                damaged = self.damaged.pop()
+                damaged.replace(damaged.with_suffix(".damaged"))
             safetensors.torch.save_file(tensors, temporary, {"": json.dumps(whole)})
             temporary.chmod(0o600)
             if self._sync:
@@ -111,10 +111,9 @@ class Checkpoints:
             UserError: the checkpoint is that of another run, plan, version or owner, or the owner has other data.
         """
         for path in reversed(self._paths()):
-            found = self._read(path)
-            if found is None or (most_steps is not None and found[0]["course"]["steps"] > most_steps):
+            document, tensors = self._read(path) or ({}, {})
+            if not document or (most_steps is not None and document["course"]["steps"] > most_steps):
                 continue
-            document, tensors = found
             try:
                 state.load(Snapshot.model_validate_json(json.dumps(document["course"])), tensors)
             except (ValueError, KeyError, RuntimeError, RecursionError) as error:
@@ -131,11 +130,11 @@ class Checkpoints:
     def snapshot(self) -> bytes | None:
         """Return the newest readable checkpoint for a site that has lost its own, or None; see `take_over`."""
         for path in reversed(self._paths()):
-            if (found := self._read(path)) is not None:
-                document, tensors = found
-                standing = json.dumps(document["course"]).encode()
+            if (checkpoint := self._read(path)) is not None:
+                document, tensors = checkpoint
+                course = json.dumps(document["course"]).encode()
                 shared = {name: value for name, value in tensors.items() if name.startswith(SHARED)}
-                return _SIZE.pack(len(standing)) + standing + safetensors.torch.save(shared)
+                return _SIZE.pack(len(course)) + course + safetensors.torch.save(shared)
         return None
 
     def _paths(self) -> list[Path]:
@@ -186,8 +185,8 @@ def take_over(state: RunState, snapshot: bytes) -> None:
     """
     try:
         (size,) = _SIZE.unpack_from(snapshot)
-        standing = Snapshot.model_validate_json(snapshot[_SIZE.size : _SIZE.size + size])
-        state.load(standing, safetensors.torch.load(snapshot[_SIZE.size + size :]))
+        course = Snapshot.model_validate_json(snapshot[_SIZE.size : _SIZE.size + size])
+        state.load(course, safetensors.torch.load(snapshot[_SIZE.size + size :]))
     except (struct.error, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ProtocolError(502, f"the aggregator's snapshot cannot be used: {one_line(error)}") from None
 
@@ -208,8 +207,7 @@ def _tensors(residuals: Residuals) -> dict[str, Tensor]:
             tensors |= {f"delta/{name}": residual.delta, f"activation/{name}": residual.activation}
         else:
             tensors[f"residual/{name}"] = residual
-    contiguous = torch.contiguous_format
-    return {name: value.detach().cpu().clone(memory_format=contiguous) for name, value in tensors.items()}
+    return copies(tensors)
 
 
 def _residuals(tensors: Mapping[str, Tensor]) -> Residuals:

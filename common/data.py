@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from rankdad.common.columns import COLUMN, Column, FileName, Labelled, Level, PositiveInt, Shape
 from rankdad.common.documents import Part
 from rankdad.common.errors import SpecError
 from rankdad.common.imaging import FunctionData, ImagesData, NiftiData
 from rankdad.common.patterns import escaped, fits, is_pattern, literal
+from rankdad.common.table_schema import COLUMN, Column, FileName, Labelled, Level, PositiveInt, Shape
 from rankdad.common.tasks import Classification, MultiLabel, TaskSpec
 
 MAX_FILES = 1000  # that a spec names one by one

@@ -8,11 +8,12 @@ from __future__ import annotations
 import difflib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import to_json
 
 from rankdad.common.errors import SpecError, UserError, visible
 
@@ -25,6 +26,13 @@ class Part(BaseModel):
     """A frozen part of a specification that forbids unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
+        """Check a document as one of JSON, which has lists where the fields are tuples."""
+        if not isinstance(obj, Mapping):
+            return super().model_validate(obj, **options)
+        return cls.model_validate_json(to_json(obj, fallback=repr), **options)
 
 
 P = TypeVar("P", bound=BaseModel)
@@ -143,7 +151,7 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def replace(document: Any, assignments: list[str]) -> Any:
+def replace(document: Any, assignments: Sequence[str]) -> Any:
     """Return the document with values replaced by assignments such as `run.method.rank=8`.
 
     Raises:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LARGEST_NORM = 1e38  # beyond which the numbers of a product could be infinite in float32
+MAX_NORM = 1e38  # beyond which the numbers of a product could be infinite in float32
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -55,6 +55,10 @@ class Factor:
         return Factor(self.delta, torch.cat([self.activation, ones], dim=1))
 
 
+Matrix = Factor | Tensor
+"""A gradient [out, in], as a factor or itself."""
+
+
 def concatenate(factors: Sequence[Factor]) -> Factor:
     """Stack the rows of factors: the product of the result is the sum of their products.
 
@@ -63,7 +67,7 @@ def concatenate(factors: Sequence[Factor]) -> Factor:
     return Factor(torch.cat([factor.delta for factor in factors]), torch.cat([factor.activation for factor in factors]))
 
 
-def norm(matrix: Factor | Tensor) -> float:
+def norm(matrix: Matrix) -> float:
     """Return the Frobenius norm of a matrix, or of a factor's product without forming it where that is cheaper."""
     if isinstance(matrix, Tensor):
         size = float(torch.linalg.vector_norm(matrix))

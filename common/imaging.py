@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from rankdad.common.allowed import FunctionName
-from rankdad.common.columns import Column, FileName, Labelled, PositiveInt, Shape
 from rankdad.common.documents import Part
+from rankdad.common.table_schema import Column, FileName, Labelled, PositiveInt, Shape
+from rankdad.common.user_code import FunctionName
 
 
 class ListedData(Labelled):

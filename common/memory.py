@@ -9,10 +9,10 @@ import torch
 
 from rankdad.common.errors import SpecError
 from rankdad.common.models import build_network
-from rankdad.common.models.layout import channels_first
-from rankdad.common.networks import Cnn, Cnn3d, Factory, Gru, Lstm, Mlp, ModelSpec, Vit
+from rankdad.common.models.channels import channels_first
 from rankdad.common.routes import PROBE_SAMPLES
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.model import Cnn, Cnn3d, Factory, Gru, Lstm, Mlp, ModelSpec, Vit
 
 COPIES = 6  # of all weights: weights, gradient, two moments, the best so far, and what is sent or written
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -66,9 +66,9 @@ def available() -> int | None:
 
     None if neither can be told.
     """
-    found = [int(text) for path in LIMITS if (text := _read(path)).isdecimal()]
+    limits = [int(text) for path in LIMITS if (text := _read(path)).isdecimal()]
     free = [int(line.split()[1]) * 1024 for line in _read(FREE).splitlines() if line.startswith("MemAvailable:")]
-    return min(found + free, default=None)
+    return min(limits + free, default=None)
 
 
 def _read(path: Path) -> str:

@@ -11,11 +11,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from torch import Tensor
 
 from rankdad.common.arrays import pack_buffers, pack_counts, pack_sums, unpack_buffers, unpack_counts, unpack_sums
-from rankdad.common.drift import unpack_sketch
 from rankdad.common.errors import REASON_CHARACTERS, RankdadError, one_line, visible
 from rankdad.common.metrics import Tally, pack_tally, unpack_tally
 from rankdad.common.replica import pack_parameters, unpack_parameters
 from rankdad.common.routes import Payload
+from rankdad.common.weight_sketch import unpack_sketch
 
 if TYPE_CHECKING:
     from rankdad.common.plan import Plan
@@ -26,7 +26,7 @@ Measure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Figure = Annotated[float, Field(allow_inf_nan=False)]
 Reason = Annotated[str, Field(max_length=REASON_CHARACTERS), AfterValidator(visible)]
 Name = Annotated[str, Field(max_length=63), AfterValidator(visible)]
-Warning = Literal["one-class", "fewer-samples-than-folds", "missing-classes", "sets-too-small-to-evaluate"]
+DataWarning = Literal["one-class", "fewer-samples-than-folds", "missing-classes", "sets-too-small-to-evaluate"]
 
 
 def packed(
@@ -114,7 +114,7 @@ class Hello(Control):
     weights_sha256: Digest
     samples: Annotated[Counts, *SAMPLES]
     dropped: Count
-    warnings: Annotated[list[Warning], Field(max_length=10)]
+    warnings: Annotated[list[DataWarning], Field(max_length=10)]
 
 
 class Roster(Control):
@@ -147,7 +147,7 @@ class Evaluation(Control):
     baseline: Annotated[Tally | None, *BASELINE]
 
 
-class Pooled(Control):
+class PooledMetrics(Control):
     """The answer to an evaluation: metrics over all sites, by name; null where there was nothing to measure.
 
     `absent` counts the classes that have no AUC; `auc_error` bounds what the histograms make of it.
@@ -171,7 +171,7 @@ class Decision(Control):
 
 
 class Sketch(Control):
-    """A site's weights in a few numbers, as `common.drift` makes them."""
+    """A site's weights in a few numbers, as `common.weight_sketch` makes them."""
 
     weights: Annotated[Tensor, *SKETCH]
 
@@ -208,21 +208,7 @@ class Failure(Control):
     final: bool = True
 
 
-Body = (
-    Step
-    | Hello
-    | Roster
-    | Sums
-    | Buffers
-    | Evaluation
-    | Pooled
-    | Decision
-    | Goodbye
-    | Farewell
-    | Failure
-    | Sketch
-    | Comparison
-)
+Body = Step | Control
 UP: dict[Kind, type[Control]] = {
     Kind.HELLO: Hello,
     Kind.BUFFERS: Buffers,
@@ -236,7 +222,7 @@ UP: dict[Kind, type[Control]] = {
 DOWN: dict[Kind, type[Control]] = {
     **UP,
     Kind.HELLO: Roster,
-    Kind.EVALUATION: Pooled,
+    Kind.EVALUATION: PooledMetrics,
     Kind.GOODBYE: Farewell,
     Kind.COMPARISON: Comparison,
 }

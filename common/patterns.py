@@ -1,4 +1,4 @@
-"""Names with * for any characters and ? for one of them; a name's own are written [*] and [?]."""
+"""Names in which * stands for any characters and ? for one; [*] and [?] are the characters themselves."""
 
 from __future__ import annotations
 

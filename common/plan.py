@@ -15,7 +15,7 @@ from torch import nn
 
 from rankdad.common import __version__
 from rankdad.common.arrays import BufferSlot
-from rankdad.common.layout import Exchange, Layout, exchanges
+from rankdad.common.exchanges import Exchange, MessageLayout, exchanges
 from rankdad.common.methods.edad import chain
 from rankdad.common.metrics import tally_bytes
 from rankdad.common.preparation import Preparing
@@ -26,7 +26,7 @@ from rankdad.common.tasks import TaskSpec
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageSize:
     """One round of preparation: its name, and how many numbers of each fold it adds up."""
 
     name: str
@@ -70,7 +70,7 @@ class Plan:
     buffers: tuple[BufferSlot, ...]
     task: TaskSpec
     folds: int
-    stages: tuple[Stage, ...]
+    stages: tuple[StageSize, ...]
     dense_bytes: int
     replica_bytes: int
     warnings: tuple[str, ...]
@@ -84,10 +84,9 @@ class Plan:
         """Names of the weights whose factors are captured."""
         return frozenset(route.name for route in self.routes if route.captured)
 
-    def layout(self, exchange: int, *, up: bool) -> Layout:
+    def layout(self, exchange: int, *, up: bool) -> MessageLayout:
         """Return what a message of a step's exchange carries."""
-        found = self.exchanges[exchange]
-        return found.up if up else found.down
+        return self.exchanges[exchange].up if up else self.exchanges[exchange].down
 
     def stage_size(self, name: str) -> int:
         """Return how many numbers of each fold a stage of preparation adds up.
@@ -152,7 +151,7 @@ def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
         ),
         task=spec.task,
         folds=spec.folds,
-        stages=tuple(Stage(name, preparing.size(name)) for name in preparing.stages),
+        stages=tuple(StageSize(name, preparing.size(name)) for name in preparing.stages),
         dense_bytes=4 * sum(p.numel() for p in model.parameters() if p.requires_grad),
         replica_bytes=_replica_bytes(model),
         warnings=warnings,

@@ -13,8 +13,8 @@ from pydantic import Field
 
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import PolicyError
+from rankdad.common.message_sizes import step_bytes
 from rankdad.common.plan import Plan
-from rankdad.common.protocol import step_bytes
 from rankdad.common.spec import MethodSpec, PositiveInt, PowerSgd, RankDad, RunSpec, TopRows
 
 MethodName = Literal["dsgd", "dad", "edad", "rank-dad", "powersgd", "top-rows"]
@@ -135,17 +135,17 @@ class Policy(Part):
             "those too that single samples can be read from",
         )
 
-    def check_snapshot(self, own: bool) -> None:
+    def check_snapshot(self, *, has_checkpoint: bool) -> None:
         """Check that a site may go on from the aggregator's checkpoint.
 
         Args:
-            own: whether the site has one itself, which the aggregator says is too old.
+            has_checkpoint: whether the site has one itself, which the aggregator says is too old.
 
         Raises:
             PolicyError: it may not.
         """
         lets_in = "lets in what the aggregator says the weights are, those too that single samples can be read from"
-        if own and self.accept_replica is not None:
+        if has_checkpoint and self.accept_replica is not None:
             raise PolicyError(
                 "snapshot",
                 "the aggregator says that its ledger no longer reaches back to this site's checkpoint, and gives it "

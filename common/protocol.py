@@ -19,7 +19,6 @@ import math
 import struct
 import sys
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 import msgpack
@@ -27,8 +26,9 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from rankdad.common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolError, RankdadError
-from rankdad.common.factors import Factor
-from rankdad.common.layout import Layout, Slot
+from rankdad.common.exchanges import MessageLayout, Slot
+from rankdad.common.factors import Factor, Matrix
+from rankdad.common.message_sizes import body_limit
 from rankdad.common.messages import DOWN, UP, Body, Failure, Kind, Message, Step
 from rankdad.common.plan import Plan
 from rankdad.common.routes import Payload
@@ -37,12 +37,10 @@ from rankdad.common.wire import decode, encode, finite
 if sys.byteorder != "little":
     raise ImportError("rankdad's wire is little-endian, and so must be the machine")
 
-CONTROL_BYTES = 1 << 16  # a hello, decision, goodbye or failure
-MOST_LOSS = 1e300  # of one site, in sums or a step: a thousand sites' add up to a finite number
+MAX_LOSS = 1e300  # of one site, in sums or a step: a thousand sites' add up to a finite number
 CONTAINERS = 3  # maps and lists in any message: its own, its body's, and one in that
 T = TypeVar("T")
 _ROUND, _MEASURES = struct.Struct("<Q"), struct.Struct("<3d")
-HEADER_BYTES = 18 + _ROUND.size + _MEASURES.size  # of a step: all but the exchange and the two counted buffers
 
 
 def pack(message: Message, plan: Plan, *, up: bool) -> bytes:
@@ -56,7 +54,7 @@ def pack(message: Message, plan: Plan, *, up: bool) -> bytes:
         head["i"] = _bits(frozenset(range(len(plan.sites))) - message.missing, len(plan.sites))
     body = message.body
     if not isinstance(body, Step):
-        return _packb({**head, "d": body.model_dump()})
+        return bytes(msgpack.packb({**head, "d": body.model_dump()}))
     layout = plan.layout(message.exchange, up=up)
     arrays = _arrays(body.payload, layout)
     try:
@@ -69,13 +67,13 @@ def pack(message: Message, plan: Plan, *, up: bool) -> bytes:
         "n": struct.pack(f"<{len(rows)}I", *rows),
         "b": numbers.numpy().data,
     }
-    return _packb(head)
+    return bytes(msgpack.packb(head))
 
 
 def pack_failure(message: Message) -> bytes:
     """Return the bytes of a failure, which need no plan: there may be none yet."""
     assert isinstance(message.body, Failure)
-    return _packb({**_head(message), "d": message.body.model_dump()})
+    return bytes(msgpack.packb({**_head(message), "d": message.body.model_dump()}))
 
 
 def unpack(data: bytes, plan: Plan, *, up: bool, device: str = "cpu") -> Message:
@@ -131,25 +129,6 @@ def _head(message: Message) -> dict[str, Any]:
     return {"k": int(message.kind), "r": _ROUND.pack(message.round), "p": message.exchange}
 
 
-def body_limit(plan: Plan, *, up: bool, replica: bool = True) -> int:
-    """Return the largest size of a message's body, in bytes, for this plan.
-
-    Args:
-        plan: of the run.
-        up: whether it is a contribution.
-        replica: whether an update may hold a whole replica, as after a comparison.
-    """
-    largest = _largest_bytes(plan, up)
-    return largest if up else max(largest + _missing_bytes(plan), CONTROL_BYTES + replica * plan.replica_bytes)
-
-
-@lru_cache(maxsize=16)
-def _largest_bytes(plan: Plan, up: bool) -> int:
-    """Return the size of the largest body but for a replica's: asked for with every message."""
-    steps = (body_bytes(plan, exchange, up=up) for exchange in range(len(plan.exchanges)))
-    return max(*steps, CONTROL_BYTES + plan.control_bytes)
-
-
 def _counting(most: int) -> Callable[[T], T]:
     """Return a hook for every finished map and list: a byte of theirs on the wire takes 64 of memory."""
     left = most
@@ -164,12 +143,6 @@ def _counting(most: int) -> Callable[[T], T]:
     return count
 
 
-def _missing_bytes(plan: Plan) -> int:
-    """Return what an update is longer by if it leaves a site out."""
-    bits = math.ceil(len(plan.sites) / 8)
-    return 2 + _head_bytes(bits) + bits
-
-
 def _bits(places: Iterable[int], count: int) -> bytes:
     return sum(1 << place for place in places).to_bytes(math.ceil(count / 8), "little")
 
@@ -181,45 +154,23 @@ def _missing(document: dict[str, Any], count: int) -> frozenset[int]:
     return frozenset(place for place in range(count) if not bits >> place & 1)
 
 
-def step_bytes(plan: Plan, *, up: bool) -> int:
-    """Return the size of a step's bodies, all exchanges together, with all slots full, in bytes: never exceeded."""
-    return sum(body_bytes(plan, exchange, up=up) for exchange in range(len(plan.exchanges)))
-
-
-def body_bytes(plan: Plan, exchange: int, *, up: bool) -> int:
-    """Return the size of the body of one exchange with all its slots full, in bytes: never exceeded."""
-    layout = plan.layout(exchange, up=up)
-    rows, numbers = 4 * layout.variable, layout.payload_bytes(plan.wire)
-    return HEADER_BYTES + len(msgpack.packb(exchange)) + _head_bytes(rows) + rows + _head_bytes(numbers) + numbers
-
-
-def _head_bytes(size: int) -> int:
-    """Return what msgpack puts before so many bytes."""
-    return 2 if size < 2**8 else 3 if size < 2**16 else 5
-
-
-def _packb(document: dict[str, Any]) -> bytes:
-    packed: bytes = msgpack.packb(document)
-    return packed
-
-
-def _arrays(payload: Payload, layout: Layout) -> list[tuple[Tensor, ...]]:
+def _arrays(payload: Payload, layout: MessageLayout) -> list[tuple[Tensor, ...]]:
     """Return a payload's arrays by slot."""
     arrays: list[tuple[Tensor, ...]] = []
     for slot, value in zip(layout.slots, payload, strict=True):
-        own = (value.delta, value.activation) if isinstance(value, Factor) else (value,)
-        rows = len(own[0])
+        pair = (value.delta, value.activation) if isinstance(value, Factor) else (value,)
+        rows = len(pair[0])
         fits = rows == slot.rows if slot.fixed else rows <= slot.rows
-        if not fits or tuple(array.shape[1] for array in own) != slot.widths:
-            got = " and ".join(str(list(array.shape)) for array in own)
+        if not fits or tuple(array.shape[1] for array in pair) != slot.widths:
+            got = " and ".join(str(list(array.shape)) for array in pair)
             raise RuntimeError(f"{slot.name}: got {got}, but the plan has {slot.rows} rows of {slot.widths}")
-        arrays.append(own)
+        arrays.append(pair)
     return arrays
 
 
-def _unpack_step(document: dict[str, Any], plan: Plan, layout: Layout, device: str) -> Step:
+def _unpack_step(document: dict[str, Any], plan: Plan, layout: MessageLayout, device: str) -> Step:
     weight, loss, norm = _MEASURES.unpack(_binary(document, "m", _MEASURES.size))
-    for name, value, most in (("weight", weight, 2.0**53), ("loss", loss, MOST_LOSS), ("norm", norm, 1e300)):
+    for name, value, most in (("weight", weight, 2.0**53), ("loss", loss, MAX_LOSS), ("norm", norm, 1e300)):
         if not abs(value) <= most or (name == "weight" and value < 0):
             raise ProtocolError(422, f"m: got {name} {value}, expected at most {most:g}, a weight at least 0")
     filled = _filled(layout, _binary(document, "n", 4 * layout.variable))
@@ -231,14 +182,14 @@ def _unpack_step(document: dict[str, Any], plan: Plan, layout: Layout, device: s
     except OverflowError as error:
         name = [slot.name for slot in layout.slots for _ in slot.widths][error.args[0]]
         raise ProtocolError(422, f"b: the values of {name} hold NaN or infinity, expected finite numbers") from None
-    payload: list[Factor | Tensor] = []
+    payload: list[Matrix] = []
     for slot, _ in filled:
-        own = [next(arrays) for _ in slot.widths]
-        payload.append(Factor(*own) if len(own) == 2 else own[0])
+        pair = [next(arrays) for _ in slot.widths]
+        payload.append(Factor(*pair) if len(pair) == 2 else pair[0])
     return Step(weight, loss, norm, tuple(payload))
 
 
-def _filled(layout: Layout, counts: bytes) -> list[tuple[Slot, int]]:
+def _filled(layout: MessageLayout, counts: bytes) -> list[tuple[Slot, int]]:
     """Return every slot with the number of its rows, checked."""
     given = iter(struct.unpack(f"<{layout.variable}I", counts))
     filled = [(slot, slot.rows if slot.fixed else next(given)) for slot in layout.slots]
@@ -252,13 +203,13 @@ def _filled(layout: Layout, counts: bytes) -> list[tuple[Slot, int]]:
     return filled
 
 
-def _not_encoded(layout: Layout, arrays: list[tuple[Tensor, ...]], wire: str) -> RankdadError:
+def _not_encoded(layout: MessageLayout, arrays: list[tuple[Tensor, ...]], wire: str) -> RankdadError:
     """Say which parameter's numbers cannot travel, and why."""
-    for slot, own in zip(layout.slots, arrays, strict=True):
-        if not all(finite(array) for array in own):
+    for slot, pair in zip(layout.slots, arrays, strict=True):
+        if not all(finite(array) for array in pair):
             return NonFiniteError(f"the gradient of {slot.name}")
         try:
-            encode(own, wire)
+            encode(pair, wire)
         except OverflowError:
             return RankdadError(f"the gradient of {slot.name} is too large for {wire}: choose a wider method.wire")
     raise AssertionError("called for arrays of which one cannot be encoded")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -12,9 +11,11 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from rankdad.common.drift import sketch
+from rankdad.common.errors import ProtocolError
 from rankdad.common.models import build_model
-from rankdad.common.spec import Adam, Constant, Cosine, RunSpec, Training
+from rankdad.common.optimizer import learning_rate, lr_scale, make_optimizer
+from rankdad.common.spec import Adam, RunSpec
+from rankdad.common.weight_sketch import sketch
 
 
 class Replica:
@@ -38,7 +39,7 @@ class Replica:
         self._training = spec.training
         self._scale = lr_scale(spec.training, len(spec.federation.sites))
         self._trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        self._optimizer = _optimizer(spec.training, list(self._trained.values()))
+        self._optimizer = make_optimizer(spec.training, list(self._trained.values()))
         # What is wrapped around it for profilers takes as long as a small network's step.
         self._take_step = inspect.unwrap(type(self._optimizer).step)
         self.step = 0
@@ -66,7 +67,7 @@ class Replica:
     def restart(self, weights: Mapping[str, Tensor]) -> None:
         """Begin anew from some weights: without moments, at step 0."""
         self.load(weights)
-        self._optimizer = _optimizer(self._training, list(self._trained.values()))
+        self._optimizer = make_optimizer(self._training, list(self._trained.values()))
         self.step = 0
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
@@ -75,7 +76,7 @@ class Replica:
 
     def weights(self) -> dict[str, Tensor]:
         """Return a copy of all weights and buffers on the CPU."""
-        return {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+        return copies(self.model.state_dict())
 
     def parameters(self) -> dict[str, Tensor]:
         """Return copies of the parameters, as an update carries them after a comparison.
@@ -83,22 +84,20 @@ class Replica:
         Moments stay everywhere as they are: they come of the updates alone, and whoever chose them would choose the
         next step's weights. So do buffers, which each site has of its own until the epoch ends.
         """
-        contiguous = torch.contiguous_format
-        named = self.model.named_parameters()
-        return {name: value.detach().cpu().clone(memory_format=contiguous) for name, value in named}
+        return copies(dict(self.model.named_parameters()))
 
     def check_parameters(self, named: Mapping[str, Tensor]) -> None:
         """Check that parameters are of this model.
 
         Raises:
-            ValueError: they are not.
+            ProtocolError: they are not.
         """
-        own = {name: (value.dtype, value.shape) for name, value in self.model.named_parameters()}
-        if {name: (value.dtype, value.shape) for name, value in named.items()} != own:
-            raise ValueError("holds other weights than this model has")
+        expected = {name: (value.dtype, value.shape) for name, value in self.model.named_parameters()}
+        if {name: (value.dtype, value.shape) for name, value in named.items()} != expected:
+            raise ProtocolError(502, "d.replica: holds other weights than this model has")
 
     def sketch(self) -> Tensor:
-        """Return the sketch of the parameters; see `common.drift`."""
+        """Return the sketch of the parameters; see `common.weight_sketch`."""
         return sketch(dict(self.model.named_parameters()))
 
     def state(self) -> dict[str, Tensor]:
@@ -107,8 +106,7 @@ class Replica:
         for name, parameter in self._trained.items():
             moments = self._optimizer.state.get(parameter, {})
             tensors |= {f"{key}/{name}": value for key, value in moments.items() if isinstance(value, Tensor)}
-        contiguous = torch.contiguous_format
-        return {name: value.detach().cpu().clone(memory_format=contiguous) for name, value in tensors.items()}
+        return copies(tensors)
 
     def load_state(self, tensors: Mapping[str, Tensor], step: int) -> None:
         """Go back to a state that `state` has returned, after so many steps.
@@ -149,6 +147,12 @@ def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
     return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
 
 
+def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies on the CPU, contiguous as files and messages have them."""
+    contiguous = torch.contiguous_format
+    return {name: value.detach().cpu().clone(memory_format=contiguous) for name, value in tensors.items()}
+
+
 def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Return the buffers that are saved with a model, such as BatchNorm's running statistics."""
     saved = model.state_dict()
@@ -180,30 +184,3 @@ def weights_sha256(weights: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
         digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def lr_scale(training: Training, sites: int) -> float:
-    """Return the factor by which the learning rate grows with the global batch."""
-    return {"none": 1.0, "linear": float(sites), "sqrt": math.sqrt(sites)}[training.lr_scaling]
-
-
-def learning_rate(training: Training, step: int, steps_per_epoch: int) -> float:
-    """Return the learning rate of a step, counted from 0 over the whole run."""
-    base, schedule = training.optimizer.lr, training.schedule
-    if isinstance(schedule, Constant):
-        return base
-    if isinstance(schedule, Cosine):
-        if step < schedule.warmup:
-            return base * (step + 1) / schedule.warmup
-        falling = max(1, training.epochs * steps_per_epoch - schedule.warmup)
-        share = (1 + math.cos(math.pi * (step - schedule.warmup) / falling)) / 2
-        return base * (schedule.floor + (1 - schedule.floor) * share)
-    return float(base * schedule.gamma ** (step // (schedule.epochs * steps_per_epoch)))
-
-
-def _optimizer(training: Training, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    spec = training.optimizer
-    if isinstance(spec, Adam):
-        kind = torch.optim.AdamW if spec.weight_decay else torch.optim.Adam
-        return kind(parameters, lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay, fused=True)
-    return torch.optim.SGD(parameters, lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True)

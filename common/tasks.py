@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from rankdad.common.documents import Part
 
 Metric = Literal["loss", "accuracy", "auc", "balanced_accuracy", "f1", "calibration_error", "mae", "r2", "pearson_r"]
+OF_CLASSES: tuple[Metric, ...] = ("auc", "accuracy", "loss", "balanced_accuracy", "f1", "calibration_error")
+OF_NUMBERS: tuple[Metric, ...] = ("loss", "mae", "r2", "pearson_r")
 
 
 class Classification(Part):
     """Predict one of several classes from logits, by cross-entropy; two classes are the binary task."""
+
+    metrics: ClassVar[tuple[Metric, ...]] = OF_CLASSES  # the one that chooses the best model first
 
     name: Literal["classification"] = "classification"
     classes: Annotated[int, Field(ge=2, le=1000)]
@@ -25,14 +29,11 @@ class Classification(Part):
         """Width of the network's output."""
         return self.classes
 
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        """Names of the figures, the one that chooses the best model first."""
-        return ("auc", "accuracy", "loss", "balanced_accuracy", "f1", "calibration_error")
-
 
 class MultiLabel(Part):
     """Predict several yes-or-no labels at once from a logit each, by binary cross-entropy."""
+
+    metrics: ClassVar[tuple[Metric, ...]] = OF_CLASSES  # the one that chooses the best model first
 
     name: Literal["multi-label"]
     labels: Annotated[int, Field(ge=1, le=1000)]
@@ -45,30 +46,18 @@ class MultiLabel(Part):
         """Width of the network's output."""
         return self.labels
 
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        """Names of the figures, the one that chooses the best model first."""
-        return ("auc", "accuracy", "loss", "balanced_accuracy", "f1", "calibration_error")
-
 
 class Regression(Part):
     """Predict a number; the network learns it in standard deviations from the mean of all sites' training samples."""
+
+    metrics: ClassVar[tuple[Metric, ...]] = OF_NUMBERS  # the one that chooses the best model first
+    outputs: ClassVar[int] = 1
 
     name: Literal["regression"]
     loss: Literal["mse", "mae", "huber"] = "mse"
     """Squared error, absolute error, or the first near 0 and the second beyond `delta`."""
     delta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Where huber turns from the squared to the absolute error, in standard deviations of the label."""
-
-    @property
-    def outputs(self) -> int:
-        """Width of the network's output."""
-        return 1
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        """Names of the figures, the one that chooses the best model first."""
-        return ("loss", "mae", "r2", "pearson_r")
 
 
 TaskSpec = Classification | MultiLabel | Regression

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 BLOCK = 64
-LARGEST_CODE = 127
+MAX_CODE = 127
 SCALE = torch.float32
 
 
@@ -87,9 +87,9 @@ def _quantised(array: Tensor) -> tuple[Tensor, Tensor]:
     """Return int8 codes [rows, blocks, 64], padded with zeros, and float32 scales [rows, blocks]."""
     rows, width = array.shape
     blocks = F.pad(array, (0, -width % BLOCK)).reshape(rows, math.ceil(width / BLOCK), BLOCK)
-    scales = (blocks.abs().amax(dim=-1) / LARGEST_CODE).to(SCALE)
+    scales = (blocks.abs().amax(dim=-1) / MAX_CODE).to(SCALE)
     divisors = torch.where(scales > 0, scales, 1.0).unsqueeze(-1)
-    return (blocks / divisors).round().clamp(-LARGEST_CODE, LARGEST_CODE).to(torch.int8), scales
+    return (blocks / divisors).round().clamp(-MAX_CODE, MAX_CODE).to(torch.int8), scales
 
 
 def _unpadded(blocks: Tensor, width: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import FewSamplesError, PolicyError
-from rankdad.common.messages import Warning
+from rankdad.common.messages import DataWarning
 from rankdad.common.plan import Plan
 from rankdad.common.policy import FEWER_SAMPLES, Policy, refusal, rows_sent
 from rankdad.common.preparation import Preparing
@@ -20,7 +20,7 @@ from rankdad.local.data import SiteData
 from rankdad.local.data.behind import fewest_behind, levels_of
 from rankdad.local.data.folds import Split
 
-TOO_SMALL: Warning = "sets-too-small-to-evaluate"
+TOO_SMALL: DataWarning = "sets-too-small-to-evaluate"
 BINARY_ROWS = 32  # samples of a step from which columns of 0 and 1 are hard to read off its sums
 
 

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from rankdad.common.allowed import FunctionName
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import SpecError, UserError
 from rankdad.common.spec import PositiveFloat, SiteName
+from rankdad.common.user_code import FunctionName
 
 TOKEN = "RANKDAD_TOKEN"  # in the environment: the token, where no file is named
 PATHS = ("data", "output", "weights", "spec", "policy", "token_file", "ca", "certificate", "key")

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from rankdad.common.artifacts import Which, load_model
-from rankdad.common.columns import Labelled
 from rankdad.common.errors import DataError, UserError
 from rankdad.common.metrics import summarise, tally
 from rankdad.common.preparation import Preparing
 from rankdad.common.spec import RunSpec
+from rankdad.common.table_schema import Labelled
 from rankdad.common.tasks import MultiLabel, Regression, shown
 from rankdad.local.data import SiteData, read_samples
 from rankdad.local.data.reading import Array
@@ -118,11 +118,11 @@ def predict_file(
         print(f"warning: {note}", file=sys.stderr)
     if not len(reading.inputs):
         raise DataError(reading.source, "has no samples")
-    if saved.own is None and (spec.preparation.standardise == "site" or spec.preparation.harmonise):
+    if saved.site_fit is None and (spec.preparation.standardise == "site" or spec.preparation.harmonise):
         print(f"warning: {directory}: {UNKNOWN_SITE}", file=sys.stderr)
     preparing, dtype = Preparing(spec), next(saved.network.parameters()).dtype
     covariates = None if reading.covariates is None else torch.from_numpy(reading.covariates)
-    inputs = preparing.apply(saved.fit, saved.own, torch.from_numpy(reading.inputs), covariates, dtype)
+    inputs = preparing.apply(saved.fit, saved.site_fit, torch.from_numpy(reading.inputs), covariates, dtype)
     outputs = outputs_of(saved.network, inputs, task.outputs)
     numbers = preparing.invert_labels(saved.fit, outputs) if isinstance(task, Regression) else outputs
     table = predictions(spec, numbers)

@@ -18,10 +18,11 @@ from rankdad.common.checkpoints import EVERY, Checkpoints, take_over
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import RankdadError, SpecError, UnreachableError, UserError, visible
 from rankdad.common.memory import check_memory
+from rankdad.common.message_sizes import step_bytes
 from rankdad.common.messages import failure_message
 from rankdad.common.plan import Plan, make_plan
 from rankdad.common.policy import Policy
-from rankdad.common.protocol import pack_failure, step_bytes
+from rankdad.common.protocol import pack_failure
 from rankdad.common.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
@@ -163,7 +164,7 @@ def starting_state(
     snapshot = ask_for_snapshot()
     if snapshot is None:
         return TrainingState(site, run_state)
-    policy.check_snapshot(own=found is not None)
+    policy.check_snapshot(has_checkpoint=found is not None)
     take_over(run_state, snapshot)
     why = "has lost its checkpoints" if found is None else "was away for longer than the ledger reaches back"
     notice(

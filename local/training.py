@@ -12,17 +12,17 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from rankdad.common.drift import furthest
 from rankdad.common.errors import RunFailedError
-from rankdad.common.messages import Ask, Body, Comparison, Failure, Kind, Message, Pooled, Step
+from rankdad.common.messages import Ask, Body, Comparison, Failure, Kind, Message, PooledMetrics, Step
 from rankdad.common.methods import State
 from rankdad.common.plan import Plan
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Fit, OwnFit
-from rankdad.common.reduction.feedback import Residuals, mixed
+from rankdad.common.reduction.feedback import Residuals, interpolate_residual
 from rankdad.common.run.state import RunState
 from rankdad.common.seeds import derive
 from rankdad.common.spec import RunSpec
+from rankdad.common.weight_sketch import furthest
 from rankdad.local.contributions import Contributions, Tested
 from rankdad.local.data import SiteData
 
@@ -68,7 +68,7 @@ class Result:
     final: dict[str, Tensor]
     best_epoch: int
     epochs: int
-    test: Pooled
+    test: PooledMetrics
     weights_sha256: dict[str, str]
     fit: Fit
     own: OwnFit
@@ -199,7 +199,7 @@ class _Trainer:
             else:
                 self._follow(update)
                 known = yield from self._ask()
-        self.state.residuals = mixed(self.state.residuals, residuals, applied / share if share else 1.0)
+        self.state.residuals = interpolate_residual(self.state.residuals, residuals, applied / share if share else 1.0)
         self.lap("reduce")
         self._follow(update)
         self.lap("compute")
@@ -243,7 +243,7 @@ class _Trainer:
         Raises:
             PolicyError: they are too far from this site's own.
         """
-        self.site_run.check_parameters(weights)
+        self.site_run.replica.check_parameters(weights)
         name, apart = furthest(dict(self.site_run.replica.model.named_parameters()), weights)
         self.policy.check_replica(self.spec, self.state.site, name, apart)
         self.notice(

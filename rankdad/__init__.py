@@ -13,19 +13,20 @@ from rankdad.common import __version__
 
 if TYPE_CHECKING:
     from rankdad.common.capture import FactorCapture
-    from rankdad.common.factors import Factor
+    from rankdad.common.factors import Factor, concatenate
     from rankdad.common.reduction.block import block
     from rankdad.common.reduction.exact import exact
     from rankdad.common.reduction.spi import spi
     from rankdad.common.spec import RunSpec
 
-__all__ = ["Factor", "FactorCapture", "RunSpec", "__version__", "block", "exact", "spi"]
+__all__ = ["Factor", "FactorCapture", "RunSpec", "__version__", "block", "concatenate", "exact", "spi"]
 
 _ROOMS = {
     "Factor": "common.factors",
     "FactorCapture": "common.capture",
     "RunSpec": "common.spec",
     "block": "common.reduction.block",
+    "concatenate": "common.factors",
     "exact": "common.reduction.exact",
     "spi": "common.reduction.spi",
 }

@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from rankdad.common.drift import distance
 from rankdad.common.errors import NonFiniteError, RunFailedError
-from rankdad.common.factors import LARGEST_NORM, norm
+from rankdad.common.factors import MAX_NORM, norm
 from rankdad.common.messages import (
     Body,
     Buffers,
@@ -26,7 +25,7 @@ from rankdad.common.messages import (
     Hello,
     Kind,
     Message,
-    Pooled,
+    PooledMetrics,
     Roster,
     Sketch,
     Step,
@@ -39,6 +38,7 @@ from rankdad.common.plan import Plan
 from rankdad.common.run.state import RunState
 from rankdad.common.seeds import derive
 from rankdad.common.spec import RunSpec
+from rankdad.common.weight_sketch import distance
 from rankdad.remote.rounds import Ready
 
 B = TypeVar("B", bound=Body)
@@ -86,7 +86,7 @@ def _step(plan: Plan, run: RunState, first: Message, steps: Sequence[Step], stat
     payload, state = run.method.aggregate(first.exchange, contributions, state, seed)
     sizes = [norm(value) for value in payload]
     for slot, size in zip(plan.layout(first.exchange, up=False).slots, sizes, strict=True):
-        if not size < LARGEST_NORM:
+        if not size < MAX_NORM:
             raise NonFiniteError(f"the pooled gradient of {slot.name}")
     total = sum(step.weight for step in steps)
     loss = sum(part * step.loss for part, step in zip(shares(contributions), steps, strict=True))
@@ -138,12 +138,12 @@ def _buffers(plan: Plan, sent: Sequence[Buffers]) -> Buffers:
     return Buffers(samples=total, values=pooled)
 
 
-def _evaluation(spec: RunSpec, sent: Sequence[Evaluation]) -> Pooled:
+def _evaluation(spec: RunSpec, sent: Sequence[Evaluation]) -> PooledMetrics:
     total: Tally = reduce(add, (one.tally for one in sent))
     found = summarise(spec.task, total)
     first = sent[0]
     where: dict[str, Any] = {"split": first.split, "fold": first.fold, "epoch": first.epoch}
-    return Pooled.model_validate({**where, **asdict(found)})
+    return PooledMetrics.model_validate({**where, **asdict(found)})
 
 
 def _bodies(messages: Sequence[Message], kind: type[B]) -> list[B]:

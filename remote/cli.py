@@ -53,14 +53,10 @@ def aggregator(
     ] = False,
 ) -> None:
     """Collect, reduce and broadcast what the sites send, until the run has ended."""
-    from rankdad.common.documents import load_json, replace, validate
+    from rankdad.common.documents import load_json
     from rankdad.common.spec import RunSpec
 
-    document = replace(load_json(file), set_ or [])
-    if isinstance(document, dict) and "run" in document:
-        spec = validate(RunSpec, document["run"], file=file, under="run")
-    else:
-        spec = validate(RunSpec, document, file=file)
+    spec = RunSpec.read(file, set_ or [])
     from rich.console import Console
 
     from rankdad.remote.config import Access

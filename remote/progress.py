@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankdad.common.messages import Pooled
+from rankdad.common.messages import PooledMetrics
 from rankdad.common.plan import Plan
 from rankdad.common.spec import RunSpec
 from rankdad.common.tasks import TaskSpec
@@ -66,7 +66,7 @@ class Progress:
     step: int = 0
     loss: float | None = None
     train_loss: float | None = None
-    validation: Pooled | None = None
+    validation: PooledMetrics | None = None
     best_epoch: int = 0
     problems: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Progress:
             if name == "study":
                 self.study.restore(value)
             elif name == "validation":
-                self.validation = value and Pooled(**value)
+                self.validation = value and PooledMetrics(**value)
             else:
                 setattr(self, name, value)
         self.sites = tuple(self.sites)

@@ -21,7 +21,7 @@ from rankdad.common.messages import (
     Hello,
     Kind,
     Message,
-    Pooled,
+    PooledMetrics,
     Roster,
     Step,
 )
@@ -120,7 +120,7 @@ class Recorder:
         elif isinstance(update, Roster):
             progress.steps_per_epoch = [-(-max(fold) // self._spec.training.step_size) for fold in update.train]
             self._record_hello(ready)
-        elif isinstance(update, Pooled):
+        elif isinstance(update, PooledMetrics):
             self._record_evaluation(ready, update)
         elif isinstance(update, Decision):
             progress.epoch = update.epoch + 1
@@ -182,7 +182,7 @@ class Recorder:
         """Yield who has sent what."""
         return ((self._plan.sites[place], sent) for place, sent in zip(ready.places, ready.messages, strict=True))
 
-    def _record_evaluation(self, ready: Ready, pooled: Pooled) -> None:
+    def _record_evaluation(self, ready: Ready, pooled: PooledMetrics) -> None:
         task, progress = self._spec.task, self.progress
         models: dict[str, Tally] = {}
         baselines: dict[str, Tally] = {}
@@ -191,7 +191,7 @@ class Recorder:
             models[site] = message.body.tally
             if message.body.baseline is not None:
                 baselines[site] = message.body.baseline
-        rows: dict[str, Pooled | Metrics] = {"pooled": pooled}
+        rows: dict[str, PooledMetrics | Metrics] = {"pooled": pooled}
         rows |= {site: summarise(task, tally) for site, tally in models.items()}
         for site, metrics in rows.items():
             loss = self._train_loss(site) if pooled.split == "validation" else ""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rankdad.common import __version__
-from rankdad.common.messages import Pooled
+from rankdad.common.messages import PooledMetrics
 from rankdad.common.metrics import Metrics
 from rankdad.remote.progress import Progress
 
@@ -50,7 +50,7 @@ def summary(progress: Progress) -> dict[str, Any]:
     }
 
 
-def _metrics(found: Pooled | Metrics | None) -> dict[str, Any] | None:
+def _metrics(found: PooledMetrics | Metrics | None) -> dict[str, Any] | None:
     if found is None:
         return None
     values = {str(name): value for name, value in found.values.items()}

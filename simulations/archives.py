@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -14,67 +15,55 @@ from rankdad.common.errors import DataError
 from rankdad.local.data.npz import padded, read_arrays, whole_numbers
 from rankdad.local.data.reading import Array
 from rankdad.local.data.ts import arrays_of, parse
-from rankdad.simulations.pools import ArrayPool
+from rankdad.simulations.datasets import ArrayDataset
 
 PARTS = ("train", "test")
 UCI = "UCI Machine Learning Repository (archive.ics.uci.edu), data set"
 UEA = "UEA archive of multivariate time series (timeseriesclassification.com)"
+FOLDER = "../shared/data"
+FOUND_AT = {  # the file of each data set, and where it can be had
+    "mnist": ("mnist.npz", "MNIST (LeCun, Cortes, Burges; yann.lecun.com/exdb/mnist)"),
+    "pendigits": ("pendigits.npz", f"{UCI} 'Pen-Based Recognition of Handwritten Digits'"),
+    "natops": ("natops.npz", f"{UEA}, data set 'NATOPS' (Song, Demirdjian, Davis 2011)"),
+    "cifar10": ("cifar10_subset.npz", "CIFAR-10 (Krizhevsky 2009; www.cs.toronto.edu/~kriz/cifar.html)"),
+    "spoken-arabic-digits": ("spoken_arabic_digits.npz", f"{UCI} 'Spoken Arabic Digit'"),
+}
 
 
 class Archive(Part):
-    """Training and test samples in one npz file with x_train, y_train, x_test and y_test."""
+    """Training and test samples in one npz file with x_train, y_train, x_test and y_test.
 
-    found_at: ClassVar[str]
-    """Where the data set can be had."""
+    mnist: 70,000 handwritten digits, bytes [28, 28]. pendigits: 10,992 digits written with a pen, bytes from 0 to 100
+    [8 points, x and y]. natops: 360 gestures of six kinds, real numbers [51 frames, 24 places of hands and arms].
+    cifar10: photographs of ten kinds of things, bytes [32, 32, 3 colours].
+    """
 
-    name: str
-    path: str
-    """The file."""
+    name: Literal["mnist", "pendigits", "natops", "cifar10"]
+    path: str | None = None
+    """The file; null is the data set's own name in ../shared/data."""
 
-    def load(self) -> ArrayPool:
+    @property
+    def file(self) -> Path:
+        """The file."""
+        return Path(FOLDER, FOUND_AT[self.name][0]) if self.path is None else Path(self.path)
+
+    @property
+    def found_at(self) -> str:
+        """Where the data set can be had."""
+        return FOUND_AT[self.name][1]
+
+    def load(self) -> ArrayDataset:
         """Read the file; its own test set stays the test set.
 
         Raises:
             DataError: the file is not there, or not what it should be.
         """
-        arrays = named_arrays(Path(self.path), _names("x", "y"), self.found_at)
-        return joined(self.path, [(arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in PARTS])
+        arrays = self._arrays("x", "y")
+        return joined(str(self.file), [(arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in PARTS])
 
-
-class Mnist(Archive):
-    """70,000 handwritten digits, bytes [28, 28]: x_train, y_train, x_test and y_test in one npz file."""
-
-    found_at = "MNIST (LeCun, Cortes, Burges; yann.lecun.com/exdb/mnist)"
-    name: Literal["mnist"]
-    path: str = "../shared/data/mnist.npz"
-    """The file."""
-
-
-class PenDigits(Archive):
-    """10,992 digits written with a pen, bytes from 0 to 100 [8 points, x and y]; the file is as MNIST's."""
-
-    found_at = f"{UCI} 'Pen-Based Recognition of Handwritten Digits'"
-    name: Literal["pendigits"]
-    path: str = "../shared/data/pendigits.npz"
-    """The file."""
-
-
-class Natops(Archive):
-    """360 gestures of six kinds, real numbers [51 frames, 24 places of hands and arms]; the file is as MNIST's."""
-
-    found_at = f"{UEA}, data set 'NATOPS' (Song, Demirdjian, Davis 2011)"
-    name: Literal["natops"]
-    path: str = "../shared/data/natops.npz"
-    """The file."""
-
-
-class Cifar10(Archive):
-    """Photographs of ten kinds of things, bytes [32, 32, 3 colours]; the file is as MNIST's."""
-
-    found_at = "CIFAR-10 (Krizhevsky 2009; www.cs.toronto.edu/~kriz/cifar.html)"
-    name: Literal["cifar10"]
-    path: str = "../shared/data/cifar10_subset.npz"
-    """The file."""
+    def _arrays(self, *kinds: str) -> dict[str, Array]:
+        names = [f"{kind}_{part}" for part in PARTS for kind in kinds]
+        return named_arrays(self.file, names, self.found_at)
 
 
 class SpokenArabicDigits(Archive):
@@ -84,30 +73,26 @@ class SpokenArabicDigits(Archive):
     many for test.
     """
 
-    found_at = f"{UCI} 'Spoken Arabic Digit'"
-    name: Literal["spoken-arabic-digits"]
-    path: str = "../shared/data/spoken_arabic_digits.npz"
-    """The file."""
+    name: Literal["spoken-arabic-digits"]  # type: ignore[assignment]
 
-    def load(self) -> ArrayPool:
+    def load(self) -> ArrayDataset:
         """Read the file; every series is padded to the longest, and its own test set stays the test set.
 
         Raises:
             DataError: the file is not there, or not what it should be.
         """
-        path = Path(self.path)
-        arrays = named_arrays(path, _names("frames", "len", "y"), self.found_at)
+        path, arrays = self.file, self._arrays("frames", "len", "y")
         widths = [arrays[f"frames_{part}"].shape[1:] for part in PARTS]
         if len(widths[0]) != 1 or widths[0] != widths[1]:
-            found = " and ".join(f"frames_{part} {list(arrays[f'frames_{part}'].shape)}" for part in PARTS)
-            raise DataError(path, f"has {found}, expected as many features of each: [frames, features]")
+            shapes = " and ".join(f"frames_{part} {list(arrays[f'frames_{part}'].shape)}" for part in PARTS)
+            raise DataError(path, f"has {shapes}, expected as many features of each: [frames, features]")
         series = [s for part in PARTS for s in _cut(path, part, arrays[f"frames_{part}"], arrays[f"len_{part}"])]
         if not series:
             raise DataError(path, "has no series")
         x, length = padded(series, max(map(len, series)), "float32")
         count = arrays["len_train"].size
-        pool = joined(self.path, [(x[:count], arrays["y_train"]), (x[count:], arrays["y_test"])])
-        return ArrayPool(self.path, pool.x, pool.y, {**pool.others, "length": length})
+        both = joined(str(path), [(x[:count], arrays["y_train"]), (x[count:], arrays["y_test"])])
+        return replace(both, others={**both.others, "length": length})
 
 
 class Uea(Part):
@@ -120,7 +105,7 @@ class Uea(Part):
     path: str
     """The file."""
 
-    def load(self) -> ArrayPool:
+    def load(self) -> ArrayDataset:
         """Read the files; series are padded to the longest.
 
         Raises:
@@ -136,7 +121,7 @@ class Uea(Part):
         arrays = arrays_of(files, files[0].classes or (), shape, "float32")
         if "y" not in arrays:
             raise DataError(path, "lacks labels, or its test set does, expected @classLabel true and the classes")
-        return ArrayPool(self.path, arrays.pop("x"), arrays.pop("y"), arrays)
+        return ArrayDataset(self.path, arrays.pop("x"), arrays.pop("y"), arrays)
 
 
 def named_arrays(path: Path, names: Sequence[str], found_at: str = "") -> dict[str, Array]:
@@ -160,7 +145,7 @@ def named_arrays(path: Path, names: Sequence[str], found_at: str = "") -> dict[s
     return arrays
 
 
-def joined(origin: str, parts: Sequence[tuple[Array, Array]]) -> ArrayPool:
+def joined(origin: str, parts: Sequence[tuple[Array, Array]]) -> ArrayDataset:
     """Return training and test samples as one pool that tells them apart.
 
     Args:
@@ -177,16 +162,12 @@ def joined(origin: str, parts: Sequence[tuple[Array, Array]]) -> ArrayPool:
     if train.shape[1:] != test.shape[1:]:
         shapes = f"x_train has shape {list(train.shape)}, x_test {list(test.shape)}"
         raise DataError(origin, f"{shapes}, expected samples of the same shape")
-    return ArrayPool(
+    return ArrayDataset(
         origin,
         np.concatenate([x for x, _ in parts]),
         np.concatenate([y.reshape(-1) for _, y in parts]),
         {"split": np.repeat(np.array([0, 2], np.uint8), [len(train), len(test)])},
     )
-
-
-def _names(*kinds: str) -> tuple[str, ...]:
-    return tuple(f"{kind}_{part}" for part in PARTS for kind in kinds)
 
 
 def _cut(path: Path, part: str, frames: Array, lengths: Array) -> list[Array]:

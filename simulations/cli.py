@@ -6,7 +6,8 @@ import json
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,9 +16,7 @@ from rankdad.common.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rankdad.common.policy import Policy
     from rankdad.common.spec import RunSpec
-    from rankdad.local.data import SiteData
     from rankdad.simulations.spec import SimulationFile
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="A run and its simulation.")]
@@ -30,7 +29,6 @@ WeightsOption = Annotated[
 AllowOption = Annotated[
     list[str] | None, typer.Option("--allow-factory", help="Permit a model factory 'package.module:function'.")
 ]
-
 
 CHECK_PATIENCE = 5.0  # seconds in which an aggregator that is there answers
 
@@ -85,13 +83,15 @@ def simulate(
     if sites is not None and file is not None and not json_:
         before = len(read_simulation(file, set_ or [], data=data).run.federation.sites)
         typer.echo(_changed_batch(read.run, before))
+    factories = tuple(allow_factory or ())
     if lockstep or pooled:
-        summary = _lockstep(read, directory, tuple(allow_factory or ()), json_, pooled=pooled)
+        from rankdad.simulations.lockstep import simulate as in_lockstep
+
+        summary = in_lockstep(read, directory, factories, json_output=json_, pooled=pooled)
     else:
         from rankdad.remote.persistence import LedgerOptions
         from rankdad.simulations.simulator import simulate as run
 
-        factories = tuple(allow_factory or ())
         summary = run(
             read,
             directory,
@@ -136,7 +136,8 @@ def split(
 ) -> None:
     """Write each site's data and its SITE.json, to start aggregator and sites by hand."""
     from rankdad.common.policy import FILE
-    from rankdad.simulations.spec import read_simulation, write_sites
+    from rankdad.simulations.dealing import write_sites
+    from rankdad.simulations.spec import read_simulation
 
     read = read_simulation(file, set_ or [], sites=sites, data=data)
     taken = [path for name in read.run.federation.sites if (path := output / f"{name}.json").exists()]
@@ -166,6 +167,7 @@ def check(
     from rankdad.common.replica import Replica
     from rankdad.common.spec import RunSpec
     from rankdad.simulations.checking import check_policy, show_plan
+    from rankdad.simulations.dealing import dealt_data
     from rankdad.simulations.resolving import with_columns
     from rankdad.simulations.spec import read_simulation
 
@@ -179,13 +181,14 @@ def check(
         return
     if isinstance(document, dict) and "simulation" in document:
         read = with_columns(read_simulation(file, set_ or [], sites=sites, data=data))
-        spec = read.run
-        dealt, policy = _dealt(read), read.simulation.policy
+        spec, policy = read.run, read.simulation.policy
+        with TemporaryDirectory() as folder:
+            sites_data = list(dealt_data(read, Path(folder)).values())
     else:
-        spec, dealt, policy = validate(RunSpec, document, file=file), {}, EVERYTHING
+        spec, policy, sites_data = validate(RunSpec, document, file=file), EVERYTHING, []
     check_memory(spec)
     plan = make_plan(spec, Replica(spec, allow_factory or (), weights=weights).model)
-    check_policy(policy, spec, plan, list(dealt.values()))
+    check_policy(policy, spec, plan, sites_data)
     show_plan(spec, plan, _wide_console())
 
 
@@ -200,17 +203,19 @@ def verify(
     """Compare each method's gradient of a batch per site with autograd's of the pooled batch; fail if it is inexact."""
     import torch
 
-    from rankdad.simulations.checking import show_verification
-    from rankdad.simulations.checking import verify as run
+    from rankdad.simulations.dealing import dealt_data
     from rankdad.simulations.pooling import first_training_rows
     from rankdad.simulations.resolving import with_columns
     from rankdad.simulations.spec import read_simulation
+    from rankdad.simulations.verifying import show_verification
+    from rankdad.simulations.verifying import verify as run
 
     read = with_columns(read_simulation(file, set_ or [], sites=sites, data=data))
     torch.set_num_threads(read.run.training.threads)
-    rows = first_training_rows(read.run, _dealt(read))
-    found, misfits = run(read.run, rows, allow_factory or (), weights)
-    right = show_verification(read.run, found, _wide_console())
+    with TemporaryDirectory() as folder:
+        rows = first_training_rows(read.run, dealt_data(read, Path(folder)))
+    verifications, misfits = run(read.run, rows, allow_factory or (), weights)
+    right = show_verification(read.run, verifications, _wide_console())
     for sentence in misfits:
         typer.echo(sentence)
     if not right:
@@ -244,7 +249,7 @@ def _address(option: str, text: str) -> tuple[str, int]:
 
 def _changed_batch(spec: RunSpec, before: int) -> str:
     """Say what another number of sites does to the global batch and the learning rate."""
-    from rankdad.common.replica import lr_scale
+    from rankdad.common.optimizer import lr_scale
 
     training, sites = spec.training, len(spec.federation.sites)
     rates = [training.optimizer.lr * lr_scale(training, count) for count in (before, sites)]
@@ -255,80 +260,9 @@ def _changed_batch(spec: RunSpec, before: int) -> str:
     )
 
 
-def _dealt(read: SimulationFile) -> dict[str, SiteData]:
-    """Deal out a simulation's data, and read it as the sites would."""
-    import tempfile
-
-    from rankdad.local.data import read_site
-    from rankdad.simulations.spec import write_sites
-
-    with tempfile.TemporaryDirectory() as folder:
-        configs = write_sites(read, Path(folder), "http://127.0.0.1:0")
-        return {n: read_site(read.run, Path(c.data), i, c.allow_factories) for i, (n, c) in enumerate(configs.items())}
-
-
 def _wide_console() -> Console:
     """Return a console on which tables are not squeezed when nobody looks."""
     from rich.console import Console
 
     console = Console()
     return console if console.is_terminal else Console(width=120)
-
-
-def _lockstep(
-    read: SimulationFile, directory: Path, allow_factories: tuple[str, ...], json_output: bool, *, pooled: bool = False
-) -> dict[str, Any]:
-    """Run all sites in this process, or one site that has all their data."""
-    import torch
-    from rich.console import Console
-    from torch import Tensor
-
-    from rankdad.common.documents import load_json
-    from rankdad.local.data import read_site
-    from rankdad.local.prediction import write_predictions
-    from rankdad.remote.aggregator import Aggregator
-    from rankdad.remote.run_directory import new_directory
-    from rankdad.remote.view import PlainView, Waiting
-    from rankdad.simulations.lockstep import run
-    from rankdad.simulations.pooling import SITE, pooled_data, pooled_spec
-    from rankdad.simulations.spec import write_sites
-
-    torch.set_num_threads(read.run.training.threads)
-    new_directory(directory)
-    configs = write_sites(read, directory / "sites", "http://127.0.0.1:0")
-    data = {
-        name: read_site(read.run, Path(config.data), index, allow_factories)
-        for index, (name, config) in enumerate(configs.items())
-    }
-    spec = read.run
-    policies: dict[str, Policy] | None = dict.fromkeys(data, read.simulation.policy)
-    if pooled:
-        spec, data, policies = pooled_spec(spec, data), {SITE: pooled_data(data)}, None
-    view: PlainView | None = None
-
-    def tick(aggregator: Aggregator) -> None:
-        nonlocal view
-        if view is None:
-            for warning in aggregator.plan.warnings:
-                typer.echo(f"warning: {warning}", err=True)
-            view = PlainView(aggregator.recorder.progress, Waiting, Console(stderr=json_output))
-            view.start()
-        view.tick()
-
-    def tested(site: str, fold: int, outputs: Tensor) -> None:
-        write_predictions(directory / "sites" / site / "predictions", spec, data[site], fold, outputs)
-
-    weights = None if read.simulation.weights is None else Path(read.simulation.weights)
-    run(
-        spec,
-        data,
-        directory,
-        allowed_factories=allow_factories,
-        device=read.simulation.device,
-        weights=weights,
-        policies=policies,
-        on_round=tick,
-        tested=tested,
-    )
-    summary: dict[str, Any] = load_json(directory / "summary.json")
-    return summary

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 from rankdad.common.checkpoints import EVERY, KEPT
-from rankdad.common.methods.rank_dad import MOST_BATCHES, MOST_ROWS
+from rankdad.common.message_sizes import step_bytes
+from rankdad.common.methods.rank_dad import MAX_BATCHES, MAX_ROWS
 from rankdad.common.metrics import tally_bytes
 from rankdad.common.plan import Plan
-from rankdad.common.protocol import step_bytes
 from rankdad.remote.records import HEAD_BYTES
 
 CONTROL = 1024  # bytes of any message that is no step, beside what follows from the plan
@@ -70,6 +70,6 @@ def _residual_bytes(plan: Plan) -> int:
     for route in plan.routes:
         out, columns = route.matrix
         sent = route.up or 0
-        rows = max(MOST_ROWS, (route.residual or 0) + int(MOST_BATCHES * sites * sent)) + (sites + 2) * sent
+        rows = max(MAX_ROWS, (route.residual or 0) + int(MAX_BATCHES * sites * sent)) + (sites + 2) * sent
         total += itemsize * max(out * columns, rows * (out + columns))
     return total

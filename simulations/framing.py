@@ -1,7 +1,7 @@
 """Where messages of HTTP/1 begin and end in a stream of bytes; a state machine without input or output of its own.
 
-Every byte that is fed comes out again, in pieces that belong to one message each. It knows just as much of HTTP as that
-takes; a response to HEAD, which announces a body and has none, is beyond it. What is no HTTP, such as TLS, passes.
+Every byte that is fed comes out again, in pieces of one message each. Bytes that are no HTTP, such as TLS, pass. A
+response to HEAD, which announces a body and has none, is not understood.
 
     state     holds back                  ends
     HEAD      the head's bytes so far     at the empty line: BODY, SIZE or REST, or HEAD if there is no body
@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
-LONGEST_HEAD = 65536  # bytes; what is longer is no head of ours
-LONGEST_LINE = 4096  # bytes of a chunk's size or of a trailer
+MAX_HEAD = 65536  # bytes; what is longer is no head of ours
+MAX_LINE = 4096  # bytes of a chunk's size or of a trailer
 
 _START = re.compile(rb"(?P<verb>[A-Z]+) \S+ HTTP/1\.[01]\r\n|HTTP/1\.[01] (?P<status>\d{3})[ \r]")
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})[ \t]*\r\n", re.IGNORECASE)
@@ -79,7 +79,7 @@ class Framer:
                     self._state = _State.HEAD if last else _State.SIZE
                 yield Piece(taken, last=last)
                 continue
-            mark, longest = (b"\r\n\r\n", LONGEST_HEAD) if self._state is _State.HEAD else (b"\r\n", LONGEST_LINE)
+            mark, longest = (b"\r\n\r\n", MAX_HEAD) if self._state is _State.HEAD else (b"\r\n", MAX_LINE)
             seen = max(0, len(self._held) - len(mark))
             self._held += data
             end = self._held.find(mark, seen)
@@ -124,11 +124,11 @@ class Framer:
             last = line == b"\r\n"
             self._state = _State.HEAD if last else _State.TRAILER
             return Piece(line, last=last)
-        found = _SIZE.match(line)
-        if found is None:
+        size_line = _SIZE.match(line)
+        if size_line is None:
             self._state = _State.REST
             return Piece(line)
-        size = int(found[1], 16)
+        size = int(size_line[1], 16)
         self._left = size + len(b"\r\n")
         self._state = _State.CHUNK if size else _State.TRAILER
         return Piece(line)

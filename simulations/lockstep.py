@@ -5,13 +5,18 @@ The same trainers, the same aggregator and the same bytes as between processes, 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import torch
+from rich.console import Console
 from torch import Tensor
 
+from rankdad.common.documents import load_json
 from rankdad.common.errors import RankdadError, RunFailedError
 from rankdad.common.messages import Ask
 from rankdad.common.policy import EVERYTHING, Policy
@@ -21,8 +26,14 @@ from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
 from rankdad.local.data import SiteData
+from rankdad.local.prediction import write_predictions
 from rankdad.local.training import Result, TrainingState, train
 from rankdad.remote.aggregator import Aggregator
+from rankdad.remote.run_directory import new_directory
+from rankdad.remote.view import PlainView, Waiting
+from rankdad.simulations.dealing import dealt_data
+from rankdad.simulations.pooling import SITE, pooled_data, pooled_spec
+from rankdad.simulations.spec import SimulationFile
 
 
 def run(
@@ -63,9 +74,11 @@ def run(
     for site in plan.sites:
         policy = EVERYTHING if policies is None else policies[site]
         policy.check(spec, plan)
-        own = admitted(policy, spec, plan, data[site])
+        admitted_data = admitted(policy, spec, plan, data[site])
         run_state = RunState(spec, plan, Replica(spec, allowed_factories, device, weights))
-        trainings[site] = train(spec, plan, own, TrainingState(site, run_state), policy, tested=partial(tested, site))
+        trainings[site] = train(
+            spec, plan, admitted_data, TrainingState(site, run_state), policy, tested=partial(tested, site)
+        )
     results: dict[str, Result] = {}
     answers: dict[str, bytes] = {}
     failures: list[RunFailedError] = []
@@ -101,3 +114,56 @@ def run(
     if aggregator.barrier.failed:
         raise failures[0]
     return results
+
+
+def simulate(
+    file: SimulationFile,
+    directory: Path,
+    allow_factories: tuple[str, ...] = (),
+    *,
+    json_output: bool = False,
+    pooled: bool = False,
+) -> dict[str, Any]:
+    """Run a simulation in this process, and return its summary; or train one site that has all sites' data.
+
+    Args:
+        file: run and simulation.
+        directory: of the run.
+        allow_factories: model factories that the caller permits.
+        json_output: whether standard output is kept free for the summary.
+        pooled: whether one site has everything.
+    """
+    torch.set_num_threads(file.run.training.threads)
+    new_directory(directory)
+    spec, data = file.run, dealt_data(file, directory / "sites", allow_factories)
+    policies: dict[str, Policy] | None = dict.fromkeys(data, file.simulation.policy)
+    if pooled:
+        spec, data, policies = pooled_spec(spec, data), {SITE: pooled_data(data)}, None
+    view: PlainView | None = None
+
+    def tick(aggregator: Aggregator) -> None:
+        nonlocal view
+        if view is None:
+            for warning in aggregator.plan.warnings:
+                print(f"warning: {warning}", file=sys.stderr)
+            view = PlainView(aggregator.recorder.progress, Waiting, Console(stderr=json_output))
+            view.start()
+        view.tick()
+
+    def tested(site: str, fold: int, outputs: Tensor) -> None:
+        write_predictions(directory / "sites" / site / "predictions", spec, data[site], fold, outputs)
+
+    weights = None if file.simulation.weights is None else Path(file.simulation.weights)
+    run(
+        spec,
+        data,
+        directory,
+        allowed_factories=allow_factories,
+        device=file.simulation.device,
+        weights=weights,
+        policies=policies,
+        on_round=tick,
+        tested=tested,
+    )
+    summary: dict[str, Any] = load_json(directory / "summary.json")
+    return summary

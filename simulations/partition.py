@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from rankdad.common.columns import Column, Level, PositiveInt, canonical
 from rankdad.common.documents import Part
 from rankdad.common.errors import DataError, SpecError
 from rankdad.common.seeds import derive
 from rankdad.common.spec import PositiveFloat, RunSpec, SiteName
+from rankdad.common.table_schema import Column, Level, PositiveInt, canonical
 from rankdad.common.tasks import Regression, TaskSpec
-from rankdad.simulations.pools import Pool, Rows
+from rankdad.simulations.datasets import Dataset, Rows
 
 DRAWS = 200  # of proportions, until no site has too few samples
 BINS = 10
@@ -81,7 +81,7 @@ class ByColumn(Part):
                     raise ValueError(f"values: {value} belongs to both {owners[value]} and {site}")
         return self
 
-    def deal(self, pool: Pool, sites: tuple[str, ...]) -> list[Rows]:
+    def deal(self, pool: Dataset, sites: tuple[str, ...]) -> list[Rows]:
         """Return each site's rows, in the table's order.
 
         Raises:
@@ -120,7 +120,7 @@ class Folder(Part):
 Partition = Annotated[Iid | Dirichlet | ByColumn | Folder, Field(discriminator="name")]
 
 
-def partition(pool: Pool, how: Iid | Dirichlet | ByColumn, run: RunSpec) -> dict[str, Rows]:
+def partition(pool: Dataset, how: Iid | Dirichlet | ByColumn, run: RunSpec) -> dict[str, Rows]:
     """Deal a pool's rows out to the run's sites; at random, training and test samples are dealt separately.
 
     Raises:

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from rankdad.common.documents import validate
 from rankdad.common.preparation import Preparing
-from rankdad.common.spec import RunSpec
-from rankdad.common.studies import LeaveOneSiteOut
+from rankdad.common.spec import LeaveOneSiteOut, RunSpec
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.data.folds import Split
 
@@ -60,12 +59,12 @@ def _joined(fold: Sequence[Split], starts: Iterable[int]) -> Split:
 def first_training_rows(spec: RunSpec, data: Mapping[str, SiteData]) -> dict[str, Samples]:
     """Return what every site trains on in the first fold, prepared as the sites would together."""
     preparing, totals = Preparing(spec), dict[str, Tensor]()
-    rows = {site: found.rows(0) for site, found in data.items()}
+    rows = {name: site.rows(0) for name, site in data.items()}
     for stage in preparing.stages:
-        totals[stage] = reduce(add, (preparing.contribution(stage, totals, own) for own in rows.values()))
+        totals[stage] = reduce(add, (preparing.contribution(stage, totals, one) for one in rows.values()))
     fit, dtype = preparing.fit(totals), getattr(torch, spec.training.dtype)
     prepared = {}
-    for site, own in rows.items():
-        inputs = preparing.apply(fit, preparing.own(fit, own), own.inputs, own.covariates, dtype)
-        prepared[site] = Samples(inputs, preparing.apply_labels(fit, own.labels))
+    for name, one in rows.items():
+        inputs = preparing.apply(fit, preparing.own(fit, one), one.inputs, one.covariates, dtype)
+        prepared[name] = Samples(inputs, preparing.apply_labels(fit, one.labels))
     return prepared

@@ -20,9 +20,9 @@ def with_columns(file: SimulationFile) -> SimulationFile:
         return file
     if isinstance(source, Folders):
         sites = file.run.federation.sites
-        found = resolved(data, source.find(sites)[sites[0]])
+        columns = resolved(data, source.find(sites)[sites[0]])
     elif isinstance(source, TABLES):
-        found = resolve_features(data, list(source.load().table.frame.columns))
+        columns = resolve_features(data, list(source.load().table.frame.columns))
     else:
         return file
-    return file.model_copy(update={"run": file.run.model_copy(update={"data": found})})
+    return file.model_copy(update={"run": file.run.model_copy(update={"data": columns})})

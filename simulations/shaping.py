@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-LARGEST, SMALLEST = 65536, 1024  # bytes of a piece
+MAX_PIECE, MIN_PIECE = 65536, 1024  # bytes of a piece
 PIECE = 0.01  # seconds that a piece takes to leave, within these sizes
 AHEAD = 0.02  # seconds of sending that are planned in advance: timers are late by a millisecond, the rate must not be
 ON_THE_WAY = 128  # pieces that have left and not arrived; with these on the way, the sender waits
@@ -40,7 +40,7 @@ class Line:
     def __init__(self, writer: asyncio.StreamWriter, gates: Sequence[Gate], delay: Callable[[], float] | None) -> None:
         self._writer, self._gates, self._delay = writer, gates, delay
         slowest = min((gate.rate for gate in gates), default=float("inf"))
-        self._piece = int(min(max(slowest * PIECE, SMALLEST), LARGEST))
+        self._piece = int(min(max(slowest * PIECE, MIN_PIECE), MAX_PIECE))
         self._arrives = 0.0
         self._way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(ON_THE_WAY)
 

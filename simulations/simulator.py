@@ -9,19 +9,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import io
 import multiprocessing
-import os
 import secrets
 import signal
 import socket
 import sys
-import time
-import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -37,11 +32,11 @@ from rankdad.remote.config import Access
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.run_directory import new_directory
 from rankdad.remote.server import listen
+from rankdad.simulations.dealing import write_sites
 from rankdad.simulations.faults import RelaySpec
-from rankdad.simulations.spec import SimulationFile, write_sites
+from rankdad.simulations.processes import how_it_ended, last_error, last_lines, redirect, run, start, stop
+from rankdad.simulations.spec import SimulationFile
 
-ENDING = 4.0  # seconds in which processes end by themselves after one of them has
-LAST_LINES = 5
 PATIENCE = 10.0  # seconds for which a site tries the aggregator, which is on this machine
 RELAY = "the relay"  # its process; no site can have this name
 SIMULATION = "simulation.json"  # in a run's directory: what `--resume` goes on with
@@ -137,18 +132,18 @@ class _Processes:
         self._directory = directory
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         self._first = ""  # a process that did not end well
-        self._lost, self._least = 0, file.run.federation.required_sites  # sites that have died; how many a round needs
+        self._died, self._required = 0, file.run.federation.required_sites  # sites
         self._relays: tuple[BaseProcess, ...] = ()  # one or none
         if relaying is not None:
             # First: who is forked later holds its parent's end of the sentinel too, so that it outlives them all.
             assert file.simulation.relay is not None
             relay = partial(_relay, file.simulation.relay, directory, relaying, listening)
-            self._relays = (_start(context, RELAY, relay),)
+            self._relays = (start(context, RELAY, relay),)
             relaying.close()
         reading, self._lifeline = context.Pipe(duplex=False)
-        self._aggregator = _start(context, "aggregator", partial(aggregator, self._lifeline, reading))
+        self._aggregator = start(context, "aggregator", partial(aggregator, self._lifeline, reading))
         self._sites: dict[str, BaseProcess] = {
-            name: _start(context, name, partial(_site, self._lifeline, listening, config))
+            name: start(context, name, partial(_site, self._lifeline, listening, config))
             for name, config in configs.items()
         }
         reading.close()
@@ -180,9 +175,10 @@ class _Processes:
                 if process.exitcode == 0 and process not in self._relays:  # which ends when it is told to
                     continue
                 self._first = process.name
-                self._lost += process in self._sites.values()
+                self._died += process in self._sites.values()
                 if process is not self._aggregator:
-                    line = f"{process.name}\t{_how(process)}: {_error(log_path(self._directory, process.name))}"
+                    log = log_path(self._directory, process.name)
+                    line = f"{process.name}\t{how_it_ended(process)}: {last_error(log)}"
                     with contextlib.suppress(OSError):  # the aggregator may be gone too
                         self._lifeline.send_bytes(line.encode())
                 if process in (self._aggregator, *self._relays) or not self._has_quorum():
@@ -190,13 +186,13 @@ class _Processes:
 
     def _has_quorum(self) -> bool:
         """Tell whether the run can go on without the sites that have died."""
-        return len(self._sites) - self._lost >= self._least
+        return len(self._sites) - self._died >= self._required
 
     def _end(self, *, at_once: bool) -> None:
         """See that no process is left: by waiting, then by asking, then by force."""
         ends = [self._aggregator, *self._sites.values()]
-        _stop(ends, ("terminate",) * at_once + ("wait", "terminate", "wait", "kill", "wait"))
-        _stop(self._relays, ("terminate", "wait", "kill", "wait"))  # through which the others hear of the end
+        stop(ends, ("terminate",) * at_once + ("wait", "terminate", "wait", "kill", "wait"))
+        stop(self._relays, ("terminate", "wait", "kill", "wait"))  # through which the others hear of the end
         self._lifeline.close()
 
     def _judge(self) -> dict[str, Any]:
@@ -210,13 +206,13 @@ class _Processes:
             return summary
         culprit, _, reason = summary.get("reason", "").partition(": ")
         if culprit not in everyone:
-            culprit, reason = self._first, _how(everyone[self._first])
+            culprit, reason = self._first, how_it_ended(everyone[self._first])
             if summary:
                 write_json(path, summary | {"status": "failed", "reason": f"{culprit}: {reason}"})
         if everyone[culprit].exitcode == UserError.exit_code:
             whose = "" if culprit == "aggregator" else f"{culprit}: "  # the aggregator speaks of the file itself
-            raise SimulationError(whose + _error(log_path(self._directory, culprit)), UserError.exit_code)
-        lines = _last_lines(log_path(self._directory, culprit), LAST_LINES)
+            raise SimulationError(whose + last_error(log_path(self._directory, culprit)), UserError.exit_code)
+        lines = last_lines(log_path(self._directory, culprit))
         raise SimulationError(f"{culprit} could not go on: {reason}\nits last lines:\n{lines or '(none)'}", 1)
 
 
@@ -224,12 +220,6 @@ def log_path(directory: Path, name: str) -> Path:
     """Return where a process of a simulation writes its lines."""
     logs = {"aggregator": directory / "aggregator.log", RELAY: directory / "relay.log"}
     return logs.get(name, directory / "sites" / name / "log.txt")
-
-
-def _start(context: BaseContext, name: str, target: Callable[[], None]) -> BaseProcess:
-    process = context.Process(target=target, name=name, daemon=True)  # type: ignore[attr-defined]
-    process.start()
-    return process  # type: ignore[no-any-return]
 
 
 def _aggregator(
@@ -251,7 +241,7 @@ def _aggregator(
     with log_path(directory, "aggregator").open("w", encoding="utf-8", buffering=1) as log:
         weights = None if file.simulation.weights is None else Path(file.simulation.weights)
         aggregator = partial(run_aggregator, ledger=ledger, access=access, weights=weights)
-        _run(lambda: aggregator(file.run, directory, listening, console, allow_factories, lifeline), log)
+        run(lambda: aggregator(file.run, directory, listening, console, allow_factories, lifeline), log)
 
 
 def _site(other_end: Connection, listening: socket.socket, config: SiteConfig) -> None:
@@ -262,8 +252,8 @@ def _site(other_end: Connection, listening: socket.socket, config: SiteConfig) -
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the simulator decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with (Path(config.output) / "log.txt").open("w", encoding="utf-8", buffering=1) as log:
-        _redirect(log)
-        _run(lambda: run_site(config), log)
+        redirect(log)
+        run(lambda: run_site(config), log)
 
 
 def _relay(spec: RelaySpec, directory: Path, relaying: socket.socket, listening: socket.socket) -> None:
@@ -275,74 +265,10 @@ def _relay(spec: RelaySpec, directory: Path, relaying: socket.socket, listening:
     parent = multiprocessing.parent_process()
     assert parent is not None
     with log_path(directory, RELAY).open("w", encoding="utf-8", buffering=1) as log:
-        _redirect(log)
-        run = partial(run_relay, spec, relaying, to, signals=(signal.SIGTERM,), lifeline=parent.sentinel)
-        _run(lambda: write_json(directory / "relay.json", run()), log)
-
-
-def _redirect(log: io.TextIOWrapper) -> None:
-    """Let a process print into its log."""
-    os.dup2(log.fileno(), 1)
-    os.dup2(log.fileno(), 2)
-    sys.stdout = sys.stderr = log
-
-
-def _run(work: Callable[[], object], log: io.TextIOBase) -> None:
-    """Run a process's work; an error becomes a sentence in its log, anything unexpected a traceback."""
-    code = 0
-    try:
-        work()
-    except RankdadError as error:
-        print(f"error: {error}", file=log)
-        code = error.exit_code
-    except BaseException:
-        traceback.print_exc(file=log)
-        code = 1
-    log.flush()
-    sys.stdout.flush()
-    os._exit(code)
+        redirect(log)
+        relay = partial(run_relay, spec, relaying, to, signals=(signal.SIGTERM,), lifeline=parent.sentinel)
+        run(lambda: write_json(directory / "relay.json", relay()), log)
 
 
 def _interrupt(number: int, _frame: object) -> None:
     raise InterruptedSimulation(signal.Signals(number).name)
-
-
-def _stop(processes: Iterable[BaseProcess], acts: Iterable[str]) -> None:
-    """See that no process is left, by what is to be tried one after the other."""
-    processes = list(processes)
-    for act in acts:
-        living = [process for process in processes if process.is_alive()]
-        if act == "wait":
-            _wait_all([process.sentinel for process in living], ENDING / 2)
-            continue
-        for process in living:
-            getattr(process, act)()
-    for process in processes:
-        process.join(ENDING)  # an exit status is known only then
-
-
-def _wait_all(sentinels: list[int], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while sentinels and (left := deadline - time.monotonic()) > 0:
-        for sentinel in wait(sentinels, left):
-            sentinels.remove(sentinel)  # type: ignore[arg-type]
-
-
-def _how(process: BaseProcess) -> str:
-    code = process.exitcode
-    if code is not None and code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"ended with status {code}"
-
-
-def _error(log: Path) -> str:
-    """Return what a process has written of its end."""
-    return _last_lines(log, LAST_LINES).rpartition("error: ")[2]
-
-
-def _last_lines(path: Path, count: int) -> str:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    return "\n".join(lines[-count:])

@@ -1,31 +1,24 @@
-"""Public data sets, and files of your own, to be dealt out to simulated sites. No torch: the simulator forks."""
+"""Public data sets, and files of your own, to be dealt out to simulated sites."""
 
 from __future__ import annotations
 
-import csv
-import gzip
-import importlib.util
-import zlib
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from rankdad.common.documents import Part
 from rankdad.common.errors import DataError, UserError
+from rankdad.common.table_schema import canonical
 from rankdad.local.data.npz import NAMES, read_arrays
-from rankdad.simulations.archives import Cifar10, Mnist, Natops, PenDigits, SpokenArabicDigits, Uea, named_arrays
-from rankdad.simulations.pools import ArrayPool
+from rankdad.simulations.archives import Archive, SpokenArabicDigits, Uea, named_arrays
+from rankdad.simulations.datasets import ArrayDataset
 
 if TYPE_CHECKING:
-    from rankdad.simulations.tables import TablePool
+    from pandas import DataFrame
 
-NUCLEUS = (
-    *("radius", "texture", "perimeter", "area", "smoothness", "compactness", "concavity", "concave points", "symmetry"),
-    "fractal dimension",
-)
+    from rankdad.simulations.table_dataset import TableDataset
 
 
 class Digits(Part):
@@ -33,11 +26,10 @@ class Digits(Part):
 
     name: Literal["digits"]
 
-    def load(self) -> ArrayPool:
-        """Read the file that scikit-learn brings, without importing it (which takes a second)."""
-        path = _bundled(self.name, "digits.csv.gz")
-        table = np.array(_rows(path, ","), np.uint8)
-        return ArrayPool(str(path), table[:, :-1], table[:, -1])
+    def load(self) -> ArrayDataset:
+        """Load the arrays."""
+        digits = _scikit_learn(self.name).load_digits()
+        return ArrayDataset("scikit-learn's digits", digits.data.astype(np.uint8), digits.target.astype(np.uint8))
 
 
 class Diabetes(Part):
@@ -48,12 +40,10 @@ class Diabetes(Part):
 
     name: Literal["diabetes"]
 
-    def load(self) -> TablePool:
-        """Read the files that scikit-learn brings."""
-        inputs, target = (_bundled(self.name, f"diabetes_{part}.csv.gz") for part in ("data_raw", "target"))
-        columns = ("age", "sex", "bmi", "bp", "s1", "s2", "s3", "s4", "s5", "s6", "progression")
-        rows = zip(_rows(inputs, " "), _rows(target, " "), strict=True)
-        return _table(inputs, columns, ((*row, f"{float(number):g}") for row, (number,) in rows))
+    def load(self) -> TableDataset:
+        """Load the table."""
+        frame = _scikit_learn(self.name).load_diabetes(as_frame=True, scaled=False).frame
+        return _table("scikit-learn's diabetes", frame.rename(columns={"target": "progression"}))
 
 
 class BreastCancer(Part):
@@ -65,12 +55,10 @@ class BreastCancer(Part):
 
     name: Literal["breast-cancer"]
 
-    def load(self) -> TablePool:
-        """Read the file that scikit-learn brings."""
-        path = _bundled(self.name, "breast_cancer.csv")
-        (_, _, *classes), *rows = _rows(path, ",")
-        columns = [form.format(measure) for form in ("mean {}", "{} error", "worst {}") for measure in NUCLEUS]
-        return _table(path, (*columns, "diagnosis"), ((*row, classes[int(label)]) for *row, label in rows))
+    def load(self) -> TableDataset:
+        """Load the table."""
+        cancer = _scikit_learn(self.name).load_breast_cancer(as_frame=True)
+        return _table("scikit-learn's breast-cancer", cancer.data.assign(diagnosis=cancer.target_names[cancer.target]))
 
 
 class Npz(Part):
@@ -80,11 +68,11 @@ class Npz(Part):
     path: str
     """The file."""
 
-    def load(self) -> ArrayPool:
+    def load(self) -> ArrayDataset:
         """Read the file."""
         arrays = named_arrays(Path(self.path), ("x", "y"))
         others = read_arrays(Path(self.path), [name for name in NAMES if name not in arrays])
-        return ArrayPool(self.path, arrays["x"], arrays["y"], others)
+        return ArrayDataset(self.path, arrays["x"], arrays["y"], others)
 
 
 class OneTable(Part):
@@ -94,14 +82,15 @@ class OneTable(Part):
     path: str
     """The file."""
 
-    def load(self) -> TablePool:
+    def load(self) -> TableDataset:
         """Read the file."""
-        from rankdad.simulations.tables import TablePool  # pandas takes half a second, which other sources need not
+        from rankdad.local.data.tables import read_table  # pandas takes half a second, which others need not
+        from rankdad.simulations.table_dataset import TableDataset
 
         path = Path(self.path)
         if not path.exists():
             raise DataError(path, "does not exist; pass the file's place with --data")
-        return TablePool.read(path)
+        return TableDataset(read_table(path))
 
 
 class Folders(Part):
@@ -122,52 +111,35 @@ class Folders(Part):
             folders = sorted(entry for entry in path.iterdir() if entry.is_dir())
         except OSError as error:
             raise DataError(path, f"cannot be read: {error.strerror or error}; pass its place with --data") from None
-        found: dict[str, Path] = {}
+        of_site: dict[str, Path] = {}
         for site in sites:
-            own = [folder for folder in folders if folder.name.lower() == site]
-            if len(own) != 1:
-                names = ", ".join(folder.name for folder in own or folders) or "nothing"
+            named = [folder for folder in folders if folder.name.lower() == site]
+            if len(named) != 1:
+                names = ", ".join(folder.name for folder in named or folders) or "nothing"
                 raise DataError(path, f"expected one folder for the site {site}, found {names}")
-            found[site] = own[0]
-        return found
+            of_site[site] = named[0]
+        return of_site
 
 
 Source = Annotated[
-    Digits
-    | Mnist
-    | PenDigits
-    | SpokenArabicDigits
-    | Natops
-    | Cifar10
-    | Uea
-    | Npz
-    | Diabetes
-    | BreastCancer
-    | OneTable
-    | Folders,
+    Digits | Archive | SpokenArabicDigits | Uea | Npz | Diabetes | BreastCancer | OneTable | Folders,
     Field(discriminator="name"),
 ]
 BUNDLED = frozenset({"digits", "diabetes", "breast-cancer"})  # they need no file of the user's
 
 
-def _bundled(source: str, name: str) -> Path:
-    """Return the place of a file that scikit-learn brings, without importing it, which takes a second."""
-    package = importlib.util.find_spec("sklearn")
-    if package is None or package.origin is None:
-        raise UserError(f"simulation.source: {source} needs scikit-learn: pip install scikit-learn")
-    return Path(package.origin).parent / "datasets" / "data" / name
-
-
-def _rows(path: Path, delimiter: str) -> list[list[str]]:
+def _scikit_learn(source: str) -> Any:
+    """Return scikit-learn's data sets, which no other source needs: importing them takes a second."""
     try:
-        held = path.read_bytes()
-        text = (gzip.decompress(held) if path.suffix == ".gz" else held).decode()
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise DataError(path, f"cannot be read: {error}") from None
-    return list(csv.reader(text.splitlines(), delimiter=delimiter))
+        from sklearn import datasets
+    except ImportError:
+        raise UserError(f"simulation.source: {source} needs scikit-learn: pip install scikit-learn") from None
+    return datasets
 
 
-def _table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> TablePool:
-    from rankdad.simulations.tables import TablePool
+def _table(origin: str, frame: DataFrame) -> TableDataset:
+    """Return a table of texts, each as a file would have it: 59, not 59.0."""
+    from rankdad.local.data.tables import Table
+    from rankdad.simulations.table_dataset import TableDataset
 
-    return TablePool.of(path, columns, rows)
+    return TableDataset(Table(origin, frame.astype(object).map(canonical)))

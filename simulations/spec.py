@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ from pydantic import Field, ValidationInfo, field_validator
 from rankdad.common.data import CsvData
 from rankdad.common.documents import Part, load_json, replace, validate
 from rankdad.common.errors import SpecError
-from rankdad.common.patterns import is_pattern
-from rankdad.common.policy import FILE, Policy
+from rankdad.common.policy import Policy
 from rankdad.common.spec import RunSpec
-from rankdad.local.config import Device, SiteConfig
+from rankdad.local.config import Device
 from rankdad.simulations.faults import RelaySpec
-from rankdad.simulations.partition import ByColumn, Folder, Iid, Partition, partition
+from rankdad.simulations.partition import ByColumn, Folder, Iid, Partition
 from rankdad.simulations.sources import BUNDLED, BreastCancer, Diabetes, Folders, OneTable, Source
 
 TABLES = Diabetes | BreastCancer | OneTable
@@ -129,70 +127,3 @@ def _assign(document: Any, path: tuple[str, ...], value: object) -> Any:
         target = target[key]
     target[path[-1]] = value
     return document
-
-
-def write_sites(
-    file: SimulationFile,
-    folder: Path,
-    aggregator: str,
-    *,
-    allow_factories: tuple[str, ...] = (),
-    patience: float = 300.0,
-    dealt: bool = False,
-) -> dict[str, SiteConfig]:
-    """Write each site's part of the data under `folder/<site>/data`, and return the sites' configurations.
-
-    Data that lie in folders already are left there.
-
-    The simulation's policy lies beside the data, whole, to be changed.
-
-    Args:
-        file: run and simulation.
-        folder: of all sites.
-        aggregator: address that the sites connect to.
-        allow_factories: model factories that all sites permit.
-        patience: seconds for which a site tries an aggregator that does not answer.
-        dealt: whether the data are there already.
-
-    Raises:
-        DataError: the source cannot be read or dealt out.
-    """
-    run, simulation = file.run, file.simulation
-    if run.data.reader != "npz":
-        importlib.import_module("pandas")  # which the sites need: before they are forked it takes its time only once
-    places = _places(run, simulation, folder, dealt)
-    configs: dict[str, SiteConfig] = {}
-    for site in run.federation.sites:
-        own = folder / site
-        own.mkdir(parents=True, exist_ok=True)
-        (own / FILE).write_text(simulation.policy.text(), encoding="utf-8")
-        configs[site] = SiteConfig(
-            name=site,
-            aggregator=aggregator,
-            data=str(places[site]),
-            output=str(own),
-            allow_factories=allow_factories,
-            weights=simulation.weights,
-            policy=str(own / FILE),
-            device=simulation.device,
-            patience=patience,
-        )
-    return configs
-
-
-def _places(run: RunSpec, simulation: SimulationSpec, folder: Path, dealt: bool) -> dict[str, Path]:
-    """Return the folder of every site's data, after they are dealt out where they have to be."""
-    source, how, sites = simulation.source, simulation.partition, run.federation.sites
-    if isinstance(source, Folders) or isinstance(how, Folder):  # the spec has both or none
-        assert isinstance(source, Folders)
-        return source.find(sites)
-    places = {site: folder / site / "data" for site in sites}
-    name = run.data.file
-    if not isinstance(name, str) or is_pattern(name):
-        raise SpecError("run.data.file", f"the source {source.name} is dealt out as one file, expected its name")
-    if not dealt:
-        pool = source.load()
-        for site, rows in partition(pool, how, run).items():
-            places[site].mkdir(parents=True, exist_ok=True)
-            pool.write(rows, run, places[site] / name)
-    return places

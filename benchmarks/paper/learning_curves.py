@@ -27,10 +27,10 @@ from rankdad.local.data import Samples, SiteData, split_samples
 from rankdad.local.data.npz import samples_of
 from rankdad.local.evaluation import outputs_of
 from rankdad.remote.aggregator import Aggregator
+from rankdad.simulations.datasets import ArrayDataset
 from rankdad.simulations.lockstep import run
 from rankdad.simulations.partition import Iid, partition
 from rankdad.simulations.pooling import SITE, pooled_data, pooled_spec
-from rankdad.simulations.pools import ArrayPool
 
 EVERY = 5  # steps between two looks at an update's singular values
 
@@ -50,7 +50,7 @@ class Curve:
     seconds: float = 0.0
 
 
-def train(panel: Panel, method: ComparedMethod, fold: int, pool: ArrayPool) -> Curve:
+def train(panel: Panel, method: ComparedMethod, fold: int, pool: ArrayDataset) -> Curve:
     """Train on all folds but one, in this process, and test on that one after every few epochs.
 
     All methods of a fold begin with the same weights and see the same batches.
@@ -74,7 +74,7 @@ def train(panel: Panel, method: ComparedMethod, fold: int, pool: ArrayPool) -> C
     return Curve(watch.auc, watch.spectra, time.perf_counter() - began)
 
 
-def in_folds(panel: Panel, pool: ArrayPool, fold: int) -> ArrayPool:
+def in_folds(panel: Panel, pool: ArrayDataset, fold: int) -> ArrayDataset:
     """Return a pool whose test samples are those of one fold of a stratified cross-validation.
 
     Series that are longer than the panel's are cut at its number of frames.
@@ -91,10 +91,10 @@ def in_folds(panel: Panel, pool: ArrayPool, fold: int) -> ArrayPool:
     if "length" in others:
         frames = panel.data["shape"][0]
         inputs, others["length"] = inputs[:, :frames], np.minimum(others["length"], frames)
-    return ArrayPool(pool.origin, inputs, classes[rows], others)
+    return ArrayDataset(pool.origin, inputs, classes[rows], others)
 
 
-def _sites(spec: RunSpec, pool: ArrayPool) -> dict[str, SiteData]:
+def _sites(spec: RunSpec, pool: ArrayDataset) -> dict[str, SiteData]:
     """Deal a pool out, and read each part as a site reads its file."""
     found = {}
     arrays = {"x": pool.x, "y": pool.y, **pool.others}

@@ -22,7 +22,7 @@ from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import DataError, SpecError
 from rankdad.local.timings import STRETCHES
 from rankdad.simulations.command import command, summary_of
-from rankdad.simulations.pools import ArrayPool
+from rankdad.simulations.datasets import ArrayDataset
 from rankdad.simulations.sources import Folders
 from rankdad.simulations.spec import SimulationFile
 
@@ -109,7 +109,7 @@ def _shortened(document: dict[str, Any], steps: int, pool: Path) -> dict[str, An
     file = validate(SimulationFile, {"run": run, "simulation": simulation})
     source = file.simulation.source
     samples = None if isinstance(source, Folders) else source.load()
-    if not isinstance(samples, ArrayPool):
+    if not isinstance(samples, ArrayDataset):
         raise SpecError("simulation.source", f"got {source.name}, expected one of arrays: digits, mnist or npz")
     rows = np.flatnonzero(samples.marks() == 0)
     needed = steps * file.run.training.step_size * len(file.run.federation.sites)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from rankdad.common.factors import Factor, concatenate
+from rankdad.common.factors import Factor, Matrix, concatenate
 from rankdad.common.routes import Payload
 from rankdad.common.wire import as_received
 
@@ -28,7 +28,7 @@ class State:
         bases: directions of the last update, [k, columns]: what a reduction starts from.
     """
 
-    residuals: Mapping[str, Factor | Tensor] = field(default_factory=dict)
+    residuals: Mapping[str, Matrix] = field(default_factory=dict)
     bases: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -40,13 +40,17 @@ class Contribution:
     payload: Payload
 
 
+Exchanges = Generator[Payload, Payload, State]
+"""A step at a site: yields what it sends, is sent the update of each exchange, returns the site's new state."""
+Aggregated = tuple[Payload, State]
+"""The update of an exchange, and the aggregator's new state."""
+
+
 class Method(ABC):
     """How gradients travel."""
 
     @abstractmethod
-    def step(
-        self, gradients: Payload, share: float, state: State, seed: int, most: int | None = None
-    ) -> Generator[Payload, Payload, State]:
+    def step(self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None) -> Exchanges:
         """Send a site's gradients, one exchange at a time.
 
         Args:
@@ -54,11 +58,11 @@ class Method(ABC):
             share: of this site in the round's total weight; 0 if it is out of data.
             state: of the site.
             seed: of this site and round.
-            most: rows of a factor that the site lets out of its house in this step; None leaves it to the spec. Only
+            max_rows: of a factor, that the site's policy lets out in this step; None leaves it to the spec. Only
                 rank-dad can do with less than the spec's.
 
         Yields:
-            what to send, laid out as the plan says for this exchange; is sent the aggregator's update.
+            what to send, laid out as the plan says for this exchange.
 
         Returns:
             The site's new state, if what it has sent is applied with this share.
@@ -69,9 +73,7 @@ class Method(ABC):
         return {}
 
     @abstractmethod
-    def aggregate(
-        self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int
-    ) -> tuple[Payload, State]:
+    def aggregate(self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int) -> Aggregated:
         """Turn all sites' payloads of one exchange, in the plan's order of sites, into the update that all receive."""
 
     def gradients(self, updates: Sequence[Payload]) -> Payload:
@@ -97,7 +99,7 @@ def pooled(contributions: Sequence[Contribution]) -> Payload:
     return tuple(_weighted_sum(values, parts) for values in zip(*(c.payload for c in contributions), strict=True))
 
 
-def _weighted_sum(values: Sequence[Factor | Tensor], parts: Sequence[float]) -> Factor | Tensor:
+def _weighted_sum(values: Sequence[Matrix], parts: Sequence[float]) -> Matrix:
     factors = [value.scaled(part) for value, part in zip(values, parts, strict=True) if isinstance(value, Factor)]
     if factors:
         return concatenate(factors)
@@ -109,13 +111,13 @@ def _weighted_sum(values: Sequence[Factor | Tensor], parts: Sequence[float]) -> 
     return total
 
 
-def as_matrix(value: Factor | Tensor) -> Tensor:
+def as_matrix(value: Matrix) -> Tensor:
     """Return an entry of a payload that is known to be no factor."""
     assert isinstance(value, Tensor)
     return value
 
 
-def received(value: Factor | Tensor, wire: str) -> Factor | Tensor:
+def received(value: Matrix, wire: str) -> Matrix:
     """Return what the other end decodes of an entry of a payload."""
     if isinstance(value, Factor):
         return Factor(as_received(value.delta, wire), as_received(value.activation, wire))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 from rankdad.common.errors import RankdadError
 from rankdad.common.factors import Factor
-from rankdad.common.methods.base import Contribution, Method, State, pooled
+from rankdad.common.methods.base import Aggregated, Contribution, Exchanges, Method, State, pooled
 from rankdad.common.routes import Payload, Route
 
 
@@ -16,9 +16,7 @@ class DadMethod(Method):
     def __init__(self, routes: tuple[Route, ...]) -> None:
         self._routes = routes
 
-    def step(
-        self, gradients: Payload, share: float, state: State, seed: int, most: int | None = None
-    ) -> Generator[Payload, Payload, State]:
+    def step(self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None) -> Exchanges:
         """Send the factors as they are."""
         for route, value in zip(self._routes, gradients, strict=True):
             if route.up is not None and not isinstance(value, Factor):
@@ -29,9 +27,7 @@ class DadMethod(Method):
         yield gradients
         return state
 
-    def aggregate(
-        self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int
-    ) -> tuple[Payload, State]:
+    def aggregate(self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int) -> Aggregated:
         """Concatenate.
 
         Source: arXiv 2102.09631, Algorithm 1.

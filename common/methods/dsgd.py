@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
-from rankdad.common.methods.base import Contribution, Method, State, pooled
+from rankdad.common.methods.base import Aggregated, Contribution, Exchanges, Method, State, pooled
 from rankdad.common.routes import Payload
 from rankdad.common.spec import Dsgd
 
@@ -16,9 +16,7 @@ class DsgdMethod(Method):
     def __init__(self, spec: Dsgd) -> None:
         self._together = spec.exchanges == "one"
 
-    def step(
-        self, gradients: Payload, share: float, state: State, seed: int, most: int | None = None
-    ) -> Generator[Payload, Payload, State]:
+    def step(self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None) -> Exchanges:
         """Send the gradients as they are."""
         if self._together:
             yield gradients
@@ -27,9 +25,7 @@ class DsgdMethod(Method):
                 yield (gradient,)
         return state
 
-    def aggregate(
-        self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int
-    ) -> tuple[Payload, State]:
+    def aggregate(self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int) -> Aggregated:
         """Average."""
         return pooled(contributions), state
 

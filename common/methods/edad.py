@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from rankdad.common.errors import NonFiniteError, SpecError
-from rankdad.common.factors import LARGEST_NORM, Factor, norm
-from rankdad.common.methods.base import Contribution, Method, State, as_matrix, shares
+from rankdad.common.factors import MAX_NORM, Factor, norm
+from rankdad.common.methods.base import Aggregated, Contribution, Exchanges, Method, State, as_matrix, shares
 from rankdad.common.routes import Payload, Route
 
 Slope = Callable[[Tensor], Tensor]
@@ -94,9 +94,7 @@ class EdadMethod(Method):
         self._links = chain(model)
         self._routes = routes
 
-    def step(
-        self, gradients: Payload, share: float, state: State, seed: int, most: int | None = None
-    ) -> Generator[Payload, Payload, State]:
+    def step(self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None) -> Exchanges:
         """Send every layer's activations, and the deltas of the last."""
         factors = [value for value in gradients if isinstance(value, Factor)]
         activations = [
@@ -105,9 +103,7 @@ class EdadMethod(Method):
         yield (*activations, factors[-1].delta)
         return state
 
-    def aggregate(
-        self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int
-    ) -> tuple[Payload, State]:
+    def aggregate(self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int) -> Aggregated:
         """Concatenate; the weights are in the deltas."""
         parts = shares(contributions)
         payloads = [contribution.payload for contribution in contributions]
@@ -115,7 +111,7 @@ class EdadMethod(Method):
         scaled = [as_matrix(payload[-1]) * part for payload, part in zip(payloads, parts, strict=True)]
         update = (*activations[:-1], torch.cat(scaled))
         for route, value in zip(self._routes, self.gradients([update]), strict=True):
-            if not norm(value) < LARGEST_NORM:  # each number may be finite, and their product not
+            if not norm(value) < MAX_NORM:  # each number may be finite, and their product not
                 raise NonFiniteError(f"the pooled gradient of {route.name}")
         return update, state
 

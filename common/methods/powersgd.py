@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from rankdad.common.errors import NonFiniteError
-from rankdad.common.factors import Factor
-from rankdad.common.methods.base import Contribution, Method, State, as_matrix, pooled, received
+from rankdad.common.factors import Factor, Matrix
+from rankdad.common.methods.base import Aggregated, Contribution, Exchanges, Method, State, as_matrix, pooled, received
 from rankdad.common.reduction.feedback import minus_matrix, plus_matrix
 from rankdad.common.routes import Payload, Route
 from rankdad.common.seeds import derive
@@ -31,9 +31,7 @@ class PowerSgdMethod(Method):
         self._seed = seed
         self._reduced = [index for index, route in enumerate(routes) if route.up is not None]
 
-    def step(
-        self, gradients: Payload, share: float, state: State, seed: int, most: int | None = None
-    ) -> Generator[Payload, Payload, State]:
+    def step(self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None) -> Exchanges:
         """Send M Q, and then Mᵀ P̂ for the P̂ that comes back."""
         meant = [self._meant(*pair, state, share) for pair in zip(self._routes, gradients, strict=True)]
         reduced = [(self._routes[index], meant[index]) for index in self._reduced]
@@ -50,8 +48,8 @@ class PowerSgdMethod(Method):
         for index, (route, matrix) in enumerate(zip(self._routes, meant, strict=True)):
             if index in self._reduced:
                 left = as_matrix(updates[0][index])
-                own = received(left @ matrix, self._spec.wire)
-                residuals[route.name] = minus_matrix(matrix, Factor(left, as_matrix(own)), share)
+                right = received(left @ matrix, self._spec.wire)
+                residuals[route.name] = minus_matrix(matrix, Factor(left, as_matrix(right)), share)
             elif not is_lossless(self._spec.wire, dtype):
                 residuals[route.name] = minus_matrix(matrix, received(matrix, self._spec.wire), share)
         return State(residuals, self.bases(updates))
@@ -63,9 +61,7 @@ class PowerSgdMethod(Method):
         pairs = zip(self._reduced, updates[1], strict=True)
         return {self._routes[index].name: as_matrix(value) for index, value in pairs}
 
-    def aggregate(
-        self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int
-    ) -> tuple[Payload, State]:
+    def aggregate(self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int) -> Aggregated:
         """Average; orthonormalise what all sites' M Q add up to."""
         update = list(pooled(contributions))
         if exchange == 0:
@@ -80,7 +76,7 @@ class PowerSgdMethod(Method):
             values[index] = Factor(as_matrix(updates[0][index]), as_matrix(updates[1][at]))
         return tuple(values)
 
-    def _meant(self, route: Route, gradient: Factor | Tensor, state: State, share: float) -> Tensor:
+    def _meant(self, route: Route, gradient: Matrix, state: State, share: float) -> Tensor:
         """Return gradient plus residual; a site that is out of data has zeros, and keeps its residual."""
         residual = state.residuals.get(route.name) if share > 0 else None
         meant = plus_matrix(gradient, None if residual is None else as_matrix(residual), share)

@@ -6,14 +6,14 @@ matrix before it is reduced: nothing of a gradient is lost, it only arrives late
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from rankdad.common.errors import NonFiniteError
-from rankdad.common.factors import Factor
-from rankdad.common.methods.base import Contribution, Method, State, pooled, received
+from rankdad.common.factors import Factor, Matrix
+from rankdad.common.methods.base import Aggregated, Contribution, Exchanges, Method, State, pooled, received
 from rankdad.common.reduction.block import block
 from rankdad.common.reduction.exact import exact
 from rankdad.common.reduction.feedback import Residuals, leading_rows, minus_matrix, minus_rows, plus_matrix, plus_rows
@@ -26,8 +26,8 @@ from rankdad.common.wire import is_lossless
 WARM_ITERATIONS, COLD_ITERATIONS = 1, 6  # of the block reducer, with and without the last update's basis
 LAST_CHANCE_ITERATIONS = 2  # warm, but without feedback, which would make up for what one iteration misses
 OVERSAMPLING = 8
-MOST_ROWS = 192  # of gradient and residual together before they are reduced, whatever the batch
-MOST_BATCHES = 2.5  # the same in rows of the gradient: every third step pays for the two before
+MAX_ROWS = 192  # of gradient and residual together before they are reduced, whatever the batch
+MAX_BATCHES = 2.5  # the same in rows of the gradient: every third step pays for the two before
 
 
 class RankDadMethod(Method):
@@ -40,15 +40,13 @@ class RankDadMethod(Method):
         self._spec = spec
         self._routes = routes
 
-    def step(
-        self, gradients: Payload, share: float, state: State, seed: int, most: int | None = None
-    ) -> Generator[Payload, Payload, State]:
+    def step(self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None) -> Exchanges:
         """Reduce gradients plus residuals and send them; a site out of data sends no rows and keeps its residuals."""
         residuals = state.residuals
         sent = gradients
         if share > 0:
             feedback = self._spec.feedback in ("site", "both")
-            sent, residuals = self._reduce(gradients, share, state, seed, feedback=feedback, up=True, most=most)
+            sent, residuals = self._reduce(gradients, share, state, seed, feedback=feedback, up=True, max_rows=max_rows)
         update = yield sent
         return State(residuals, self.bases([update]))
 
@@ -57,9 +55,7 @@ class RankDadMethod(Method):
         pairs = zip(self._routes, updates[0], strict=True)
         return {route.name: value.activation for route, value in pairs if isinstance(value, Factor)}
 
-    def aggregate(
-        self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int
-    ) -> tuple[Payload, State]:
+    def aggregate(self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int) -> Aggregated:
         """Concatenate all sites' rows and reduce them again."""
         feedback = self._spec.feedback in ("aggregator", "both")
         update, residuals = self._reduce(pooled(contributions), 1.0, state, seed, feedback=feedback, up=False)
@@ -74,12 +70,12 @@ class RankDadMethod(Method):
         *,
         feedback: bool,
         up: bool,
-        most: int | None = None,
+        max_rows: int | None = None,
     ) -> tuple[Payload, Residuals]:
         """Return what is sent, within rank, tolerance and the site's own limit, and what is kept."""
         residuals = state.residuals if feedback else {}
-        meant: list[Factor | Tensor] = []
-        found: list[Factor | Tensor] = []
+        meant: list[Matrix] = []
+        components: list[Matrix] = []
         rows: list[int] = []  # kept of each; 0 lets a residual grow
         for route, value in zip(self._routes, payload, strict=True):
             matrix = self._meant(route, value, residuals.get(route.name), share) if feedback else value
@@ -87,23 +83,23 @@ class RankDadMethod(Method):
             meant.append(matrix)
             # spi, which finds one row after the other, would take as long for each that is only kept.
             behind = 0 if self._spec.reducer == "spi" else rows[-1]
-            limit = _limit(route, up, most)
-            found.append(self._components(route, matrix, limit, behind, state, derive(seed, route.name)))
+            limit = _limit(route, up, max_rows)
+            components.append(self._components(route, matrix, limit, behind, state, derive(seed, route.name)))
         sent = tuple(
-            value.leading(self._rows_to_send(value, _limit(route, up, most))) if isinstance(value, Factor) else value
-            for route, value in zip(self._routes, found, strict=True)
+            value.leading(self._rows_to_send(value, _limit(route, up, max_rows)))
+            if isinstance(value, Factor)
+            else value
+            for route, value in zip(self._routes, components, strict=True)
         )
         if not feedback:
             return sent, {}
         return sent, {
-            route.name: self._residual(matrix, components, part, kept, share)
-            for route, matrix, components, kept, part in zip(self._routes, meant, found, rows, sent, strict=True)
+            route.name: self._residual(matrix, leading, part, kept, share)
+            for route, matrix, leading, kept, part in zip(self._routes, meant, components, rows, sent, strict=True)
             if route.up is not None or not self._lossless(matrix)
         }
 
-    def _meant(
-        self, route: Route, value: Factor | Tensor, residual: Factor | Tensor | None, share: float
-    ) -> Factor | Tensor:
+    def _meant(self, route: Route, value: Matrix, residual: Matrix | None, share: float) -> Matrix:
         """Return gradient plus residual: rows where the residual is kept as rows, else a new matrix."""
         if route.up is None and self._lossless(value):
             return value
@@ -113,8 +109,8 @@ class RankDadMethod(Method):
         return plus_matrix(value, residual.gradient() if isinstance(residual, Factor) else residual, share)
 
     def _components(
-        self, route: Route, matrix: Factor | Tensor, limit: int | None, kept: int, state: State, seed: int
-    ) -> Factor | Tensor:
+        self, route: Route, matrix: Matrix, limit: int | None, kept: int, state: State, seed: int
+    ) -> Matrix:
         """Reduce a matrix to the rows that are sent, and behind them as many as are to be kept."""
         if limit is None:
             return matrix
@@ -124,9 +120,7 @@ class RankDadMethod(Method):
         except ValueError:
             raise NonFiniteError(f"the gradient of {route.name}") from None
 
-    def _reduced(
-        self, matrix: Factor | Tensor, rank: int, basis: Tensor | None, seed: int, *, tolerance: float
-    ) -> Factor:
+    def _reduced(self, matrix: Matrix, rank: int, basis: Tensor | None, seed: int, *, tolerance: float) -> Factor:
         """Reduce a matrix by the spec's reducer."""
         spec = self._spec
         if spec.reducer == "exact" or (spec.reducer == "auto" and is_small(matrix, rank)):
@@ -139,52 +133,52 @@ class RankDadMethod(Method):
             matrix, rank, basis=basis, tolerance=tolerance, seed=seed, iterations=iterations, oversampling=OVERSAMPLING
         )
 
-    def _rows_to_send(self, found: Factor, limit: int | None) -> int:
+    def _rows_to_send(self, components: Factor, limit: int | None) -> int:
         assert limit is not None
-        if found.rows <= limit or not self._spec.tolerance:
-            return min(found.rows, limit)
-        sizes = torch.linalg.vector_norm(found.delta[:limit], dim=1)  # the singular values, those to keep among them
+        if components.rows <= limit or not self._spec.tolerance:
+            return min(components.rows, limit)
+        sizes = torch.linalg.vector_norm(
+            components.delta[:limit], dim=1
+        )  # the singular values, those to keep among them
         return int((sizes > self._spec.tolerance * sizes[0]).sum())
 
-    def _residual(
-        self, meant: Factor | Tensor, found: Factor | Tensor, sent: Factor | Tensor, kept: int, share: float
-    ) -> Factor | Tensor:
+    def _residual(self, meant: Matrix, components: Matrix, sent: Matrix, kept: int, share: float) -> Matrix:
         """Return what was meant minus what the other end decodes, as it will be applied.
 
-        Where it is `kept` in few rows, the components `found` behind those sent stand for all that was meant.
+        Where it is `kept` in few rows, the `components` behind those sent stand for all that was meant.
         """
         decoded = sent if self._lossless(sent) else received(sent, self._spec.wire)
         if isinstance(meant, Tensor):
             return minus_matrix(meant, decoded, share)
-        assert isinstance(found, Factor)
+        assert isinstance(components, Factor)
         assert isinstance(sent, Factor)
         assert isinstance(decoded, Factor)
         if kept and self._spec.reducer != "spi":
-            return leading_rows(found, sent, decoded, share)
+            return leading_rows(components, sent, decoded, share)
         rest = minus_rows(meant, decoded, share)
         if not kept:
             return rest
         return block(rest, kept, iterations=WARM_ITERATIONS, oversampling=OVERSAMPLING)
 
-    def _lossless(self, value: Factor | Tensor) -> bool:
+    def _lossless(self, value: Matrix) -> bool:
         return is_lossless(self._spec.wire, (value.delta if isinstance(value, Factor) else value).dtype)
 
 
-def _limit(route: Route, up: bool, most: int | None) -> int | None:
+def _limit(route: Route, up: bool, max_rows: int | None) -> int | None:
     """Return how many rows of a parameter may travel; None where it travels dense."""
     limit = route.up if up else route.down
-    return limit if limit is None or most is None else min(limit, most)
+    return limit if limit is None or max_rows is None else min(limit, max_rows)
 
 
-def _rows_to_keep(route: Route, matrix: Factor | Tensor, gradient: Factor | Tensor) -> int:
+def _rows_to_keep(route: Route, matrix: Matrix, gradient: Matrix) -> int:
     """Return to how many rows a residual is reduced in this step: 0 where it may grow, or is kept as a matrix."""
     if route.residual is None or not isinstance(matrix, Factor) or not isinstance(gradient, Factor):
         return 0
-    most = max(MOST_ROWS, route.residual + int(MOST_BATCHES * gradient.rows))
+    most = max(MAX_ROWS, route.residual + int(MAX_BATCHES * gradient.rows))
     return route.residual if matrix.rows > most else 0
 
 
-def is_small(matrix: Factor | Tensor, rank: int) -> bool:
+def is_small(matrix: Matrix, rank: int) -> bool:
     """Tell whether an iteration is no cheaper than a decomposition."""
     if isinstance(matrix, Factor):
         return matrix.rows <= 2 * rank

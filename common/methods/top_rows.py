@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
 from rankdad.common.factors import Factor
-from rankdad.common.methods.base import State
+from rankdad.common.methods.base import Exchanges, State
 from rankdad.common.methods.dad import DadMethod
 from rankdad.common.routes import Payload, Route
 from rankdad.common.spec import TopRows
@@ -21,9 +19,7 @@ class TopRowsMethod(DadMethod):
         super().__init__(routes)
         self._rows = spec.rows
 
-    def step(
-        self, gradients: Payload, share: float, state: State, seed: int, most: int | None = None
-    ) -> Generator[Payload, Payload, State]:
+    def step(self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None) -> Exchanges:
         """Send the first rows."""
         first = tuple(value.leading(self._rows) if isinstance(value, Factor) else value for value in gradients)
         return (yield from super().step(first, share, state, seed))

@@ -15,9 +15,9 @@ from rankdad.common.models.perceptron import perceptron
 from rankdad.common.models.recurrent import recurrent
 from rankdad.common.models.vit import vit
 from rankdad.common.models.weights import freeze, load_pretrained
-from rankdad.common.networks import Cnn, Cnn3d, Factory, Gru, Lstm, ModelSpec, Vit
 from rankdad.common.seeds import derive
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.model import Cnn, Cnn3d, Factory, Gru, Lstm, ModelSpec, Vit
 
 
 def build_model(spec: RunSpec, allowed_factories: Collection[str] = (), weights: Path | None = None) -> nn.Module:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from rankdad.common.errors import SpecError
-from rankdad.common.models.layout import channels_first
-from rankdad.common.networks import Cnn, Cnn3d
+from rankdad.common.models.channels import channels_first
+from rankdad.common.spec.model import Cnn, Cnn3d
 
 GROUPS = 8  # at most
 GROUP_CHANNELS = 4  # of a group at least: a group of one channel would lose its mean

@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 from torch import nn
 
-from rankdad.common.allowed import resolve
 from rankdad.common.errors import SpecError, one_line
-from rankdad.common.networks import Factory
+from rankdad.common.spec.model import Factory
+from rankdad.common.user_code import resolve
 
 
 def from_factory(spec: Factory, allowed: Collection[str]) -> nn.Module:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from rankdad.common.networks import Linear, Mlp
+from rankdad.common.spec.model import Linear, Mlp
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rankdad.common.errors import SpecError
-from rankdad.common.networks import Gru, Lstm
+from rankdad.common.spec.model import Gru, Lstm
 
 MAX_STEPS = 10_000  # one after the other: torch frees the graph of many more only in a stack larger than a process has
 

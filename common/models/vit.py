@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankdad.common.errors import SpecError
-from rankdad.common.models.layout import channels_first
-from rankdad.common.networks import Vit
+from rankdad.common.models.channels import channels_first
+from rankdad.common.spec.model import Vit
 
 SPREAD = 0.02 * 3**0.5  # of a uniform distribution whose standard deviation is 0.02
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from rankdad.common.errors import DataError, SpecError
-from rankdad.common.networks import Pretrained
+from rankdad.common.spec.model import Pretrained
 
 SHOWN = 8  # names in an error
 
@@ -71,9 +71,9 @@ def _read(path: Path, sha256: str) -> dict[str, Tensor]:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(path, f"cannot be read: {error.strerror}") from None
-    found = hashlib.sha256(content).hexdigest()
-    if found != sha256:
-        raise DataError(path, f"has the sha256 {found}, expected {sha256} (model.pretrained.sha256)")
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != sha256:
+        raise DataError(path, f"has the sha256 {digest}, expected {sha256} (model.pretrained.sha256)")
     try:
         tensors: dict[str, Tensor] = safetensors.torch.load(content)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:

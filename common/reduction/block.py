@@ -5,17 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rankdad.common.factors import Factor
+from rankdad.common.factors import Factor, Matrix
 from rankdad.common.reduction.operators import (
-    Matrix,
     decomposed,
+    empty_factor,
+    leaf,
     left,
-    negligible,
     normalised,
-    nothing,
     orthonormal,
+    rank_tolerance,
     right,
-    values,
 )
 
 SAFE = (1e-12, 1e12)  # magnitudes whose products neither overflow nor vanish
@@ -62,9 +61,9 @@ def block(
     if not SAFE[0] < float(x.abs().max()) < SAFE[1]:  # so NaN shows, too
         matrix, scale = normalised(factor)
         if scale == 0:
-            return nothing(matrix)
+            return empty_factor(matrix)
         y, x = _iterate(matrix, _start(matrix, width, basis, seed), iterations)
-    rotation, sigma, directions = decomposed(x, rank, max(tolerance, negligible(matrix)))
+    rotation, sigma, directions = decomposed(x, rank, max(tolerance, rank_tolerance(matrix)))
     return Factor((rotation @ y) * (sigma * scale), directions)
 
 
@@ -82,7 +81,7 @@ def _start(matrix: Matrix, width: int, basis: Tensor | None, seed: int) -> Tenso
     They come through the product ΔᵀA alone, as all that is sent must: a start from rows of A would show in the result
     of few iterations, and tell more of single samples than their gradient does.
     """
-    like, (out, columns) = values(matrix), matrix.shape
+    like, (out, columns) = leaf(matrix), matrix.shape
     known = like.new_zeros(0, columns) if basis is None else basis[:width].to(like)
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(width - len(known), out, generator=generator).to(like)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from rankdad.common.factors import Factor
-from rankdad.common.reduction.operators import Matrix, decomposed, negligible, normalised, nothing
+from rankdad.common.factors import Factor, Matrix
+from rankdad.common.reduction.operators import decomposed, empty_factor, normalised, rank_tolerance
 
 
 def exact(factor: Matrix, rank: int, *, tolerance: float = 0.0) -> Factor:
@@ -31,8 +31,8 @@ def exact(factor: Matrix, rank: int, *, tolerance: float = 0.0) -> Factor:
         raise ValueError(f"rank: got {rank}, expected at least 1")
     matrix, scale = normalised(factor)
     if scale == 0:
-        return nothing(matrix)
-    floor = max(tolerance, negligible(matrix))
+        return empty_factor(matrix)
+    floor = max(tolerance, rank_tolerance(matrix))
     if isinstance(matrix, Factor) and matrix.rows < min(matrix.shape):
         q_out, r_out = torch.linalg.qr(matrix.delta.T)
         q_in, r_in = torch.linalg.qr(matrix.activation.T)

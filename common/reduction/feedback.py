@@ -14,8 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rankdad.common.factors import Factor, concatenate
-from rankdad.common.reduction.operators import Matrix
+from rankdad.common.factors import Factor, Matrix, concatenate
 
 Residuals = Mapping[str, Matrix]  # by parameter
 
@@ -51,7 +50,7 @@ def minus_rows(meant: Factor, decoded: Factor, share: float) -> Factor:
     return Factor(delta, torch.cat([meant.activation, decoded.activation]))
 
 
-def mixed(old: Residuals, new: Residuals, part: float) -> Residuals:
+def interpolate_residual(old: Residuals, new: Residuals, part: float) -> Residuals:
     """Return part · new + (1 − part) · old: what is kept if the share applied is only `part` of the one meant.
 
     With 0, at a site that was left out, the old residuals stay as they are. All that was applied and all that is kept
@@ -59,10 +58,10 @@ def mixed(old: Residuals, new: Residuals, part: float) -> Residuals:
     """
     if part in (0, 1):
         return new if part else old
-    return {name: _mixed(old.get(name), value, part) for name, value in new.items()}
+    return {name: _interpolate(old.get(name), value, part) for name, value in new.items()}
 
 
-def _mixed(old: Matrix | None, new: Matrix, part: float) -> Matrix:
+def _interpolate(old: Matrix | None, new: Matrix, part: float) -> Matrix:
     if isinstance(new, Factor) and not isinstance(old, Tensor):
         return concatenate([*([old.scaled(1 - part)] if old else []), new.scaled(part)])
     before, after = (value.gradient() if isinstance(value, Factor) else value for value in (old, new))
@@ -70,15 +69,15 @@ def _mixed(old: Matrix | None, new: Matrix, part: float) -> Matrix:
     return after * part if before is None else torch.lerp(before, after, part)
 
 
-def leading_rows(found: Factor, sent: Factor, decoded: Factor, share: float) -> Factor:
-    """Return nearly the same in few rows: those found and not sent, and what the wire has rounded off of those sent.
+def leading_rows(components: Factor, sent: Factor, decoded: Factor, share: float) -> Factor:
+    """Return nearly the same in few rows: components not sent, and what the wire has rounded off of those sent.
 
     Args:
-        found: the leading components of what was meant, those that were sent first.
+        components: the leading ones of what was meant, those that were sent first.
         sent: the first of them.
         decoded: what the other end has of `sent`; the same object if nothing was rounded.
         share: see above.
     """
-    rest = Factor(found.delta[sent.rows :], found.activation[sent.rows :])
+    rest = Factor(components.delta[sent.rows :], components.activation[sent.rows :])
     rounded = [] if decoded is sent else [sent, decoded.scaled(-1)]
     return concatenate([rest, *rounded]).scaled(share)

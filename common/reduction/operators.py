@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rankdad.common.factors import Factor
-
-Matrix = Factor | Tensor
+from rankdad.common.factors import Factor, Matrix
 
 
 def normalised(matrix: Matrix) -> tuple[Matrix, float]:
@@ -61,14 +59,14 @@ def decomposed(rows: Tensor, rank: int, tolerance: float) -> tuple[Tensor, Tenso
     return rotation.to(rows), sizes.to(rows), ((rotation @ wide) / sizes).to(rows)
 
 
-def values(matrix: Matrix) -> Tensor:
+def leaf(matrix: Matrix) -> Tensor:
     """Return a tensor of the matrix's dtype and device."""
     return matrix.delta if isinstance(matrix, Factor) else matrix
 
 
-def negligible(matrix: Matrix) -> float:
+def rank_tolerance(matrix: Matrix) -> float:
     """Return the part of the largest singular value below which one is rounding error."""
-    return float(4 * torch.finfo(values(matrix).dtype).eps * max(matrix.shape) ** 0.5)
+    return float(4 * torch.finfo(leaf(matrix).dtype).eps * max(matrix.shape) ** 0.5)
 
 
 def kept(sigma: Tensor, rank: int, tolerance: float) -> int:
@@ -77,10 +75,10 @@ def kept(sigma: Tensor, rank: int, tolerance: float) -> int:
     return sum(size > tolerance * sizes[0] for size in sizes[:rank])
 
 
-def nothing(matrix: Matrix) -> Factor:
+def empty_factor(matrix: Matrix) -> Factor:
     """Return the factor without rows of the matrix's shape."""
     out, columns = matrix.shape
-    return Factor(values(matrix).new_zeros(0, out), values(matrix).new_zeros(0, columns))
+    return Factor(leaf(matrix).new_zeros(0, out), leaf(matrix).new_zeros(0, columns))
 
 
 def _largest(tensor: Tensor) -> float:

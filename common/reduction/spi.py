@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rankdad.common.factors import Factor
-from rankdad.common.reduction.operators import Matrix, kept, left, negligible, normalised, nothing, right, values
+from rankdad.common.factors import Factor, Matrix
+from rankdad.common.reduction.operators import empty_factor, kept, leaf, left, normalised, rank_tolerance, right
 
 CONVERGENCE = 1e-3  # sine of the angle between two iterates below which a component counts as found (θ)
-LEAST_ITERATIONS = 12  # a start that happens to lie near another component does not turn at first, either
+MIN_ITERATIONS = 12  # a start that happens to lie near another component does not turn at first, either
 
 
 def spi(
@@ -46,15 +46,15 @@ def spi(
         raise ValueError(f"rank: got {rank}, expected at least 1")
     matrix, scale = normalised(factor)
     if scale == 0:
-        return nothing(matrix)
+        return empty_factor(matrix)
     out, columns = matrix.shape
-    like, floor = values(matrix), negligible(matrix)
-    found = like.new_empty(min(rank, out, columns), columns)
+    like, floor = leaf(matrix), rank_tolerance(matrix)
+    components = like.new_empty(min(rank, out, columns), columns)
     generator = torch.Generator().manual_seed(seed)
     count, largest = 0, 0.0
-    while count < found.shape[0]:
+    while count < components.shape[0]:
         start = torch.randn(columns, generator=generator, dtype=torch.float64).to(like)
-        basis = found[:count]
+        basis = components[:count]
         g = _unit(_orthogonal(start, basis))
         for iteration in range(iterations):
             image = right(matrix, g)
@@ -65,15 +65,15 @@ def spi(
             following = following / size
             turned = torch.linalg.vector_norm(following - g * (following @ g))
             g = following
-            if turned <= CONVERGENCE and iteration >= LEAST_ITERATIONS:
+            if turned <= CONVERGENCE and iteration >= MIN_ITERATIONS:
                 break
         sigma = float(torch.linalg.vector_norm(right(matrix, g)))
         largest = max(largest, sigma)
         if sigma <= floor * largest:
             break
-        found[count] = _unit(_orthogonal(g, basis))
+        components[count] = _unit(_orthogonal(g, basis))
         count += 1
-    return _rayleigh_ritz(matrix, found[:count], max(tolerance, floor), scale)
+    return _rayleigh_ritz(matrix, components[:count], max(tolerance, floor), scale)
 
 
 def _rayleigh_ritz(matrix: Matrix, basis: Tensor, tolerance: float, scale: float) -> Factor:

@@ -6,7 +6,7 @@ import math
 
 
 def batch_sizes(samples: int, largest: int) -> list[int]:
-    """Return the sizes of an epoch's batches: as few as can be, and as equal, so that none is a straggler of one."""
+    """Return the sizes of an epoch's batches: as few as possible, and equal to within one sample."""
     return parts(samples, math.ceil(samples / largest))
 
 

@@ -1,4 +1,4 @@
-"""Snapshots of a run's state between two steps: numbers and tensors, checked before a state takes them over."""
+"""A snapshot of a run's state between two steps: its numbers, and the check before it is used."""
 
 from __future__ import annotations
 

@@ -21,14 +21,14 @@ from rankdad.common.messages import (
     Farewell,
     Kind,
     Message,
-    Pooled,
+    PooledMetrics,
     Roster,
     Step,
     Sums,
 )
 from rankdad.common.methods import method_for
 from rankdad.common.plan import Plan
-from rankdad.common.replica import Replica
+from rankdad.common.replica import Replica, copies
 from rankdad.common.routes import Payload, scatter
 from rankdad.common.run.batches import parts
 from rankdad.common.run.snapshot import Snapshot, check_snapshot, under
@@ -108,8 +108,8 @@ class RunState:
         self.totals: dict[str, Tensor] = {}
         self.missing: frozenset[int] = frozenset()
         self.bases: Mapping[str, Tensor] = {}
-        self.validation: Pooled | None = None
-        self.test: Pooled | None = None
+        self.validation: PooledMetrics | None = None
+        self.test: PooledMetrics | None = None
         self.best_value: float | None = None
         self.best_weights: dict[str, Tensor] = {}
         self.farewell: Farewell | None = None
@@ -165,7 +165,7 @@ class RunState:
 
     @property
     def between_steps(self) -> bool:
-        """Whether neither a step nor the end of an epoch is half done: only then can a run go on from a snapshot."""
+        """Whether a run can go on from a snapshot taken now: no step and no end of an epoch is half done."""
         due = self.due
         if due is None or due.exchange or not self.trains:
             return False
@@ -179,7 +179,7 @@ class RunState:
 
     @property
     def rng_key(self) -> str:
-        """What seeds are derived from: fold and round in it, whenever the folds before have stopped."""
+        """Key of the next round's seeds: the fold and the round within it, whenever earlier folds have stopped."""
         within = str(self.round - self.began)
         return f"{self.fold}/{within}" if self.fold else within
 
@@ -210,7 +210,7 @@ class RunState:
         return bool(every and step and step % every == 0 and self.compared != step)
 
     def batch_sizes(self, site: int, fold: int | None = None) -> list[int]:
-        """Return the sizes of a site's batches in an epoch of a fold, without an argument of this one."""
+        """Return the sizes of a site's batches in one epoch; without a fold, of the one that is trained now."""
         roster, largest = self.roster[self.fold if fold is None else fold], self._spec.training.step_size
         most = max(roster) if self._spec.training.batches == "even" else roster[site]
         return parts(roster[site], math.ceil(most / largest))
@@ -221,15 +221,17 @@ class RunState:
         return sizes[self.step] if self.step < len(sizes) else 0
 
     def share(self, site: int, samples: int) -> float:
-        """Return the part that a site's samples have in the next step, if the sites of the last one take part."""
-        if not samples:
-            return 0.0
-        return samples / sum(self.batch_size(i) for i in range(len(self._sizes)) if i == site or i not in self.missing)
+        """Return a site's share of the next step's samples; the others are those that took part in the last step."""
+        return samples / self._samples_without(self.missing - {site}) if samples else 0.0
+
+    def _samples_without(self, missing: Collection[int]) -> int:
+        """Return how many samples all sites but the missing ones have in the next step."""
+        return sum(self.batch_size(site) for site in range(len(self._sizes)) if site not in missing)
 
     def check_weight(self, update: Message, missing: Collection[int]) -> None:
-        """Check that a step's update is weighted by the samples of the sites that it does not leave out.
+        """Check that an update's weight is the number of samples of the sites that it includes.
 
-        Sites divide by it: with another weight, error feedback would send all that a reduction keeps back.
+        Sites divide by this weight. With another one, error feedback would send what a reduction keeps back.
 
         Args:
             update: of a step.
@@ -239,7 +241,7 @@ class RunState:
             ProtocolError: it is weighted otherwise.
         """
         assert isinstance(update.body, Step)
-        due = sum(self.batch_size(site) for site in range(len(self._sizes)) if site not in missing)
+        due = self._samples_without(missing)
         if update.body.weight != due:
             raise ProtocolError(502, f"m: the weight of the step: got {update.body.weight:g}, expected {due}")
 
@@ -247,17 +249,6 @@ class RunState:
         """Return what every site says at the end of an epoch: whether it was the best, and whether to stop."""
         stopping, stale = self._spec.training.early_stopping, self._stale()
         return Decision(epoch=self.epoch, best=stale == 0, stop=bool(stopping and stale >= stopping.patience))
-
-    def check_parameters(self, named: Mapping[str, Tensor]) -> None:
-        """Check the weights that a comparison gives to all.
-
-        Raises:
-            ProtocolError: they are not of this model.
-        """
-        try:
-            self.replica.check_parameters(named)
-        except ValueError as error:
-            raise ProtocolError(502, f"d.replica: {error}") from None
 
     def follow(self, update: Message) -> None:
         """Apply the update of the next round.
@@ -277,15 +268,15 @@ class RunState:
                 self._finish_step(update.missing)
         elif isinstance(body, Comparison):
             if body.replica:
-                self.check_parameters(body.replica)
+                self.replica.check_parameters(body.replica)
                 self.replica.load(body.replica)
             self.compared = self.replica.step
         elif isinstance(body, Buffers):
             self.replica.load(body.values)
             self._buffers_pooled = True
-        elif isinstance(body, Pooled) and body.split == "validation":
+        elif isinstance(body, PooledMetrics) and body.split == "validation":
             self.validation, self.decides = body, True
-        elif isinstance(body, Pooled):
+        elif isinstance(body, PooledMetrics):
             self.test = body
             self._next_fold()
         elif isinstance(body, Decision):
@@ -340,7 +331,7 @@ class RunState:
         return None if self.validation is None else self.validation.values.get(self._spec.monitor)
 
     def _stale(self) -> int:
-        """Return how many epochs ago the best was, this one counted as over: 0 if it is the best."""
+        """Return the number of epochs since the best one, with the one that ends now; 0 if that is the best."""
         value, best = self._value(), self.best_value
         if value is None or best is None:
             return 0
@@ -352,8 +343,8 @@ class RunState:
         named = {f"replica/{name}": value for name, value in self.replica.state().items()}
         named |= {f"best/{name}": value for name, value in self.best_weights.items()}
         named |= {f"total/{name}": value for name, value in self.totals.items()}
-        # Cloned: a part of a received update would take the whole of it along.
-        return named | {f"basis/{name}": value.detach().cpu().clone() for name, value in self.bases.items()}
+        # Copies: a part of a received update would take the whole of it along.
+        return named | copies({f"basis/{name}": value for name, value in self.bases.items()})
 
     def snapshot(self) -> Snapshot:
         """Return all else. Only between steps."""

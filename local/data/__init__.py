@@ -13,11 +13,10 @@ from torch import Tensor
 
 from rankdad.common.data import CsvData, NpzData, TsData
 from rankdad.common.imaging import FunctionData, ImagesData, NiftiData
-from rankdad.common.messages import Warning
+from rankdad.common.messages import DataWarning
 from rankdad.common.preparation import Rows
 from rankdad.common.replica import weights_sha256
-from rankdad.common.spec import RunSpec
-from rankdad.common.studies import KFold
+from rankdad.common.spec import KFold, RunSpec
 from rankdad.common.tasks import Classification
 from rankdad.local.data.behind import fewest_behind
 from rankdad.local.data.folds import Split, folds
@@ -26,7 +25,7 @@ from rankdad.local.data.npz import read_npz
 from rankdad.local.data.reading import Array, Reading, is_folder
 from rankdad.local.data.ts import read_ts
 
-MEANING: dict[Warning, str] = {
+MEANING: dict[DataWarning, str] = {
     "one-class": "all samples are of one class: there is no AUC of this site alone",
     "missing-classes": "there are no samples of some class",
     "fewer-samples-than-folds": "there are fewer samples than folds: some folds test none here",
@@ -77,7 +76,7 @@ class SiteData:
     keys: tuple[str, ...] = ()
     dropped: int = 0
     fewest: int = 1
-    warnings: tuple[Warning, ...] = ()
+    warnings: tuple[DataWarning, ...] = ()
     notes: tuple[str, ...] = ()
 
     def sha256(self) -> str:
@@ -195,8 +194,8 @@ def split_samples(spec: RunSpec, reading: Reading, site_index: int) -> SiteData:
     )
 
 
-def _warnings(spec: RunSpec, labels: Array) -> tuple[Warning, ...]:
-    found: list[Warning] = []
+def _warnings(spec: RunSpec, labels: Array) -> tuple[DataWarning, ...]:
+    found: list[DataWarning] = []
     if isinstance(spec.task, Classification) and (classes := len(np.unique(labels))) < spec.task.classes:
         found.append("one-class" if classes == 1 else "missing-classes")
     if isinstance(spec.evaluation, KFold) and len(labels) < spec.evaluation.folds:

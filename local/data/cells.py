@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rankdad.common.columns import Labelled, canonical
+from rankdad.common.table_schema import Labelled, canonical
 from rankdad.local.data.reading import MISSING, MOST, Array, number, shown
 from rankdad.local.data.tables import Table, holder
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rankdad.common.columns import canonical
 from rankdad.common.data import TableData
 from rankdad.common.errors import DataError
+from rankdad.common.table_schema import canonical
 from rankdad.local.data.cells import as_labels, column_codes, column_numbers, labels_of
 from rankdad.local.data.reading import MISSING, Array, Reading
 from rankdad.local.data.tables import Table, holder

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from rankdad.common.errors import DataError
 from rankdad.common.seeds import derive
-from rankdad.common.spec import RunSpec
-from rankdad.common.studies import Holdout, KFold
+from rankdad.common.spec import Holdout, KFold, RunSpec
 from rankdad.local.data.reading import Array, Reading
 
 TRAIN, VALIDATION, TEST = 0, 1, 2

@@ -12,8 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from rankdad.common.columns import canonical
 from rankdad.common.errors import DataError
+from rankdad.common.table_schema import canonical
 from rankdad.local.data.formats import check_text
 from rankdad.local.data.reading import MISSING, number, shown
 

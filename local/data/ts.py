@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rankdad.common.columns import canonical
 from rankdad.common.data import TsData
 from rankdad.common.errors import DataError
+from rankdad.common.table_schema import canonical
 from rankdad.common.tasks import TaskSpec
 from rankdad.local.data.formats import check_fits, check_text
 from rankdad.local.data.npz import padded, samples_of

@@ -16,10 +16,10 @@ from typing import Annotated, Any
 import pandas as pd
 from pydantic import AfterValidator, Field
 
-from rankdad.common.columns import COLUMN, Column, Level, canonical
 from rankdad.common.data import CsvData, FreesurferData
 from rankdad.common.documents import Part, validate
 from rankdad.common.errors import DataError
+from rankdad.common.table_schema import COLUMN, Column, Level, canonical
 from rankdad.local.data.columns import all_columns
 from rankdad.local.data.reading import MISSING
 from rankdad.local.data.tables import nearest, read_table

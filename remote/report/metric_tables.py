@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from rankdad.common.metrics import Spread
-from rankdad.common.studies import LeaveOneSiteOut
+from rankdad.common.spec import LeaveOneSiteOut
 from rankdad.common.tasks import Classification
 from rankdad.remote.report.narrative import NAMES, number
 from rankdad.remote.report.run_results import BASELINE, LABEL_CELLS, RANKED, RunResults, class_names, finite, rows_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from rankdad.common.studies import Holdout, KFold, LeaveOneSiteOut
+from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut
 from rankdad.common.tasks import Classification, Regression
 from rankdad.remote.report.run_results import BASELINE, RunResults, finite
 

@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from rankdad.common.columns import Labelled
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import UserError, one_line
 from rankdad.common.metrics import Interval, Spread
 from rankdad.common.spec import RunSpec
+from rankdad.common.table_schema import Labelled
 from rankdad.common.tasks import Classification, Regression
 
 TEXT = ("split", "site", "left_out")

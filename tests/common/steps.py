@@ -13,7 +13,7 @@ from rankdad.common.capture import FactorCapture
 from rankdad.common.factors import Factor
 from rankdad.common.methods import Contribution, Method, State, method_for
 from rankdad.common.plan import Plan, make_plan
-from rankdad.common.reduction.feedback import mixed
+from rankdad.common.reduction.feedback import interpolate_residual
 from rankdad.common.replica import Replica
 from rankdad.common.routes import Payload, gather
 from tests.conftest import run_spec
@@ -83,7 +83,7 @@ def exchange(
             more = total / sum(gradients[site][0] for site in present)
             parts = [more if site in present else 0.0 for site in range(len(gradients))]
             new = [
-                State(mixed(old.residuals, end.residuals, part), end.bases)
+                State(interpolate_residual(old.residuals, end.residuals, part), end.bases)
                 for old, end, part in zip(states, ends, parts, strict=True)
             ]
             return method.gradients(updates), new, aggregator

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdad.common.arrays import LARGEST_SUM, pack_counts, pack_sums, unpack_counts, unpack_sums
+from rankdad.common.arrays import MAX_SUM, pack_counts, pack_sums, unpack_counts, unpack_sums
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.data())
@@ -33,7 +33,7 @@ def test_a_count_that_does_not_fit_is_not_sent_as_another(count: int) -> None:
         pack_counts([(count,)])
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 2 * LARGEST_SUM, -2 * LARGEST_SUM])
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 2 * MAX_SUM, -2 * MAX_SUM])
 def test_numbers_that_do_not_add_up_are_refused(number: float) -> None:
     with pytest.raises(ValueError, match=r"NaN or beyond 1e\+300"):
         unpack_sums(pack_sums(torch.tensor([0.0, number], dtype=torch.float64)), 1, 2)

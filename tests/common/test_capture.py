@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import itertools
 import warnings
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
+from rankdad.common import capture as capture_module
 from rankdad.common.capture import FactorCapture, unfollowed
 from tests.conftest import examples, sampled
 
@@ -372,3 +374,7 @@ def test_layers_that_look_like_linear_and_are_not_followed_are_named() -> None:
         *(mlp(), nn.TransformerEncoderLayer(4, 2, 8), nn.Bilinear(4, 4, 4), nn.Conv1d(4, 4, 1), nn.GRU(4, 4)),
     )
     assert unfollowed(model) == {"0": "it is parametrised", "1": "it is parametrised"}
+
+
+def test_the_docstrings_example_works() -> None:
+    assert doctest.testmod(capture_module) == doctest.TestResults(failed=0, attempted=6)

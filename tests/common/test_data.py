@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdad.common.columns import canonical
 from rankdad.common.data import TableData, covariate_width, resolve_features
 from rankdad.common.documents import validate
 from rankdad.common.errors import SpecError
 from rankdad.common.spec import RunSpec
+from rankdad.common.table_schema import canonical
 from tests.conftest import run_spec
 
 CSV: dict[str, Any] = {

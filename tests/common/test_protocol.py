@@ -12,15 +12,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankdad.common.drift import PARTS
 from rankdad.common.errors import NonFiniteError, ProtocolError, RankdadError
 from rankdad.common.factors import Factor
+from rankdad.common.message_sizes import body_bytes, body_limit
 from rankdad.common.messages import Evaluation, Failure, Goodbye, Kind, Message, Step
 from rankdad.common.metrics import tally_bytes
 from rankdad.common.models import build_model
 from rankdad.common.plan import Plan, make_plan
-from rankdad.common.protocol import body_bytes, body_limit, pack, unpack
+from rankdad.common.protocol import pack, unpack
 from rankdad.common.routes import Payload
+from rankdad.common.weight_sketch import PARTS
 from rankdad.common.wire import as_received, decode, encode, is_lossless, wire_bytes
 from tests.common.metrics.samples import tallied
 from tests.conftest import examples, run_spec

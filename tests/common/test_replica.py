@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from rankdad.common.replica import Replica, learning_rate
+from rankdad.common.optimizer import learning_rate
+from rankdad.common.replica import Replica
 from tests.conftest import run_spec
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from rankdad.common.documents import load_json, replace, validate
 from rankdad.common.errors import SpecError, UserError
@@ -126,3 +127,24 @@ def test_one_site_cannot_be_left_out() -> None:
     one_site_out = ['evaluation={"name":"leave-one-site-out"}', 'federation.sites=["alone"]']
     with pytest.raises(SpecError, match="federation: sites: got one, but evaluation is leave-one-site-out"):
         validate(RunSpec, replace(run_document(), one_site_out))
+
+
+def test_a_spec_is_read_from_its_own_file_or_a_simulations(tmp_path: Path) -> None:
+    document, path = run_document(), tmp_path / "run.json"
+    for held, under in ((document, ""), ({"run": document, "simulation": {}}, "run.")):
+        path.write_text(json.dumps(held))
+        assert RunSpec.read(path) == run_spec()
+        assert RunSpec.read(path, [f"{under}seed=7"]).seed == 7
+        with pytest.raises(SpecError, match=f"run.json: {under}seed: got -1"):
+            RunSpec.read(path, [f"{under}seed=-1"])
+
+
+def test_a_dictionary_may_have_lists_as_json_has() -> None:
+    document = run_document(federation={"sites": ["a", "b"]})
+    spec = RunSpec.model_validate(document)
+    assert spec.federation.sites == ("a", "b")
+    assert RunSpec.model_validate(spec) is spec
+    assert RunSpec.model_validate(document | {"training": spec.training}) == spec
+    for wrong in ("1", object(), 1.5):
+        with pytest.raises(ValidationError, match="valid integer"):
+            RunSpec.model_validate(document | {"seed": wrong})

@@ -12,7 +12,7 @@ from tests.docker.images import HARDENED, HEALTH, container, docker, image, logs
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.xdist_group("docker"), pytest.mark.timeout(600)]
 
-SIZE = 950e6  # bytes
+SIZE = 1100e6  # bytes
 IDLE = 400.0  # MB of memory of a site that waits
 SPEC = "/opt/rankdad/lib/python3.11/site-packages/rankdad/simulations/specs/digits.json"
 ADDRESS = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"

@@ -225,7 +225,7 @@ def test_a_replica_within_the_limit_is_taken_over_and_brings_no_moments(tmp_path
     with_moments = sent[0] | {"exp_avg": torch.ones(3)}
     assert attack.run_state is not None
     with pytest.raises(ProtocolError, match=r"d.replica: holds other weights than this model has"):
-        attack.run_state.check_parameters(with_moments)
+        attack.run_state.replica.check_parameters(with_moments)
 
 
 @pytest.mark.parametrize(("size", "steps", "said"), [(1e12, 8, ""), (1e30, 0, "the training loss in step 1 holds NaN")])

@@ -15,12 +15,13 @@ from rankdad.common import __version__
 from rankdad.common.documents import validate
 from rankdad.common.errors import DataError, PolicyError, SpecError
 from rankdad.common.factors import Factor
+from rankdad.common.message_sizes import step_bytes
 from rankdad.common.messages import Failure
 from rankdad.common.methods import State, method_for
 from rankdad.common.models import build_model
 from rankdad.common.plan import make_plan
 from rankdad.common.policy import UNREDUCED, MethodName, Policy
-from rankdad.common.protocol import step_bytes, unpack
+from rankdad.common.protocol import unpack
 from rankdad.common.spec import MethodSpec, RunSpec
 from rankdad.local.admission import admitted
 from rankdad.local.config import SiteConfig

@@ -15,7 +15,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from rankdad.common import arrays, drift, messages, protocol, wire
+from rankdad.common import arrays, messages, protocol, weight_sketch, wire
 from rankdad.common.errors import ProtocolError
 from rankdad.common.messages import Failure, Kind, Message
 from rankdad.common.metrics import tally_codec
@@ -64,11 +64,12 @@ RUNS: dict[str, dict[str, Any]] = {
     },
 }
 # What decodes and checks; the rest of these modules makes messages, or completes rounds.
-MODULES = (protocol, messages, arrays, wire, drift, tally_codec, stages, checks, state)
-OTHERS = """pack pack_failure _head _bits _missing_bytes step_bytes body_bytes _head_bytes _packb _arrays pack_buffers
+MODULES = (protocol, messages, arrays, wire, weight_sketch, tally_codec, stages, checks, state)
+OTHERS = """pack pack_failure _head _bits _arrays pack_buffers
 _bytes _not_encoded failure_message pack_counts pack_sums encode as_received is_lossless wire_bytes _quantised _unpadded
-sketch distance pack_tally tally_bytes size _largest meet __init__ between_steps steps rng_key stage tested trains
-totals_of comparison_due batch_sizes batch_size share check_weight epoch_vote check_parameters follow _meet _begin
+sketch distance _relative_difference pack_tally tally_bytes size _largest meet __init__ between_steps steps rng_key
+stage tested trains
+totals_of comparison_due batch_sizes batch_size share check_weight epoch_vote _samples_without follow _meet _begin
 _next_fold _finish_step _finish_epoch _value _stale tensors snapshot load"""
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from rankdad.common.drift import PARTS
 from rankdad.common.errors import ProtocolError
 from rankdad.common.factors import Factor
 from rankdad.common.messages import (
@@ -36,6 +35,7 @@ from rankdad.common.protocol import pack, unpack
 from rankdad.common.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.tasks import Classification
+from rankdad.common.weight_sketch import PARTS
 from rankdad.local.data import SiteData
 from rankdad.local.training import Result, TrainingState, train
 from rankdad.remote import aggregator as aggregator_module

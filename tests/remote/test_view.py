@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from rankdad.common.messages import Pooled
+from rankdad.common.messages import PooledMetrics
 from rankdad.common.tasks import Classification
 from rankdad.remote.fold_metrics import FoldMetrics
 from rankdad.remote.progress import Progress
@@ -22,7 +22,7 @@ def begun(method: str, sites: tuple[str, ...], folds: int = 1) -> Progress:
 
 def running(folds: int = 1) -> Progress:
     values: dict[str, float | None] = {"auc": 0.98765, "accuracy": 0.75, "loss": 0.25}
-    pooled = Pooled(split="validation", fold=0, epoch=0, samples=9, values=values, auc_error=2e-6, absent=0)
+    pooled = PooledMetrics(split="validation", fold=0, epoch=0, samples=9, values=values, auc_error=2e-6, absent=0)
     progress = begun("rank-dad", ("alpha", "beta"), folds)
     progress.steps_per_epoch = [10] * folds
     progress.step, progress.epoch, progress.loss, progress.train_loss = 10, 1, 0.5, 0.6

@@ -10,15 +10,17 @@ from rankdad.common.documents import validate
 from rankdad.common.errors import DataError
 from rankdad.local.data import read_samples
 from rankdad.simulations.archives import Archive
-from rankdad.simulations.pools import ArrayPool
+from rankdad.simulations.datasets import ArrayDataset
+from rankdad.simulations.dealing import write_sites
 from rankdad.simulations.sources import Source
-from rankdad.simulations.spec import SimulationFile, write_sites
+from rankdad.simulations.spec import SimulationFile
 from tests.conftest import SHARED, run_document
 
 ARCHIVES: dict[str, type[Archive]] = {
-    get_args(source.model_fields["name"].annotation)[0]: source
+    name: source
     for source in get_args(get_args(Source)[0])
     if issubclass(source, Archive)
+    for name in get_args(source.model_fields["name"].annotation)
 }
 SPOKEN = "spoken-arabic-digits"
 LABELS: dict[str, Any] = {"y_train": np.array([[0], [1], [2]], np.uint8), "y_test": np.array([1, 0], np.uint8)}
@@ -31,8 +33,12 @@ SERIES = LABELS | {
 }
 
 
-def load(source: str, path: Path) -> ArrayPool:
-    return ARCHIVES[source](name=source, path=str(path)).load()
+def archive(source: str, **fields: str) -> Archive:
+    return validate(ARCHIVES[source], {"name": source, **fields})
+
+
+def load(source: str, path: Path) -> ArrayDataset:
+    return archive(source, path=str(path)).load()
 
 
 @pytest.mark.parametrize("source", ["mnist", "pendigits", "natops", "cifar10"])
@@ -107,7 +113,7 @@ def test_a_file_that_is_not_there_can_be_had_somewhere(source: str, tmp_path: Pa
         load(source, tmp_path / "none.npz")
     said = str(error.value)
     assert said.startswith(f"{tmp_path / 'none.npz'}: does not exist; pass the file's place with --data; it is made of")
-    assert f"{ARCHIVES[source].found_at}, with the arrays " in said
+    assert f"{archive(source).found_at}, with the arrays " in said
 
 
 @pytest.mark.shared_data
@@ -121,7 +127,7 @@ def test_a_file_that_is_not_there_can_be_had_somewhere(source: str, tmp_path: Pa
     ],
 )
 def test_the_published_files_are_read(source: str, shape: tuple[int, ...], counts: tuple[int, int]) -> None:
-    path = SHARED / Path(ARCHIVES[source].model_fields["path"].default).name
+    path = SHARED / archive(source).file.name
     if not path.exists():
         pytest.skip(f"{path} is not there")
     pool = load(source, path)

@@ -12,13 +12,14 @@ import torch
 from rich.console import Console
 
 from rankdad.common.factors import Factor
+from rankdad.common.message_sizes import step_bytes
 from rankdad.common.methods import Contribution, dad
 from rankdad.common.models import build_model
 from rankdad.common.plan import make_plan
-from rankdad.common.protocol import step_bytes
 from rankdad.common.routes import Payload
 from rankdad.local.data import SiteData
-from rankdad.simulations.checking import show_plan, show_verification, verify
+from rankdad.simulations.checking import show_plan
+from rankdad.simulations.verifying import show_verification, verify
 from tests.conftest import part_of, run_spec
 
 Data = Callable[..., dict[str, SiteData]]

@@ -16,7 +16,8 @@ from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import DataError, SpecError, UserError
 from rankdad.local.prediction import UNKNOWN_SITE, predict_file
 from rankdad.simulations.cli import mount
-from rankdad.simulations.spec import SimulationFile, read_simulation, write_sites
+from rankdad.simulations.dealing import write_sites
+from rankdad.simulations.spec import SimulationFile, read_simulation
 from tests.conftest import OPEN, run_document, write_site
 
 DATA: dict[str, Any] = {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,11 @@ from rankdad.common.errors import DataError, SpecError, UserError
 from rankdad.common.spec import RunSpec
 from rankdad.common.tasks import Classification, MultiLabel, Regression
 from rankdad.local.data import read_samples
+from rankdad.simulations.datasets import ArrayDataset
+from rankdad.simulations.dealing import write_sites
 from rankdad.simulations.partition import Dirichlet, Iid, partition, strata
-from rankdad.simulations.pools import ArrayPool
-from rankdad.simulations.sources import BreastCancer, Diabetes
-from rankdad.simulations.spec import SimulationFile, read_simulation, write_sites
+from rankdad.simulations.sources import BreastCancer, Diabetes, Digits
+from rankdad.simulations.spec import SimulationFile, read_simulation
 from tests.conftest import SITES, run_document, run_spec
 
 CSV: dict[str, Any] = {
@@ -50,7 +54,7 @@ def run_of(sites: int, **changes: Any) -> RunSpec:
 def test_every_row_is_dealt_once(count: int, sites: int, seed: int, how: str, marked: bool) -> None:
     generator = np.random.default_rng(seed)
     others = {"split": generator.integers(0, 3, count)} if marked else {}
-    pool = ArrayPool("made", np.arange(count)[:, None], generator.integers(0, 3, count), others)
+    pool = ArrayDataset("made", np.arange(count)[:, None], generator.integers(0, 3, count), others)
     shares = tuple(1.0 + site for site in range(sites)) if how == "shares" else None
     dealing = Dirichlet(name="dirichlet", alpha=1.0) if how == "dirichlet" else Iid(shares=shares)
     dealt = partition(pool, dealing, run_of(sites, seed=seed))
@@ -62,7 +66,7 @@ def test_every_row_is_dealt_once(count: int, sites: int, seed: int, how: str, ma
 
 
 def test_dirichlet_makes_sites_differ_and_leaves_each_its_minimum() -> None:
-    pool = ArrayPool("made", np.zeros((600, 6)), np.arange(600) % 3)
+    pool = ArrayDataset("made", np.zeros((600, 6)), np.arange(600) % 3)
 
     def mixes(alpha: float, minimum: int) -> list[Any]:
         dealt = partition(pool, Dirichlet(name="dirichlet", alpha=alpha, minimum=minimum), run_of(4))
@@ -168,18 +172,33 @@ def test_a_npz_file_is_dealt_out_with_all_that_it_holds(tmp_path: Path) -> None:
         write_sites(file, tmp_path / "sites", "http://127.0.0.1:0")
 
 
-def test_scikit_learns_tables_have_names_and_their_own_numbers() -> None:
+def test_scikit_learns_data_sets_are_what_weights_were_measured_on() -> None:
+    """Digests of the numbers in their order, whatever the type of a cell; from scikit-learn's own files."""
+    digits = Digits(name="digits").load()
     diabetes, cancer = Diabetes(name="diabetes").load().table, BreastCancer(name="breast-cancer").load().table
-    assert diabetes.frame.iloc[0].to_dict() == {
-        **{"age": "59", "sex": "2", "bmi": "32.1", "bp": "101.0", "s1": "157", "s2": "93.2", "s3": "38.0"},
-        **{"s4": "4.0", "s5": "4.8598", "s6": "87", "progression": "151"},
-    }
-    first = cancer.frame.iloc[0]
-    assert (len(diabetes), cancer.frame.shape) == (442, (569, 31))
-    assert first[["mean radius", "fractal dimension error", "worst area", "diagnosis"]].tolist() == [
-        *("17.99", "0.006193", "2019", "malignant")
-    ]
-    assert cancer.texts("diagnosis").count("benign") == 357
+    assert (digits.x.shape, digits.y.shape) == ((1797, 64), (1797,))
+    assert digest(digits.x.tobytes() + digits.y.tobytes()) == "87ff0c9e40dc7e2c"
+    assert list(diabetes.frame) == [*("age", "sex", "bmi", "bp"), *(f"s{i}" for i in range(1, 7)), "progression"]
+    assert list(cancer.frame)[:11:10] == ["mean radius", "radius error"]
+    assert list(cancer.frame)[29:] == ["worst fractal dimension", "diagnosis"]
+    lines = ["\n".join(",".join(row) for row in table.frame.to_numpy().tolist()) for table in (diabetes, cancer)]
+    assert [digest(text.encode()) for text in lines] == ["e7310e71350ee5f1", "49efda183fd9450a"]
+    assert lines[0].startswith("59,2,32.1,101,157,93.2,38,4,4.8598,87,151\n")
+
+
+def test_no_other_source_needs_scikit_learn() -> None:
+    code = "import sys, rankdad.simulations.spec as s; assert not {'sklearn', 'scipy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_without_scikit_learn_its_data_sets_say_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(UserError, match=r"simulation\.source: digits needs scikit-learn: pip install scikit-learn"):
+        Digits(name="digits").load()
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def test_partitions_and_readers_go_with_sources(tmp_path: Path) -> None:

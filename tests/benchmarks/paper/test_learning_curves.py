@@ -8,7 +8,7 @@ from sklearn.metrics import roc_auc_score
 from benchmarks.paper.compared_methods import METHODS
 from benchmarks.paper.learning_curves import in_folds, macro_auc, train
 from benchmarks.paper.panels import FOLDS, Panel
-from rankdad.simulations.pools import ArrayPool
+from rankdad.simulations.datasets import ArrayDataset
 
 PANEL = Panel(
     key="blobs",
@@ -25,15 +25,15 @@ PANEL = Panel(
 
 
 @pytest.fixture
-def pool() -> ArrayPool:
+def pool() -> ArrayDataset:
     """Three blobs, of which one is rare."""
     generator = np.random.default_rng(0)
     y = generator.choice(3, 500, p=(0.45, 0.45, 0.1))
     x = generator.normal(size=(500, 6)) + np.eye(3, 6)[y]
-    return ArrayPool("blobs", x, y, {"split": np.zeros(500, np.int64)})
+    return ArrayDataset("blobs", x, y, {"split": np.zeros(500, np.int64)})
 
 
-def test_every_sample_is_tested_in_one_fold(pool: ArrayPool) -> None:
+def test_every_sample_is_tested_in_one_fold(pool: ArrayDataset) -> None:
     marks = np.stack([in_folds(PANEL, pool, fold).others["split"] for fold in range(FOLDS)])
     assert set(np.unique(marks)) == {0, 2}
     assert ((marks == 2).sum(axis=0) == 1).all()
@@ -44,12 +44,12 @@ def test_every_sample_is_tested_in_one_fold(pool: ArrayPool) -> None:
 def test_series_are_cut_at_the_panels_frames() -> None:
     series, lengths = np.arange(40.0).reshape(10, 4, 1), np.array([4, 1, 2, 3, 4] * 2)
     panel = Panel(**{**PANEL.__dict__, "data": {"shape": [2, 1]}})
-    found = in_folds(panel, ArrayPool("series", series, np.arange(10) % 2, {"length": lengths}), 0)
+    found = in_folds(panel, ArrayDataset("series", series, np.arange(10) % 2, {"length": lengths}), 0)
     assert found.x.shape == (10, 2, 1)
     assert found.others["length"].tolist() == [2, 1, 2, 2, 2] * 2
 
 
-def test_curves_of_one_fold_can_be_compared(pool: ArrayPool) -> None:
+def test_curves_of_one_fold_can_be_compared(pool: ArrayDataset) -> None:
     """The same test samples, batches and initial weights: what is exact differs by rounding alone."""
     dsgd, dad, published = (train(PANEL, METHODS[key], 1, pool) for key in ("dsgd", "dad", "published-2"))
     places = [(row["epoch"], row["step"], row["site"]) for row in dsgd.auc]
@@ -60,7 +60,7 @@ def test_curves_of_one_fold_can_be_compared(pool: ArrayPool) -> None:
     assert not dsgd.spectra
 
 
-def test_spectra_are_those_of_the_updates(pool: ArrayPool) -> None:
+def test_spectra_are_those_of_the_updates(pool: ArrayDataset) -> None:
     found = train(Panel(**{**PANEL.__dict__, "epochs": 5}), METHODS["published-2"], 0, pool).spectra
     assert {row["step"] for row in found} == {5, 10}
     for row in found:
@@ -69,7 +69,7 @@ def test_spectra_are_those_of_the_updates(pool: ArrayPool) -> None:
         assert len(row["values"]) <= 2
 
 
-def test_pooled_sends_nothing(pool: ArrayPool) -> None:
+def test_pooled_sends_nothing(pool: ArrayDataset) -> None:
     found = train(PANEL, METHODS["pooled"], 0, pool).auc
     assert {row["site"] for row in found} == {f"site-{n + 1}" for n in range(4)}
     assert {row["bytes_up"] for row in found} == {0}

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from rankdad.common.arrays import pack_sums
-from rankdad.common.drift import SKETCH_BYTES, distance, furthest, sketch, unpack_sketch
 from rankdad.common.plan import make_plan
 from rankdad.common.policy import Policy
 from rankdad.common.replica import Replica
 from rankdad.common.run.state import RunState
+from rankdad.common.weight_sketch import SKETCH_BYTES, distance, furthest, sketch, unpack_sketch
 from rankdad.local.data import SiteData
 from rankdad.local.training import TrainingState, train
 from rankdad.simulations import lockstep

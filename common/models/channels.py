@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from rankdad.common.errors import SpecError
-from rankdad.common.networks import Cnn, Cnn3d, Vit
+from rankdad.common.spec.model import Cnn, Cnn3d, Vit
 
 FEW = 4  # channels at most, where nothing says which end of the shape they are
 AXES = ("depth", "height", "width")

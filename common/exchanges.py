@@ -1,8 +1,8 @@
-"""Layouts: which arrays a payload holds, in which order, for every exchange of a step and in both directions."""
+"""The exchanges of a step: which arrays each message holds, in which order, in both directions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from rankdad.common.routes import Route
@@ -27,13 +27,13 @@ class Slot:
     fixed: bool = False
 
     def size(self, wire: str, rows: int | None = None) -> int:
-        """Return the size of so many rows on the wire in bytes, without an argument of all."""
+        """Return the size on the wire, in bytes, of this many rows; without an argument, of all."""
         rows = self.rows if rows is None else rows
         return sum(wire_bytes(wire, rows, width) for width in self.widths)
 
 
 @dataclass(frozen=True)
-class Layout:
+class MessageLayout:
     """What one message carries.
 
     Args:
@@ -58,8 +58,8 @@ class Layout:
 class Exchange:
     """One exchange of a step: what a site sends, and what comes back."""
 
-    up: Layout
-    down: Layout
+    up: MessageLayout
+    down: MessageLayout
 
 
 def exchanges(method: MethodSpec, routes: Sequence[Route], sites: int) -> tuple[Exchange, ...]:
@@ -71,19 +71,23 @@ def exchanges(method: MethodSpec, routes: Sequence[Route], sites: int) -> tuple[
         sites: how many there are.
     """
     if isinstance(method, Dsgd) and method.exchanges == "per-tensor":
-        alone = (Layout((_dense(route),)) for route in routes)
-        return tuple(Exchange(layout, layout) for layout in alone)
+        return tuple(_both_ways([_dense(route)]) for route in routes)
     if isinstance(method, PowerSgd):
-        left = Layout(tuple(_dense(r) if r.up is None else Slot(r.name, r.up, (r.matrix[0],), True) for r in routes))
-        right = Layout(tuple(Slot(r.name, r.up, (r.matrix[1],), True) for r in routes if r.up is not None))
-        return (Exchange(left, left), Exchange(right, right)) if right.slots else (Exchange(left, left),)
+        left = (_dense(r) if r.up is None else Slot(r.name, r.up, (r.matrix[0],), fixed=True) for r in routes)
+        right = [Slot(r.name, r.up, (r.matrix[1],), fixed=True) for r in routes if r.up is not None]
+        return (_both_ways(left), _both_ways(right)) if right else (_both_ways(left),)
     if isinstance(method, Edad):
-        up = tuple(Slot(r.name, r.up or 0, (r.matrix[1] - (r.bias is not None),)) for r in routes)
-        up += (replace(up[-1], widths=(routes[-1].matrix[0],)),)
+        activations = [Slot(r.name, r.up or 0, (r.matrix[1] - (r.bias is not None),)) for r in routes]
+        up = (*activations, replace(activations[-1], widths=(routes[-1].matrix[0],)))
         down = tuple(replace(slot, rows=slot.rows * sites) for slot in up)
-        return (Exchange(Layout(up, aligned=True), Layout(down, aligned=True)),)
-    up_, down_ = Layout(tuple(_slot(r, r.up) for r in routes)), Layout(tuple(_slot(r, r.down) for r in routes))
-    return (Exchange(up_, down_),)
+        return (Exchange(MessageLayout(up, aligned=True), MessageLayout(down, aligned=True)),)
+    up, down = tuple(_slot(r, r.up) for r in routes), tuple(_slot(r, r.down) for r in routes)
+    return (Exchange(MessageLayout(up), MessageLayout(down)),)
+
+
+def _both_ways(slots: Iterable[Slot]) -> Exchange:
+    layout = MessageLayout(tuple(slots))
+    return Exchange(layout, layout)
 
 
 def _slot(route: Route, rows: int | None) -> Slot:

@@ -33,23 +33,25 @@ def sketch(weights: Mapping[str, Tensor]) -> Tensor:
     return sums
 
 
-def furthest(own: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> tuple[str, float]:
+def furthest(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[str, float]:
     """Return the name of the tensor that differs most, and the norm of its difference relative to that of our own.
 
     Args:
-        own: by name.
-        others: of the same names and shapes; whatever is not finite is infinitely far.
+        ours: by name.
+        theirs: of the same names and shapes; whatever is not finite is infinitely far.
     """
-    found = ("", -1.0)
-    for name, value in own.items():
-        ours, theirs = value.detach().cpu(), others[name].detach().cpu()
-        apart = 0.0
-        if not torch.equal(ours, theirs):
-            wide = torch.complex128 if ours.is_complex() else torch.float64
-            apart = float((theirs.to(wide) - ours.to(wide)).norm() / ours.to(wide).norm())
-            apart = apart if math.isfinite(apart) else math.inf
-        found = max(found, (name, apart), key=lambda pair: pair[1])
-    return found
+    distances = {
+        name: _relative_difference(value.detach().cpu(), theirs[name].detach().cpu()) for name, value in ours.items()
+    }
+    return max(distances.items(), key=lambda pair: pair[1])
+
+
+def _relative_difference(ours: Tensor, theirs: Tensor) -> float:
+    if torch.equal(ours, theirs):
+        return 0.0
+    wide = torch.complex128 if ours.is_complex() else torch.float64
+    apart = float((theirs.to(wide) - ours.to(wide)).norm() / ours.to(wide).norm())
+    return apart if math.isfinite(apart) else math.inf
 
 
 def unpack_sketch(data: bytes) -> Tensor:
@@ -60,10 +62,10 @@ def unpack_sketch(data: bytes) -> Tensor:
     """
     if len(data) != SKETCH_BYTES:
         raise ValueError(f"got {len(data)} bytes, expected {SKETCH_BYTES}")
-    found = torch.frombuffer(bytearray(data), dtype=torch.float64)
-    if not bool(torch.isfinite(found).all()):
+    sums = torch.frombuffer(bytearray(data), dtype=torch.float64)
+    if not bool(torch.isfinite(sums).all()):
         raise ValueError("holds NaN or infinity, expected finite numbers")
-    return found
+    return sums
 
 
 def distance(ours: Tensor, theirs: Tensor) -> float:

@@ -7,16 +7,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
-from rankdad.common.allowed import FunctionName
-from rankdad.common.columns import FileName
 from rankdad.common.documents import Part
+from rankdad.common.spec.numbers import Fraction, UpToMillion
+from rankdad.common.table_schema import FileName
+from rankdad.common.user_code import FunctionName
 
-PositiveInt = Annotated[int, Field(ge=1, le=1_000_000)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
 Presets = Mapping[str, Mapping[str, Any]]  # by name: what fields they fill
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 # Not strict, so that a list of JSON is still one after a preset has been filled in; what it holds is strict.
-Widths = Annotated[tuple[PositiveInt, ...], Field(strict=False, min_length=1, max_length=100)]
+Widths = Annotated[tuple[UpToMillion, ...], Field(strict=False, min_length=1, max_length=100)]
 Patterns = Annotated[
     tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(strict=False, max_length=1000)
 ]
@@ -73,7 +72,7 @@ class Mlp(Network):
     sized_by = "model.hidden"
 
     name: Literal["mlp"]
-    hidden: Annotated[tuple[PositiveInt, ...], Field(strict=False, max_length=1000)]
+    hidden: Annotated[tuple[UpToMillion, ...], Field(strict=False, max_length=1000)]
     """Width of each hidden layer."""
     activation: Literal["relu", "tanh", "gelu"] = "relu"
     """Function after each hidden layer."""
@@ -124,15 +123,15 @@ class Vit(Network):
     sized_by = "model.width"
 
     name: Literal["vit"]
-    width: PositiveInt
+    width: UpToMillion
     """Width of a token."""
     depth: Annotated[int, Field(ge=1, le=1000)]
     """Number of blocks."""
-    heads: PositiveInt
+    heads: UpToMillion
     """Heads of an attention; they share the width."""
-    patch: PositiveInt
+    patch: UpToMillion
     """Height and width of a patch in pixels; images are made of whole patches."""
-    expansion: PositiveInt = 4
+    expansion: UpToMillion = 4
     """Width of a block's hidden layer, in widths of a token."""
     pooling: Literal["class", "mean"] = "class"
     """What the output is computed from: a learned token beside the patches, or the mean over all patches."""
@@ -162,7 +161,7 @@ class Convolutional(Network):
     """Number of filters of each block."""
     convolutions: Annotated[int, Field(ge=1, le=100)] = 1
     """Convolutions of each block, each with its GroupNorm and ReLU."""
-    kernel: PositiveInt = 3
+    kernel: UpToMillion = 3
     """Size of a filter in every direction; odd."""
     dropout: Fraction = 0.0
     """Probability with which a value before the last layer is dropped in training."""

@@ -18,7 +18,7 @@ from rankdad.local.data.reading import Array
 Rows = NDArray[np.intp]
 
 
-class Pool(Protocol):
+class Dataset(Protocol):
     """Samples in rows."""
 
     @property
@@ -39,7 +39,7 @@ class Pool(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class ArrayPool:
+class ArrayDataset:
     """Arrays by row.
 
     Args:

@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
-from rankdad.common.columns import Labelled
 from rankdad.common.spec import RunSpec
+from rankdad.common.table_schema import Labelled
 from rankdad.local.data.cells import labels_of
 from rankdad.local.data.reading import MISSING, Array
-from rankdad.local.data.tables import Table, holder, read_table
-from rankdad.simulations.pools import Rows
+from rankdad.local.data.tables import Table, holder
+from rankdad.simulations.datasets import Rows
 
 
 @dataclass(frozen=True, eq=False)
-class TablePool:
+class TableDataset:
     """A table by row."""
 
     table: Table
-
-    @classmethod
-    def read(cls, path: Path) -> TablePool:
-        """Read a file.
-
-        Raises:
-            DataError: it is no readable table.
-        """
-        return cls(read_table(path))
-
-    @classmethod
-    def of(cls, origin: Path, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> TablePool:
-        """Make a table of cells."""
-        return cls(Table(origin, pd.DataFrame([list(row) for row in rows], columns=list(columns), dtype=object)))
 
     @property
     def origin(self) -> str:

@@ -1,4 +1,4 @@
-"""Code of the user's own, named "package.module:function": found, and only where the caller allows it."""
+"""Code of the user's own, named "package.module:function", imported only where the caller allows it."""
 
 from __future__ import annotations
 
@@ -38,15 +38,14 @@ def resolve(name: str, allowed: Collection[str], field: str) -> Callable[..., An
     if here not in sys.path:  # a console script, unlike `python -m`, does not look there
         sys.path.insert(0, here)
     try:
-        function = getattr(importlib.import_module(module_name), function_name)
+        function: object = getattr(importlib.import_module(module_name), function_name)
     except (Exception, SystemExit) as error:
         ours = "rankdad" in (_top(module_name), _top(getattr(error, "name", None) or ""))
         advice = "; rankdad is this program's own package: give yours another name" if ours else ""
         raise SpecError(field, f"{name} cannot be imported: {one_line(error)}{advice}") from error
     if not callable(function):
         raise SpecError(field, f"{name} is {type(function).__name__}, expected a function")
-    found: Callable[..., Any] = function
-    return found
+    return function
 
 
 def _top(module: str) -> str:

@@ -1,0 +1,39 @@
+"""The run's specification, one file a subject.
+
+Every part is a frozen pydantic model that forbids unknown keys: a typing mistake is an error, never a default.
+Unions are told apart by their field `name`, data by their `reader`.
+"""
+
+from __future__ import annotations
+
+from rankdad.common.spec.evaluation import Holdout, KFold, LeaveOneSiteOut
+from rankdad.common.spec.federation import RESERVED, Federation, SiteName
+from rankdad.common.spec.method import Dad, Dsgd, Edad, MethodSpec, PowerSgd, RankDad, TopRows
+from rankdad.common.spec.numbers import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
+from rankdad.common.spec.run import RunSpec
+from rankdad.common.spec.training import Adam, Constant, Cosine, Training
+
+__all__ = [
+    "RESERVED",
+    "Adam",
+    "Constant",
+    "Cosine",
+    "Dad",
+    "Dsgd",
+    "Edad",
+    "Federation",
+    "Fraction",
+    "Holdout",
+    "KFold",
+    "LeaveOneSiteOut",
+    "MethodSpec",
+    "NonNegativeFloat",
+    "PositiveFloat",
+    "PositiveInt",
+    "PowerSgd",
+    "RankDad",
+    "RunSpec",
+    "SiteName",
+    "TopRows",
+    "Training",
+]

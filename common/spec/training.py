@@ -1,0 +1,124 @@
+"""How every replica is trained: optimizer, schedule, splits."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from rankdad.common.documents import Part
+from rankdad.common.spec.numbers import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    UpToMillion,
+)
+from rankdad.common.tasks import Metric
+
+
+class Adam(Part):
+    """Adam, with decoupled weight decay where weight_decay is not 0 (AdamW)."""
+
+    name: Literal["adam"]
+    lr: PositiveFloat
+    """Learning rate."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """Decay of the running means of gradient and square."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay."""
+
+
+class Sgd(Part):
+    """Stochastic gradient descent with momentum."""
+
+    name: Literal["sgd"]
+    lr: PositiveFloat
+    """Learning rate."""
+    momentum: Fraction = 0.0
+    """Momentum."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Weight decay, added to the gradient."""
+
+
+class Constant(Part):
+    """Keep the learning rate."""
+
+    name: Literal["constant"] = "constant"
+
+
+class Cosine(Part):
+    """Warm up linearly, then fall along a cosine over the whole run."""
+
+    name: Literal["cosine"]
+    warmup: NonNegativeInt = 0
+    """Steps of linear warm-up."""
+    floor: Fraction = 0.0
+    """Last learning rate as a fraction of the first."""
+
+
+class StepDecay(Part):
+    """Multiply the learning rate by gamma every so many epochs."""
+
+    name: Literal["step"]
+    epochs: PositiveInt
+    """Epochs between two reductions."""
+    gamma: Annotated[float, Field(gt=0, le=1)]
+    """Factor of each reduction."""
+
+
+class EarlyStopping(Part):
+    """Stop when the monitored validation metric has not improved for some epochs."""
+
+    patience: PositiveInt
+    """Epochs without improvement after which training stops."""
+
+
+class Training(Part):
+    """How every replica is trained."""
+
+    epochs: UpToMillion
+    """Passes over the data."""
+    batch_size: UpToMillion
+    """Samples per site and forward pass."""
+    batches: Literal["full", "even"] = "full"
+    """full: a site makes as few batches as its samples allow, and is out of data after them. even: every site makes as
+    many batches as the largest, so that all take part in every step; for sites of unequal size."""
+    accumulate: UpToMillion = 1
+    """Batches per site and step: their gradients travel together, as those of one batch so many times as large."""
+    optimizer: Annotated[Adam | Sgd, Field(discriminator="name")]
+    """Optimizer, equal at every site."""
+    schedule: Annotated[Constant | Cosine | StepDecay, Field(discriminator="name")] = Constant()
+    """Learning-rate schedule."""
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """Multiply the learning rate by the number of sites, or by its square root: the global batch grows with it."""
+    clip: PositiveFloat | None = None
+    """Largest norm of the aggregated gradient; null does not clip."""
+    monitor: Metric | None = None
+    """Validation metric that chooses the best model; null is auc for classes and labels, the loss for numbers."""
+    early_stopping: EarlyStopping | None = None
+    """When to stop before the last epoch; null never does."""
+    validation: Fraction = 0.15
+    """Part of a site's training samples that is set aside for validation."""
+    test: Fraction = 0.2
+    """Part of a site's samples that is set aside for the test; unused where the data file has its own split."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """Precision of the replica."""
+    autocast: Literal["bfloat16"] | None = None
+    """Precision of forward and backward pass; gradients and weights stay in `dtype`."""
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Threads of a process's tensor operations: part of what makes results equal to the last bit."""
+
+    @property
+    def step_size(self) -> int:
+        """Samples per site and step, at most."""
+        return self.batch_size * self.accumulate
+
+    @model_validator(mode="after")
+    def _splits_fit(self) -> Training:
+        if self.validation + self.test >= 1:
+            raise ValueError(f"validation {self.validation} and test {self.test} leave nothing to train on")
+        if self.early_stopping and not self.validation:
+            raise ValueError("early_stopping needs samples to look at, but validation is 0")
+        return self

@@ -1,0 +1,92 @@
+"""The sites of a simulation: their folders, their parts of the data, their configurations."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from rankdad.common.errors import SpecError
+from rankdad.common.patterns import is_pattern
+from rankdad.common.policy import FILE
+from rankdad.common.spec import RunSpec
+from rankdad.local.config import SiteConfig
+from rankdad.local.data import SiteData, read_site
+from rankdad.simulations.partition import Folder, partition
+from rankdad.simulations.sources import Folders
+from rankdad.simulations.spec import SimulationFile, SimulationSpec
+
+
+def write_sites(
+    file: SimulationFile,
+    folder: Path,
+    aggregator: str,
+    *,
+    allow_factories: tuple[str, ...] = (),
+    patience: float = 300.0,
+    dealt: bool = False,
+) -> dict[str, SiteConfig]:
+    """Write each site's part of the data under `folder/<site>/data`, and return the sites' configurations.
+
+    Data that lie in folders already are left there.
+
+    The simulation's policy lies beside the data, whole, to be changed.
+
+    Args:
+        file: run and simulation.
+        folder: of all sites.
+        aggregator: address that the sites connect to.
+        allow_factories: model factories that all sites permit.
+        patience: seconds for which a site tries an aggregator that does not answer.
+        dealt: whether the data are there already.
+
+    Raises:
+        DataError: the source cannot be read or dealt out.
+    """
+    run, simulation = file.run, file.simulation
+    if run.data.reader != "npz":
+        importlib.import_module("pandas")  # which the sites need: before they are forked it takes its time only once
+    places = _places(run, simulation, folder, dealt)
+    configs: dict[str, SiteConfig] = {}
+    for site in run.federation.sites:
+        output = folder / site
+        output.mkdir(parents=True, exist_ok=True)
+        (output / FILE).write_text(simulation.policy.text(), encoding="utf-8")
+        configs[site] = SiteConfig(
+            name=site,
+            aggregator=aggregator,
+            data=str(places[site]),
+            output=str(output),
+            allow_factories=allow_factories,
+            weights=simulation.weights,
+            policy=str(output / FILE),
+            device=simulation.device,
+            patience=patience,
+        )
+    return configs
+
+
+def _places(run: RunSpec, simulation: SimulationSpec, folder: Path, dealt: bool) -> dict[str, Path]:
+    """Return the folder of every site's data, after they are dealt out where they have to be."""
+    source, how, sites = simulation.source, simulation.partition, run.federation.sites
+    if isinstance(source, Folders) or isinstance(how, Folder):  # the spec has both or none
+        assert isinstance(source, Folders)
+        return source.find(sites)
+    places = {site: folder / site / "data" for site in sites}
+    name = run.data.file
+    if not isinstance(name, str) or is_pattern(name):
+        raise SpecError("run.data.file", f"the source {source.name} is dealt out as one file, expected its name")
+    if not dealt:
+        pool = source.load()
+        for site, rows in partition(pool, how, run).items():
+            places[site].mkdir(parents=True, exist_ok=True)
+            pool.write(rows, run, places[site] / name)
+    return places
+
+
+def dealt_data(file: SimulationFile, folder: Path, allow_factories: tuple[str, ...] = ()) -> dict[str, SiteData]:
+    """Deal out a simulation's data into a folder, and read it as the sites would."""
+    configs = write_sites(file, folder, "http://127.0.0.1:0")
+    return {
+        name: read_site(file.run, Path(config.data), index, allow_factories)
+        for index, (name, config) in enumerate(configs.items())
+    }

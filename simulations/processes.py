@@ -1,0 +1,93 @@
+"""Processes of a simulation: how they start, write their logs and end."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from rankdad.common.errors import RankdadError
+
+ENDING = 4.0  # seconds in which processes end by themselves after one of them has
+LAST_LINES = 5
+
+
+def start(context: BaseContext, name: str, target: Callable[[], None]) -> BaseProcess:
+    """Start a process, which ends with its parent."""
+    process = context.Process(target=target, name=name, daemon=True)  # type: ignore[attr-defined]
+    process.start()
+    return process  # type: ignore[no-any-return]
+
+
+def redirect(log: io.TextIOWrapper) -> None:
+    """Let a process print into its log."""
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    sys.stdout = sys.stderr = log
+
+
+def run(work: Callable[[], object], log: io.TextIOBase) -> None:
+    """Run a process's work; an error becomes a sentence in its log, anything unexpected a traceback."""
+    code = 0
+    try:
+        work()
+    except RankdadError as error:
+        print(f"error: {error}", file=log)
+        code = error.exit_code
+    except BaseException:
+        traceback.print_exc(file=log)
+        code = 1
+    log.flush()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def stop(processes: Iterable[BaseProcess], acts: Iterable[str]) -> None:
+    """See that no process is left, by what is to be tried one after the other."""
+    processes = list(processes)
+    for act in acts:
+        living = [process for process in processes if process.is_alive()]
+        if act == "wait":
+            _wait_all([process.sentinel for process in living], ENDING / 2)
+            continue
+        for process in living:
+            getattr(process, act)()
+    for process in processes:
+        process.join(ENDING)  # an exit status is known only then
+
+
+def _wait_all(sentinels: list[int], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while sentinels and (left := deadline - time.monotonic()) > 0:
+        for sentinel in wait(sentinels, left):
+            sentinels.remove(sentinel)  # type: ignore[arg-type]
+
+
+def how_it_ended(process: BaseProcess) -> str:
+    """Say by which signal or with which status a process has ended."""
+    code = process.exitcode
+    if code is not None and code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"ended with status {code}"
+
+
+def last_error(log: Path) -> str:
+    """Return what a process has written of its end."""
+    return last_lines(log).rpartition("error: ")[2]
+
+
+def last_lines(path: Path) -> str:
+    """Return the last lines of a log; none where it cannot be read."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return "\n".join(lines[-LAST_LINES:])

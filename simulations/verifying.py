@@ -1,0 +1,240 @@
+"""`rankdad verify`: whether each method's gradient is autograd's on the pooled batch. Nothing is trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from rankdad.common.capture import FactorCapture
+from rankdad.common.documents import validate
+from rankdad.common.errors import SpecError
+from rankdad.common.factors import Factor, Matrix
+from rankdad.common.messages import Kind, Message, Step
+from rankdad.common.methods import Contribution, Method, State, method_for
+from rankdad.common.plan import Plan, make_plan
+from rankdad.common.protocol import pack, unpack
+from rankdad.common.replica import Replica
+from rankdad.common.routes import Payload, Route, gather, scatter
+from rankdad.common.seeds import derive
+from rankdad.common.spec import PowerSgd, RankDad, RunSpec
+from rankdad.common.tasks import TaskSpec
+from rankdad.local.data import Samples
+from rankdad.local.losses import mean_loss
+
+EXACT = frozenset({"dsgd", "dad", "edad"})
+TOLERANCE = {"float32": 2e-5, "float64": 1e-10}  # of an exact method, relative to the gradient; products of many rows
+ROUNDING = {"float32": 2e-5, "bfloat16": 1e-2, "float16": 2e-3, "int8": 5e-2}  # of a wire
+RANK = 4  # of methods beside the spec's own, where that has none
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One parameter's distributed gradient against autograd on the pooled batch.
+
+    Args:
+        name: of the parameter.
+        error: norm of the difference over the norm of the pooled gradient.
+        optimal: the same of the best matrix of the method's rank; 0 for a dense route or an exact method.
+        rank: effective rank of what came back; None for a matrix.
+        dense: whether sites send the whole matrix.
+    """
+
+    name: str
+    error: float
+    optimal: float
+    rank: int | None
+    dense: bool
+
+
+@dataclass(frozen=True)
+class Verification:
+    """One method's first step on the user's own model and data.
+
+    Args:
+        method: its name.
+        deviations: of every route.
+        up: bytes that a site sends, the mean over sites.
+        down: bytes that a site receives.
+        norms: of each site's gradient.
+    """
+
+    method: str
+    deviations: tuple[Deviation, ...]
+    up: float
+    down: int
+    norms: tuple[float, ...]
+
+    def is_exact(self, dtype: str) -> bool:
+        """Whether every deviation is rounding error."""
+        return all(deviation.error <= TOLERANCE[dtype] for deviation in self.deviations)
+
+    def is_right(self, dtype: str, wire: str) -> bool:
+        """Whether all that travels dense is rounding error, the wire's included; everything in an exact method."""
+        if self.method in EXACT:
+            return self.is_exact(dtype)
+        most = max(TOLERANCE[dtype], ROUNDING.get(wire, 0.0))
+        return all(deviation.error <= most for deviation in self.deviations if deviation.dense)
+
+
+def verify(
+    spec: RunSpec,
+    data: Mapping[str, Samples],
+    allowed_factories: Collection[str] = (),
+    weights: Path | None = None,
+) -> tuple[list[Verification], list[str]]:
+    """Take one batch of every site through each method's first step, bytes and all, without training.
+
+    Args:
+        spec: the run; its own method is verified as it stands, the others at its rank.
+        data: training samples of every site, by name.
+        allowed_factories: model factories that the caller permits.
+        weights: folder of the pretrained weights that the spec names.
+
+    Returns:
+        What was found of each method, and a sentence for each that does not fit the model.
+    """
+    rank = getattr(spec.method, "rank", RANK)
+    methods: dict[str, dict[str, object]] = {name: {"name": name} for name in ("dsgd", "dad", "edad", "top-rows")}
+    methods |= {name: {"name": name, "rank": rank} for name in ("rank-dad", "powersgd")}
+    methods[spec.method.name] = spec.method.model_dump(mode="json")
+    verifications: list[Verification] = []
+    misfits: list[str] = []
+    for name, method in methods.items():
+        try:
+            verifications.append(_verify_one(_with_method(spec, method), data, allowed_factories, weights))
+        except SpecError as error:
+            if name == spec.method.name:
+                raise
+            misfits.append(f"{name} is left out: {error}")
+    return verifications, misfits
+
+
+def _with_method(spec: RunSpec, method: Mapping[str, object]) -> RunSpec:
+    wire = {"wire": spec.training.dtype} if method["name"] in EXACT else {}
+    return validate(RunSpec, spec.model_dump(mode="json") | {"method": {**method, **wire}})
+
+
+def _verify_one(
+    spec: RunSpec, data: Mapping[str, Samples], allowed_factories: Collection[str], folder: Path | None
+) -> Verification:
+    replica = Replica(spec, allowed_factories, weights=folder)
+    replica.model.eval()  # without dropout and batch statistics, which no pooled batch would share
+    plan = make_plan(spec, replica.model)
+    method = method_for(spec, plan.routes, replica.model)
+    batches = [data[site].take(torch.arange(min(spec.training.batch_size, len(data[site])))) for site in plan.sites]
+    gradients = [_gradients(spec.task, plan, replica, batch) for batch in batches]
+    norms = [_norm(scatter(plan.routes, payload).values()) for payload in gradients]
+    weights = [float(len(batch)) for batch in batches]
+    updates, up, down = _exchange_all(plan, method, gradients, weights)
+    applied = method.gradients(updates)
+    pooled = _pooled(spec.task, replica, batches)
+    deviations = tuple(
+        _deviation(spec, route, value, pooled) for route, value in zip(plan.routes, applied, strict=True)
+    )
+    return Verification(spec.method.name, deviations, up, down, tuple(norms))
+
+
+def _exchange_all(
+    plan: Plan, method: Method, gradients: list[Payload], weights: list[float]
+) -> tuple[list[Payload], float, int]:
+    """Take all sites through one step: the updates of its exchanges, a site's mean bytes up, and its bytes down."""
+    steps = [
+        method.step(payload, weight / sum(weights), State(), derive(plan.seed, "site", index, 0))
+        for index, (payload, weight) in enumerate(zip(gradients, weights, strict=True))
+    ]
+    payloads = [next(step) for step in steps]
+    updates: list[Payload] = []
+    up = down = 0
+    for exchange in range(len(plan.exchanges)):
+        bodies = [
+            pack(Message(Kind.STEP, exchange, Step(weight, 0.0, 0.0, payload), exchange), plan, up=True)
+            for weight, payload in zip(weights, payloads, strict=True)
+        ]
+        received = [_step(unpack(body, plan, up=True)) for body in bodies]
+        contributions = [Contribution(step.weight, step.payload) for step in received]
+        payload, _ = method.aggregate(exchange, contributions, State(), derive(plan.seed, "aggregator", exchange))
+        body = pack(Message(Kind.STEP, exchange, Step(sum(weights), 0.0, 0.0, payload), exchange), plan, up=False)
+        updates.append(_step(unpack(body, plan, up=False)).payload)
+        up, down = up + sum(map(len, bodies)), down + len(body)
+        if exchange < len(plan.exchanges) - 1:
+            payloads = [step.send(updates[-1]) for step in steps]
+    return updates, up / len(steps), down
+
+
+def _step(message: Message) -> Step:
+    assert isinstance(message.body, Step)
+    return message.body
+
+
+def _gradients(task: TaskSpec, plan: Plan, replica: Replica, batch: Samples) -> Payload:
+    with FactorCapture(replica.model, only=plan.factor_names) as capture:
+        capture.backward(mean_loss(task, replica.model(batch.inputs), batch.labels))
+    return gather(plan.routes, capture.factors(), capture.dense(), next(replica.model.parameters()))
+
+
+def _pooled(task: TaskSpec, replica: Replica, batches: list[Samples]) -> dict[str, Tensor]:
+    """Return autograd's gradients of the mean loss over all batches together."""
+    replica.model.zero_grad(set_to_none=True)
+    inputs, labels = torch.cat([b.inputs for b in batches]), torch.cat([b.labels for b in batches])
+    mean_loss(task, replica.model(inputs), labels).backward()
+    return {
+        name: torch.zeros_like(p) if p.grad is None else p.grad
+        for name, p in replica.model.named_parameters()
+        if p.requires_grad
+    }
+
+
+def _deviation(spec: RunSpec, route: Route, value: Matrix, pooled: Mapping[str, Tensor]) -> Deviation:
+    applied = scatter((route,), (value,))
+    size = _norm(pooled[name] for name in applied)
+    error = _norm(gradient - pooled[name] for name, gradient in applied.items())
+    optimal = 0.0
+    if isinstance(spec.method, RankDad | PowerSgd) and route.up is not None:
+        matrix = pooled[route.name].reshape(route.shape[0], -1)
+        if route.bias is not None:
+            matrix = torch.cat([matrix, pooled[route.bias][:, None]], dim=1)
+        optimal = float(torch.linalg.svdvals(matrix.double())[spec.method.rank :].square().sum().sqrt())
+    name = f"{route.name} + {route.bias}" if route.bias else route.name
+    rank = value.rows if isinstance(value, Factor) else None
+    return Deviation(name, error / size if size else error, optimal / size if size else 0.0, rank, route.up is None)
+
+
+def _norm(tensors: Iterable[Tensor]) -> float:
+    return math.sqrt(sum(float(torch.linalg.vector_norm(t, dtype=torch.float64)) ** 2 for t in tensors))
+
+
+def show_verification(spec: RunSpec, verifications: list[Verification], console: Console) -> bool:
+    """Print every method's deviations, and return whether the exact methods are exact."""
+    right = True
+    for verification in verifications:
+        exact, fine = verification.method in EXACT, verification.is_right(spec.training.dtype, spec.method.wire)
+        right = right and fine
+        table = Table("parameter", "error", "optimal", "effective rank", title=verification.method)
+        for deviation in verification.deviations:
+            rank = "–" if deviation.rank is None else str(deviation.rank)
+            table.add_row(deviation.name, f"{deviation.error:.1e}", f"{deviation.optimal:.1e}", rank)
+        console.print(table)
+        norms = ", ".join(
+            f"{site} {norm:.3g}" for site, norm in zip(spec.federation.sites, verification.norms, strict=True)
+        )
+        console.print(
+            f"{verification.up:,.0f} bytes up, {verification.down:,} down per site; gradient norms: {norms}",
+            highlight=False,
+        )
+        if exact:
+            console.print("exact: equal to the pooled gradient" if fine else "NOT EXACT", highlight=False)
+        elif not fine:
+            console.print("WRONG: what travels dense is not the pooled gradient", highlight=False)
+        elif any(deviation.optimal for deviation in verification.deviations):
+            worst = max((d.error / d.optimal for d in verification.deviations if d.optimal > 1e-6), default=1.0)
+            console.print(
+                f"reduced: at most {worst:.3f} times the error of the best matrix of its rank", highlight=False
+            )
+    return right
