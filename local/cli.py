@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from rankdad.command import LogJson, Quiet, Verbose
+from rankdad.common.logs import LogOptions, set_up
+
 AllowFactory = Annotated[
     list[str] | None,
     typer.Option("--allow-factory", help="Permit a model factory 'package.module:function' whose code you have read."),
@@ -25,18 +28,22 @@ def site(
     patience: Annotated[
         float | None, typer.Option(help="Seconds to try an aggregator that does not answer.", min=0.1)
     ] = None,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+    log_json: LogJson = False,
 ) -> None:
     """Take part in a run as one site, next to the data."""
     from rankdad.local.config import SiteConfig
 
+    set_up(LogOptions.of(verbose=verbose, quiet=quiet, as_json=log_json))
     config = SiteConfig.read(file)
     if patience is not None:
         config = config.model_copy(update={"patience": patience})
-    from rankdad.local.leaving import Leaving
+    from rankdad.local.shutdown_signals import ShutdownSignals
     from rankdad.local.site import run_site
 
-    with Leaving() as leaving:
-        run_site(config, leaving)
+    with ShutdownSignals() as signals:
+        run_site(config, signals)
 
 
 def predict(

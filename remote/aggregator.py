@@ -6,6 +6,7 @@ The replica follows the updates as every site does; so the model is saved here t
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ MAX_SNAPSHOTS = 3  # that a site is given in a round
 MIN_DELAY, MAX_DELAY = 1.0, 60.0  # seconds between two tries to aggregate a round
 
 Answers = dict[str, bytes]  # by site
+_log = logging.getLogger(__name__)
 
 
 class HalfwayError(Exception):
@@ -222,6 +224,7 @@ class Aggregator:
         except Exception as error:
             raise HalfwayError(error) from error
         self.note_problem(AGGREGATOR, "")
+        _log.debug("round %d (%s) is complete, step %d", ready.round, ready.kind.name.lower(), self.state.steps)
         return self._answers(self._open_next(ready, update))
 
     def recorded(self, site: str, round_: int) -> bytes | None:

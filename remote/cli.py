@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from rankdad.command import LogJson, Quiet, Verbose
 from rankdad.common.errors import UserError
+from rankdad.common.logs import LogOptions, set_up
 from rankdad.remote.ledger import Durability, Retention
 
 
@@ -51,11 +53,15 @@ def aggregator(
         bool,
         typer.Option("--allow-anyone", help="Let others take part without proof of who they are."),
     ] = False,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+    log_json: LogJson = False,
 ) -> None:
     """Collect, reduce and broadcast what the sites send, until the run has ended."""
     from rankdad.common.documents import load_json, replace, validate
     from rankdad.common.spec import RunSpec
 
+    set_up(LogOptions.of(verbose=verbose, quiet=quiet, as_json=log_json))
     document = replace(load_json(file), set_ or [])
     if isinstance(document, dict) and "run" in document:
         spec = validate(RunSpec, document["run"], file=file, under="run")

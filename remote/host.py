@@ -8,6 +8,7 @@ import logging
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -21,11 +22,11 @@ from rankdad.remote.audit import Audit
 from rankdad.remote.progress import AGGREGATOR
 from rankdad.remote.web import Connection
 
-LOG = logging.getLogger("rankdad")
 LARGE_PLAN = 8 << 20  # bytes of a dense gradient from which the work of a round leaves the event loop
 QUIET = 60.0  # seconds in which the traceback of one place is not logged again
 HOLD = 25.0  # seconds for which a request is held: proxies cut what stands idle for 30 or 60
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -114,7 +115,7 @@ class Host:
         """Ask something of the aggregator, after what it is doing."""
         if self._worker is None:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+        return await asyncio.get_running_loop().run_in_executor(self._worker, copy_context().run, work)
 
     @contextlib.contextmanager
     def _hold(self, site: str, connection: Connection) -> Iterator[Held]:
@@ -137,7 +138,7 @@ class Host:
             self._settle(work, held)
             return
         loop = asyncio.get_running_loop()
-        done = self._worker.submit(work)
+        done = self._worker.submit(copy_context().run, work)
         done.add_done_callback(lambda done: loop.call_soon_threadsafe(self._settle, done.result, held))
 
     def _settle(self, result: Callable[[], Answers | None], held: Held | None) -> None:
@@ -218,7 +219,7 @@ class Host:
         now, known = perf_counter(), self._logged.get(place)
         if known is None or now - known > QUIET:
             self._logged[place] = now
-            LOG.error("an error of the aggregator's own", exc_info=error)
+            _log.error("an error of the aggregator's own", exc_info=error)
             self.audit.note("internal error", reason=one_line(error), place=place)
         self._enter(partial(self.aggregator.note_problem, AGGREGATOR, one_line(error)))
         return ProtocolError(500, f"an error of the aggregator's own ({type(error).__name__}): its log says more")

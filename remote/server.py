@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from rankdad.remote.app import Routes
 from rankdad.remote.audit import Audit
 from rankdad.remote.auth import Context
 from rankdad.remote.config import Access
-from rankdad.remote.host import LOG, Host
+from rankdad.remote.host import Host
 from rankdad.remote.view import View
 from rankdad.remote.web import Connection as Web
 from rankdad.remote.web import Door, Handshake, accept
@@ -28,6 +29,7 @@ BACKLOG = 2048  # connections that wait to be accepted
 TICK = 0.25  # seconds between two looks at the progress
 GRACE = 2  # seconds in which the last answers reach the sites
 LINGER = 30.0  # seconds in which sites that are still computing come and hear how the run ended
+_log = logging.getLogger(__name__)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -234,5 +236,5 @@ class _Show:
             except (OSError, SystemExit):  # rich turns a closed pipe into an exit
                 self._view = None
             except Exception:
-                LOG.exception("what is shown of the run ends here; the run goes on")
+                _log.exception("what is shown of the run ends here; the run goes on")
                 self._view = None

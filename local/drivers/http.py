@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import time
-from collections.abc import Callable
 from http.cookiejar import CookieJar
 from types import TracebackType
 from typing import Any
@@ -27,6 +27,8 @@ HASTE = 1.0  # seconds: whoever answers "not yet" sooner is not asked again at o
 RUN = 8 << 20  # bytes of the run's spec
 OK, ACCEPTED, NO_CONTENT, PROXY_DENIES, TOO_SLOW, TOO_MANY = 200, 202, 204, 407, 408, 429
 
+_log = logging.getLogger(__name__)
+
 
 class RefusedError(RankdadError):
     """The aggregator refused a request; it says why."""
@@ -44,7 +46,6 @@ class AggregatorClient:
 
     Args:
         config: the site's: both names, its patience, its token, its certificates and its proxy.
-        say: told what a person should know, one line at a time.
         transport: carries the requests, in place of the one that the site's file asks for.
         prompt: seconds in which a connection stands, and an answer comes that waits for nobody.
         held: seconds after which a request that waits for other sites is sent again: the aggregator answers earlier.
@@ -54,14 +55,13 @@ class AggregatorClient:
     def __init__(
         self,
         config: SiteConfig,
-        say: Callable[[str], None],
         transport: httpx.BaseTransport | None = None,
         *,
         prompt: float = 10.0,
         held: float = 60.0,
         report: float = 60.0,
     ) -> None:
-        self._config, self._say, self._prompt, self._held, self._report = config, say, prompt, held, report
+        self._config, self._prompt, self._held, self._report = config, prompt, held, report
         self._url, self._patience = config.aggregator.rstrip("/"), config.patience
         token, transport = config.token(), transport or open_transport(config)
         self._rounds = httpx.URL(f"{self._url}/rounds/{config.name}")  # once: httpx takes its time to read one
@@ -125,6 +125,7 @@ class AggregatorClient:
             asked = time.monotonic()
             answer = self._send(request)
             if answer.status_code == OK:
+                _log.debug("round %d: %d bytes sent, %d received", round_, len(body), len(answer.content))
                 return answer.content
             if time.monotonic() - asked < HASTE:
                 time.sleep(delay)
@@ -133,7 +134,7 @@ class AggregatorClient:
             waited = time.monotonic() - since
             if waited - said >= self._report:
                 said = waited
-                self._say(f"still waiting for the other sites after {waited:.0f} s")
+                _log.info("still waiting for the other sites after %.0f s", waited)
 
     def recorded(self, round_: int) -> bytes | None:
         """Return the update of a round if it is complete.
@@ -187,7 +188,7 @@ class AggregatorClient:
             except httpx.ReadTimeout:
                 if held and not silent:  # one that works on a round for so long is not silent yet
                     silent = True
-                    self._say(f"no answer for {self._held:.0f} s; sending again")
+                    _log.warning("no answer for %.0f s; sending again", self._held)
                     continue
                 problem = f"no answer within {self._held if held else self._prompt:.0f} s"
             except TooLargeError:
@@ -204,8 +205,9 @@ class AggregatorClient:
                     f"{self._url}: no aggregator for {self._patience:.0f} s ({problem}): is it running, and is the "
                     "address right? Raise the site's patience to wait longer"
                 )
-            self._say(f"{self._url}: {problem}; trying again in {min(delay, left):.1f} s, for {left:.0f} s more")
-            time.sleep(min(delay, left))  # nobody is there to be asked
+            pause = min(delay, left)
+            _log.warning("%s: %s; trying again in %.1f s, for %.0f s more", self._url, problem, pause, left)
+            time.sleep(pause)  # nobody is there to be asked
             delay = min(delay * 2, LONGEST_DELAY)
 
     def _problem(self, error: httpx.TransportError) -> str:

@@ -97,7 +97,7 @@ class SiteRun:
 
             write_predictions(self._folder / "predictions", spec, data, fold, outputs)
 
-        notices, lap = Notices(self._folder, say), self._timings.lap
+        notices, lap = Notices(self._folder, lambda line: say(f"warning: {line}")), self._timings.lap
         self._training = train(
             spec, plan, data, self._state, member.policy, lap, self._between_steps, tested, notices.add
         )

@@ -184,7 +184,7 @@ def test_thousands_of_broken_messages_of_every_kind_change_nothing(tmp_path: Pat
     data, port, run = tmp_path / "undisturbed" / "data" / "gamma", free_port(), tmp_path / "run"
     (tmp_path / "token").write_text(TOKENS["gamma"])
     config = site_config(port, name="gamma", patience=60, token_file=str(tmp_path / "token"))
-    client = AggregatorClient(config, print)
+    client = AggregatorClient(config)
     memory: list[tuple[int, int]] = []  # messages so far, and what the aggregator then has
     with processes(tmp_path, port) as started, client:
         attack, began = Attack(port, client.run()["id"], plan, others, true), time.monotonic()

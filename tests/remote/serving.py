@@ -91,7 +91,7 @@ def serving(
     aggregator = Aggregator(spec, Replica(spec), directory, time.perf_counter, ledger=ledger)
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
-    with contextlib.closing(Audit(directory / "audit.jsonl", print)) as audit:
+    with contextlib.closing(Audit(directory / "audit.jsonl")) as audit:
         host, ready = Host(aggregator, audit, large_plan), threading.Event()
         door = Door(audit)
         app = Routes(host, identity or Identity(SITES), door).app()

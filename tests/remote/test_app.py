@@ -193,7 +193,7 @@ def test_a_round_that_cannot_be_aggregated_is_tried_again_and_the_sites_wait(
     updates: dict[str, bytes] = {}
 
     def take_part(site: str) -> None:
-        with AggregatorClient(site_config(served.port, name=site), lambda line: None) as client:
+        with AggregatorClient(site_config(served.port, name=site)) as client:
             updates[site] = client.exchange(served.hello(site), 0)
 
     sites = [threading.Thread(target=take_part, args=(site,)) for site in SITES]
