@@ -18,9 +18,9 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
@@ -136,28 +136,23 @@ class Routes:
         self._admit(request)
         plan = self._aggregator.plan
         spec = self._aggregator.spec.model_dump(mode="json")
-        own = {
+        document = {
+            "version": plan.version,
+            "run": spec,
+            "plan_sha256": plan.sha256(),
             "id": self._aggregator.run_id,
-            "resumes": self._aggregator.keeps_ledger,
-            "oldest": self._aggregator.oldest,
+            "resumes": self._aggregator.persistence.keeps,
+            "oldest": self._aggregator.status.oldest,
         }
-        return JSONResponse({"version": plan.version, "run": spec, "plan_sha256": plan.sha256(), **own})
+        return JSONResponse(document)
 
     async def _status(self, request: Request) -> Response:
         self._admit(request)
-        barrier, progress = self._aggregator.barrier, self._aggregator.recorder.progress
-        document: dict[str, Any] = {
-            "name": progress.name,
-            "status": progress.status,
-            "round": barrier.round,
-            "epoch": progress.epoch,
-            "step": progress.step,
-            "steps": progress.steps,
-            "waiting_for": list(barrier.missing()),
-            "waiting_seconds": barrier.waiting(perf_counter()),
-            "problems": dict(progress.problems),
-        }
-        return JSONResponse(document)
+        status = asdict(self._aggregator.status)
+        for internal in ("without", "oldest"):
+            del status[internal]
+        waiting = perf_counter() - status.pop("round_began")
+        return JSONResponse({"name": self._aggregator.spec.name, **status, "waiting_seconds": waiting})
 
     async def _contribute(self, request: Request) -> Response:
         site, connection = self._admit(request)

@@ -229,7 +229,7 @@ class Host:
         self._refuse_all(self.note_fault(error))
         reason = f"an error of the aggregator's own: {one_line(error)}"
         self.error = RankdadError(reason)
-        if self.aggregator.keeps_ledger:
+        if self.aggregator.persistence.keeps:
             self.error = RankdadError(f"{reason}; the ledger has all, and the same command goes on with the run")
             self.crashed = True
             self.ended.set()

@@ -122,12 +122,12 @@ class Journal:
                 f"{self.path}: is written by another process: does this run's aggregator run already?"
             ) from None
 
-    def leave(self) -> None:
-        """Let other processes write until `back`."""
+    def unlock(self) -> None:
+        """Let other processes write until `relock`."""
         if self._file >= 0:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
-    def back(self) -> bool:
+    def relock(self) -> bool:
         """Write again; return whether the file is open, and as it was left.
 
         Raises:

@@ -152,18 +152,18 @@ class Ledger:
         if retention is Retention.TAIL:
             self._remove(self._updates, before)
 
-    def leave(self) -> None:
-        """Let other processes write until `back`."""
+    def unlock(self) -> None:
+        """Let other processes write until `relock`."""
         for journal in self._journals():
-            journal.leave()
+            journal.unlock()
 
-    def back(self) -> bool:
+    def relock(self) -> bool:
         """Write again; return whether the ledger is as it was left.
 
         Raises:
             UserError: another process writes.
         """
-        return False not in [journal.back() for journal in self._journals()]
+        return False not in [journal.relock() for journal in self._journals()]
 
     def close(self) -> None:
         """Close all files."""

@@ -126,18 +126,18 @@ class Persistence:
         """Return the newest checkpoint for a site that has lost its own; None if there is none."""
         return self._checkpoints.snapshot() if self._ledger else None
 
-    def leave(self) -> None:
-        """Let another process go on with the run until `back`."""
+    def unlock(self) -> None:
+        """Let another process go on with the run until `relock`."""
         if self._ledger:
-            self._ledger.leave()
+            self._ledger.unlock()
 
-    def back(self) -> bool:
+    def relock(self) -> bool:
         """Go on with the run; return whether nobody else has.
 
         Raises:
             UserError: another process does.
         """
-        return self._ledger is None or self._ledger.back()
+        return self._ledger is None or self._ledger.relock()
 
     def close(self) -> None:
         """Close the files."""

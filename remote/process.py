@@ -101,8 +101,8 @@ def _serve(
 
     def make_view(aggregator: Aggregator) -> View:
         def waiting() -> Waiting:
-            barrier = aggregator.barrier
-            return Waiting(barrier.missing(), barrier.waiting(time.perf_counter()), barrier.left_out)
+            status = aggregator.status
+            return Waiting(status.waiting_for, time.perf_counter() - status.round_began, status.without)
 
         return view_of(aggregator.recorder.progress, waiting, console)
 
@@ -111,7 +111,7 @@ def _serve(
         audit.note("run resumed" if resumes else "run started", run=aggregator.run_id)
         try:
             interrupted = serve(
-                aggregator, listening, make_view, audit, access, lifeline, resumable=aggregator.keeps_ledger
+                aggregator, listening, make_view, audit, access, lifeline, resumable=aggregator.persistence.keeps
             )
         finally:
             audit.note("run ended", status=progress.status, reason=progress.reason or interrupted)

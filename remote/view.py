@@ -29,12 +29,12 @@ class Waiting:
     Args:
         sites: that it waits for.
         seconds: for which it has been open.
-        left_out: sites that are away, and that it does not wait for.
+        without: sites that have departed, and that it does not wait for.
     """
 
     sites: tuple[str, ...] = ()
     seconds: float = 0.0
-    left_out: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
 
 
 class View(Protocol):
@@ -68,7 +68,7 @@ class PlainView:
         self._progress, self._waiting, self._console = progress, waiting, console
         self._epoch = self._said = 0
         self._begun = False
-        self._left_out: tuple[str, ...] = ()
+        self._without: tuple[str, ...] = ()
         self._problems: dict[str, str] = {}
 
     def start(self) -> None:
@@ -95,9 +95,9 @@ class PlainView:
         if periods > self._said:
             self._say(f"waiting for {', '.join(now.sites)} ({now.seconds:.0f} s)")
         self._said = periods
-        if now.left_out != self._left_out:
-            self._say(f"goes on without {', '.join(now.left_out)}" if now.left_out else "all sites are back")
-            self._left_out = now.left_out
+        if now.without != self._without:
+            self._say(f"goes on without {', '.join(now.without)}" if now.without else "all sites are back")
+            self._without = now.without
 
     def stop(self) -> None:
         """Say what was not said yet."""
@@ -149,13 +149,13 @@ class LiveView:
         now, total = self._waiting(), len(self._progress.sites)
         if self._progress.status != "running":
             return self._progress.status
-        words = [f"{total - len(now.sites) - len(now.left_out)} of {total} sites in"]
+        words = [f"{total - len(now.sites) - len(now.without)} of {total} sites in"]
         if not now.sites:
             words.append("aggregating")
         elif now.seconds >= WAITING_WORTH_SHOWING:
             words.append(f"waiting for {', '.join(now.sites)} ({now.seconds:.0f} s)")
-        if now.left_out:
-            words.append(f"without {', '.join(now.left_out)}")
+        if now.without:
+            words.append(f"without {', '.join(now.without)}")
         return " · ".join(words)
 
 
@@ -265,7 +265,7 @@ def show_result(summary: dict[str, Any], directory: Path) -> None:
     ratio = summary["times_fewer_bytes_than_dense"] or 0.0
     print(f"traffic: {size(up)} up, {size(down)} down per site and step, {ratio:.1f} times fewer than full gradients")
     digest = next(iter(summary["weights_sha256"].values()), "")
-    for site, steps in summary["left_out"].items():
+    for site, steps in summary["without"].items():
         print(f"quorum:  {site} was left out of {steps} of {summary['steps']} steps")
     apart = "" if equal else f" by {summary['drift'] or 0:.0e} of their size"
     print(f"weights: {'equal at all sites' if equal else f'DIFFERENT between sites{apart}'}, sha256 {digest[:16]}…")

@@ -164,11 +164,11 @@ class SiteRun:
 
     def leave(self) -> None:
         """Let another process work until `back`: the platform may start the next one before this one ends."""
-        self._log.leave()
+        self._log.unlock()
 
     def back(self) -> bool:
         """Go on; return whether nobody else has."""
-        return self._log.back()
+        return self._log.relock()
 
     def close(self) -> None:
         """Let go of the files."""

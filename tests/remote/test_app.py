@@ -221,10 +221,19 @@ def test_the_round_of_a_large_plan_leaves_the_event_loop_and_others_are_answered
             assert go_on.wait(10)
             return aggregate(ready)
 
+        missing, readers = served.aggregator.barrier.missing, set[str]()
+
+        def noted() -> tuple[str, ...]:
+            readers.add(threading.current_thread().name)
+            return missing()
+
         monkeypatch.setattr(served.aggregator, "aggregate", slow)
+        monkeypatch.setattr(served.aggregator.barrier, "missing", noted)
         held = [Later(served, "POST", f"/rounds/{site}", served.hello(site)) for site in SITES]
         served.until(lambda: at_work)
-        assert json.loads(ask(served, "GET", "/status")[1])["round"] == 0
+        status = json.loads(ask(served, "GET", "/status")[1])
+        assert (status["round"], status["waiting_for"]) == (0, [])
+        assert readers == {"aggregator_0"}, "others read a value that does not change"
         assert reason(ask(served, "POST", "/rounds/delta", b""))[0] == 404
         go_on.set()
         assert {request.wait()[0] for request in held} == {200}
