@@ -14,7 +14,7 @@ from rankdad.local.data.prepared import Prepared, Split
 from rankdad.local.losses import losses
 
 BATCH = 1024  # samples per forward pass without gradients
-MOST_OUTPUT = 1e30  # beyond which sums of squares over all sites would be no numbers any more
+MAX_OUTPUT = 1e30  # beyond which sums of squares over all sites would be no numbers any more
 
 
 def outputs_of(model: nn.Module, inputs: Tensor, width: int) -> Tensor:
@@ -33,7 +33,7 @@ def outputs_of(model: nn.Module, inputs: Tensor, width: int) -> Tensor:
             except Exception as error:
                 raise ModelError(error) from error
     found = torch.cat(outputs[1:] or outputs)
-    if not bool((found.abs() < MOST_OUTPUT).all()):
+    if not bool((found.abs() < MAX_OUTPUT).all()):
         raise NonFiniteError("the network's output")
     return found
 

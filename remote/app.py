@@ -34,14 +34,15 @@ from rankdad.common import __version__
 from rankdad.common.errors import ProtocolError
 from rankdad.common.protocol import body_limit
 from rankdad.remote.auth import Identity
+from rankdad.remote.connections import ConnectionRegistry
 from rankdad.remote.host import Host
-from rankdad.remote.web import Connection, Door
+from rankdad.remote.web import HttpConnection
 
 CONTENT_TYPE = "application/msgpack"
 RUN_HEADER = "x-rankdad-run"
-BODY = 10.0  # seconds in which any body may come
-SLOWEST = 10_000  # bytes per second at which a larger one must come
-LINGER = 2.0  # seconds in which the rest of a refused body is thrown away: a reset would cut off the answer
+BODY_SECONDS = 10.0  # seconds in which any body may come
+MIN_BYTES_PER_SECOND = 10_000  # bytes per second at which a larger one must come
+REFUSED_SECONDS = 2.0  # seconds in which the rest of a refused body is thrown away: a reset would cut off the answer
 
 Work = Callable[[Request], Awaitable[Response]]
 
@@ -59,7 +60,7 @@ class Refusal(JSONResponse):
         await send({"type": "http.response.body", "body": self.body, "more_body": self._unread})
         if self._unread:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LINGER):
+                async with asyncio.timeout(REFUSED_SECONDS):
                     while (await receive()).get("more_body"):
                         pass
             await send({"type": "http.response.body", "body": b""})
@@ -82,14 +83,14 @@ class Routes:
     Args:
         host: of the run.
         identity: how callers prove who they are.
-        door: all connections.
+        registry: of all connections.
     """
 
-    def __init__(self, host: Host, identity: Identity, door: Door) -> None:
-        self._host, self._identity, self._door = host, identity, door
+    def __init__(self, host: Host, identity: Identity, registry: ConnectionRegistry) -> None:
+        self._host, self._identity, self._registry = host, identity, registry
         self._aggregator = host.aggregator
         self._limit = body_limit(host.aggregator.plan, up=True)
-        self._met: dict[str, str] = {}  # address from which a site last came
+        self._addresses: dict[str, str] = {}  # from which each site last came
 
     def app(self) -> FastAPI:
         """Return the application."""
@@ -129,7 +130,7 @@ class Routes:
 
     def _refuse(self, request: Request, status: int, reason: str) -> Response:
         address = request.client.host if request.client else ""
-        self._door.audit.refused(address, str(request.path_params.get("site", ""))[:63], status, reason)
+        self._registry.audit.refused(address, str(request.path_params.get("site", ""))[:63], status, reason)
         return Refusal(status, reason, unread="read" not in request.scope["state"])
 
     async def _run(self, request: Request) -> Response:
@@ -183,33 +184,33 @@ class Routes:
         snapshot = await self._host.call(partial(self._aggregator.snapshot, site))
         if snapshot is None:
             return Response(status_code=204)
-        self._door.audit.note("snapshot given", address=connection.address, site=site, bytes=len(snapshot))
+        self._registry.audit.note("snapshot given", address=connection.address, site=site, bytes=len(snapshot))
         return Response(snapshot, media_type=CONTENT_TYPE)
 
-    def _admit(self, request: Request) -> tuple[str, Connection]:
+    def _admit(self, request: Request) -> tuple[str, HttpConnection]:
         """Return who asks, and on which connection.
 
         Raises:
             ProtocolError: see `Identity.check`.
         """
-        connection: Connection = request.scope["state"]["connection"]
+        connection: HttpConnection = request.scope["state"]["connection"]
         authorization = request.headers.get("authorization", "")
         site = self._identity.check(request.path_params.get("site"), authorization, connection.names)
         if site is None:
             return "", connection
-        self._door.identify(connection, site)
-        if self._met.get(site) != connection.address:
-            self._met[site] = connection.address
+        self._registry.identify(connection, site)
+        if self._addresses.get(site) != connection.address:
+            self._addresses[site] = connection.address
             what = "identified" if self._identity.required else "connected"
-            self._door.audit.note(what, address=connection.address, site=site)
+            self._registry.audit.note(what, address=connection.address, site=site)
         self._host.meet(site)
         return site, connection
 
     def _check_run(self, request: Request) -> None:
-        named = request.headers.get(RUN_HEADER)
-        if named != self._aggregator.run_id:
-            said = "names no run" if named is None else "is of another run than this one"
-            raise ProtocolError(409, f"{RUN_HEADER}: the request {said}; ask for /run first")
+        header = request.headers.get(RUN_HEADER)
+        if header != self._aggregator.run_id:
+            problem = "names no run" if header is None else "is of another run than this one"
+            raise ProtocolError(409, f"{RUN_HEADER}: the request {problem}; ask for /run first")
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -223,7 +224,7 @@ async def read_body(request: Request, limit: int) -> bytes:
         raise ProtocolError(413, f"the body has {declared[:20]} bytes, expected at most {limit}")
     chunks, size, more, began = [], 0, True, asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout_at(began + BODY) as deadline:
+        async with asyncio.timeout_at(began + BODY_SECONDS) as deadline:
             while more:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
@@ -234,9 +235,9 @@ async def read_body(request: Request, limit: int) -> bytes:
                     raise ProtocolError(413, f"the body has more than {limit} bytes")
                 chunks.append(chunk)
                 if more:
-                    deadline.reschedule(began + BODY + size / SLOWEST)
+                    deadline.reschedule(began + BODY_SECONDS + size / MIN_BYTES_PER_SECOND)
     except TimeoutError:
-        raise ProtocolError(408, f"the body came slower than {SLOWEST} bytes per second") from None
+        raise ProtocolError(408, f"the body came slower than {MIN_BYTES_PER_SECOND} bytes per second") from None
     request.scope["state"]["read"] = True
     return b"".join(chunks)
 

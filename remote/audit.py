@@ -15,8 +15,8 @@ from pathlib import Path
 from rankdad.common.errors import visible
 
 AUDIT = "audit.jsonl"  # of a run's directory
-PER_MINUTE = 100  # lines of one address
-ADDRESSES = 1000  # told apart within a minute
+MAX_PER_MINUTE = 100  # lines of one address
+MAX_ADDRESSES = 1000  # told apart within a minute
 _log = logging.getLogger(__name__)
 
 
@@ -36,15 +36,15 @@ class Audit:
         self._counts: dict[str, int] = {}  # lines of this minute by address
 
     def note(self, what: str, *, address: str = "", site: str = "", **details: str | int) -> None:
-        """Write a line; the more than `PER_MINUTE` of an address are only counted."""
+        """Write a line; the more than `MAX_PER_MINUTE` of an address are only counted."""
         time = self._now().isoformat(timespec="milliseconds")
         if time[:16] != self._minute:
             self._begin_minute(time)
         if address:
-            known = address in self._counts or len(self._counts) < ADDRESSES
+            known = address in self._counts or len(self._counts) < MAX_ADDRESSES
             key = address if known else "others"
             self._counts[key] = self._counts.get(key, 0) + 1
-            if self._counts[key] > PER_MINUTE:
+            if self._counts[key] > MAX_PER_MINUTE:
                 return
         self._write({"time": time, "what": what, "address": address, "site": site, **details})
 
@@ -61,8 +61,8 @@ class Audit:
 
     def _begin_minute(self, time: str) -> None:
         for address, count in self._counts.items():
-            if count > PER_MINUTE:
-                self._write({"time": time, "what": "left out", "address": address, "lines": count - PER_MINUTE})
+            if count > MAX_PER_MINUTE:
+                self._write({"time": time, "what": "left out", "address": address, "lines": count - MAX_PER_MINUTE})
         self._counts, self._minute = {}, time[:16]
 
     def _write(self, line: dict[str, str | int]) -> None:

@@ -20,7 +20,7 @@ from rankdad.common.errors import ProtocolError, RankdadError, UserError, one_li
 from rankdad.remote.aggregator import Aggregator, Answers, HalfwayError
 from rankdad.remote.audit import Audit
 from rankdad.remote.progress import AGGREGATOR
-from rankdad.remote.web import Connection
+from rankdad.remote.web import HttpConnection
 
 LARGE_PLAN = 8 << 20  # bytes of a dense gradient from which the work of a round leaves the event loop
 QUIET = 60.0  # seconds in which the traceback of one place is not logged again
@@ -42,7 +42,7 @@ class Held:
     """
 
     site: str
-    connection: Connection
+    connection: HttpConnection
     answer: asyncio.Future[bytes | None]
     began: int
 
@@ -82,7 +82,7 @@ class Host:
         """Take note that a site has come."""
         self._departed.discard(site)
 
-    async def contribute(self, site: str, body: bytes, connection: Connection) -> bytes | None:
+    async def contribute(self, site: str, body: bytes, connection: HttpConnection) -> bytes | None:
         """Take a contribution, and return its round's update; None if that takes longer than `HOLD`.
 
         Raises:
@@ -95,7 +95,7 @@ class Host:
             self._enter(partial(self.aggregator.take, site, body), held)
             return self._acknowledge(site, await held.answer)
 
-    async def ask(self, site: str, round_: int, connection: Connection) -> tuple[bytes | None, bool]:
+    async def ask(self, site: str, round_: int, connection: HttpConnection) -> tuple[bytes | None, bool]:
         """Return a round's update, or None; and whether the site's contribution to it is there.
 
         Raises:
@@ -118,7 +118,7 @@ class Host:
         return await asyncio.get_running_loop().run_in_executor(self._worker, copy_context().run, work)
 
     @contextlib.contextmanager
-    def _hold(self, site: str, connection: Connection) -> Iterator[Held]:
+    def _hold(self, site: str, connection: HttpConnection) -> Iterator[Held]:
         """Let a request wait for the next answer to its site."""
         loop = asyncio.get_running_loop()
         held = Held(site, connection, loop.create_future(), self.aggregator.barrier.round)

@@ -20,15 +20,15 @@ from rankdad.remote.app import Routes
 from rankdad.remote.audit import Audit
 from rankdad.remote.auth import Context
 from rankdad.remote.config import Access
+from rankdad.remote.connections import ConnectionRegistry
 from rankdad.remote.host import Host
 from rankdad.remote.view import View
-from rankdad.remote.web import Connection as Web
-from rankdad.remote.web import Door, Handshake, accept
+from rankdad.remote.web import Handshake, HttpConnection, accept
 
 BACKLOG = 2048  # connections that wait to be accepted
 TICK = 0.25  # seconds between two looks at the progress
 GRACE = 2  # seconds in which the last answers reach the sites
-LINGER = 30.0  # seconds in which sites that are still computing come and hear how the run ended
+MAX_SILENCE = 30.0  # seconds in which sites that are still computing come and hear how the run ended
 _log = logging.getLogger(__name__)
 
 
@@ -77,9 +77,9 @@ def serve(
         signal.signal(number, lambda *_: None)
     with asyncio.Runner(loop_factory=_uvloop()) as runner:
         host = Host(aggregator, audit)
-        routes = Routes(host, access.identity(aggregator.plan.sites), door := Door(audit))
+        routes = Routes(host, access.identity(aggregator.plan.sites), registry := ConnectionRegistry(audit))
         return runner.run(
-            _serve(host, routes, door, access.secure, listening, make_view(aggregator), lifeline, resumable)
+            _serve(host, routes, registry, access.secure, listening, make_view(aggregator), lifeline, resumable)
         )
 
 
@@ -96,16 +96,20 @@ class Uvicorn(uvicorn.Server):
 
     Args:
         config: uvicorn's.
-        door: all connections.
+        registry: of all connections.
         secure: makes a connection's encryption, if there is any.
         interrupt: told the name of a signal.
     """
 
     def __init__(
-        self, config: uvicorn.Config, door: Door, secure: Callable[[], Context] | None, interrupt: Callable[[str], None]
+        self,
+        config: uvicorn.Config,
+        registry: ConnectionRegistry,
+        secure: Callable[[], Context] | None,
+        interrupt: Callable[[str], None],
     ) -> None:
         super().__init__(config)
-        self._door, self._secure, self._interrupt = door, secure, interrupt
+        self._registry, self._secure, self._interrupt = registry, secure, interrupt
         self._accepting: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -116,7 +120,7 @@ class Uvicorn(uvicorn.Server):
             if self._secure is None:
                 self.servers.append(await loop.create_server(self._connection, sock=one, backlog=BACKLOG))
             else:
-                meet = partial(Handshake, make=self._connection, secure=self._secure, door=self._door)
+                meet = partial(Handshake, make=self._connection, secure=self._secure, registry=self._registry)
                 self._accepting = loop.create_task(accept(one, meet))
         self.started = True
 
@@ -126,8 +130,8 @@ class Uvicorn(uvicorn.Server):
             self._accepting.cancel()
         await super().shutdown(sockets)
 
-    def _connection(self) -> Web:
-        return Web(self.config, self.server_state, self._door)
+    def _connection(self) -> HttpConnection:
+        return HttpConnection(self.config, self.server_state, self._registry)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal."""
@@ -137,7 +141,7 @@ class Uvicorn(uvicorn.Server):
 async def _serve(
     host: Host,
     routes: Routes,
-    door: Door,
+    registry: ConnectionRegistry,
     secure: Callable[[], Context] | None,
     listening: socket.socket,
     view: View,
@@ -165,7 +169,7 @@ async def _serve(
 
     config = uvicorn.Config(
         routes.app(),
-        http=Web,
+        http=HttpConnection,
         ws="none",
         loop="none",
         log_config=None,
@@ -178,7 +182,7 @@ async def _serve(
         server_header=False,
         date_header=False,
     )
-    web = Uvicorn(config, door, secure, interrupt)
+    web = Uvicorn(config, registry, secure, interrupt)
 
     def hear(lifeline: Connection) -> None:
         try:
@@ -203,7 +207,7 @@ async def _serve(
         if host.crashed or (interrupted and resumable):
             await host.leave()
         else:
-            await host.drain(LINGER)
+            await host.drain(MAX_SILENCE)
         web.should_exit = True
         await serving
     finally:

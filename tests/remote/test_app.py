@@ -287,9 +287,9 @@ def test_a_site_that_has_died_may_return_and_the_end_does_not_wait_for_it(served
 
 
 def test_a_body_must_not_be_slow(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "LINGER", 0.1)
-    monkeypatch.setattr(app, "BODY", 0.2)
-    monkeypatch.setattr(app, "SLOWEST", 100_000)
+    monkeypatch.setattr(app, "REFUSED_SECONDS", 0.1)
+    monkeypatch.setattr(app, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(app, "MIN_BYTES_PER_SECOND", 100_000)
     head = f"POST /rounds/alpha HTTP/1.1\r\nhost: x\r\nx-rankdad-run: {served.aggregator.run_id}\r\n"
     with served.connect() as slow:
         slow.sendall(f"{head}content-length: 60000\r\n\r\n".encode() + bytes(10_000))  # 0.1 s more

@@ -172,7 +172,7 @@ def test_mutual_tls_lets_in_whom_the_certificate_names(mutual: tuple[Served, Aut
 
 def test_a_handshake_does_not_take_for_ever(mutual: tuple[Served, Authority], monkeypatch: pytest.MonkeyPatch) -> None:
     served, _ = mutual
-    monkeypatch.setattr(web, "HEADERS", 0.2)
+    monkeypatch.setattr(web, "HEADERS_SECONDS", 0.2)
     with served.connect() as silent, served.connect() as babbling:
         babbling.sendall(b"GET /run HTTP/1.1\r\n\r\n")
         babbling.recv(4096)
