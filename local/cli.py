@@ -81,11 +81,11 @@ def resolve(
     spec = validate(RunSpec, document["run"] if under else document, file=file, under=under or "")
     if not isinstance(spec.data, TableData) or not spec.data.patterns:
         raise UserError(f"{file}: data.features has no pattern: the run can be started as it is")
-    found = resolved(spec.data, data)
-    (document["run"] if under else document)["data"] = found.model_dump(mode="json", exclude_defaults=True)
+    schema = resolved(spec.data, data)
+    (document["run"] if under else document)["data"] = schema.model_dump(mode="json", exclude_defaults=True)
     validate(RunSpec, document["run"] if under else document, file=file, under=under or "")
     try:
         output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"--output: {output} cannot be written: {error.strerror or error}") from None
-    typer.echo(f"{len(found.features)} features; the run is in {output}")
+    typer.echo(f"{len(schema.features)} features; the run is in {output}")

@@ -32,10 +32,10 @@ def outputs_of(model: nn.Module, inputs: Tensor, width: int) -> Tensor:
                 outputs.append(model(batch).cpu())
             except Exception as error:
                 raise ModelError(error) from error
-    found = torch.cat(outputs[1:] or outputs)
-    if not bool((found.abs() < MAX_OUTPUT).all()):
+    stacked = torch.cat(outputs[1:] or outputs)
+    if not bool((stacked.abs() < MAX_OUTPUT).all()):
         raise NonFiniteError("the network's output")
-    return found
+    return stacked
 
 
 def tally_of(task: TaskSpec, prepared: Prepared, split: Split, outputs: Tensor) -> Tally:

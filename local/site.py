@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from rankdad.common import __version__
 from rankdad.common.artifacts import save_model
-from rankdad.common.checkpoints import EVERY, Checkpoints, take_over
+from rankdad.common.checkpoints import EVERY, Checkpoints
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import RankdadError, SpecError, UnreachableError, UserError, visible
 from rankdad.common.logs import MAX_LINE, log_names
@@ -34,11 +33,11 @@ from rankdad.local.drivers.drive import drive
 from rankdad.local.drivers.http import AggregatorClient, RefusedError
 from rankdad.local.notices import Notices
 from rankdad.local.shutdown_signals import ShutdownError, ShutdownSignals
+from rankdad.local.starting import results_folder, run_id, starting_state
 from rankdad.local.threads import use_threads
 from rankdad.local.timings import Timings
-from rankdad.local.training import Result, TrainingState, train
+from rankdad.local.training import Result, train
 
-RUN_ID_FILE = "run-id"  # in an output folder: the run whose results lie there
 _log = logging.getLogger(__name__)
 
 
@@ -109,75 +108,6 @@ def run_site(config: SiteConfig, signals: ShutdownSignals | None = None) -> Resu
     return result
 
 
-def results_folder(output: Path, name: str, run: str) -> Path:
-    """Return where a run's results go: into `output` itself, or, if another run's lie there, a folder of its own in it.
-
-    Args:
-        output: of the site.
-        name: of the run.
-        run: its number.
-
-    Raises:
-        UserError: the disk is full or broken.
-    """
-    whose, own = output / RUN_ID_FILE, output / f"{name}-{run}"
-    try:
-        if whose.exists() and whose.read_bytes() == run.encode():
-            return output
-        if own.exists() or any((output / results).exists() for results in ("model", "predictions")):
-            own.mkdir(exist_ok=True)
-            return own
-        whose.write_bytes(run.encode())
-    except OSError as error:
-        raise UserError(f"{output}: cannot be written: {error.strerror}") from None
-    return output
-
-
-def starting_state(
-    site: str,
-    offered: Mapping[str, object],
-    ask_for_snapshot: Callable[[], bytes | None],
-    run_state: RunState,
-    checkpoints: Checkpoints,
-    policy: Policy,
-    notice: Callable[[str], None],
-) -> TrainingState:
-    """Return where a site stands: at its last checkpoint, else where the run does, else at the beginning.
-
-    Args:
-        site: its name.
-        offered: what the aggregator says of the run.
-        ask_for_snapshot: returns the aggregator's checkpoint; None if it has none.
-        run_state: of the run, at its beginning; changed in place.
-        checkpoints: of the site.
-        policy: of the site.
-        notice: told that the site takes over the aggregator's weights.
-
-    Raises:
-        PolicyError: the site could go on from the aggregator's checkpoint alone, and takes over no weights.
-        UserError: the checkpoint is not this site's, or was made with other data.
-    """
-    found, oldest = checkpoints.load(run_state), offered.get("oldest", 0)
-    if found is None and checkpoints.damaged and oldest == 0:
-        _log.warning("has no whole checkpoint; begins anew, and computes again what it has sent")
-        return TrainingState(site, run_state)
-    if found is not None and isinstance(oldest, int) and run_state.round >= oldest:
-        _log.info("goes on from its checkpoint of step %d, round %d", run_state.steps, run_state.round)
-        return TrainingState(site, run_state, found[1], follows=found[0].get("follows") is True)
-    snapshot = ask_for_snapshot()
-    if snapshot is None:
-        return TrainingState(site, run_state)
-    policy.check_snapshot(own=found is not None)
-    take_over(run_state, snapshot)
-    why = "has lost its checkpoints" if found is None else "was away for longer than the ledger reaches back"
-    notice(
-        f"{site}: {why}; goes on from the aggregator's of step {run_state.steps}, without residuals: takes over its "
-        "weights, which it cannot compare with its own"
-    )
-    checkpoints.save(run_state, {}, {"follows": True})
-    return TrainingState(site, run_state, follows=True)
-
-
 def check_site(config: SiteConfig) -> None:
     """Reach the aggregator, and check that the site could take part: its data are read, nothing is sent.
 
@@ -202,18 +132,6 @@ def check_site(config: SiteConfig) -> None:
 def _print(line: str) -> None:
     """Print a command's result."""
     print(visible(line, MAX_LINE), flush=True)
-
-
-def run_id(offered: Mapping[str, object]) -> str:
-    """Return the number by which the aggregator tells this run from others, which names a folder here.
-
-    Raises:
-        UserError: it is not made of 16 hexadecimal digits, and so might lead out of that folder.
-    """
-    found = offered.get("id")
-    if not isinstance(found, str) or not re.fullmatch("[0-9a-f]{16}", found):
-        raise UserError(f"the aggregator calls its run {str(found)[:40]!r}, expected 16 hexadecimal digits")
-    return found
 
 
 def _data(config: SiteConfig, spec: RunSpec, plan: Plan, policy: Policy) -> SiteData:
@@ -282,8 +200,8 @@ def _spec(config: SiteConfig, offered: dict[str, object]) -> RunSpec:
         )
     spec = validate(RunSpec, offered.get("run"), file=config.aggregator)
     if config.spec is not None:
-        own = validate(RunSpec, load_json(config.spec), file=config.spec)
-        if own.sha256() != spec.sha256():
+        expected = validate(RunSpec, load_json(config.spec), file=config.spec)
+        if expected.sha256() != spec.sha256():
             raise SpecError("spec", f"{config.spec} is not the run that {config.aggregator} offers")
     if config.name not in spec.federation.sites:
         raise SpecError(

@@ -242,7 +242,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(chunks)
 
 
-def _update(said: bytes | None) -> Response:
-    if said is None:
+def _update(update: bytes | None) -> Response:
+    if update is None:
         return JSONResponse({"status": "not yet"}, 202)
-    return Response(said, media_type=CONTENT_TYPE)
+    return Response(update, media_type=CONTENT_TYPE)

@@ -124,11 +124,11 @@ class Checks:
 
     def _check_buffers(self, buffers: Buffers) -> None:
         """Check that only what every replica has from its beginning, such as infinity in a mask, is out of bounds."""
-        own = saved_buffers(self._state.replica.model)
+        initial = saved_buffers(self._state.replica.model)
         for name, value in buffers.values.items():
             least = 0.0 if name.endswith("running_var") else -MAX_SIZE  # whose root is taken
             numbers = value.double()
-            if not bool(((least <= numbers) & (numbers <= MAX_SIZE) | (value == own[name].cpu())).all()):
+            if not bool(((least <= numbers) & (numbers <= MAX_SIZE) | (value == initial[name].cpu())).all()):
                 raise ProtocolError(
                     422, f"d.values: {name} holds NaN, infinity or a number beyond {least:g} to {MAX_SIZE:g}"
                 )

@@ -16,6 +16,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 
 from rankdad.common.errors import UserError
+from rankdad.common.files import make_folder
 from rankdad.remote.journal import Journal, read_journal
 from rankdad.remote.records import DamageError, Entry, Record, missing
 
@@ -54,10 +55,7 @@ class Ledger:
     def __init__(self, folder: Path, plan_sha256: str, run_id: str = "0" * 16, *, sync: bool = False) -> None:
         self.folder = folder
         self._plan_sha256, self.run_id, self._sync = plan_sha256, run_id, sync
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise UserError(f"{folder}: cannot be made: {error.strerror}") from None
+        make_folder(folder, private=True)
         self._contributions: dict[int, Journal] = {}  # by their first round, in order
         self._updates: dict[int, Journal] = {}
         try:

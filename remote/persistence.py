@@ -79,14 +79,14 @@ class Persistence:
         if self._ledger is None:
             return {}, {}
         try:
-            found = self._checkpoints.load(state)
-            if found is None and self._ledger.oldest_contribution > 0:
+            checkpoint = self._checkpoints.load(state)
+            if checkpoint is None and self._ledger.oldest_contribution > 0:
                 folder = self._checkpoints.folder
                 raise UserError(f"{folder}: no checkpoint is readable, and the ledger goes on from one")
         except UserError:
             self._ledger.close()
             raise
-        return found or ({}, {})
+        return checkpoint or ({}, {})
 
     def append(self, entry: Entry, round_: int, site: int, body: bytes) -> None:
         """Write a record down.

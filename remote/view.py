@@ -141,8 +141,8 @@ class LiveView:
             *(("to mend", _problem(site, problem)) for site, problem in p.problems.items()),
         ]
         table = Table.grid(padding=(0, 2))
-        for what, said in rows:
-            table.add_row(Text(what, "bold"), Text(said))  # a string would be read as markup
+        for label, text in rows:
+            table.add_row(Text(label, "bold"), Text(text))  # a string would be read as markup
         return table
 
     def _round(self) -> str:
@@ -183,17 +183,17 @@ def _figures(p: Progress) -> str:
         return f"training loss {_number(p.loss)}"
     if not p.validation.samples:
         return f"training loss {_number(p.train_loss)}"
-    found = " · ".join(figures(p.validation.values, p.validation.auc_error)[:TELLING])
-    return f"training loss {_number(p.train_loss)} · validation: {found}"
+    best = " · ".join(figures(p.validation.values, p.validation.auc_error)[:TELLING])
+    return f"training loss {_number(p.train_loss)} · validation: {best}"
 
 
 def figures(values: Mapping[str, float | None], auc_error: float | None) -> list[str]:
     """Return metrics as people read them."""
-    found = []
+    words = []
     for name, value in values.items():
         bound = "" if name != "auc" or auc_error is None else f" (± {auc_error:.0e})"
-        found.append(f"{shown(name)} {_number(value, 5 if name == 'auc' else 4)}{bound}")
-    return found
+        words.append(f"{shown(name)} {_number(value, 5 if name == 'auc' else 4)}{bound}")
+    return words
 
 
 def _bytes(p: Progress) -> str:
@@ -230,8 +230,8 @@ def _show_study(metrics: dict[str, Any]) -> None:
         label, low, high = shown(name), interval["low"], interval["high"]
         print(f"         95 % interval of {label}: {low:.4f} to {high:.4f} ({interval['method']})")
     spreads = {"folds": metrics["folds"], "sites": metrics["sites"]}
-    for over, found in spreads.items():
-        several = {name: spread for name, spread in found.items() if spread["sd"] is not None}
+    for over, by_metric in spreads.items():
+        several = {name: spread for name, spread in by_metric.items() if spread["sd"] is not None}
         if several:
             words = (f"{shown(name)} {one['mean']:.4f} ± {one['sd']:.4f}" for name, one in several.items())
             print(f"         mean over {over}: {', '.join(words)}")

@@ -16,7 +16,8 @@ from rankdad.common.errors import RankdadError, UserError
 from rankdad.local import site as site_module
 from rankdad.local.config import SiteConfig
 from rankdad.local.shutdown_signals import ShutdownError, ShutdownSignals
-from rankdad.local.site import results_folder, run_id, run_site
+from rankdad.local.site import run_site
+from rankdad.local.starting import results_folder, run_id
 from rankdad.remote.persistence import LedgerOptions
 from tests.conftest import write_policy, write_site
 from tests.remote.serving import Served, serving

@@ -27,7 +27,7 @@ from rankdad.common.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import SiteData
-from rankdad.local.site import starting_state
+from rankdad.local.starting import starting_state
 from rankdad.local.training import Result, train
 from rankdad.remote import aggregator as aggregator_module
 from rankdad.remote.aggregator import Aggregator
