@@ -1,4 +1,4 @@
-"""What a site's policy makes of its data: whether the run may be trained on them, and what is left out."""
+"""Applies a site's policy to its data: may the run train on them, and which sets are left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a network's outputs for a site's samples add up to, beside guesses from the site alone."""
+"""Sums up a network's outputs for a site's samples, and those of a baseline that knows the site alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person at a site should know of a run when it is over, too."""
+"""Notices of a run that a person at the site should still find when it is over."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The aggregator without its sockets: barrier, aggregation, its own replica, ledger and the run's directory.
 
-The replica follows the updates as every site does; so the model is saved here too, and its digest is one more check.
+The replica follows the updates as every site's does. The aggregator so has the model, and a digest to compare.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class HalfwayError(Exception):
-    """An error of the aggregator's own, after a round's update was recorded: only another process can go on."""
+    """An error of the aggregator's own after it recorded a round's update. Only another process can go on."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
@@ -271,7 +271,7 @@ class Aggregator:
         return self.barrier.depart(site, self._clock())
 
     def _hear_failure(self, site: str, failure: Failure) -> list[Effect]:
-        """Take note of why a site cannot go on: for good, or until it has been put right there."""
+        """Note why a site cannot go on. It has departed for good, or until somebody there puts it right."""
         answer = Answer((site,), self._pack_failure(site, failure.reason))
         if failure.final:
             effects = self._depart(site, failure.reason)
@@ -281,7 +281,7 @@ class Aggregator:
         return effects if self.ended else [*effects, answer]
 
     def note_problem(self, name: str, problem: str) -> None:
-        """Let people see what keeps a site from taking part, or the aggregator from going on; "" if nothing does."""
+        """Show what keeps a site, or the aggregator, from going on; "" removes what was shown."""
         progress = self.recorder.progress
         if progress.problems.get(name, "") != problem:
             others = {known: said for known, said in progress.problems.items() if known != name}
@@ -403,7 +403,7 @@ class Aggregator:
         return pack(Message(Kind.FAILURE, self.barrier.round, body), self.plan, up=False)
 
     def abandon(self) -> None:
-        """Let go of the files as they stand: another process goes on with them."""
+        """Close the files as they stand, for another process to go on with."""
         self.recorder.close()
         self.persistence.close()
 

@@ -198,7 +198,8 @@ class Routes:
         site = self._identity.check(request.path_params.get("site"), authorization, connection.names)
         if site is None:
             return "", connection
-        self._registry.identify(connection, site)
+        if connection.site != site:
+            self._registry.identify(connection, site)
         if self._addresses.get(site) != connection.address:
             self._addresses[site] = connection.address
             what = "identified" if self._identity.required else "connected"

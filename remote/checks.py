@@ -1,6 +1,6 @@
-"""Whether a site can have sent a contribution, and all can live with it: found out before it is recorded or counts.
+"""Checks a contribution against the roster and the plan before it is recorded or counts.
 
-What is refused here changes nothing: the site is told which field is wrong, and may send again.
+A refused contribution changes nothing. The answer names the field that is wrong, and the site may send again.
 """
 
 from __future__ import annotations

@@ -72,9 +72,9 @@ def aggregator(
     from rankdad.remote.config import Access
     from rankdad.remote.persistence import LEDGER, LedgerOptions
     from rankdad.remote.process import run_aggregator
+    from rankdad.remote.result import show_result
     from rankdad.remote.run_directory import new_directory
     from rankdad.remote.server import listen
-    from rankdad.remote.view import show_result
 
     access = Access(host, tls_cert, tls_key, client_ca, tokens, allow_plain_http, allow_anyone)
     access.check(spec.federation.sites)

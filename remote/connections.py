@@ -45,11 +45,10 @@ class ConnectionRegistry:
         _add(self._unauthenticated, connection, MAX_UNAUTHENTICATED)
 
     def identify(self, connection: Connection, site: str) -> None:
-        """Note a connection's site."""
-        if connection.site != site:
-            self.remove(connection)
-            connection.site = site
-            _add(self._sites.setdefault(site, {}), connection, MAX_PER_SITE)
+        """Note that a connection is another site's than before, or no longer unauthenticated."""
+        self.remove(connection)
+        connection.site = site
+        _add(self._sites.setdefault(site, {}), connection, MAX_PER_SITE)
 
     def remove(self, connection: Connection) -> None:
         """Forget a connection."""

@@ -1,4 +1,4 @@
-"""Between the routes and the run: holds requests until their round is complete, and carries its bytes to them."""
+"""Holds requests until their round is complete, then answers each with the round's update."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Held:
 
 
 class Host:
-    """Lets one thing after the other into the aggregator, and hands on its answers.
+    """Calls the aggregator, one call at a time, and hands on its answers.
 
-    The work of a small plan stays in the event loop: a thread would take half a millisecond a step to hand over to and
-    fro. That of a large plan, its reduction and fsync, goes to one thread, and requests are answered meanwhile.
+    With a small plan, calls run in the event loop: a thread would cost half a millisecond a step. With a large plan,
+    reduction and fsync take long, so calls run in a thread of their own and the loop answers other requests meanwhile.
 
     Args:
         aggregator: the run.
@@ -112,7 +112,7 @@ class Host:
             return self._acknowledge(site, await held.answer), True
 
     async def call(self, work: Callable[[], T]) -> T:
-        """Ask something of the aggregator, after what it is doing."""
+        """Call the aggregator when its present call is over, and return what it returns."""
         if self._worker is None:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._worker, copy_context().run, work)
@@ -133,7 +133,7 @@ class Host:
             self._held[site].remove(held)
 
     def _enter(self, work: Callable[[], Answers | None], held: Held | None = None) -> None:
-        """Let something into the aggregator, after what it is doing, and hand on its answers."""
+        """Call the aggregator when its present call is over, and hand on its answers."""
         if self._worker is None:
             self._settle(work, held)
             return
@@ -142,7 +142,7 @@ class Host:
         done.add_done_callback(lambda done: loop.call_soon_threadsafe(self._settle, done.result, held))
 
     def _settle(self, result: Callable[[], Answers | None], held: Held | None) -> None:
-        """Hand on what came of something: answers, or an error."""
+        """Hand on what a call came to: answers, or an error."""
         try:
             answers = result() or {}
         except ProtocolError as error:
@@ -225,7 +225,7 @@ class Host:
         return ProtocolError(500, f"an error of the aggregator's own ({type(error).__name__}): its log says more")
 
     def _crash(self, error: Exception) -> None:
-        """End this process where the run is half way from one round to the next: the ledger has all to go on from."""
+        """End this process: the run is between two rounds, and only its ledger knows where."""
         self._refuse_all(self.note_fault(error))
         reason = f"an error of the aggregator's own: {one_line(error)}"
         self.error = RankdadError(reason)
@@ -267,7 +267,7 @@ class Host:
                 return
 
     async def leave(self) -> None:
-        """Finish the round in hand; then nobody is held any more, and all come again when the run goes on."""
+        """Finish the present call, then answer all held requests with "not yet": the sites will ask again."""
         self._leaving = True
         await self.call(lambda: None)
         for waiting in self._held.values():
@@ -275,7 +275,7 @@ class Host:
                 _answer(held.answer, None)
 
     async def close(self) -> None:
-        """Let the work in hand end, and write down how the run ended."""
+        """Wait for the present call, and write down how the run ended."""
         await self.call(lambda: None)
         try:
             await self.call(self.aggregator.close)

@@ -1,4 +1,4 @@
-"""What a run keeps on the disk so that it goes on after a crash: its ledger and its checkpoints."""
+"""A run's ledger and checkpoints: what it goes on from after a crash."""
 
 from __future__ import annotations
 

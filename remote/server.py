@@ -196,14 +196,14 @@ async def _serve(
     if lifeline is not None:
         loop.add_reader(lifeline.fileno(), hear, lifeline)
     serving = asyncio.create_task(web.serve(sockets=[listening]))
-    show = _Show(view)
-    show.start()
+    display = _Display(view)
+    display.call(lambda view: view.start())
     try:
         while not host.ended.is_set() and not serving.done():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(host.ended.wait(), TICK)
             host.tick()
-            show.tick()
+            display.call(lambda view: view.tick())
         if host.crashed or (interrupted and resumable):
             await host.leave()
         else:
@@ -212,28 +212,20 @@ async def _serve(
         await serving
     finally:
         await host.close()
-        show.stop()
+        display.call(lambda view: view.stop())
     if host.error is not None:
         raise host.error
     return interrupted
 
 
-class _Show:
-    """A view that may break, its terminal being closed or by its own fault, without breaking the run."""
+class _Display:
+    """A view that may fail, because its terminal is closed or by its own fault, without ending the run."""
 
     def __init__(self, view: View) -> None:
         self._view: View | None = view
 
-    def start(self) -> None:
-        self._try(lambda view: view.start())
-
-    def tick(self) -> None:
-        self._try(lambda view: view.tick())
-
-    def stop(self) -> None:
-        self._try(lambda view: view.stop())
-
-    def _try(self, act: Callable[[View], None]) -> None:
+    def call(self, act: Callable[[View], None]) -> None:
+        """Let the view act, unless it has failed before."""
         if self._view is not None:
             try:
                 act(self._view)

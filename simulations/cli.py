@@ -74,7 +74,7 @@ def simulate(
     logs = LogOptions.of(verbose=verbose, quiet=quiet, as_json=log_json)
     set_up(logs)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would not survive the fork
-    from rankdad.remote.view import show_result
+    from rankdad.remote.result import show_result
     from rankdad.simulations.resolving import with_columns
     from rankdad.simulations.spec import read_simulation
 
