@@ -49,7 +49,7 @@ def show_result(summary: dict[str, Any], directory: Path) -> None:
     ratio = summary["times_fewer_bytes_than_dense"] or 0.0
     print(f"traffic: {size(up)} up, {size(down)} down per site and step, {ratio:.1f} times fewer than full gradients")
     digest = next(iter(summary["weights_sha256"].values()), "")
-    for site, steps in summary["without"].items():
+    for site, steps in summary["left_out"].items():
         print(f"quorum:  {site} was left out of {steps} of {summary['steps']} steps")
     apart = "" if equal else f" by {summary['drift'] or 0:.0e} of their size"
     print(f"weights: {'equal at all sites' if equal else f'DIFFERENT between sites{apart}'}, sha256 {digest[:16]}…")
