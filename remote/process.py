@@ -24,7 +24,7 @@ from rankdad.remote.config import Access
 from rankdad.remote.persistence import LEDGER, LedgerOptions
 from rankdad.remote.progress import AGGREGATOR
 from rankdad.remote.server import serve
-from rankdad.remote.view import View, Waiting, view_of
+from rankdad.remote.view import Waiting, view_of
 
 _log = logging.getLogger(__name__)
 
@@ -99,20 +99,16 @@ def _serve(
 ) -> str:
     """Serve the run within its audit log, and return what interrupted it."""
 
-    def make_view(aggregator: Aggregator) -> View:
-        def waiting() -> Waiting:
-            status = aggregator.status
-            return Waiting(status.waiting_for, time.perf_counter() - status.round_began, status.without)
-
-        return view_of(aggregator.recorder.progress, waiting, console)
+    def waiting() -> Waiting:
+        status = aggregator.status
+        return Waiting(status.waiting_for, time.perf_counter() - status.round_began, status.without)
 
     progress, interrupted = aggregator.recorder.progress, ""
+    view, resumable = view_of(progress, waiting, console), aggregator.persistence.keeps
     with closing(Audit(aggregator.recorder.directory / AUDIT)) as audit:
         audit.note("run resumed" if resumes else "run started", run=aggregator.run_id)
         try:
-            interrupted = serve(
-                aggregator, listening, make_view, audit, access, lifeline, resumable=aggregator.persistence.keeps
-            )
+            interrupted = serve(aggregator, listening, view, audit, access, lifeline, resumable=resumable)
         finally:
             audit.note("run ended", status=progress.status, reason=progress.reason or interrupted)
     return interrupted

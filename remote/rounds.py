@@ -82,6 +82,12 @@ class Barrier:
         grace: seconds for which the others are waited for when the quorum is in.
         full_quorum_rounds: how many rounds need all sites in any case: hello, and those of preparation. Their sums
             would else be of other samples than their counts.
+
+    Attributes:
+        stored: the update of the round before this, or the failure that ended the run.
+        failed: whether a failure ended the run.
+        began: seconds on the caller's clock at which the round was opened.
+        departed: sites that are not waited for.
     """
 
     def __init__(
@@ -99,8 +105,8 @@ class Barrier:
         self._quorum, self._grace, self._full_quorum_rounds = quorum or len(sites), grace, full_quorum_rounds
         self._bodies: dict[str, bytes] = {}
         self._messages: dict[str, Message] = {}
-        self._stored: bytes | None = None  # the update of the round before this, or the failure that ended the run
-        self._failed = False
+        self.stored: bytes | None = None
+        self.failed = False
         self.began = self._quorum_since = now  # the round; when its quorum was in
 
     @classmethod
@@ -120,7 +126,7 @@ class Barrier:
         if known is not None:
             return known
         self.put(site, body, message, now)
-        return self._close_if_due(now)
+        return self.tick(now)
 
     def known(self, site: str, body: bytes, message: Message) -> list[Effect] | None:
         """Return what a contribution does that is nothing new; None for one that `receive` would keep.
@@ -130,12 +136,12 @@ class Barrier:
         """
         if site not in self._sites:
             raise ProtocolError(404, "no such site in this run")
-        if self._failed:
-            assert self._stored is not None
-            return [Answer((site,), self._stored)]
-        if message.round == self.round - 1 and self._stored is not None:
+        if self.failed:
+            assert self.stored is not None
+            return [Answer((site,), self.stored)]
+        if message.round == self.round - 1 and self.stored is not None:
             self.rejoin(site)
-            return [Answer((site,), self._stored)]
+            return [Answer((site,), self.stored)]
         if message.round != self.round or self.state is BarrierState.ENDED:
             state = "the run has ended" if self.state is BarrierState.ENDED else f"the run is in round {self.round}"
             raise ProtocolError(409, f"r: got round {message.round}, but {state}")
@@ -164,14 +170,10 @@ class Barrier:
         """Take note that a site is at the present round, and can be waited for."""
         self.departed.discard(site)
 
-    def tick(self, now: float) -> list[Effect]:
-        """Close the round if its quorum is in and its grace is over."""
-        return self._close_if_due(now)
-
     def depart(self, site: str, now: float) -> list[Effect]:
         """Do not wait for a site until it is heard of again."""
         self.departed.add(site)
-        return self._close_if_due(now)
+        return self.tick(now)
 
     def close(self, now: float) -> list[Effect]:
         """Close the round with what is in."""
@@ -184,7 +186,8 @@ class Barrier:
         first = messages[0]
         return [Ready(first.kind, self.round, first.exchange, places, messages, sizes, missing, now - self.began)]
 
-    def _close_if_due(self, now: float) -> list[Effect]:
+    def tick(self, now: float) -> list[Effect]:
+        """Close the round if all that it waits for are in, or if its quorum is in and its grace is over."""
         if self.state is not BarrierState.COLLECTING or not self.has_quorum:
             return []
         return self.close(now) if not self.missing() or now - self._quorum_since >= self._grace else []
@@ -199,16 +202,6 @@ class Barrier:
         """Whether enough sites are in for the round to close."""
         return len(self._bodies) >= self.quorum
 
-    @property
-    def stored(self) -> bytes | None:
-        """The last answer: the update of the round before this, or the failure that ended the run."""
-        return self._stored
-
-    @property
-    def failed(self) -> bool:
-        """Whether a failure ended the run."""
-        return self._failed
-
     def holds(self, site: str) -> bool:
         """Tell whether a site's contribution to this round is there."""
         return site in self._bodies
@@ -217,7 +210,7 @@ class Barrier:
         """Store the round's update and go on to the next round; `last` ends the run."""
         if self.state is not BarrierState.AGGREGATING:
             return []  # the run failed while the update was being made
-        self._stored, self._bodies, self._messages = update, {}, {}
+        self.stored, self._bodies, self._messages = update, {}, {}
         self.round, self.began = self.round + 1, now
         self.state = BarrierState.ENDED if last else BarrierState.COLLECTING
         return [Answer(self._sites, update)]
@@ -226,7 +219,7 @@ class Barrier:
         """End the run with a failure, which answers every site from now on."""
         if self.state is BarrierState.ENDED:
             return []
-        self._stored, self._failed, self.state = update, True, BarrierState.ENDED
+        self.stored, self.failed, self.state = update, True, BarrierState.ENDED
         return [Answer(self._sites, update)]
 
     def missing(self) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(
     aggregator: Aggregator,
     listening: socket.socket,
-    make_view: Callable[[Aggregator], View],
+    view: View,
     audit: Audit,
     access: Access,
     lifeline: Connection | None = None,
@@ -62,7 +62,7 @@ def serve(
     Args:
         aggregator: the run.
         listening: socket that sites connect to.
-        make_view: what a person sees.
+        view: what a person sees.
         audit: log of who comes and goes.
         access: who may connect, and how.
         lifeline: pipe from the parent process: "site<tab>reason" says that a site has died, the pipe's end that the
@@ -76,11 +76,7 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn's own handlers stand until it has shut down, then these
         signal.signal(number, lambda *_: None)
     with asyncio.Runner(loop_factory=_uvloop()) as runner:
-        host = Host(aggregator, audit)
-        routes = Routes(host, access.identity(aggregator.plan.sites), registry := ConnectionRegistry(audit))
-        return runner.run(
-            _serve(host, routes, registry, access.secure, listening, make_view(aggregator), lifeline, resumable)
-        )
+        return runner.run(_serve(Host(aggregator, audit), access, listening, view, lifeline, resumable))
 
 
 def _uvloop() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -140,15 +136,14 @@ class Uvicorn(uvicorn.Server):
 
 async def _serve(
     host: Host,
-    routes: Routes,
-    registry: ConnectionRegistry,
-    secure: Callable[[], Context] | None,
+    access: Access,
     listening: socket.socket,
     view: View,
     lifeline: Connection | None,
     resumable: bool,
 ) -> str:
-    aggregator, loop = host.aggregator, asyncio.get_running_loop()
+    aggregator, loop, registry = host.aggregator, asyncio.get_running_loop(), ConnectionRegistry(host.audit)
+    routes = Routes(host, access.identity(aggregator.plan.sites), registry)
     if aggregator.ended:
         host.ended.set()
     interrupted = ""
@@ -182,7 +177,7 @@ async def _serve(
         server_header=False,
         date_header=False,
     )
-    web = Uvicorn(config, registry, secure, interrupt)
+    web = Uvicorn(config, registry, access.secure, interrupt)
 
     def hear(lifeline: Connection) -> None:
         try:
