@@ -225,9 +225,6 @@ def _our_client(port: int, size: int, steps: int, index: int, sites: int) -> lis
             seconds.append(perf_counter() - began)
         return seconds
 
-    def nothing(line: str) -> None:
-        """Drop what a person would read."""
-
     config = SiteConfig(name=site, aggregator=f"http://127.0.0.1:{port}", data="", output="", patience=10.0)
-    with AggregatorClient(config, nothing) as client:
+    with AggregatorClient(config) as client:
         return drive(steps_alone(), client, plan, site)

@@ -44,6 +44,23 @@ def write_whole(path: Path, text: str, *, private: bool = False) -> None:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
 
 
+def make_folder(path: Path, *, private: bool = False) -> Path:
+    """Make a folder if it is missing, and return it.
+
+    Args:
+        path: of the folder.
+        private: whether its owner alone can enter it.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    try:
+        path.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be made: {error.strerror}") from None
+    return path
+
+
 def sync_path(path: Path) -> None:
     """Put a file, or a folder's list of files, on the disk."""
     file = os.open(path, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""What a site's policy makes of its data: whether the run may be trained on them, and what is left out."""
+"""Applies a site's policy to its data: may the run train on them, and which sets are left out."""
 
 from __future__ import annotations
 
@@ -115,6 +115,6 @@ def check_steps(policy: Policy, spec: RunSpec, plan: Plan, sizes: Iterable[int])
 def _check_sums(policy: Policy, field: str, asks: str, fewest: Tensor) -> None:
     """Check that sums are of enough samples."""
     if fewest < policy.min_rows:
-        found, allows = int(fewest), f"none of fewer than {policy.min_rows} (min_rows)"
-        error = refusal(field, asks.format(found), allows, {"min_rows": max(found, 1)}, FEWER_SAMPLES)
+        count, allows = int(fewest), f"none of fewer than {policy.min_rows} (min_rows)"
+        error = refusal(field, asks.format(count), allows, {"min_rows": max(count, 1)}, FEWER_SAMPLES)
         raise FewSamplesError(error.field, error.problem)

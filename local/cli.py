@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from rankdad.command import LogJson, Quiet, Verbose
+from rankdad.common.logs import LogOptions, set_up
+
 AllowFactory = Annotated[
     list[str] | None,
     typer.Option("--allow-factory", help="Permit a model factory 'package.module:function' whose code you have read."),
@@ -25,18 +28,22 @@ def site(
     patience: Annotated[
         float | None, typer.Option(help="Seconds to try an aggregator that does not answer.", min=0.1)
     ] = None,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+    log_json: LogJson = False,
 ) -> None:
     """Take part in a run as one site, next to the data."""
     from rankdad.local.config import SiteConfig
 
+    set_up(LogOptions.of(verbose=verbose, quiet=quiet, as_json=log_json))
     config = SiteConfig.read(file)
     if patience is not None:
         config = config.model_copy(update={"patience": patience})
-    from rankdad.local.leaving import Leaving
+    from rankdad.local.shutdown_signals import ShutdownSignals
     from rankdad.local.site import run_site
 
-    with Leaving() as leaving:
-        run_site(config, leaving)
+    with ShutdownSignals() as signals:
+        run_site(config, signals)
 
 
 def predict(
@@ -74,11 +81,11 @@ def resolve(
     spec = validate(RunSpec, document["run"] if under else document, file=file, under=under or "")
     if not isinstance(spec.data, TableData) or not spec.data.patterns:
         raise UserError(f"{file}: data.features has no pattern: the run can be started as it is")
-    found = resolved(spec.data, data)
-    (document["run"] if under else document)["data"] = found.model_dump(mode="json", exclude_defaults=True)
+    schema = resolved(spec.data, data)
+    (document["run"] if under else document)["data"] = schema.model_dump(mode="json", exclude_defaults=True)
     validate(RunSpec, document["run"] if under else document, file=file, under=under or "")
     try:
         output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"--output: {output} cannot be written: {error.strerror or error}") from None
-    typer.echo(f"{len(found.features)} features; the run is in {output}")
+    typer.echo(f"{len(schema.features)} features; the run is in {output}")

@@ -89,10 +89,10 @@ class Contributions:
             UserError: the run began with other data.
             PolicyError: steps have too few samples.
         """
-        found, expected = [train for train, *_ in self._samples()], [fold[self._index] for fold in self._run.roster]
-        if found != expected:
-            fold_by_fold = ", fold by fold" * (len(found) > 1)
-            got, began = (", ".join(map(str, counts)) for counts in (found, expected))
+        actual, expected = [train for train, *_ in self._samples()], [fold[self._index] for fold in self._run.roster]
+        if actual != expected:
+            fold_by_fold = ", fold by fold" * (len(actual) > 1)
+            got, began = (", ".join(map(str, counts)) for counts in (actual, expected))
             raise UserError(
                 f"data: {got} samples to train on{fold_by_fold}, but this run began with {began}: a site goes on with "
                 "the same data"

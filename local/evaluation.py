@@ -1,4 +1,4 @@
-"""What a network's outputs for a site's samples add up to, beside guesses from the site alone."""
+"""Sums up a network's outputs for a site's samples, and those of a baseline that knows the site alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankdad.local.data.prepared import Prepared, Split
 from rankdad.local.losses import losses
 
 BATCH = 1024  # samples per forward pass without gradients
-MOST_OUTPUT = 1e30  # beyond which sums of squares over all sites would be no numbers any more
+MAX_OUTPUT = 1e30  # beyond which sums of squares over all sites would be no numbers any more
 
 
 def outputs_of(model: nn.Module, inputs: Tensor, width: int) -> Tensor:
@@ -32,10 +32,10 @@ def outputs_of(model: nn.Module, inputs: Tensor, width: int) -> Tensor:
                 outputs.append(model(batch).cpu())
             except Exception as error:
                 raise ModelError(error) from error
-    found = torch.cat(outputs[1:] or outputs)
-    if not bool((found.abs() < MOST_OUTPUT).all()):
+    stacked = torch.cat(outputs[1:] or outputs)
+    if not bool((stacked.abs() < MAX_OUTPUT).all()):
         raise NonFiniteError("the network's output")
-    return found
+    return stacked
 
 
 def tally_of(task: TaskSpec, prepared: Prepared, split: Split, outputs: Tensor) -> Tally:

@@ -1,4 +1,4 @@
-"""What a person at a site should know of a run when it is over, too."""
+"""Notices of a run that a person at the site should still find when it is over."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rankdad.common.errors import UserError, visible
+from rankdad.common.logs import MAX_LINE
 
 FILE = "notices.txt"  # in the folder of a run's results
-MAX_LINE = 2000  # characters of what is said, in which others may be quoted
 
 
 class Notices:
@@ -16,7 +16,7 @@ class Notices:
 
     Args:
         folder: of the run's results; the file is made with the first sentence.
-        say: told each, as a warning.
+        say: told each sentence.
     """
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
@@ -28,7 +28,7 @@ class Notices:
         Raises:
             UserError: the disk is full or broken.
         """
-        self._say(f"warning: {sentence}")
+        self._say(sentence)
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(visible(sentence, MAX_LINE) + "\n")

@@ -113,8 +113,8 @@ def _comparison(spec: RunSpec, run: RunState, sketches: Sequence[Tensor]) -> Com
 
 def _drift(run: RunState, sketches: Sequence[Tensor]) -> float:
     """Return the largest distance of a site's weights from the aggregator's, relative to their size."""
-    own = run.replica.sketch()
-    return max(distance(own, sketch) for sketch in sketches)
+    reference = run.replica.sketch()
+    return max(distance(reference, sketch) for sketch in sketches)
 
 
 def _buffers(plan: Plan, sent: Sequence[Buffers]) -> Buffers:
@@ -127,23 +127,23 @@ def _buffers(plan: Plan, sent: Sequence[Buffers]) -> Buffers:
     parts = torch.tensor(weights, dtype=torch.float64)
     pooled: dict[str, Tensor] = {}
     for slot in plan.buffers:
-        own = torch.stack([buffers.values[slot.name] for buffers in sent])
-        if bool((own == own[0]).all()):
-            pooled[slot.name] = own[0]
-        elif own.is_floating_point():
-            mean = torch.tensordot(parts, own.double().nan_to_num(0.0, 0.0, 0.0), dims=1).to(own.dtype)
-            pooled[slot.name] = torch.where(torch.isfinite(own).all(dim=0), mean, own[0])
+        values = torch.stack([buffers.values[slot.name] for buffers in sent])
+        if bool((values == values[0]).all()):
+            pooled[slot.name] = values[0]
+        elif values.is_floating_point():
+            mean = torch.tensordot(parts, values.double().nan_to_num(0.0, 0.0, 0.0), dims=1).to(values.dtype)
+            pooled[slot.name] = torch.where(torch.isfinite(values).all(dim=0), mean, values[0])
         else:
-            pooled[slot.name] = own.amax(dim=0)
+            pooled[slot.name] = values.amax(dim=0)
     return Buffers(samples=total, values=pooled)
 
 
 def _evaluation(spec: RunSpec, sent: Sequence[Evaluation]) -> PooledMetrics:
     total: Tally = reduce(add, (one.tally for one in sent))
-    found = summarise(spec.task, total)
+    metrics = summarise(spec.task, total)
     first = sent[0]
     where: dict[str, Any] = {"split": first.split, "fold": first.fold, "epoch": first.epoch}
-    return PooledMetrics.model_validate({**where, **asdict(found)})
+    return PooledMetrics.model_validate({**where, **asdict(metrics)})
 
 
 def _bodies(messages: Sequence[Message], kind: type[B]) -> list[B]:

@@ -1,13 +1,14 @@
 """The aggregator without its sockets: barrier, aggregation, its own replica, ledger and the run's directory.
 
-The replica follows the updates as every site does; so the model is saved here too, and its digest is one more check.
+The replica follows the updates as every site's does. The aggregator so has the model, and a digest to compare.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -27,9 +28,10 @@ from rankdad.common.wire import is_lossless
 from rankdad.remote.aggregation import aggregate
 from rankdad.remote.checks import Checks
 from rankdad.remote.persistence import LEDGER, LedgerOptions, Persistence
-from rankdad.remote.progress import AGGREGATOR
+from rankdad.remote.progress import AGGREGATOR, Status
 from rankdad.remote.recorder import Recorder
-from rankdad.remote.records import NOBODY, DamageError, Entry, Record
+from rankdad.remote.records import NOBODY, Entry
+from rankdad.remote.replay import replay
 from rankdad.remote.rounds import Answer, Barrier, BarrierState, Effect, Ready
 from rankdad.remote.run_directory import new_directory
 
@@ -37,10 +39,11 @@ MAX_SNAPSHOTS = 3  # that a site is given in a round
 MIN_DELAY, MAX_DELAY = 1.0, 60.0  # seconds between two tries to aggregate a round
 
 Answers = dict[str, bytes]  # by site
+_log = logging.getLogger(__name__)
 
 
 class HalfwayError(Exception):
-    """An error of the aggregator's own, after a round's update was recorded: only another process can go on."""
+    """An error of the aggregator's own after it recorded a round's update. Only another process can go on."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
@@ -57,6 +60,8 @@ class Update:
 
 class Aggregator:
     """One run. The caller calls `take` for every contribution, and `tick` several times a second.
+
+    Only one thread at a time may call it. `status` is a value that any thread may read.
 
     Args:
         spec: the run.
@@ -88,12 +93,12 @@ class Aggregator:
         self._clock = clock
         if ledger is None or not (directory / LEDGER).exists():
             new_directory(directory)
-        self._persistence = Persistence(directory, self.plan, secrets.token_hex(8), ledger)
-        self.run_id = self._persistence.run_id
-        document, self._residuals = self._persistence.load(self.state)
+        self.persistence = Persistence(directory, self.plan, secrets.token_hex(8), ledger)
+        self.run_id = self.persistence.run_id
+        document, self._residuals = self.persistence.load(self.state)
         self._checks.samples = document.get("samples", ())
         self.recorder = Recorder(
-            directory, spec, self.plan, again=self._persistence.resumes, state=document.get("recorder")
+            directory, spec, self.plan, again=self.persistence.resumes, state=document.get("recorder")
         )
         self.barrier = Barrier.of(spec.federation, clock(), self.state.round, len(self.plan.stages))
         self._lossless = is_lossless(self.plan.wire, next(replica.model.parameters()).dtype)
@@ -102,22 +107,13 @@ class Aggregator:
         self._departed: set[str] = set()
         self._given: dict[tuple[str, int], int] = {}  # snapshots to each site in the present round
         self._outcome = ("interrupted", "")
-        self._came_back = False  # and has written no checkpoint since: where one crash was, more may follow
+        self._has_resumed = False  # and has written no checkpoint since: where one crash was, more may follow
+        self._publish()
 
     @property
     def ended(self) -> bool:
         """Whether the run is over, well or not."""
         return self.barrier.state is BarrierState.ENDED
-
-    @property
-    def keeps_ledger(self) -> bool:
-        """Whether the run can go on after this process has ended."""
-        return self._persistence.keeps
-
-    @property
-    def oldest(self) -> int:
-        """The first round whose update is kept for sites that come late."""
-        return self._persistence.oldest(self.barrier.round)
 
     def is_last_word(self, answer: bytes) -> bool:
         """Tell whether an answer is the one that ends the run."""
@@ -150,7 +146,7 @@ class Aggregator:
         if self._pending is not None:
             return self._complete(self._pending) if now >= self._retry_at else {}
         effects = self.barrier.tick(now)
-        late = limit is not None and self.barrier.round > 0 and self.barrier.waiting(now) > limit
+        late = limit is not None and self.barrier.round > 0 and now - self.barrier.began > limit
         if effects or not late or self.barrier.has_quorum:
             return self._answers(effects)
         missing = ", ".join(self.barrier.missing())
@@ -175,20 +171,19 @@ class Aggregator:
         message = unpack(body, self.plan, up=True)
         if isinstance(message.body, Failure) and not self.ended:
             return self._hear_failure(site, message.body)
-        stored = self._persistence.update(message.round)
+        stored = self.persistence.update(message.round)
         if stored is not None:  # a site that has gone back to its checkpoint, or was late
             if message.round == self.barrier.round - 1:
-                self._hear_of(site)
+                self._rejoin(site)
             return [Answer((site,), stored)]
-        current = message.round == self.barrier.round and not self.ended
-        if current:
+        if message.round == self.barrier.round and not self.ended:
             self.state.check(message, 409)
-        is_new = self.barrier.known(site, body, message) is None
-        if current and is_new:
+        effects = self.barrier.known(site, body, message)
+        if effects is None:
             self._checks.check(site, message)
-        if is_new:  # before it counts, and can be lost
-            self._persistence.append(Entry.CONTRIBUTION, message.round, self.plan.sites.index(site), body)
-        effects = self.barrier.receive(site, body, message, self._clock())
+            # Recorded before it counts, and can be lost.
+            self.persistence.append(Entry.CONTRIBUTION, message.round, self.plan.sites.index(site), body)
+            effects = self.barrier.receive(site, body, message, self._clock())
         self._departed.discard(site)
         self.note_problem(site, "")
         return effects
@@ -201,11 +196,29 @@ class Aggregator:
                 answers |= dict.fromkeys(effect.sites, effect.body)
             else:
                 answers |= self._complete(effect)
+        self._publish()
         return answers
+
+    def _publish(self) -> None:
+        """Put the present status in place of the one before."""
+        barrier, progress = self.barrier, self.recorder.progress
+        self.status = Status(
+            round=barrier.round,
+            round_began=barrier.began,
+            waiting_for=barrier.missing(),
+            without=barrier.without,
+            oldest=self.persistence.oldest(barrier.round),
+            status=progress.status,
+            epoch=progress.epoch,
+            step=progress.step,
+            steps=progress.steps,
+            problems=progress.problems,
+        )
 
     def _complete(self, ready: Ready) -> Answers:
         """Aggregate a round, record its update and follow it, open the next round, and answer."""
         began, self._pending = perf_counter(), ready
+        self._publish()
         try:
             update = self.aggregate(ready)
         except RunFailedError as error:
@@ -214,7 +227,7 @@ class Aggregator:
             self._retry_at, self._delay = self._clock() + self._delay, min(2 * self._delay, MAX_DELAY)
             raise
         self._pending, self._delay = None, MIN_DELAY
-        self._persistence.append(Entry.UPDATE, ready.round, NOBODY, update.packed)
+        self.persistence.append(Entry.UPDATE, ready.round, NOBODY, update.packed)
         try:
             self.follow(ready, update, perf_counter() - began)
         except UserError:
@@ -222,6 +235,7 @@ class Aggregator:
         except Exception as error:
             raise HalfwayError(error) from error
         self.note_problem(AGGREGATOR, "")
+        _log.debug("round %d (%s) is complete, step %d", ready.round, ready.kind.name.lower(), self.state.steps)
         return self._answers(self._open_next(ready, update))
 
     def recorded(self, site: str, round_: int) -> bytes | None:
@@ -235,18 +249,19 @@ class Aggregator:
         if round_ > self.barrier.round:
             raise ProtocolError(409, f"r: got round {round_}, but the run is in round {self.barrier.round}")
         if round_ >= self.barrier.round - 1:
-            self._hear_of(site)
+            self._rejoin(site)
         if round_ == self.barrier.round:
             return None
         last = self.barrier.stored if round_ == self.barrier.round - 1 else None
-        stored = last or self._persistence.update(round_)
+        stored = last or self.persistence.update(round_)
         if stored is None:
             raise ProtocolError(410, f"r: round {round_} is no longer kept: start the site again")
         return stored
 
-    def _hear_of(self, site: str) -> None:
-        self.barrier.back(site)
+    def _rejoin(self, site: str) -> None:
+        self.barrier.rejoin(site)
         self._departed.discard(site)
+        self._publish()
 
     def _depart(self, site: str, reason: str) -> list[Effect]:
         self._departed.add(site)
@@ -256,7 +271,7 @@ class Aggregator:
         return self.barrier.depart(site, self._clock())
 
     def _hear_failure(self, site: str, failure: Failure) -> list[Effect]:
-        """Take note of why a site cannot go on: for good, or until it has been put right there."""
+        """Note why a site cannot go on. It has departed for good, or until somebody there puts it right."""
         answer = Answer((site,), self._pack_failure(site, failure.reason))
         if failure.final:
             effects = self._depart(site, failure.reason)
@@ -266,12 +281,12 @@ class Aggregator:
         return effects if self.ended else [*effects, answer]
 
     def note_problem(self, name: str, problem: str) -> None:
-        """Let people see what keeps a site from taking part, or the aggregator from going on; "" if nothing does."""
-        problems = self.recorder.progress.problems
-        if problems.get(name, "") != problem:
-            problems[name] = problem
-            if not problem:
-                del problems[name]
+        """Show what keeps a site, or the aggregator, from going on; "" removes what was shown."""
+        progress = self.recorder.progress
+        if progress.problems.get(name, "") != problem:
+            others = {known: said for known, said in progress.problems.items() if known != name}
+            progress.problems = others | {name: problem} if problem else others  # a new value: others may be reading
+            self._publish()
             with contextlib.suppress(UserError):  # a disk that is full ends the run where it has to be written
                 self.recorder.summarise()
 
@@ -291,19 +306,20 @@ class Aggregator:
         place, round_ = self.plan.sites.index(site), self.barrier.round + aggregating
         if self._given.get((site, round_), 0) >= MAX_SNAPSHOTS:
             raise ProtocolError(429, f"{site} has been given the run's state {MAX_SNAPSHOTS} times in round {round_}")
-        found = self._persistence.snapshot()
-        if found is None:
+        snapshot = self.persistence.snapshot()
+        if snapshot is None:
             return None
         self._given = {key: count for key, count in self._given.items() if key[1] == round_}
         self._given[site, round_] = self._given.get((site, round_), 0) + 1
         if self.barrier.holds(site) or self._given[site, round_] == 1:
-            self._persistence.append(Entry.RESET, round_, place, b"")
+            self.persistence.append(Entry.RESET, round_, place, b"")
             self._reset(place, round_)
-        return found
+        return snapshot
 
     def _reset(self, place: int, round_: int) -> None:
         self.barrier.forget(self.plan.sites[place])
         self.recorder.reset(self.plan.sites[place], round_)
+        self._publish()
 
     def resume(self) -> None:
         """Go on from checkpoint and ledger; the next `tick` completes the round if all are in.
@@ -312,46 +328,20 @@ class Aggregator:
             UserError: an update does not come out as it was recorded.
             DamageError: a record that is needed is not there, or cannot be read.
         """
-        ledger = self._persistence.ledger
-        ledger.check_end(self.barrier.round)
-        damage: dict[int, DamageError] = {}  # of contributions to this round, by site
-        for record in ledger.records(self.barrier.round):
-            if record.entry is Entry.RESET:
-                self._reset(record.site, record.round)
-            elif record.round != self.barrier.round:
-                raise ledger.lacks(Entry.UPDATE, self.barrier.round)
-            elif record.entry is Entry.UPDATE:
-                self._repeat(record, damage)
-                damage = {}
-            elif record.damage is not None:  # the site sends it again, unless the round is complete
-                damage[record.site] = record.damage
-            else:
-                message = unpack(record.body, self.plan, up=True)
-                self.barrier.put(self.plan.sites[record.site], record.body, message, self._clock())
-        self._came_back = True
-
-    def _repeat(self, record: Record, damage: Mapping[int, DamageError]) -> None:
-        """Make an update again from what the ledger says that was in."""
-        ledger = self._persistence.ledger
-        lost = {place for place, site in enumerate(self.plan.sites) if not self.barrier.holds(site)}
-        if record.damage is None:
-            lost -= unpack(record.body, self.plan, up=False).missing
-        elif len(lost) < len(self.plan.sites):  # maybe it was made without them: its checksum will tell
-            lost = set()
-        for place in lost:
-            raise damage.get(place) or ledger.lacks(Entry.CONTRIBUTION, record.round)
-        (ready,) = self.barrier.close(self._clock())
-        assert isinstance(ready, Ready)
-        update = self.aggregate(ready)
-        if record.damage is not None:
-            ledger.mend(record.round, update.packed)
-        elif update.packed != record.body:
-            raise UserError(
-                f"{ledger.folder}: the update of round {record.round} comes out differently here than it was "
-                "recorded: other hardware, or other versions? Go on where the run began"
-            )
-        self.follow(ready, update, 0.0)
-        self._open_next(ready, update)
+        ledger = self.persistence.ledger
+        for ready, record in replay(ledger, self.plan, self.barrier, self._clock(), self._reset):
+            update = self.aggregate(ready)
+            if record.damage is not None:
+                ledger.mend(record.round, update.packed)
+            elif update.packed != record.body:
+                raise UserError(
+                    f"{ledger.folder}: the update of round {record.round} comes out differently here than it was "
+                    "recorded: other hardware, or other versions? Go on where the run began"
+                )
+            self.follow(ready, update, 0.0)
+            self._open_next(ready, update)
+        self._has_resumed = True
+        self._publish()
 
     def aggregate(self, ready: Ready) -> Update:
         """Return the update of a round.
@@ -397,10 +387,10 @@ class Aggregator:
         if isinstance(body, Farewell):
             self.recorder.progress.aggregator_sha256 = state.replica.digest()
             self._outcome = ("completed", "")
-        elif state.between_steps and (self._came_back or (isinstance(body, Step) and state.steps % EVERY == 0)):
-            self._came_back = False
+        elif state.between_steps and (self._has_resumed or (isinstance(body, Step) and state.steps % EVERY == 0)):
+            self._has_resumed = False
             known = {"recorder": self.recorder.state(), "samples": self._checks.samples}
-            self._persistence.save(state, self._residuals, known)
+            self.persistence.save(state, self._residuals, known)
 
     def _fail(self, site: str, reason: str, status: str = "failed") -> list[Effect]:
         if self.ended:
@@ -412,27 +402,16 @@ class Aggregator:
         body = Failure(site=site, reason=visible(reason))
         return pack(Message(Kind.FAILURE, self.barrier.round, body), self.plan, up=False)
 
-    def leave(self) -> None:
-        """Let another process go on with the run until `back`."""
-        self._persistence.leave()
-
-    def back(self) -> bool:
-        """Go on with the run; return whether nobody else has.
-
-        Raises:
-            UserError: another process does.
-        """
-        return self._persistence.back()
-
     def abandon(self) -> None:
-        """Let go of the files as they stand: another process goes on with them."""
+        """Close the files as they stand, for another process to go on with."""
         self.recorder.close()
-        self._persistence.close()
+        self.persistence.close()
 
     def close(self) -> None:
         """Write the last summary and the model, however the run has ended."""
         self.recorder.finish(*self._outcome)
-        self._persistence.close()
+        self._publish()
+        self.persistence.close()
         best, final = self.state.best_weights, self.state.replica.weights()
         last = min(self.state.fold, self.plan.folds - 1)
         fit = None

@@ -18,9 +18,9 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
@@ -34,14 +34,15 @@ from rankdad.common import __version__
 from rankdad.common.errors import ProtocolError
 from rankdad.common.message_sizes import body_limit
 from rankdad.remote.auth import Identity
+from rankdad.remote.connections import ConnectionRegistry
 from rankdad.remote.host import Host
-from rankdad.remote.web import Connection, Door
+from rankdad.remote.web import HttpConnection
 
 CONTENT_TYPE = "application/msgpack"
 RUN_HEADER = "x-rankdad-run"
-BODY = 10.0  # seconds in which any body may come
-SLOWEST = 10_000  # bytes per second at which a larger one must come
-LINGER = 2.0  # seconds in which the rest of a refused body is thrown away: a reset would cut off the answer
+BODY_SECONDS = 10.0  # seconds in which any body may come
+MIN_BYTES_PER_SECOND = 10_000  # bytes per second at which a larger one must come
+REFUSED_SECONDS = 2.0  # seconds in which the rest of a refused body is thrown away: a reset would cut off the answer
 
 Work = Callable[[Request], Awaitable[Response]]
 
@@ -59,7 +60,7 @@ class Refusal(JSONResponse):
         await send({"type": "http.response.body", "body": self.body, "more_body": self._unread})
         if self._unread:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LINGER):
+                async with asyncio.timeout(REFUSED_SECONDS):
                     while (await receive()).get("more_body"):
                         pass
             await send({"type": "http.response.body", "body": b""})
@@ -82,14 +83,14 @@ class Routes:
     Args:
         host: of the run.
         identity: how callers prove who they are.
-        door: all connections.
+        registry: of all connections.
     """
 
-    def __init__(self, host: Host, identity: Identity, door: Door) -> None:
-        self._host, self._identity, self._door = host, identity, door
+    def __init__(self, host: Host, identity: Identity, registry: ConnectionRegistry) -> None:
+        self._host, self._identity, self._registry = host, identity, registry
         self._aggregator = host.aggregator
         self._limit = body_limit(host.aggregator.plan, up=True)
-        self._met: dict[str, str] = {}  # address from which a site last came
+        self._addresses: dict[str, str] = {}  # from which each site last came
 
     def app(self) -> FastAPI:
         """Return the application."""
@@ -129,35 +130,30 @@ class Routes:
 
     def _refuse(self, request: Request, status: int, reason: str) -> Response:
         address = request.client.host if request.client else ""
-        self._door.audit.refused(address, str(request.path_params.get("site", ""))[:63], status, reason)
+        self._registry.audit.refused(address, str(request.path_params.get("site", ""))[:63], status, reason)
         return Refusal(status, reason, unread="read" not in request.scope["state"])
 
     async def _run(self, request: Request) -> Response:
         self._admit(request)
         plan = self._aggregator.plan
         spec = self._aggregator.spec.model_dump(mode="json")
-        own = {
+        document = {
+            "version": plan.version,
+            "run": spec,
+            "plan_sha256": plan.sha256(),
             "id": self._aggregator.run_id,
-            "resumes": self._aggregator.keeps_ledger,
-            "oldest": self._aggregator.oldest,
+            "resumes": self._aggregator.persistence.keeps,
+            "oldest": self._aggregator.status.oldest,
         }
-        return JSONResponse({"version": plan.version, "run": spec, "plan_sha256": plan.sha256(), **own})
+        return JSONResponse(document)
 
     async def _status(self, request: Request) -> Response:
         self._admit(request)
-        barrier, progress = self._aggregator.barrier, self._aggregator.recorder.progress
-        document: dict[str, Any] = {
-            "name": progress.name,
-            "status": progress.status,
-            "round": barrier.round,
-            "epoch": progress.epoch,
-            "step": progress.step,
-            "steps": progress.steps,
-            "waiting_for": list(barrier.missing()),
-            "waiting_seconds": barrier.waiting(perf_counter()),
-            "problems": dict(progress.problems),
-        }
-        return JSONResponse(document)
+        status = asdict(self._aggregator.status)
+        for internal in ("without", "oldest"):
+            del status[internal]
+        waiting = perf_counter() - status.pop("round_began")
+        return JSONResponse({"name": self._aggregator.spec.name, **status, "waiting_seconds": waiting})
 
     async def _contribute(self, request: Request) -> Response:
         site, connection = self._admit(request)
@@ -188,33 +184,34 @@ class Routes:
         snapshot = await self._host.call(partial(self._aggregator.snapshot, site))
         if snapshot is None:
             return Response(status_code=204)
-        self._door.audit.note("snapshot given", address=connection.address, site=site, bytes=len(snapshot))
+        self._registry.audit.note("snapshot given", address=connection.address, site=site, bytes=len(snapshot))
         return Response(snapshot, media_type=CONTENT_TYPE)
 
-    def _admit(self, request: Request) -> tuple[str, Connection]:
+    def _admit(self, request: Request) -> tuple[str, HttpConnection]:
         """Return who asks, and on which connection.
 
         Raises:
             ProtocolError: see `Identity.check`.
         """
-        connection: Connection = request.scope["state"]["connection"]
+        connection: HttpConnection = request.scope["state"]["connection"]
         authorization = request.headers.get("authorization", "")
         site = self._identity.check(request.path_params.get("site"), authorization, connection.names)
         if site is None:
             return "", connection
-        self._door.identify(connection, site)
-        if self._met.get(site) != connection.address:
-            self._met[site] = connection.address
+        if connection.site != site:
+            self._registry.identify(connection, site)
+        if self._addresses.get(site) != connection.address:
+            self._addresses[site] = connection.address
             what = "identified" if self._identity.required else "connected"
-            self._door.audit.note(what, address=connection.address, site=site)
+            self._registry.audit.note(what, address=connection.address, site=site)
         self._host.meet(site)
         return site, connection
 
     def _check_run(self, request: Request) -> None:
-        named = request.headers.get(RUN_HEADER)
-        if named != self._aggregator.run_id:
-            said = "names no run" if named is None else "is of another run than this one"
-            raise ProtocolError(409, f"{RUN_HEADER}: the request {said}; ask for /run first")
+        header = request.headers.get(RUN_HEADER)
+        if header != self._aggregator.run_id:
+            problem = "names no run" if header is None else "is of another run than this one"
+            raise ProtocolError(409, f"{RUN_HEADER}: the request {problem}; ask for /run first")
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -228,7 +225,7 @@ async def read_body(request: Request, limit: int) -> bytes:
         raise ProtocolError(413, f"the body has {declared[:20]} bytes, expected at most {limit}")
     chunks, size, more, began = [], 0, True, asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout_at(began + BODY) as deadline:
+        async with asyncio.timeout_at(began + BODY_SECONDS) as deadline:
             while more:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
@@ -239,14 +236,14 @@ async def read_body(request: Request, limit: int) -> bytes:
                     raise ProtocolError(413, f"the body has more than {limit} bytes")
                 chunks.append(chunk)
                 if more:
-                    deadline.reschedule(began + BODY + size / SLOWEST)
+                    deadline.reschedule(began + BODY_SECONDS + size / MIN_BYTES_PER_SECOND)
     except TimeoutError:
-        raise ProtocolError(408, f"the body came slower than {SLOWEST} bytes per second") from None
+        raise ProtocolError(408, f"the body came slower than {MIN_BYTES_PER_SECOND} bytes per second") from None
     request.scope["state"]["read"] = True
     return b"".join(chunks)
 
 
-def _update(said: bytes | None) -> Response:
-    if said is None:
+def _update(update: bytes | None) -> Response:
+    if update is None:
         return JSONResponse({"status": "not yet"}, 202)
-    return Response(said, media_type=CONTENT_TYPE)
+    return Response(update, media_type=CONTENT_TYPE)

@@ -1,8 +1,12 @@
-"""Who came, and who was turned away: one JSON line each in a run's directory. Steps are the ledger's business."""
+"""The audit log: who connected, and who was refused.
+
+Each event is a JSON line in the run's directory and a record of the log. Steps are in the ledger.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -11,8 +15,9 @@ from pathlib import Path
 from rankdad.common.errors import visible
 
 AUDIT = "audit.jsonl"  # of a run's directory
-PER_MINUTE = 100  # lines of one address
-ADDRESSES = 1000  # told apart within a minute
+MAX_PER_MINUTE = 100  # lines of one address
+MAX_ADDRESSES = 1000  # told apart within a minute
+_log = logging.getLogger(__name__)
 
 
 class Audit:
@@ -20,29 +25,26 @@ class Audit:
 
     Args:
         path: of the file; made readable for its owner alone.
-        say: told once that lines cannot be written.
         now: the time of day.
     """
 
-    def __init__(
-        self, path: Path, say: Callable[[str], None], now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    ) -> None:
-        self._path, self._say, self._now = path, say, now
+    def __init__(self, path: Path, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._path, self._now = path, now
         self._file: int | None = None
-        self._torn = self._said = False
+        self._torn = self._broken = False
         self._minute = ""
         self._counts: dict[str, int] = {}  # lines of this minute by address
 
     def note(self, what: str, *, address: str = "", site: str = "", **details: str | int) -> None:
-        """Write a line; the more than `PER_MINUTE` of an address are only counted."""
+        """Write a line; the more than `MAX_PER_MINUTE` of an address are only counted."""
         time = self._now().isoformat(timespec="milliseconds")
         if time[:16] != self._minute:
             self._begin_minute(time)
         if address:
-            known = address in self._counts or len(self._counts) < ADDRESSES
+            known = address in self._counts or len(self._counts) < MAX_ADDRESSES
             key = address if known else "others"
             self._counts[key] = self._counts.get(key, 0) + 1
-            if self._counts[key] > PER_MINUTE:
+            if self._counts[key] > MAX_PER_MINUTE:
                 return
         self._write({"time": time, "what": what, "address": address, "site": site, **details})
 
@@ -59,12 +61,14 @@ class Audit:
 
     def _begin_minute(self, time: str) -> None:
         for address, count in self._counts.items():
-            if count > PER_MINUTE:
-                self._write({"time": time, "what": "left out", "address": address, "lines": count - PER_MINUTE})
+            if count > MAX_PER_MINUTE:
+                self._write({"time": time, "what": "left out", "address": address, "lines": count - MAX_PER_MINUTE})
         self._counts, self._minute = {}, time[:16]
 
     def _write(self, line: dict[str, str | int]) -> None:
         words = {key: visible(value) if isinstance(value, str) else value for key, value in line.items() if value != ""}
+        event = {key: value for key, value in words.items() if key not in ("time", "what")}
+        _log.info("%s", words["what"], extra={"event": event})
         data = b"\n" * self._torn + json.dumps(words).encode() + b"\n"
         try:
             if self._file is None:
@@ -72,6 +76,6 @@ class Audit:
             self._torn = os.write(self._file, data) < len(data)
         except OSError as error:
             self._torn = self._file is not None
-            if not self._said:
-                self._said = True
-                self._say(f"warning: {self._path}: cannot be written: {error.strerror}; the run goes on without it")
+            if not self._broken:
+                self._broken = True
+                _log.warning("%s: cannot be written: %s; the run goes on without it", self._path, error.strerror)

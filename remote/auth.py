@@ -1,4 +1,4 @@
-"""Who asks: a site is known by its token, by its certificate, or by both. What cannot be told is refused."""
+"""Which site a caller is: its token proves it, its certificate, or both. Who proves nothing is refused."""
 
 from __future__ import annotations
 

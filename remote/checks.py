@@ -1,6 +1,6 @@
-"""Whether a site can have sent a contribution, and all can live with it: found out before it is recorded or counts.
+"""Checks a contribution against the roster and the plan before it is recorded or counts.
 
-What is refused here changes nothing: the site is told which field is wrong, and may send again.
+A refused contribution changes nothing. The answer names the field that is wrong, and the site may send again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rankdad.common.replica import saved_buffers
 from rankdad.common.run.state import MAX_STEPS, RunState
 from rankdad.common.spec import RunSpec
 
-LARGEST_SIZE = 1e17  # of a gradient or buffer: squares stay numbers in float32, however many sites add up
+MAX_SIZE = 1e17  # of a gradient or buffer: squares stay numbers in float32, however many sites add up
 PLACES: Mapping[Literal["train", "validation", "test"], int] = {"train": 0, "validation": 1, "test": 2}
 SAME = {
     "version": "its version of rankdad differs",
@@ -46,7 +46,7 @@ class Checks:
     def __init__(self, spec: RunSpec, plan: Plan, state: RunState) -> None:
         self._spec, self._plan, self._state = spec, plan, state
         self._preparing = Preparing(spec)
-        self._largest_factor = min(LARGEST_SIZE, _largest(plan.wire))
+        self._max_factor = min(MAX_SIZE, _largest(plan.wire))
         self.samples: Sequence[Sequence[Sequence[int]]] = ()
 
     def meet(self, hellos: Sequence[Hello]) -> None:
@@ -92,9 +92,9 @@ class Checks:
         for name, value in zip(names, payload, strict=True):
             if isinstance(value, Factor):
                 # No less than the size of the product or of any sum on the way to it; infinite where a square is.
-                size, most = _size(value.delta) * _size(value.activation), self._largest_factor
+                size, most = _size(value.delta) * _size(value.activation), self._max_factor
             else:
-                size, most = _size(value), LARGEST_SIZE
+                size, most = _size(value), MAX_SIZE
             if not size < most:
                 raise ProtocolError(
                     422,
@@ -124,13 +124,13 @@ class Checks:
 
     def _check_buffers(self, buffers: Buffers) -> None:
         """Check that only what every replica has from its beginning, such as infinity in a mask, is out of bounds."""
-        own = saved_buffers(self._state.replica.model)
+        initial = saved_buffers(self._state.replica.model)
         for name, value in buffers.values.items():
-            least = 0.0 if name.endswith("running_var") else -LARGEST_SIZE  # whose root is taken
+            least = 0.0 if name.endswith("running_var") else -MAX_SIZE  # whose root is taken
             numbers = value.double()
-            if not bool(((least <= numbers) & (numbers <= LARGEST_SIZE) | (value == own[name].cpu())).all()):
+            if not bool(((least <= numbers) & (numbers <= MAX_SIZE) | (value == initial[name].cpu())).all()):
                 raise ProtocolError(
-                    422, f"d.values: {name} holds NaN, infinity or a number beyond {least:g} to {LARGEST_SIZE:g}"
+                    422, f"d.values: {name} holds NaN, infinity or a number beyond {least:g} to {MAX_SIZE:g}"
                 )
 
 

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from rankdad.command import LogJson, Quiet, Verbose
 from rankdad.common.errors import UserError
+from rankdad.common.logs import LogOptions, set_up
 from rankdad.remote.ledger import Durability, Retention
 
 
@@ -51,20 +53,24 @@ def aggregator(
         bool,
         typer.Option("--allow-anyone", help="Let others take part without proof of who they are."),
     ] = False,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+    log_json: LogJson = False,
 ) -> None:
     """Collect, reduce and broadcast what the sites send, until the run has ended."""
     from rankdad.common.documents import load_json
     from rankdad.common.spec import RunSpec
 
+    set_up(LogOptions.of(verbose=verbose, quiet=quiet, as_json=log_json))
     spec = RunSpec.read(file, set_ or [])
     from rich.console import Console
 
     from rankdad.remote.config import Access
     from rankdad.remote.persistence import LEDGER, LedgerOptions
     from rankdad.remote.process import run_aggregator
+    from rankdad.remote.result import show_result
     from rankdad.remote.run_directory import new_directory
     from rankdad.remote.server import listen
-    from rankdad.remote.view import show_result
 
     access = Access(host, tls_cert, tls_key, client_ca, tokens, allow_plain_http, allow_anyone)
     access.check(spec.federation.sites)

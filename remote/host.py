@@ -1,4 +1,4 @@
-"""Between the routes and the run: holds requests until their round is complete, and carries its bytes to them."""
+"""Holds requests until their round is complete, then answers each with the round's update."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -19,13 +20,13 @@ from rankdad.common.errors import ProtocolError, RankdadError, UserError, one_li
 from rankdad.remote.aggregator import Aggregator, Answers, HalfwayError
 from rankdad.remote.audit import Audit
 from rankdad.remote.progress import AGGREGATOR
-from rankdad.remote.web import Connection
+from rankdad.remote.web import HttpConnection
 
-LOG = logging.getLogger("rankdad")
 LARGE_PLAN = 8 << 20  # bytes of a dense gradient from which the work of a round leaves the event loop
 QUIET = 60.0  # seconds in which the traceback of one place is not logged again
 HOLD = 25.0  # seconds for which a request is held: proxies cut what stands idle for 30 or 60
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -41,16 +42,16 @@ class Held:
     """
 
     site: str
-    connection: Connection
+    connection: HttpConnection
     answer: asyncio.Future[bytes | None]
     began: int
 
 
 class Host:
-    """Lets one thing after the other into the aggregator, and hands on its answers.
+    """Calls the aggregator, one call at a time, and hands on its answers.
 
-    The work of a small plan stays in the event loop: a thread would take half a millisecond a step to hand over to and
-    fro. That of a large plan, its reduction and fsync, goes to one thread, and requests are answered meanwhile.
+    With a small plan, calls run in the event loop: a thread would cost half a millisecond a step. With a large plan,
+    reduction and fsync take long, so calls run in a thread of their own and the loop answers other requests meanwhile.
 
     Args:
         aggregator: the run.
@@ -81,7 +82,7 @@ class Host:
         """Take note that a site has come."""
         self._departed.discard(site)
 
-    async def contribute(self, site: str, body: bytes, connection: Connection) -> bytes | None:
+    async def contribute(self, site: str, body: bytes, connection: HttpConnection) -> bytes | None:
         """Take a contribution, and return its round's update; None if that takes longer than `HOLD`.
 
         Raises:
@@ -94,7 +95,7 @@ class Host:
             self._enter(partial(self.aggregator.take, site, body), held)
             return self._acknowledge(site, await held.answer)
 
-    async def ask(self, site: str, round_: int, connection: Connection) -> tuple[bytes | None, bool]:
+    async def ask(self, site: str, round_: int, connection: HttpConnection) -> tuple[bytes | None, bool]:
         """Return a round's update, or None; and whether the site's contribution to it is there.
 
         Raises:
@@ -111,13 +112,13 @@ class Host:
             return self._acknowledge(site, await held.answer), True
 
     async def call(self, work: Callable[[], T]) -> T:
-        """Ask something of the aggregator, after what it is doing."""
+        """Call the aggregator when its present call is over, and return what it returns."""
         if self._worker is None:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+        return await asyncio.get_running_loop().run_in_executor(self._worker, copy_context().run, work)
 
     @contextlib.contextmanager
-    def _hold(self, site: str, connection: Connection) -> Iterator[Held]:
+    def _hold(self, site: str, connection: HttpConnection) -> Iterator[Held]:
         """Let a request wait for the next answer to its site."""
         loop = asyncio.get_running_loop()
         held = Held(site, connection, loop.create_future(), self.aggregator.barrier.round)
@@ -132,16 +133,16 @@ class Host:
             self._held[site].remove(held)
 
     def _enter(self, work: Callable[[], Answers | None], held: Held | None = None) -> None:
-        """Let something into the aggregator, after what it is doing, and hand on its answers."""
+        """Call the aggregator when its present call is over, and hand on its answers."""
         if self._worker is None:
             self._settle(work, held)
             return
         loop = asyncio.get_running_loop()
-        done = self._worker.submit(work)
+        done = self._worker.submit(copy_context().run, work)
         done.add_done_callback(lambda done: loop.call_soon_threadsafe(self._settle, done.result, held))
 
     def _settle(self, result: Callable[[], Answers | None], held: Held | None) -> None:
-        """Hand on what came of something: answers, or an error."""
+        """Hand on what a call came to: answers, or an error."""
         try:
             answers = result() or {}
         except ProtocolError as error:
@@ -218,17 +219,17 @@ class Host:
         now, known = perf_counter(), self._logged.get(place)
         if known is None or now - known > QUIET:
             self._logged[place] = now
-            LOG.error("an error of the aggregator's own", exc_info=error)
+            _log.error("an error of the aggregator's own", exc_info=error)
             self.audit.note("internal error", reason=one_line(error), place=place)
         self._enter(partial(self.aggregator.note_problem, AGGREGATOR, one_line(error)))
         return ProtocolError(500, f"an error of the aggregator's own ({type(error).__name__}): its log says more")
 
     def _crash(self, error: Exception) -> None:
-        """End this process where the run is half way from one round to the next: the ledger has all to go on from."""
+        """End this process: the run is between two rounds, and only its ledger knows where."""
         self._refuse_all(self.note_fault(error))
         reason = f"an error of the aggregator's own: {one_line(error)}"
         self.error = RankdadError(reason)
-        if self.aggregator.keeps_ledger:
+        if self.aggregator.persistence.keeps:
             self.error = RankdadError(f"{reason}; the ledger has all, and the same command goes on with the run")
             self.crashed = True
             self.ended.set()
@@ -266,7 +267,7 @@ class Host:
                 return
 
     async def leave(self) -> None:
-        """Finish the round in hand; then nobody is held any more, and all come again when the run goes on."""
+        """Finish the present call, then answer all held requests with "not yet": the sites will ask again."""
         self._leaving = True
         await self.call(lambda: None)
         for waiting in self._held.values():
@@ -274,7 +275,7 @@ class Host:
                 _answer(held.answer, None)
 
     async def close(self) -> None:
-        """Let the work in hand end, and write down how the run ended."""
+        """Wait for the present call, and write down how the run ended."""
         await self.call(lambda: None)
         try:
             await self.call(self.aggregator.close)

@@ -68,9 +68,9 @@ class Journal:
             for place, head in read_heads(self._file, path, first):
                 self._places.append(place)
                 self.end = place + HEAD_BYTES + head.size
-                found = read_record(self._file, path, place, head)
-                if found.damage is not None:
-                    _log.warning("%s", found.damage)
+                record = read_record(self._file, path, place, head)
+                if record.damage is not None:
+                    _log.warning("%s", record.damage)
             self._put_torn_record_aside()
         except OSError as error:
             self.close()
@@ -85,10 +85,10 @@ class Journal:
 
     def _begin(self, plan_sha256: str, run_id: str) -> str:
         """Write the file's beginning, or check the one that is there; return the run's number."""
-        start, found = beginning(plan_sha256, run_id), os.pread(self._file, BEGINNING_BYTES, 0)
-        torn = len(found) < BEGINNING_BYTES and start[:RUN_PLACE].startswith(found[:RUN_PLACE])
+        start, stored = beginning(plan_sha256, run_id), os.pread(self._file, BEGINNING_BYTES, 0)
+        torn = len(stored) < BEGINNING_BYTES and start[:RUN_PLACE].startswith(stored[:RUN_PLACE])
         if not torn:
-            return check_beginning(self.path, found, plan_sha256)
+            return check_beginning(self.path, stored, plan_sha256)
         self._write(start, 0)
         if self._sync:
             os.fsync(self._file)
@@ -122,12 +122,12 @@ class Journal:
                 f"{self.path}: is written by another process: does this run's aggregator run already?"
             ) from None
 
-    def leave(self) -> None:
-        """Let other processes write until `back`."""
+    def unlock(self) -> None:
+        """Let other processes write until `relock`."""
         if self._file >= 0:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
-    def back(self) -> bool:
+    def relock(self) -> bool:
         """Write again; return whether the file is open, and as it was left.
 
         Raises:

@@ -16,6 +16,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 
 from rankdad.common.errors import UserError
+from rankdad.common.files import make_folder
 from rankdad.remote.journal import Journal, read_journal
 from rankdad.remote.records import DamageError, Entry, Record, missing
 
@@ -54,10 +55,7 @@ class Ledger:
     def __init__(self, folder: Path, plan_sha256: str, run_id: str = "0" * 16, *, sync: bool = False) -> None:
         self.folder = folder
         self._plan_sha256, self.run_id, self._sync = plan_sha256, run_id, sync
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise UserError(f"{folder}: cannot be made: {error.strerror}") from None
+        make_folder(folder, private=True)
         self._contributions: dict[int, Journal] = {}  # by their first round, in order
         self._updates: dict[int, Journal] = {}
         try:
@@ -152,18 +150,18 @@ class Ledger:
         if retention is Retention.TAIL:
             self._remove(self._updates, before)
 
-    def leave(self) -> None:
-        """Let other processes write until `back`."""
+    def unlock(self) -> None:
+        """Let other processes write until `relock`."""
         for journal in self._journals():
-            journal.leave()
+            journal.unlock()
 
-    def back(self) -> bool:
+    def relock(self) -> bool:
         """Write again; return whether the ledger is as it was left.
 
         Raises:
             UserError: another process writes.
         """
-        return False not in [journal.back() for journal in self._journals()]
+        return False not in [journal.relock() for journal in self._journals()]
 
     def close(self) -> None:
         """Close all files."""

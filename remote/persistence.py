@@ -1,4 +1,4 @@
-"""What a run keeps on the disk so that it goes on after a crash: its ledger and its checkpoints."""
+"""A run's ledger and checkpoints: what it goes on from after a crash."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ class Persistence:
         if self._ledger is None:
             return {}, {}
         try:
-            found = self._checkpoints.load(state)
-            if found is None and self._ledger.oldest_contribution > 0:
+            checkpoint = self._checkpoints.load(state)
+            if checkpoint is None and self._ledger.oldest_contribution > 0:
                 folder = self._checkpoints.folder
                 raise UserError(f"{folder}: no checkpoint is readable, and the ledger goes on from one")
         except UserError:
             self._ledger.close()
             raise
-        return found or ({}, {})
+        return checkpoint or ({}, {})
 
     def append(self, entry: Entry, round_: int, site: int, body: bytes) -> None:
         """Write a record down.
@@ -138,18 +138,18 @@ class Persistence:
         """Return the newest checkpoint for a site that has lost its own; None if there is none."""
         return self._checkpoints.snapshot() if self._ledger else None
 
-    def leave(self) -> None:
-        """Let another process go on with the run until `back`."""
+    def unlock(self) -> None:
+        """Let another process go on with the run until `relock`."""
         if self._ledger:
-            self._ledger.leave()
+            self._ledger.unlock()
 
-    def back(self) -> bool:
+    def relock(self) -> bool:
         """Go on with the run; return whether nobody else has.
 
         Raises:
             UserError: another process does.
         """
-        return self._ledger is None or self._ledger.back()
+        return self._ledger is None or self._ledger.relock()
 
     def close(self) -> None:
         """Close the files."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from collections.abc import Collection
@@ -11,9 +12,9 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.text import Text
 
-from rankdad.common.errors import RankdadError, RunFailedError, visible
+from rankdad.common.errors import RankdadError, RunFailedError
+from rankdad.common.logs import log_names
 from rankdad.common.memory import check_memory
 from rankdad.common.replica import Replica
 from rankdad.common.spec import RunSpec
@@ -21,8 +22,11 @@ from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.audit import AUDIT, Audit
 from rankdad.remote.config import Access
 from rankdad.remote.persistence import LEDGER, LedgerOptions
+from rankdad.remote.progress import AGGREGATOR
 from rankdad.remote.server import serve
-from rankdad.remote.view import View, Waiting, view_of
+from rankdad.remote.view import Waiting, view_of
+
+_log = logging.getLogger(__name__)
 
 
 class InterruptedRunError(RankdadError):
@@ -61,42 +65,50 @@ def run_aggregator(
         RunFailedError: a site could not go on.
         InterruptedRunError: a signal came.
     """
-    torch.set_num_threads(spec.training.threads)
-    check_memory(spec)
-    resumes = ledger is not None and (output / LEDGER).exists()
-    replica = Replica(spec, allowed_factories, weights=weights)
-    aggregator = Aggregator(spec, replica, output, time.perf_counter, ledger=ledger)
-    if resumes:
-        aggregator.resume()
-
-    def say(line: str) -> None:
-        console.print(Text(line), soft_wrap=True)
-
-    if resumes:
-        say(f"goes on from its ledger in round {aggregator.barrier.round}")
-    for warning in aggregator.plan.warnings:
-        say(f"warning: {visible(warning)}")
-
-    def make_view(aggregator: Aggregator) -> View:
-        def waiting() -> Waiting:
-            barrier = aggregator.barrier
-            return Waiting(barrier.missing(), barrier.waiting(time.perf_counter()), barrier.left_out)
-
-        return view_of(aggregator.recorder.progress, waiting, console)
-
-    access, resumable, progress = access or Access(), ledger is not None, aggregator.recorder.progress
-    interrupted = ""
-    with closing(Audit(output / AUDIT, say)) as audit:
-        audit.note("run resumed" if resumes else "run started", run=aggregator.run_id)
-        try:
-            interrupted = serve(aggregator, listening, make_view, audit, access, lifeline, resumable=resumable)
-        finally:
-            audit.note("run ended", status=progress.status, reason=progress.reason or interrupted)
-    if len(set(progress.weights_sha256.values())) > 1:
-        say("warning: the sites' final weights differ; do they compute on different hardware?")
+    with log_names(run=spec.name, site=AGGREGATOR):
+        torch.set_num_threads(spec.training.threads)
+        check_memory(spec)
+        resumes = ledger is not None and (output / LEDGER).exists()
+        replica = Replica(spec, allowed_factories, weights=weights)
+        aggregator = Aggregator(spec, replica, output, time.perf_counter, ledger=ledger)
+        if resumes:
+            aggregator.resume()
+            _log.info("goes on from its ledger in round %d", aggregator.barrier.round)
+        for warning in aggregator.plan.warnings:
+            _log.warning(warning)
+        interrupted = _serve(aggregator, listening, console, access or Access(), lifeline, resumes=resumes)
+        progress = aggregator.recorder.progress
+        if len(set(progress.weights_sha256.values())) > 1:
+            _log.warning("the sites' final weights differ; do they compute on different hardware?")
     if progress.status == "interrupted":
-        go_on = "; the same command goes on with it" if resumable and lifeline is None else ""
+        go_on = "; the same command goes on with it" if ledger is not None and lifeline is None else ""
         raise InterruptedRunError(f"{progress.reason or interrupted}; what was recorded lies in {output}{go_on}")
     if progress.status == "failed":
         site, _, reason = progress.reason.partition(": ")
         raise RunFailedError(site, reason)
+
+
+def _serve(
+    aggregator: Aggregator,
+    listening: socket.socket,
+    console: Console,
+    access: Access,
+    lifeline: Connection | None,
+    *,
+    resumes: bool,
+) -> str:
+    """Serve the run within its audit log, and return what interrupted it."""
+
+    def waiting() -> Waiting:
+        status = aggregator.status
+        return Waiting(status.waiting_for, time.perf_counter() - status.round_began, status.without)
+
+    progress, interrupted = aggregator.recorder.progress, ""
+    view, resumable = view_of(progress, waiting, console), aggregator.persistence.keeps
+    with closing(Audit(aggregator.recorder.directory / AUDIT)) as audit:
+        audit.note("run resumed" if resumes else "run started", run=aggregator.run_id)
+        try:
+            interrupted = serve(aggregator, listening, view, audit, access, lifeline, resumable=resumable)
+        finally:
+            audit.note("run ended", status=progress.status, reason=progress.reason or interrupted)
+    return interrupted

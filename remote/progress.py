@@ -15,6 +15,35 @@ from rankdad.remote.fold_metrics import FoldMetrics
 AGGREGATOR = "aggregator"  # among sites' names: no site is called that
 
 
+@dataclass(frozen=True)
+class Status:
+    """Where a run stands at a moment. It never changes, so that other threads may read it.
+
+    Args:
+        round: that is open.
+        round_began: seconds on the aggregator's clock.
+        waiting_for: sites whose contributions the round waits for.
+        without: sites that have departed and that the round can do without.
+        oldest: first round whose update is kept for sites that come late.
+        status: see `Progress`, as for what follows.
+        epoch: of the next step.
+        step: optimizer steps done.
+        steps: of the whole run.
+        problems: what keeps sites, or the aggregator, from going on.
+    """
+
+    round: int
+    round_began: float
+    waiting_for: tuple[str, ...]
+    without: tuple[str, ...]
+    oldest: int
+    status: str
+    epoch: int
+    step: int
+    steps: int
+    problems: Mapping[str, str]
+
+
 @dataclass
 class Progress:
     """Figures of a run, kept up to date by the recorder.

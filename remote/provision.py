@@ -25,7 +25,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rankdad.common.documents import Part
 from rankdad.common.errors import UserError
-from rankdad.common.files import write_json, write_whole
+from rankdad.common.files import make_folder, write_json, write_whole
 from rankdad.common.policy import FILE, Policy
 from rankdad.common.spec import SiteName
 from rankdad.remote.auth import hashed, read_tokens
@@ -126,7 +126,7 @@ class Kits:
             .add_extension(usage, critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         )
-        folder = _folder(self._output / "ca")
+        folder = make_folder(self._output / "ca", private=True)
         _write(folder / "ca.key", _pem(key))
         _write(folder / "ca.pem", _signed(builder, key))
 
@@ -148,7 +148,7 @@ class Kits:
         _write(folder / f"{stem}.pem", _signed(builder, signer))
 
     def _aggregator(self) -> Path:
-        consortium, folder = self._consortium, _folder(self._output / AGGREGATOR)
+        consortium, folder = self._consortium, make_folder(self._output / AGGREGATOR, private=True)
         host = consortium.address.hostname or ""
         names = [_general_name(name) for name in dict.fromkeys((host, *consortium.addresses))]
         self._issue(folder, "server", host[:64], names, server=True)
@@ -172,7 +172,7 @@ class Kits:
         )
 
     def _site(self, name: str) -> Path:
-        consortium, folder = self._consortium, _folder(self._output / "sites" / name)
+        consortium, folder = self._consortium, make_folder(self._output / "sites" / name, private=True)
         config: dict[str, object] = {
             "name": name,
             "aggregator": consortium.aggregator,
@@ -187,7 +187,7 @@ class Kits:
             config |= {"certificate": "certificate.pem", "key": "certificate.key"}
         shutil.copy(self._output / "ca" / "ca.pem", folder / "ca.pem")
         for place in (DATA, RESULT):  # a container has them mounted in a kit that it cannot write to
-            _folder(folder / place)
+            make_folder(folder / place, private=True)
         token = secrets.token_hex(32)
         _write(folder / "token", f"{token}\n")
         for file, text in (("SITE.json", json.dumps(config, indent=2) + "\n"), (FILE, Policy().text())):
@@ -248,14 +248,6 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> str:
 
 def _signed(builder: x509.CertificateBuilder, signer: ec.EllipticCurvePrivateKey) -> str:
     return builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
-
-
-def _folder(path: Path) -> Path:
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be made: {error.strerror}") from None
-    return path
 
 
 def _write(path: Path, text: str) -> None:

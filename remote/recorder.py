@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankdad.common.errors import UserError
 from rankdad.common.factors import Factor
-from rankdad.common.files import write_json
+from rankdad.common.files import write_json, write_whole
 from rankdad.common.messages import (
     Body,
     Comparison,
@@ -33,6 +32,8 @@ from rankdad.remote.rounds import Ready
 from rankdad.remote.run_directory import Table, new_directory
 from rankdad.remote.summary import summary
 
+PLACE = ("step", "round", "fold", "epoch")
+FIGURES = ("loss", "seconds", "aggregation_seconds", "bytes_up", "bytes_down", "left_out")
 MAX_RESETS = 1000  # in a summary: the last ones
 
 
@@ -68,20 +69,7 @@ class Recorder:
         ranks = [f"rank:{name}" for name in self._factors]
         self._steps = Table(
             directory / "steps.csv",
-            [
-                "step",
-                "round",
-                "fold",
-                "epoch",
-                "loss",
-                "seconds",
-                "aggregation_seconds",
-                "bytes_up",
-                "bytes_down",
-                "left_out",
-                *norms,
-                *ranks,
-            ],
+            [*PLACE, *FIGURES, *norms, *ranks],
             state.get("steps"),
         )
         columns = ["fold", "epoch", "split", "site", "train_loss", "samples", *spec.task.metrics, "auc_error"]
@@ -164,18 +152,9 @@ class Recorder:
         left_out = [self._plan.sites[place] for place in sorted(sums.missing)]
         for site in left_out:
             progress.left_out[site] = progress.left_out.get(site, 0) + 1
-        self._steps.row(
-            [
-                progress.step,
-                ready.round,
-                progress.fold,
-                progress.epoch,
-                update.loss,
-                f"{sums.seconds:.6f}",
-                f"{sums.aggregation:.6f}",
-            ]
-            + [sums.up, sums.down, " ".join(left_out), *norms.values(), *ranks]
-        )
+        place = (progress.step, ready.round, progress.fold, progress.epoch, update.loss)
+        times = (f"{sums.seconds:.6f}", f"{sums.aggregation:.6f}")
+        self._steps.row([*place, *times, sums.up, sums.down, " ".join(left_out), *norms.values(), *ranks])
         self._open = _Sums()
 
     def _sent(self, ready: Ready) -> Iterator[tuple[str, Message]]:
@@ -212,14 +191,11 @@ class Recorder:
     def _write_sites(self) -> None:
         """Write a row for every site: its figures over all folds so far."""
         rows = self.progress.study.by_site()
-        path, text = self.directory / "sites.csv", io.StringIO()
+        text = io.StringIO()
         writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        try:
-            path.write_text(text.getvalue(), encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+        write_whole(self.directory / "sites.csv", text.getvalue())
 
     def _train_loss(self, site: str) -> float | str:
         sums = self._losses.values() if site == "pooled" else [self._losses[site]]

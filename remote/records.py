@@ -176,13 +176,13 @@ def beginning(plan_sha256: str, run_id: str) -> bytes:
     return start + f" {zlib.crc32(start):08x}\n".encode()
 
 
-def check_beginning(path: Path, found: bytes, plan_sha256: str) -> str:
+def check_beginning(path: Path, stored: bytes, plan_sha256: str) -> str:
     """Return the run's number in a journal's beginning.
 
     Raises:
         UserError: it is damaged, or that of another format or plan.
     """
-    start, _, checksum = found.rpartition(b" ")
+    start, _, checksum = stored.rpartition(b" ")
     if not start.startswith(_NAME) or checksum != f"{zlib.crc32(start):08x}\n".encode():
         raise UserError(f"{path}: is no ledger, or its beginning (byte 0 to {BEGINNING_BYTES}) is damaged; {_LEFT}")
     format_, _, rest = start.removeprefix(_NAME).decode().partition("\n")

@@ -2,16 +2,16 @@
 
 Every site contributes to a round once; when all have, the round is aggregated and every site receives the same bytes.
 A site that asks again is answered again, so that retries are safe. With a quorum below all, a round is closed without
-those who are late: they are away, and not waited for, until they are back at the present round.
+those who are late: they have departed, and are not waited for until they rejoin at the present round.
 
     state        event                                        effect
     COLLECTING   first contribution of a site to this round   kept; with the last one: Ready, AGGREGATING
-    COLLECTING   the quorum is in, and the grace is over      Ready, AGGREGATING; who is missing is away
-    COLLECTING   depart(site)                                 it is away; if all others are in: Ready, AGGREGATING
+    COLLECTING   the quorum is in, and the grace is over      Ready, AGGREGATING; who is missing departs
+    COLLECTING   depart(site)                                 not waited for; if all others are in: Ready, AGGREGATING
     AGGREGATING  complete(update)                             Answer to all; COLLECTING the next round, or ENDED
     any          the same contribution again                  none: it is waited for, or the stored Answer
     any          another contribution to the same round       refused, 409
-    any          contribution to the round before this        Answer with the stored update; the site is back
+    any          contribution to the round before this        Answer with the stored update; the site rejoins
     any          any other round                              refused, 409
     any          fail(update)                                 Answer to all that wait; ENDED
     ENDED        anything after a failure                     Answer with the failure
@@ -82,6 +82,12 @@ class Barrier:
         grace: seconds for which the others are waited for when the quorum is in.
         full_quorum_rounds: how many rounds need all sites in any case: hello, and those of preparation. Their sums
             would else be of other samples than their counts.
+
+    Attributes:
+        stored: the update of the round before this, or the failure that ended the run.
+        failed: whether a failure ended the run.
+        began: seconds on the caller's clock at which the round was opened.
+        departed: sites that are not waited for.
     """
 
     def __init__(
@@ -94,14 +100,14 @@ class Barrier:
     ) -> None:
         self.round = 0
         self.state = BarrierState.COLLECTING
-        self.away: set[str] = set()
+        self.departed: set[str] = set()
         self._sites = tuple(sites)
         self._quorum, self._grace, self._full_quorum_rounds = quorum or len(sites), grace, full_quorum_rounds
         self._bodies: dict[str, bytes] = {}
         self._messages: dict[str, Message] = {}
-        self._stored: bytes | None = None  # the update of the round before this, or the failure that ended the run
-        self._failed = False
-        self._began = self._met = now  # the round; when its quorum was in
+        self.stored: bytes | None = None
+        self.failed = False
+        self.began = self._quorum_since = now  # the round; when its quorum was in
 
     @classmethod
     def of(cls, federation: Federation, now: float, round_: int, stages: int) -> Barrier:
@@ -120,7 +126,7 @@ class Barrier:
         if known is not None:
             return known
         self.put(site, body, message, now)
-        return self._close_if_due(now)
+        return self.tick(now)
 
     def known(self, site: str, body: bytes, message: Message) -> list[Effect] | None:
         """Return what a contribution does that is nothing new; None for one that `receive` would keep.
@@ -130,12 +136,12 @@ class Barrier:
         """
         if site not in self._sites:
             raise ProtocolError(404, "no such site in this run")
-        if self._failed:
-            assert self._stored is not None
-            return [Answer((site,), self._stored)]
-        if message.round == self.round - 1 and self._stored is not None:
-            self.back(site)
-            return [Answer((site,), self._stored)]
+        if self.failed:
+            assert self.stored is not None
+            return [Answer((site,), self.stored)]
+        if message.round == self.round - 1 and self.stored is not None:
+            self.rejoin(site)
+            return [Answer((site,), self.stored)]
         if message.round != self.round or self.state is BarrierState.ENDED:
             state = "the run has ended" if self.state is BarrierState.ENDED else f"the run is in round {self.round}"
             raise ProtocolError(409, f"r: got round {message.round}, but {state}")
@@ -150,9 +156,9 @@ class Barrier:
     def put(self, site: str, body: bytes, message: Message, now: float) -> None:
         """Keep a contribution to this round, as `receive` does and the ledger says again; the last one stands."""
         self._bodies[site], self._messages[site] = body, message
-        self.back(site)
+        self.rejoin(site)
         if len(self._bodies) == self.quorum:
-            self._met = now
+            self._quorum_since = now
 
     def forget(self, site: str) -> None:
         """Drop a site's contribution to this round, which it cannot stand by any more."""
@@ -160,18 +166,14 @@ class Barrier:
             self._bodies.pop(site, None)
             self._messages.pop(site, None)
 
-    def back(self, site: str) -> None:
+    def rejoin(self, site: str) -> None:
         """Take note that a site is at the present round, and can be waited for."""
-        self.away.discard(site)
-
-    def tick(self, now: float) -> list[Effect]:
-        """Close the round if its quorum is in and its grace is over."""
-        return self._close_if_due(now)
+        self.departed.discard(site)
 
     def depart(self, site: str, now: float) -> list[Effect]:
         """Do not wait for a site until it is heard of again."""
-        self.away.add(site)
-        return self._close_if_due(now)
+        self.departed.add(site)
+        return self.tick(now)
 
     def close(self, now: float) -> list[Effect]:
         """Close the round with what is in."""
@@ -180,14 +182,15 @@ class Barrier:
         messages = tuple(self._messages[self._sites[place]] for place in places)
         sizes = tuple(len(self._bodies[self._sites[place]]) for place in places)
         missing = frozenset(range(len(self._sites))) - frozenset(places)
-        self.away |= {self._sites[place] for place in missing}
+        self.departed |= {self._sites[place] for place in missing}
         first = messages[0]
-        return [Ready(first.kind, self.round, first.exchange, places, messages, sizes, missing, now - self._began)]
+        return [Ready(first.kind, self.round, first.exchange, places, messages, sizes, missing, now - self.began)]
 
-    def _close_if_due(self, now: float) -> list[Effect]:
+    def tick(self, now: float) -> list[Effect]:
+        """Close the round if all that it waits for are in, or if its quorum is in and its grace is over."""
         if self.state is not BarrierState.COLLECTING or not self.has_quorum:
             return []
-        return self.close(now) if not self.missing() or now - self._met >= self._grace else []
+        return self.close(now) if not self.missing() or now - self._quorum_since >= self._grace else []
 
     @property
     def quorum(self) -> int:
@@ -199,16 +202,6 @@ class Barrier:
         """Whether enough sites are in for the round to close."""
         return len(self._bodies) >= self.quorum
 
-    @property
-    def stored(self) -> bytes | None:
-        """The last answer: the update of the round before this, or the failure that ended the run."""
-        return self._stored
-
-    @property
-    def failed(self) -> bool:
-        """Whether a failure ended the run."""
-        return self._failed
-
     def holds(self, site: str) -> bool:
         """Tell whether a site's contribution to this round is there."""
         return site in self._bodies
@@ -217,8 +210,8 @@ class Barrier:
         """Store the round's update and go on to the next round; `last` ends the run."""
         if self.state is not BarrierState.AGGREGATING:
             return []  # the run failed while the update was being made
-        self._stored, self._bodies, self._messages = update, {}, {}
-        self.round, self._began = self.round + 1, now
+        self.stored, self._bodies, self._messages = update, {}, {}
+        self.round, self.began = self.round + 1, now
         self.state = BarrierState.ENDED if last else BarrierState.COLLECTING
         return [Answer(self._sites, update)]
 
@@ -226,23 +219,19 @@ class Barrier:
         """End the run with a failure, which answers every site from now on."""
         if self.state is BarrierState.ENDED:
             return []
-        self._stored, self._failed, self.state = update, True, BarrierState.ENDED
+        self.stored, self.failed, self.state = update, True, BarrierState.ENDED
         return [Answer(self._sites, update)]
 
     def missing(self) -> tuple[str, ...]:
-        """Return the sites that this round waits for: those that are away only if its quorum needs them."""
+        """Return the sites that this round waits for: those that have departed only if its quorum needs them."""
         if self.state is not BarrierState.COLLECTING:
             return ()
-        absent = tuple(name for name in self._sites if name not in self._bodies)
-        waited_for = tuple(name for name in absent if name not in self.away)
-        return waited_for if len(self._bodies) + len(waited_for) >= self.quorum else absent
+        missing = tuple(name for name in self._sites if name not in self._bodies)
+        waited_for = tuple(name for name in missing if name not in self.departed)
+        return waited_for if len(self._bodies) + len(waited_for) >= self.quorum else missing
 
     @property
-    def left_out(self) -> tuple[str, ...]:
-        """The sites that are away and that this round can do without."""
+    def without(self) -> tuple[str, ...]:
+        """The sites that have departed and that this round can do without."""
         waited_for = self.missing()
-        return tuple(name for name in self._sites if name in self.away and name not in waited_for)
-
-    def waiting(self, now: float) -> float:
-        """Return for how many seconds this round has been open."""
-        return now - self._began
+        return tuple(name for name in self._sites if name in self.departed and name not in waited_for)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rankdad.common.errors import UserError
+from rankdad.common.files import make_folder
 
 
 def new_directory(directory: Path) -> None:
@@ -19,10 +20,7 @@ def new_directory(directory: Path) -> None:
     """
     if (directory / "run.json").exists():
         raise UserError(f"{directory}: already holds a run; choose another --output or remove it")
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{directory}: cannot be made: {error.strerror}") from None
+    make_folder(directory)
 
 
 class Table:

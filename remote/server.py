@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 from collections.abc import Callable
@@ -19,15 +20,16 @@ from rankdad.remote.app import Routes
 from rankdad.remote.audit import Audit
 from rankdad.remote.auth import Context
 from rankdad.remote.config import Access
-from rankdad.remote.host import LOG, Host
+from rankdad.remote.connections import ConnectionRegistry
+from rankdad.remote.host import Host
 from rankdad.remote.view import View
-from rankdad.remote.web import Connection as Web
-from rankdad.remote.web import Door, Handshake, accept
+from rankdad.remote.web import Handshake, HttpConnection, accept
 
 BACKLOG = 2048  # connections that wait to be accepted
 TICK = 0.25  # seconds between two looks at the progress
 GRACE = 2  # seconds in which the last answers reach the sites
-LINGER = 30.0  # seconds in which sites that are still computing come and hear how the run ended
+MAX_SILENCE = 30.0  # seconds in which sites that are still computing come and hear how the run ended
+_log = logging.getLogger(__name__)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -48,7 +50,7 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(
     aggregator: Aggregator,
     listening: socket.socket,
-    make_view: Callable[[Aggregator], View],
+    view: View,
     audit: Audit,
     access: Access,
     lifeline: Connection | None = None,
@@ -60,7 +62,7 @@ def serve(
     Args:
         aggregator: the run.
         listening: socket that sites connect to.
-        make_view: what a person sees.
+        view: what a person sees.
         audit: log of who comes and goes.
         access: who may connect, and how.
         lifeline: pipe from the parent process: "site<tab>reason" says that a site has died, the pipe's end that the
@@ -74,11 +76,7 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn's own handlers stand until it has shut down, then these
         signal.signal(number, lambda *_: None)
     with asyncio.Runner(loop_factory=_uvloop()) as runner:
-        host = Host(aggregator, audit)
-        routes = Routes(host, access.identity(aggregator.plan.sites), door := Door(audit))
-        return runner.run(
-            _serve(host, routes, door, access.secure, listening, make_view(aggregator), lifeline, resumable)
-        )
+        return runner.run(_serve(Host(aggregator, audit), access, listening, view, lifeline, resumable))
 
 
 def _uvloop() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -94,16 +92,20 @@ class Uvicorn(uvicorn.Server):
 
     Args:
         config: uvicorn's.
-        door: all connections.
+        registry: of all connections.
         secure: makes a connection's encryption, if there is any.
         interrupt: told the name of a signal.
     """
 
     def __init__(
-        self, config: uvicorn.Config, door: Door, secure: Callable[[], Context] | None, interrupt: Callable[[str], None]
+        self,
+        config: uvicorn.Config,
+        registry: ConnectionRegistry,
+        secure: Callable[[], Context] | None,
+        interrupt: Callable[[str], None],
     ) -> None:
         super().__init__(config)
-        self._door, self._secure, self._interrupt = door, secure, interrupt
+        self._registry, self._secure, self._interrupt = registry, secure, interrupt
         self._accepting: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -114,7 +116,7 @@ class Uvicorn(uvicorn.Server):
             if self._secure is None:
                 self.servers.append(await loop.create_server(self._connection, sock=one, backlog=BACKLOG))
             else:
-                meet = partial(Handshake, make=self._connection, secure=self._secure, door=self._door)
+                meet = partial(Handshake, make=self._connection, secure=self._secure, registry=self._registry)
                 self._accepting = loop.create_task(accept(one, meet))
         self.started = True
 
@@ -124,8 +126,8 @@ class Uvicorn(uvicorn.Server):
             self._accepting.cancel()
         await super().shutdown(sockets)
 
-    def _connection(self) -> Web:
-        return Web(self.config, self.server_state, self._door)
+    def _connection(self) -> HttpConnection:
+        return HttpConnection(self.config, self.server_state, self._registry)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal."""
@@ -134,15 +136,14 @@ class Uvicorn(uvicorn.Server):
 
 async def _serve(
     host: Host,
-    routes: Routes,
-    door: Door,
-    secure: Callable[[], Context] | None,
+    access: Access,
     listening: socket.socket,
     view: View,
     lifeline: Connection | None,
     resumable: bool,
 ) -> str:
-    aggregator, loop = host.aggregator, asyncio.get_running_loop()
+    aggregator, loop, registry = host.aggregator, asyncio.get_running_loop(), ConnectionRegistry(host.audit)
+    routes = Routes(host, access.identity(aggregator.plan.sites), registry)
     if aggregator.ended:
         host.ended.set()
     interrupted = ""
@@ -163,7 +164,7 @@ async def _serve(
 
     config = uvicorn.Config(
         routes.app(),
-        http=Web,
+        http=HttpConnection,
         ws="none",
         loop="none",
         log_config=None,
@@ -176,7 +177,7 @@ async def _serve(
         server_header=False,
         date_header=False,
     )
-    web = Uvicorn(config, door, secure, interrupt)
+    web = Uvicorn(config, registry, access.secure, interrupt)
 
     def hear(lifeline: Connection) -> None:
         try:
@@ -190,49 +191,41 @@ async def _serve(
     if lifeline is not None:
         loop.add_reader(lifeline.fileno(), hear, lifeline)
     serving = asyncio.create_task(web.serve(sockets=[listening]))
-    show = _Show(view)
-    show.start()
+    display = _Display(view)
+    display.call(lambda view: view.start())
     try:
         while not host.ended.is_set() and not serving.done():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(host.ended.wait(), TICK)
             host.tick()
-            show.tick()
+            display.call(lambda view: view.tick())
         if host.crashed or (interrupted and resumable):
             await host.leave()
         else:
-            await host.drain(LINGER)
+            await host.drain(MAX_SILENCE)
         web.should_exit = True
         await serving
     finally:
         await host.close()
-        show.stop()
+        display.call(lambda view: view.stop())
     if host.error is not None:
         raise host.error
     return interrupted
 
 
-class _Show:
-    """A view that may break, its terminal being closed or by its own fault, without breaking the run."""
+class _Display:
+    """A view that may fail, because its terminal is closed or by its own fault, without ending the run."""
 
     def __init__(self, view: View) -> None:
         self._view: View | None = view
 
-    def start(self) -> None:
-        self._try(lambda view: view.start())
-
-    def tick(self) -> None:
-        self._try(lambda view: view.tick())
-
-    def stop(self) -> None:
-        self._try(lambda view: view.stop())
-
-    def _try(self, act: Callable[[View], None]) -> None:
+    def call(self, act: Callable[[View], None]) -> None:
+        """Let the view act, unless it has failed before."""
         if self._view is not None:
             try:
                 act(self._view)
             except (OSError, SystemExit):  # rich turns a closed pipe into an exit
                 self._view = None
             except Exception:
-                LOG.exception("what is shown of the run ends here; the run goes on")
+                _log.exception("what is shown of the run ends here; the run goes on")
                 self._view = None

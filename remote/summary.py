@@ -50,8 +50,8 @@ def summary(progress: Progress) -> dict[str, Any]:
     }
 
 
-def _metrics(found: PooledMetrics | Metrics | None) -> dict[str, Any] | None:
-    if found is None:
+def _metrics(metrics: PooledMetrics | Metrics | None) -> dict[str, Any] | None:
+    if metrics is None:
         return None
-    values = {str(name): value for name, value in found.values.items()}
-    return {"samples": found.samples, **values, "auc_error": found.auc_error, "absent": found.absent}
+    values = {str(name): value for name, value in metrics.values.items()}
+    return {"samples": metrics.samples, **values, "auc_error": metrics.auc_error, "absent": metrics.absent}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -17,9 +16,9 @@ from rich.text import Text
 from rankdad.common.tasks import shown
 from rankdad.remote.progress import AGGREGATOR, Progress
 
-WAITING_WORTH_SAYING = 10.0  # seconds between two lines about the same wait
-WAITING_WORTH_SHOWING = 1.0
-TELLING = 3  # metrics of a line
+WAITING_PERIOD = 10.0  # seconds between two lines about the same wait
+MIN_WAITING = 1.0
+MAX_METRICS = 3  # metrics of a line
 
 
 @dataclass(frozen=True)
@@ -29,12 +28,12 @@ class Waiting:
     Args:
         sites: that it waits for.
         seconds: for which it has been open.
-        left_out: sites that are away, and that it does not wait for.
+        without: sites that have departed, and that it does not wait for.
     """
 
     sites: tuple[str, ...] = ()
     seconds: float = 0.0
-    left_out: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
 
 
 class View(Protocol):
@@ -68,7 +67,7 @@ class PlainView:
         self._progress, self._waiting, self._console = progress, waiting, console
         self._epoch = self._said = 0
         self._begun = False
-        self._left_out: tuple[str, ...] = ()
+        self._without: tuple[str, ...] = ()
         self._problems: dict[str, str] = {}
 
     def start(self) -> None:
@@ -91,16 +90,16 @@ class PlainView:
                 self._say(_problem(site, problem))
         self._problems = dict(p.problems)
         now = self._waiting()
-        periods = int(now.seconds / WAITING_WORTH_SAYING) if now.sites else 0
+        periods = int(now.seconds / WAITING_PERIOD) if now.sites else 0
         if periods > self._said:
             self._say(f"waiting for {', '.join(now.sites)} ({now.seconds:.0f} s)")
         self._said = periods
-        if now.left_out != self._left_out:
-            self._say(f"goes on without {', '.join(now.left_out)}" if now.left_out else "all sites are back")
-            self._left_out = now.left_out
+        if now.without != self._without:
+            self._say(f"goes on without {', '.join(now.without)}" if now.without else "all sites are back")
+            self._without = now.without
 
     def stop(self) -> None:
-        """Say what was not said yet."""
+        """Print what is new since the last tick."""
         self.tick()
 
     def _say(self, line: str) -> None:
@@ -141,21 +140,21 @@ class LiveView:
             *(("to mend", _problem(site, problem)) for site, problem in p.problems.items()),
         ]
         table = Table.grid(padding=(0, 2))
-        for what, said in rows:
-            table.add_row(Text(what, "bold"), Text(said))  # a string would be read as markup
+        for label, text in rows:
+            table.add_row(Text(label, "bold"), Text(text))  # a string would be read as markup
         return table
 
     def _round(self) -> str:
         now, total = self._waiting(), len(self._progress.sites)
         if self._progress.status != "running":
             return self._progress.status
-        words = [f"{total - len(now.sites) - len(now.left_out)} of {total} sites in"]
+        words = [f"{total - len(now.sites) - len(now.without)} of {total} sites in"]
         if not now.sites:
             words.append("aggregating")
-        elif now.seconds >= WAITING_WORTH_SHOWING:
+        elif now.seconds >= MIN_WAITING:
             words.append(f"waiting for {', '.join(now.sites)} ({now.seconds:.0f} s)")
-        if now.left_out:
-            words.append(f"without {', '.join(now.left_out)}")
+        if now.without:
+            words.append(f"without {', '.join(now.without)}")
         return " · ".join(words)
 
 
@@ -183,17 +182,17 @@ def _figures(p: Progress) -> str:
         return f"training loss {_number(p.loss)}"
     if not p.validation.samples:
         return f"training loss {_number(p.train_loss)}"
-    found = " · ".join(figures(p.validation.values, p.validation.auc_error)[:TELLING])
-    return f"training loss {_number(p.train_loss)} · validation: {found}"
+    best = " · ".join(figures(p.validation.values, p.validation.auc_error)[:MAX_METRICS])
+    return f"training loss {_number(p.train_loss)} · validation: {best}"
 
 
 def figures(values: Mapping[str, float | None], auc_error: float | None) -> list[str]:
     """Return metrics as people read them."""
-    found = []
+    words = []
     for name, value in values.items():
         bound = "" if name != "auc" or auc_error is None else f" (± {auc_error:.0e})"
-        found.append(f"{shown(name)} {_number(value, 5 if name == 'auc' else 4)}{bound}")
-    return found
+        words.append(f"{shown(name)} {_number(value, 5 if name == 'auc' else 4)}{bound}")
+    return words
 
 
 def _bytes(p: Progress) -> str:
@@ -223,50 +222,3 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} GB"
-
-
-def _show_study(metrics: dict[str, Any]) -> None:
-    for name, interval in metrics["intervals"].items():
-        label, low, high = shown(name), interval["low"], interval["high"]
-        print(f"         95 % interval of {label}: {low:.4f} to {high:.4f} ({interval['method']})")
-    spreads = {"folds": metrics["folds"], "sites": metrics["sites"]}
-    for over, found in spreads.items():
-        several = {name: spread for name, spread in found.items() if spread["sd"] is not None}
-        if several:
-            words = (f"{shown(name)} {one['mean']:.4f} ± {one['sd']:.4f}" for name, one in several.items())
-            print(f"         mean over {over}: {', '.join(words)}")
-
-
-def _best(summary: dict[str, Any]) -> str:
-    """Say whose epochs these are, and which one's weights were kept, where samples were there to tell."""
-    validation = summary["metrics"]["validation"]
-    chosen = f", best epoch {summary['best_epoch'] + 1}" if validation and validation["samples"] else ""
-    return f" in the last of {summary['folds']} folds{chosen}" if summary["folds"] > 1 else chosen
-
-
-def show_result(summary: dict[str, Any], directory: Path) -> None:
-    """Print a run's result in a few lines."""
-    test = summary["metrics"]["test"] or {}
-    equal = len(set(summary["weights_sha256"].values())) == 1
-    print(
-        f"\n{summary['method']}, {len(summary['sites'])} sites, {summary['steps']} steps, {summary['epochs']} epochs"
-        f"{_best(summary)}, {summary['seconds']:.1f} s"
-    )
-    if test.get("samples"):
-        known = {name: value for name, value in test.items() if name not in ("samples", "auc_error", "absent")}
-        print(f"test:    {', '.join(figures(known, test['auc_error']))}, {test['samples']} samples")
-        _show_study(summary["metrics"])
-    for warning, sites in summary["warnings"].items():
-        named = ", ".join(sites[:5]) + ", …" * (len(sites) > 5)
-        print(f"warning: {warning.replace('-', ' ')}: {len(sites)} sites ({named})")
-    if summary["rows_dropped"]:
-        print(f"dropped: {sum(summary['rows_dropped'].values())} rows of data at {len(summary['rows_dropped'])} sites")
-    up, down = summary["bytes_up_per_site_step"], summary["bytes_down_per_site_step"]
-    ratio = summary["times_fewer_bytes_than_dense"] or 0.0
-    print(f"traffic: {size(up)} up, {size(down)} down per site and step, {ratio:.1f} times fewer than full gradients")
-    digest = next(iter(summary["weights_sha256"].values()), "")
-    for site, steps in summary["left_out"].items():
-        print(f"quorum:  {site} was left out of {steps} of {summary['steps']} steps")
-    apart = "" if equal else f" by {summary['drift'] or 0:.0e} of their size"
-    print(f"weights: {'equal at all sites' if equal else f'DIFFERENT between sites{apart}'}, sha256 {digest[:16]}…")
-    print(f"output:  {directory} (rankdad predict {directory} DATA)")

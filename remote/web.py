@@ -1,17 +1,12 @@
-"""The aggregator's end of a connection: uvicorn's protocol with the limits that it lacks, and TLS that is logged.
-
-A connection is a stranger's until a request on it has proven, or where nobody proves anything has said, which site it
-is. Strangers are few and do not stay; the newest connections of a site take the place of its oldest.
-"""
+"""The aggregator's end of a connection: uvicorn's protocol with the limits that it lacks, and TLS that is logged."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
-from collections import Counter
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
 import uvicorn
 from starlette.requests import ClientDisconnect
@@ -19,86 +14,29 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from rankdad.common.errors import ProtocolError, UserError, one_line
-from rankdad.remote.audit import Audit
 from rankdad.remote.auth import Context, names_of
+from rankdad.remote.connections import MAX_PER_SITE, ConnectionRegistry
 
-HEADERS = 10.0  # seconds for a TLS handshake, and for a request's headers from the connection or their first byte on
-HEADER_BYTES = 1 << 14  # of a request but for its body: line, headers, sizes of chunks, trailers
+HEADERS_SECONDS = 10.0  # for a TLS handshake, and for a request's headers
+MAX_HEADER_BYTES = 1 << 14  # of a request but for its body: line, headers, sizes of chunks, trailers
 FRAMED = 8  # bytes of a body that make up for one byte of its chunks' sizes
-STRANGERS = 64  # connections
-PER_SITE = 4  # connections, and so requests at once: no pipelining
 
 
-class Guest(Protocol):
-    """One end of a connection."""
-
-    site: str
-
-    @property
-    def address(self) -> str:
-        """The other end's address."""
-
-    def dismiss(self) -> None:
-        """Make room for another."""
-
-
-class Door:
-    """Know all connections, and make room for new ones.
-
-    Args:
-        audit: log of refusals.
-    """
-
-    def __init__(self, audit: Audit) -> None:
-        self.audit = audit
-        self._strangers: dict[Guest, None] = {}
-        self._sites: dict[str, dict[Guest, None]] = {}
-
-    def enter(self, guest: Guest) -> None:
-        """Take note of a new connection."""
-        _add(self._strangers, guest, STRANGERS)
-
-    def identify(self, guest: Guest, site: str) -> None:
-        """Take note of a connection's site."""
-        if guest.site != site:
-            self.leave(guest)
-            guest.site = site
-            _add(self._sites.setdefault(site, {}), guest, PER_SITE)
-
-    def leave(self, guest: Guest) -> None:
-        """Forget a connection."""
-        self._strangers.pop(guest, None)
-        own = self._sites.get(guest.site, {})
-        own.pop(guest, None)
-        if not own:
-            self._sites.pop(guest.site, None)
-
-
-def _add(guests: dict[Guest, None], guest: Guest, limit: int) -> None:
-    guests[guest] = None
-    if len(guests) > limit:
-        # From where most come, so that one machine alone cannot keep others out.
-        crowded = Counter(other.address for other in guests).most_common(1)[0][0]
-        oldest = next(other for other in guests if other.address == crowded)
-        del guests[oldest]
-        oldest.dismiss()
-
-
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """HTTP on one connection, one request at a time.
 
     Args:
         config: uvicorn's.
         state: uvicorn's.
-        door: all connections.
+        registry: of all connections.
     """
 
-    def __init__(self, config: uvicorn.Config, state: ServerState, door: Door) -> None:
+    def __init__(self, config: uvicorn.Config, state: ServerState, registry: ConnectionRegistry) -> None:
         super().__init__(config, state, {})
         self.site = ""
         self.names: tuple[str, ...] = ()  # in its certificate
         self.waiting: asyncio.Future[bytes | None] | None = None  # answer of the request that is held
-        self._door = door
+        self._registry = registry
         self._head = 0  # bytes of the present request beside its body, as far as the body does not make up for them
         self._body = 0  # bytes of a body among those just received
         self._deadline: asyncio.TimerHandle | None = None
@@ -113,12 +51,12 @@ class Connection(HttpToolsProtocol):
         super().connection_made(cast(asyncio.Transport, transport))
         self.names = names_of(transport.get_extra_info("peercert"))
         self._await_headers()
-        self._door.enter(self)
+        self._registry.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._end_wait()
-        self._door.leave(self)
+        self._registry.remove(self)
         if self.waiting is not None and not self.waiting.done():
             self.waiting.set_exception(ClientDisconnect())
         super().connection_lost(exc)
@@ -128,7 +66,7 @@ class Connection(HttpToolsProtocol):
         self._body = 0
         super().data_received(data)
         self._head = max(0, self._head + len(data) - self._body - self._body // FRAMED)
-        if self._head > HEADER_BYTES:
+        if self._head > MAX_HEADER_BYTES:
             self._refuse_headers()
 
     def on_message_begin(self) -> None:
@@ -152,7 +90,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Start a request, unless another is not answered yet."""
         self._end_wait()
-        if sum(len(name) + len(value) + 4 for name, value in self.headers) + len(self.url) > HEADER_BYTES:
+        if sum(len(name) + len(value) + 4 for name, value in self.headers) + len(self.url) > MAX_HEADER_BYTES:
             self._refuse_headers()
         elif self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()  # a request before the last one was answered: none of ours does that
@@ -163,10 +101,10 @@ class Connection(HttpToolsProtocol):
         """Refuse what is no HTTP."""
         self._refuse(400, msg)
 
-    def dismiss(self) -> None:
+    def evict(self) -> None:
         """Make room: answer a request that is held, close the connection otherwise."""
         if self.waiting is not None and not self.waiting.done():
-            self.waiting.set_exception(ProtocolError(429, f"more than {PER_SITE} connections of one site at once"))
+            self.waiting.set_exception(ProtocolError(429, f"more than {MAX_PER_SITE} connections of one site at once"))
         elif self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()  # in a body, or in an answer that nobody takes
         else:
@@ -174,7 +112,7 @@ class Connection(HttpToolsProtocol):
 
     def _await_headers(self) -> None:
         self._deadline = self.loop.call_later(
-            HEADERS, lambda: self._refuse(408, f"the headers did not come within {HEADERS:g} s")
+            HEADERS_SECONDS, lambda: self._refuse(408, f"the headers did not come within {HEADERS_SECONDS:g} s")
         )
 
     def _end_wait(self) -> None:
@@ -183,14 +121,14 @@ class Connection(HttpToolsProtocol):
             self._deadline = None
 
     def _refuse_headers(self) -> None:
-        self._refuse(431, f"the headers, or what frames the body, have more than {HEADER_BYTES} bytes")
+        self._refuse(431, f"the headers, or what frames the body, have more than {MAX_HEADER_BYTES} bytes")
 
     def _refuse(self, status: int, reason: str) -> None:
         """Refuse what never became a request, or goes on where one ends; close the connection."""
         self._end_wait()
         if self.transport.is_closing():
             return
-        self._door.audit.refused(self.address, self.site, status, reason)
+        self._registry.audit.refused(self.address, self.site, status, reason)
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
             self.transport.close()  # another answer has begun
             return
@@ -208,41 +146,41 @@ class Handshake:
         address: of its other end.
         make: makes the connection's protocol.
         secure: makes its encryption.
-        door: all connections.
+        registry: of all connections.
     """
 
     def __init__(
         self,
         accepted: socket.socket,
         address: str,
-        make: Callable[[], Connection],
+        make: Callable[[], HttpConnection],
         secure: Callable[[], Context],
-        door: Door,
+        registry: ConnectionRegistry,
     ) -> None:
         self.site, self.address = "", address
-        self._door = door
-        door.enter(self)
+        self._registry = registry
+        registry.add(self)
         self._task = asyncio.get_running_loop().create_task(self._shake(accepted, address, make, secure))
 
-    def dismiss(self) -> None:
+    def evict(self) -> None:
         """Make room for another."""
         self._task.cancel()
 
     async def _shake(
-        self, accepted: socket.socket, address: str, make: Callable[[], Connection], secure: Callable[[], Context]
+        self, accepted: socket.socket, address: str, make: Callable[[], HttpConnection], secure: Callable[[], Context]
     ) -> None:
         context = None
         try:
             context = secure()
             loop = asyncio.get_running_loop()
-            await loop.connect_accepted_socket(make, accepted, ssl=context, ssl_handshake_timeout=HEADERS)
+            await loop.connect_accepted_socket(make, accepted, ssl=context, ssl_handshake_timeout=HEADERS_SECONDS)
         except (OSError, UserError) as error:
             accepted.close()
             cause = (context and context.failure) or error
             reason = getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or one_line(cause)
-            self._door.audit.refused(address, "", 0, f"TLS: {reason}")
+            self._registry.audit.refused(address, "", 0, f"TLS: {reason}")
         finally:
-            self._door.leave(self)
+            self._registry.remove(self)
 
 
 async def accept(listening: socket.socket, meet: Callable[[socket.socket, str], object]) -> None:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rankdad.command import LogJson, Quiet, Verbose
 from rankdad.common.errors import UserError
+from rankdad.common.logs import LogOptions, set_up
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,10 +64,15 @@ def simulate(
     pooled: Annotated[
         bool, typer.Option("--pooled", help="Train on all sites' data together instead: what to measure against.")
     ] = False,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+    log_json: LogJson = False,
 ) -> None:
     """Train one model across sites on this machine, each a process of its own."""
+    logs = LogOptions.of(verbose=verbose, quiet=quiet, as_json=log_json)
+    set_up(logs)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would not survive the fork
-    from rankdad.remote.view import show_result
+    from rankdad.remote.result import show_result
     from rankdad.simulations.resolving import with_columns
     from rankdad.simulations.spec import read_simulation
 
@@ -99,6 +106,7 @@ def simulate(
             json_output=json_,
             ledger=LedgerOptions() if ledger or resume is not None or _needs_ledger(read.run) else None,
             resume=resume is not None,
+            logs=logs,
         )
     if json_:
         typer.echo(json.dumps(summary, indent=2))

@@ -26,6 +26,7 @@ from rich.console import Console
 from rankdad.common.documents import load_json
 from rankdad.common.errors import RankdadError, UserError
 from rankdad.common.files import write_json, write_whole
+from rankdad.common.logs import LogOptions, set_up
 from rankdad.local.config import SiteConfig
 from rankdad.remote.auth import hashed
 from rankdad.remote.config import Access
@@ -66,6 +67,7 @@ def simulate(
     ledger: LedgerOptions | None = None,
     tokens: bool = False,
     resume: bool = False,
+    logs: LogOptions = LogOptions(),  # noqa: B008
 ) -> dict[str, Any]:
     """Run a simulation, and return its summary.
 
@@ -77,6 +79,7 @@ def simulate(
         ledger: what is written down for the run to go on after a crash.
         tokens: whether sites prove who they are.
         resume: go on with the run that the directory holds.
+        logs: what the processes write into their logs.
 
     Raises:
         UserError: the data cannot be read or dealt out, or the directory already holds a run.
@@ -94,8 +97,10 @@ def simulate(
             file, directory / "sites", url, allow_factories=allow_factories, patience=patience, dealt=resume
         )
         access = _identify(configs, directory) if tokens else Access()
-        aggregator = partial(_aggregator, file, directory, listening, allow_factories, json_output, ledger, access)
-        processes = _Processes(file, directory, listening, relaying, configs, aggregator)
+        aggregator = partial(
+            _aggregator, file, directory, listening, allow_factories, json_output, ledger, access, logs
+        )
+        processes = _Processes(file, directory, listening, relaying, configs, aggregator, logs)
     return processes.run()
 
 
@@ -128,6 +133,7 @@ class _Processes:
         relaying: socket.socket | None,
         configs: dict[str, SiteConfig],
         aggregator: Callable[[Connection, Connection], None],
+        logs: LogOptions,
     ) -> None:
         self._directory = directory
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
@@ -143,7 +149,7 @@ class _Processes:
         reading, self._lifeline = context.Pipe(duplex=False)
         self._aggregator = start(context, "aggregator", partial(aggregator, self._lifeline, reading))
         self._sites: dict[str, BaseProcess] = {
-            name: start(context, name, partial(_site, self._lifeline, listening, config))
+            name: start(context, name, partial(_site, self._lifeline, listening, config, logs))
             for name, config in configs.items()
         }
         reading.close()
@@ -230,6 +236,7 @@ def _aggregator(
     json_output: bool,
     ledger: LedgerOptions | None,
     access: Access,
+    logs: LogOptions,
     other_end: Connection,
     lifeline: Connection,
 ) -> None:
@@ -239,12 +246,13 @@ def _aggregator(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     console = Console(stderr=json_output)
     with log_path(directory, "aggregator").open("w", encoding="utf-8", buffering=1) as log:
+        set_up(logs, log)
         weights = None if file.simulation.weights is None else Path(file.simulation.weights)
         aggregator = partial(run_aggregator, ledger=ledger, access=access, weights=weights)
         run(lambda: aggregator(file.run, directory, listening, console, allow_factories, lifeline), log)
 
 
-def _site(other_end: Connection, listening: socket.socket, config: SiteConfig) -> None:
+def _site(other_end: Connection, listening: socket.socket, config: SiteConfig, logs: LogOptions) -> None:
     from rankdad.local.site import run_site
 
     other_end.close()
@@ -253,6 +261,7 @@ def _site(other_end: Connection, listening: socket.socket, config: SiteConfig) -
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with (Path(config.output) / "log.txt").open("w", encoding="utf-8", buffering=1) as log:
         redirect(log)
+        set_up(logs)
         run(lambda: run_site(config), log)
 
 

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,14 @@ def sampled(cases: Iterable[Any], every: int) -> list[Any]:
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    logger = logging.getLogger("rankdad")
+    yield
+    logger.handlers.clear()
+    logger.setLevel(logging.NOTSET)
 
 
 def run_document(**changes: Any) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from typing import Any
 import httpcore
 import httpx
 
-SLOWEST = 10_000  # bytes per second of the slowest link: what moves faster may take its time
-HEAD = 1 << 17  # bytes of all that is no body: status lines, headers, sizes of chunks, trailers
-PIECE = 1 << 16  # bytes that are sent at once: few enough for the slowest link, within the time for it to stand still
+MIN_BYTES_PER_SECOND = 10_000  # bytes per second of the slowest link: what moves faster may take its time
+MAX_HEAD_BYTES = 1 << 17  # bytes of all that is no body: status lines, headers, sizes of chunks, trailers
+PIECE_BYTES = 1 << 16  # sent at once: few enough for the slowest link, within the time for which it may stand still
 ERRORS = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.ProxyError, httpcore.TimeoutException)
 
 
@@ -24,8 +24,9 @@ class TooLargeError(Exception):
 class BoundedTransport(httpx.BaseTransport):
     """Sends requests as `httpx.HTTPTransport` does, within limits.
 
-    A request's timeouts say for how long the link may stand still. Whoever moves SLOWEST bytes a second is never too
-    slow; what stops or drips is, however fast it began. Its extension `size` is that of the largest answer, in bytes.
+    A request's timeouts say for how long the link may stand still. A link that keeps up MIN_BYTES_PER_SECOND is never
+    too slow; one that stops or drips is, however fast it began. The request's extension `size` is that of the largest
+    answer, in bytes.
 
     Args:
         context: for addresses with https://.
@@ -99,7 +100,7 @@ class _Body(httpx.SyncByteStream):
         with _errors_of_httpx():
             for piece in self._answer.iter_stream():
                 size += len(piece)
-                wire.allowed = HEAD + 2 * size
+                wire.allowed = MAX_HEAD_BYTES + 2 * size
                 if size > self._size:
                     raise TooLargeError
                 yield piece
@@ -115,7 +116,7 @@ class _Stream(httpcore.NetworkStream):
         self._stream = stream
         self._reads: bool | None = None
         self._moved, self._until = 0, 0.0
-        self.allowed = HEAD  # bytes that may come
+        self.allowed = MAX_HEAD_BYTES  # bytes that may come
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         self._turn(True, timeout or 0.0)
@@ -123,7 +124,9 @@ class _Stream(httpcore.NetworkStream):
             data = self._stream.read(max_bytes, self._left(httpcore.ReadTimeout))
         except httpcore.ReadTimeout:
             if self._moved:
-                raise httpcore.ReadError(f"its answer came more slowly than {SLOWEST:,} bytes a second") from None
+                raise httpcore.ReadError(
+                    f"its answer came more slowly than {MIN_BYTES_PER_SECOND:,} bytes a second"
+                ) from None
             raise
         self._move(len(data), timeout or 0.0)
         if self._moved > self.allowed:
@@ -132,14 +135,14 @@ class _Stream(httpcore.NetworkStream):
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._turn(False, timeout or 0.0)
-        for start in range(0, len(buffer), PIECE):
-            piece = buffer[start : start + PIECE]
+        for start in range(0, len(buffer), PIECE_BYTES):
+            piece = buffer[start : start + PIECE_BYTES]
             self._stream.write(piece, self._left(httpcore.WriteTimeout))
             self._move(len(piece), timeout or 0.0)
 
     def _turn(self, reads: bool, seconds: float) -> None:
         if self._reads is not reads:
-            self._reads, self._moved, self.allowed, self._until = reads, 0, HEAD, time.monotonic() + seconds
+            self._reads, self._moved, self.allowed, self._until = reads, 0, MAX_HEAD_BYTES, time.monotonic() + seconds
 
     def _left(self, late: type[Exception]) -> float:
         left = self._until - time.monotonic()
@@ -149,7 +152,7 @@ class _Stream(httpcore.NetworkStream):
 
     def _move(self, count: int, seconds: float) -> None:
         self._moved += count
-        self._until = min(self._until + count / SLOWEST, time.monotonic() + seconds)
+        self._until = min(self._until + count / MIN_BYTES_PER_SECOND, time.monotonic() + seconds)
 
     def close(self) -> None:
         self._stream.close()

@@ -1,4 +1,4 @@
-"""Runs a trainer to its end, and carries what it says to the aggregator and back."""
+"""Runs a trainer to its end: sends its messages to the aggregator, and the updates back to it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def drive(
         site: this site's name.
         device: of the replica.
         lap: told the name of each stretch of work when it ends, for timings.
-        quietly: errors of this site that the aggregator is not told of: it comes back.
+        quietly: errors that are not reported to the aggregator, since the site comes back.
 
     Raises:
         RunFailedError: another site, or the aggregator, could not go on.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import time
-from collections.abc import Callable
 from http.cookiejar import CookieJar
 from types import TracebackType
 from typing import Any
@@ -21,11 +21,13 @@ from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.bounded import TooLargeError
 from rankdad.local.drivers.connecting import open_transport, said_by_tls
 
-FIRST_DELAY, LONGEST_DELAY = 0.1, 10.0  # seconds between two tries to reach the aggregator
-PATIENCE_AT_THE_END = 2.0  # seconds: the work is done
-HASTE = 1.0  # seconds: whoever answers "not yet" sooner is not asked again at once
-RUN = 8 << 20  # bytes of the run's spec
+MIN_DELAY, MAX_DELAY = 0.1, 10.0  # seconds between two tries to reach the aggregator
+MAX_FINAL_PATIENCE = 2.0  # seconds: the work is done
+MIN_WAIT = 1.0  # seconds: whoever answers "not yet" sooner is not asked again at once
+MAX_RUN_BYTES = 8 << 20  # bytes of the run's spec
 OK, ACCEPTED, NO_CONTENT, PROXY_DENIES, TOO_SLOW, TOO_MANY = 200, 202, 204, 407, 408, 429
+
+_log = logging.getLogger(__name__)
 
 
 class RefusedError(RankdadError):
@@ -44,7 +46,6 @@ class AggregatorClient:
 
     Args:
         config: the site's: both names, its patience, its token, its certificates and its proxy.
-        say: told what a person should know, one line at a time.
         transport: carries the requests, in place of the one that the site's file asks for.
         prompt: seconds in which a connection stands, and an answer comes that waits for nobody.
         held: seconds after which a request that waits for other sites is sent again: the aggregator answers earlier.
@@ -54,14 +55,13 @@ class AggregatorClient:
     def __init__(
         self,
         config: SiteConfig,
-        say: Callable[[str], None],
         transport: httpx.BaseTransport | None = None,
         *,
         prompt: float = 10.0,
         held: float = 60.0,
         report: float = 60.0,
     ) -> None:
-        self._config, self._say, self._prompt, self._held, self._report = config, say, prompt, held, report
+        self._config, self._prompt, self._held, self._report = config, prompt, held, report
         self._url, self._patience = config.aggregator.rstrip("/"), config.patience
         token, transport = config.token(), transport or open_transport(config)
         self._rounds = httpx.URL(f"{self._url}/rounds/{config.name}")  # once: httpx takes its time to read one
@@ -73,7 +73,7 @@ class AggregatorClient:
             trust_env=False,
         )
         self._knows_run = False
-        self._limit = RUN  # bytes of an answer
+        self._limit = MAX_RUN_BYTES  # bytes of an answer
 
     def __enter__(self) -> AggregatorClient:
         return self
@@ -120,20 +120,21 @@ class AggregatorClient:
             UnreachableError: nobody answered for as long as the site's patience lasts.
         """
         send = request = self._request("POST", self._rounds, body, held=True)
-        since, said, delay = time.monotonic(), 0.0, FIRST_DELAY
+        since, said, delay = time.monotonic(), 0.0, MIN_DELAY
         while True:
             asked = time.monotonic()
             answer = self._send(request)
             if answer.status_code == OK:
+                _log.debug("round %d: %d bytes sent, %d received", round_, len(body), len(answer.content))
                 return answer.content
-            if time.monotonic() - asked < HASTE:
+            if time.monotonic() - asked < MIN_WAIT:
                 time.sleep(delay)
-                delay = min(delay * 2, LONGEST_DELAY)
+                delay = min(delay * 2, MAX_DELAY)
             request = self._asking(round_) if answer.status_code == ACCEPTED else send
             waited = time.monotonic() - since
             if waited - said >= self._report:
                 said = waited
-                self._say(f"still waiting for the other sites after {waited:.0f} s")
+                _log.info("still waiting for the other sites after %.0f s", waited)
 
     def recorded(self, round_: int) -> bytes | None:
         """Return the update of a round if it is complete.
@@ -150,7 +151,7 @@ class AggregatorClient:
 
     def done(self) -> None:
         """Say that this site has all that it needs of the run: the aggregator need not stay for it."""
-        self._patience = min(self._patience, PATIENCE_AT_THE_END)
+        self._patience = min(self._patience, MAX_FINAL_PATIENCE)
         with contextlib.suppress(RankdadError):
             self._send(self._request("POST", f"{self._rounds}/done", b""))
 
@@ -171,7 +172,7 @@ class AggregatorClient:
 
     def _send(self, request: httpx.Request) -> httpx.Response:
         """Send a request until it is answered with 200, 202 or 204."""
-        delay, silent, held = FIRST_DELAY, False, request.extensions["held"]
+        delay, silent, held = MIN_DELAY, False, request.extensions["held"]
         since: float | None = None  # when nobody answered first: an answer that waits for other sites is no silence
         while True:
             try:
@@ -187,7 +188,7 @@ class AggregatorClient:
             except httpx.ReadTimeout:
                 if held and not silent:  # one that works on a round for so long is not silent yet
                     silent = True
-                    self._say(f"no answer for {self._held:.0f} s; sending again")
+                    _log.warning("no answer for %.0f s; sending again", self._held)
                     continue
                 problem = f"no answer within {self._held if held else self._prompt:.0f} s"
             except TooLargeError:
@@ -204,9 +205,10 @@ class AggregatorClient:
                     f"{self._url}: no aggregator for {self._patience:.0f} s ({problem}): is it running, and is the "
                     "address right? Raise the site's patience to wait longer"
                 )
-            self._say(f"{self._url}: {problem}; trying again in {min(delay, left):.1f} s, for {left:.0f} s more")
-            time.sleep(min(delay, left))  # nobody is there to be asked
-            delay = min(delay * 2, LONGEST_DELAY)
+            pause = min(delay, left)
+            _log.warning("%s: %s; trying again in %.1f s, for %.0f s more", self._url, problem, pause, left)
+            time.sleep(pause)  # nobody is there to be asked
+            delay = min(delay * 2, MAX_DELAY)
 
     def _problem(self, error: httpx.TransportError) -> str:
         """Return in words what broke a link.

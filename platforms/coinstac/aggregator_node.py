@@ -60,13 +60,13 @@ class AggregatorNode:
         Raises:
             RankdadError: the run ends, for all.
         """
-        if self._aggregator is not None and not self._aggregator.back():
+        if self._aggregator is not None and not self._aggregator.persistence.relock():
             self.close()
         try:
             return self._answer(given, state)
         finally:
             if self._aggregator is not None:
-                self._aggregator.leave()
+                self._aggregator.persistence.unlock()
 
     def _answer(self, given: Mapping[str, Any], state: outputs.NodeState) -> outputs.Reply:
         folder = Path(state.outputDirectory)

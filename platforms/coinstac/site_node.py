@@ -53,7 +53,7 @@ class SiteNode:
             state: of the node.
         """
         try:
-            if self._run is not None and not self._run.back():
+            if self._run is not None and not self._run.relock():
                 self.close()
             if outputs.is_form(given):
                 if state.iteration > 1:
@@ -77,7 +77,7 @@ class SiteNode:
             return _failed(given, state, f"{type(error).__name__}: the log of this site's container has more")
         finally:
             if self._run is not None:
-                self._run.leave()
+                self._run.unlock()
 
     def close(self) -> None:
         """Let go of the node's files."""

@@ -137,13 +137,13 @@ class SiteRun:
         self._timings.lap("pack")
         return outputs.reply(outputs.Sent(round=self._pending.round, body=body), progress=self._progress())
 
-    def leave(self) -> None:
-        """Let another process work until `back`: the platform may start the next one before this one ends."""
-        self._persistence.leave()
+    def unlock(self) -> None:
+        """Let another process work until `relock`: the platform may start the next one before this one ends."""
+        self._persistence.unlock()
 
-    def back(self) -> bool:
+    def relock(self) -> bool:
         """Go on; return whether nobody else has."""
-        return self._persistence.back()
+        return self._persistence.relock()
 
     def close(self) -> None:
         """Let go of the files."""

@@ -28,7 +28,7 @@ from tests.e2e.failpoints import Crash
 from tests.warm import CONTEXT
 
 EVERY = 10  # steps between two checkpoints
-LINGER = 2.0  # seconds for which an aggregator whose run is over waits for sites that may come
+MAX_SILENCE = 2.0  # seconds for which an aggregator whose run is over waits for sites that may come
 LONGEST = 150.0  # seconds for a run, which takes a tenth of that where nothing else runs
 KILLED = -9
 
@@ -164,7 +164,7 @@ def _begin(log: Path, crash: Crash | None) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     for module in ("rankdad.local.site", "rankdad.remote.aggregator"):
         vars(sys.modules[module])["EVERY"] = EVERY
-    vars(sys.modules["rankdad.remote.server"])["LINGER"] = LINGER
+    vars(sys.modules["rankdad.remote.server"])["MAX_SILENCE"] = MAX_SILENCE
     if crash is not None:
         crash.arm()
 

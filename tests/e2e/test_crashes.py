@@ -95,12 +95,12 @@ def test_a_killed_site_and_a_killed_aggregator_go_on_to_the_same_bits(tmp_path: 
         aggregator.communicate()
         aggregator = start(*serve)
         for name, site in sites.items():
-            said, complained = site.communicate(timeout=60)
-            assert site.returncode == 0, (name, complained)
-            assert ("goes on from its checkpoint of step 50" in said) == (name == "beta"), said
-        said, complained = aggregator.communicate(timeout=60)
-        assert aggregator.returncode == 0, complained
-        assert "goes on from its ledger" in said
+            _, logged = site.communicate(timeout=60)
+            assert site.returncode == 0, (name, logged)
+            assert ("goes on from its checkpoint of step 50" in logged) == (name == "beta"), logged
+        _, logged = aggregator.communicate(timeout=60)
+        assert aggregator.returncode == 0, logged
+        assert "goes on from its ledger" in logged
     finally:
         for process in (aggregator, *sites.values()):
             process.kill()

@@ -109,7 +109,7 @@ def held(directory: Path, data: dict[str, SiteData]) -> Iterator[Held]:
             training = train(spec, plan, data[site], TrainingState(site, run_state), EVERYTHING, lap)
             token = directory.parent / f"{site}.token"
             token.write_text(TOKENS[site])
-            with AggregatorClient(site_config(served.port, name=site, token_file=str(token)), print) as client:
+            with AggregatorClient(site_config(served.port, name=site, token_file=str(token))) as client:
                 return drive(training, client, plan, site, lap=lap)
 
         results = {site: threads.submit(take_part, site) for site in SITES}

@@ -104,7 +104,7 @@ def test_processes_and_lockstep_give_the_same_bits(tmp_path: Path, method: dict[
 
 def test_started_by_hand_and_predicted_from(tmp_path: Path) -> None:
     file = simulation(tmp_path)
-    aggregator = start("aggregator", file, "--output", tmp_path / "run", "--port", 0)
+    aggregator = start("aggregator", file, "--output", tmp_path / "run", "--port", 0, "--log-json", "-v")
     address = wait_for_line(aggregator, "listening on").split(";")[0].removeprefix("listening on ").strip()
     assert rankdad("split", file, "--output", tmp_path / "hand", "--aggregator", address).returncode == 0
     sites = [start("site", tmp_path / "hand" / f"{name}.json") for name in SITES]
@@ -114,6 +114,11 @@ def test_started_by_hand_and_predicted_from(tmp_path: Path) -> None:
         assert "done after 2 epochs" in out
     out, err = aggregator.communicate(timeout=60)
     assert aggregator.returncode == 0, err
+    logged = [json.loads(line) for line in err.splitlines()]
+    assert {(line["run"], line["site"]) for line in logged} == {("small", "aggregator")}
+    events = [line["event"] for line in logged if line["message"] == "accepted hello"]
+    assert {event["site"] for event in events} == set(SITES)
+    assert any(line["message"].startswith("round 0 (hello) is complete") for line in logged)
     assert "epoch 2 of 2" in out
     assert "test:    AUC" in out
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -347,7 +352,7 @@ def test_an_aggregator_that_is_not_there_is_tried_and_given_up(tmp_path: Path) -
     done = rankdad("site", site_file(tmp_path), "--patience", 1.5)
     assert done.returncode == 2
     assert 1.5 <= time.monotonic() - began < 10
-    delays = [float(found) for found in re.findall(r"connection refused; trying again in ([\d.]+) s", done.stdout)]
+    delays = [float(found) for found in re.findall(r"connection refused; trying again in ([\d.]+) s", done.stderr)]
     assert len(delays) >= 3
     assert delays == sorted(delays)
     assert delays[0] < delays[-1]

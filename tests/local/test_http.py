@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import socket
 import ssl
 import threading
@@ -84,43 +85,44 @@ def server() -> Iterator[Server]:
         thread.join()
 
 
-def client_of(server: Server, said: list[str], patience: float = 1.0, **seconds: Any) -> AggregatorClient:
-    return AggregatorClient(site_config(server.server_port, patience=patience), said.append, **seconds)
+def client_of(server: Server, patience: float = 1.0, **seconds: Any) -> AggregatorClient:
+    return AggregatorClient(site_config(server.server_port, patience=patience), **seconds)
 
 
-def test_a_body_is_sent_once_however_long_the_others_take(server: Server) -> None:
+def test_a_body_is_sent_once_however_long_the_others_take(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     server.script = [RUN, NOT_YET, NOT_YET, (200, b"update")]
-    said: list[str] = []
-    with client_of(server, said, report=0.0) as client:
+    caplog.set_level(logging.INFO, "rankdad")
+    with client_of(server, report=0.0) as client:
         assert client.exchange(b"contribution", 7) == b"update"
     assert server.asked == ["GET /run", "POST /rounds/alpha", "GET /rounds/alpha/7", "GET /rounds/alpha/7"]
     assert server.bodies == [b"contribution"]
     assert [request.get("x-rankdad-run") for request in server.headers] == [None] + ["0123456789abcdef"] * 3
-    assert [line.split(" after")[0] for line in said] == ["still waiting for the other sites"] * 2
+    assert [line.split(" after")[0] for line in caplog.messages] == ["still waiting for the other sites"] * 2
 
 
 def test_a_body_that_was_lost_with_the_aggregator_is_sent_again(server: Server) -> None:
     server.script = [RUN, NOT_YET, NOTHING, (200, b"update")]
-    with client_of(server, []) as client:
+    with client_of(server) as client:
         assert client.exchange(b"contribution", 7) == b"update"
     assert server.bodies == [b"contribution"] * 2
 
 
 def test_a_silent_link_is_tried_again_and_not_for_ever(server: Server) -> None:
     server.script = [RUN, None, (200, b"update"), None, None, None, None]
-    with client_of(server, [], patience=0.3, held=0.4) as client:
+    with client_of(server, patience=0.3, held=0.4) as client:
         assert client.exchange(b"first", 7) == b"update"
         with pytest.raises(UnreachableError, match="no answer within"):
             client.exchange(b"second", 8)
     assert server.bodies == [b"first", b"first", b"second", b"second", b"second"]
 
 
-def test_a_wait_for_other_sites_does_not_use_up_the_patience_with_an_aggregator_that_goes_away(server: Server) -> None:
+def test_a_wait_for_other_sites_does_not_use_up_the_patience_with_an_aggregator_that_goes_away(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
     server.script = [RUN, None, (200, b"update")]  # held for two seconds, then cut off
-    said: list[str] = []
-    with client_of(server, said, patience=1.0) as client:
+    with client_of(server, patience=1.0) as client:
         assert client.exchange(b"contribution", 7) == b"update"
-    assert ["for 1 s more" in line for line in said] == [True]
+    assert ["for 1 s more" in line for line in caplog.messages] == [True]
 
 
 def test_a_trainer_may_ask_whether_a_round_is_complete(server: Server) -> None:
@@ -136,7 +138,7 @@ def test_a_trainer_may_ask_whether_a_round_is_complete(server: Server) -> None:
             answers.append((yield question))
         return answers
 
-    with client_of(server, []) as client:
+    with client_of(server) as client:
         first, second, third, last = drive(training(), client, plan, "alpha")
     assert first is not None
     assert last is not None
@@ -151,7 +153,7 @@ def test_an_answer_has_a_site_remember_nothing() -> None:
         asked.append(request)
         return httpx.Response(200, headers={"set-cookie": "who=alpha"}, content=RUN[1])
 
-    with AggregatorClient(site_config(1), print, httpx.MockTransport(answer)) as client:
+    with AggregatorClient(site_config(1), httpx.MockTransport(answer)) as client:
         assert client.run() == client.run()
     assert [str(request.url) for request in asked] == ["http://127.0.0.1:1/run"] * 2
     assert not any("cookie" in request.headers for request in asked)
@@ -159,7 +161,7 @@ def test_an_answer_has_a_site_remember_nothing() -> None:
 
 def test_a_snapshot_is_asked_for(server: Server) -> None:
     server.script = [RUN, NOTHING, (200, b"state")]
-    with client_of(server, []) as client:
+    with client_of(server) as client:
         assert client.snapshot() is None
         assert client.snapshot() == b"state"
     assert server.asked[1:] == ["POST /snapshots/alpha"] * 2
@@ -167,18 +169,17 @@ def test_a_snapshot_is_asked_for(server: Server) -> None:
 
 def test_a_request_that_waits_for_nobody_runs_out_of_patience(server: Server) -> None:
     server.script = [None] * 9
-    with client_of(server, [], prompt=0.4) as client, pytest.raises(UnreachableError, match="no answer within"):
+    with client_of(server, prompt=0.4) as client, pytest.raises(UnreachableError, match="no answer within"):
         client.run()
 
 
-def test_server_errors_are_tried_again_and_refusals_are_not(server: Server) -> None:
+def test_server_errors_are_tried_again_and_refusals_are_not(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     server.script = [RUN, (503, b"busy"), (200, b"update"), (409, b'{"error": "the run is in round 7"}')]
-    said: list[str] = []
-    with client_of(server, said) as client:
+    with client_of(server) as client:
         assert client.exchange(b"first", 6) == b"update"
         with pytest.raises(RefusedError, match=r"refused \(409\): the run is in round 7"):
             client.exchange(b"second", 7)
-    assert "answered 503; trying again" in said[0]
+    assert "answered 503; trying again" in caplog.messages[0]
 
 
 @pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nconte", b"HTTP/1.1 409 No\r\n"])
@@ -194,7 +195,7 @@ def test_an_answer_whose_head_breaks_off_is_asked_for_again(head: bytes) -> None
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=serve)
         thread.start()
-        with AggregatorClient(site_config(listening.getsockname()[1], patience=5.0), print) as client:
+        with AggregatorClient(site_config(listening.getsockname()[1], patience=5.0)) as client:
             assert client.exchange(b"contribution", 0) == b"update"
         thread.join()
 
@@ -207,7 +208,7 @@ def test_a_refused_site_tells_the_aggregator_that_it_cannot_go_on(server: Server
     def training() -> Generator[Message | Ask, Message | None, None]:
         yield Message(Kind.GOODBYE, 3, Goodbye(weights_sha256="0" * 64, sketch=torch.zeros(PARTS, dtype=torch.float64)))
 
-    with client_of(server, []) as client, pytest.raises(RefusedError) as error:
+    with client_of(server) as client, pytest.raises(RefusedError) as error:
         drive(training(), client, plan, "alpha")
     assert error.value.exit_code == 1
     told = unpack(server.bodies[1], plan, up=True)
@@ -219,13 +220,13 @@ def test_a_refused_site_tells_the_aggregator_that_it_cannot_go_on(server: Server
 @pytest.mark.parametrize("body", [b"<html>hello</html>", b"[1]", b""])
 def test_something_else_at_the_address_is_said(server: Server, body: bytes) -> None:
     server.script = [(200, body)]
-    with client_of(server, []) as client, pytest.raises(UserError, match="not an aggregator of rankdad"):
+    with client_of(server) as client, pytest.raises(UserError, match="not an aggregator of rankdad"):
         client.run()
 
 
 def test_an_address_that_is_none_is_said() -> None:
     with pytest.raises(SpecError, match="is not an address"):
-        AggregatorClient(site_config(999999), print)
+        AggregatorClient(site_config(999999))
 
 
 @contextlib.contextmanager
@@ -283,7 +284,7 @@ def test_the_aggregator_is_reached_through_a_proxy_that_sees_no_more_than_its_na
     heads: list[str] = []
     with proxy(server, heads) as port:
         config = config_of(port, aggregator="https://far.example:8765", ca=str(authority.pem))
-        with AggregatorClient(config, print) as client:
+        with AggregatorClient(config) as client:
             assert client.exchange(b"contribution", 0) == b"update"
     assert heads[0].startswith("CONNECT far.example:8765 HTTP/1")
     assert f"Proxy-Authorization: {PROXY_WORDS}" in heads[0]
@@ -293,20 +294,21 @@ def test_the_aggregator_is_reached_through_a_proxy_that_sees_no_more_than_its_na
 
 def test_without_encryption_a_proxy_is_asked_to_pass_every_request_on(server: Server) -> None:
     server.script = [RUN, (200, b"update")]
-    with AggregatorClient(config_of(server.server_port), print) as client:
+    with AggregatorClient(config_of(server.server_port)) as client:
         assert client.exchange(b"contribution", 0) == b"update"
     assert server.asked == ["GET http://far.example:8765/run", "POST http://far.example:8765/rounds/alpha"]
     assert [request["proxy-authorization"] for request in server.headers] == [PROXY_WORDS] * 2
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_proxy_that_wants_another_password_is_said_without_ours(server: Server, scheme: str) -> None:
-    said: list[str] = []
+def test_a_proxy_that_wants_another_password_is_said_without_ours(
+    server: Server, scheme: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with proxy(server, [], b"407 Proxy Authentication Required\r\ncontent-length: 0") as port:
-        client = AggregatorClient(config_of(port, aggregator=f"{scheme}://far.example:8765"), said.append)
+        client = AggregatorClient(config_of(port, aggregator=f"{scheme}://far.example:8765"))
         with client, pytest.raises(UserError, match="another user and password") as error:
             client.run()
-    assert not said
+    assert not caplog.messages
     assert "cret" not in str(error.value)
 
 
@@ -316,15 +318,15 @@ def test_a_token_travels_in_a_header_and_comes_from_a_file_or_the_environment(
     (tmp_path / "token").write_text("f" * 64 + "\n")
     server.script = [RUN, RUN]
     config = config_of(0, aggregator=f"http://127.0.0.1:{server.server_port}", proxy=None)
-    with AggregatorClient(config.model_copy(update={"token_file": str(tmp_path / "token")}), print) as client:
+    with AggregatorClient(config.model_copy(update={"token_file": str(tmp_path / "token")})) as client:
         client.run()
     monkeypatch.setenv("RANKDAD_TOKEN", "e" * 64)
-    with AggregatorClient(config, print) as client:
+    with AggregatorClient(config) as client:
         client.run()
     assert [request["authorization"] for request in server.headers] == [f"Bearer {'f' * 64}", f"Bearer {'e' * 64}"]
     (tmp_path / "token").write_text("two lines\nof secrets")
     with pytest.raises(UserError, match="holds no token") as error:
-        AggregatorClient(config.model_copy(update={"token_file": str(tmp_path / "token")}), print)
+        AggregatorClient(config.model_copy(update={"token_file": str(tmp_path / "token")}))
     assert "secrets" not in str(error.value)
 
 
@@ -356,7 +358,7 @@ def test_a_site_file_that_would_be_unsafe_or_cannot_work_is_refused(
 
 def test_an_answer_larger_than_anything_in_a_run_is_not_read(server: Server) -> None:
     server.script = [RUN, (200, bytes(8 << 20)), (200, bytes((8 << 20) + 1))]
-    with client_of(server, []) as client:
+    with client_of(server) as client:
         assert len(client.exchange(b"first", 0)) == 8 << 20
         with pytest.raises(UserError, match="answered with more than 8,388,608 bytes"):
             client.exchange(b"second", 1)

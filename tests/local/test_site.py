@@ -15,8 +15,9 @@ from rankdad.common import memory
 from rankdad.common.errors import RankdadError, UserError
 from rankdad.local import site as site_module
 from rankdad.local.config import SiteConfig
-from rankdad.local.leaving import Leaving, LeavingError
-from rankdad.local.site import results_folder, run_id, run_site
+from rankdad.local.shutdown_signals import ShutdownError, ShutdownSignals
+from rankdad.local.site import run_site
+from rankdad.local.starting import results_folder, run_id
 from rankdad.remote.persistence import LedgerOptions
 from tests.conftest import write_policy, write_site
 from tests.remote.serving import Served, serving
@@ -102,8 +103,8 @@ def test_a_site_that_cannot_take_part_says_so_and_the_run_waits_for_it(
     assert not aggregator.recorder.progress.problems, "it is back"
 
 
-class LeavingAfter(Leaving):
-    """Asks the site to leave after so many steps."""
+class SignalAfter(ShutdownSignals):
+    """Stops the site after so many steps."""
 
     def __init__(self, steps: int) -> None:
         super().__init__()
@@ -114,9 +115,9 @@ class LeavingAfter(Leaving):
         super().between_steps()
 
     @property
-    def asked(self) -> bool:
-        self._asked = signal.SIGTERM if self._steps < 1 else 0
-        return super().asked
+    def received(self) -> bool:
+        self._number = signal.SIGTERM if self._steps < 1 else 0
+        return super().received
 
 
 def site(tmp_path: Path, served: Served) -> SiteConfig:
@@ -135,8 +136,8 @@ def test_a_site_goes_on_with_the_same_data_only(tmp_path: Path, what: str) -> No
     split = np.repeat([0, 1, 2], [30, 12, 12])
     write_site(tmp_path / "data", 54, 0, split=split)
     with serving(tmp_path / "run", ledger=LedgerOptions(), **ALONE) as served:
-        with pytest.raises(LeavingError):
-            run_site(site(tmp_path, served), LeavingAfter(2))
+        with pytest.raises(ShutdownError):
+            run_site(site(tmp_path, served), SignalAfter(2))
         data = dict(np.load(tmp_path / "data" / "data.npz"))
         np.savez(tmp_path / "data" / "data.npz", **(data | {what: np.roll(data[what], 1, axis=0)}))
         with pytest.raises(UserError, match=r"other samples, labels or splits .* goes on with the same data"):

@@ -23,10 +23,11 @@ from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.app import Routes
 from rankdad.remote.audit import Audit
 from rankdad.remote.auth import Context, Identity
+from rankdad.remote.connections import ConnectionRegistry
 from rankdad.remote.host import LARGE_PLAN, Host
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.server import Uvicorn
-from rankdad.remote.web import Connection, Door
+from rankdad.remote.web import HttpConnection
 from tests.conftest import SITES, run_spec
 
 
@@ -91,13 +92,13 @@ def serving(
     aggregator = Aggregator(spec, Replica(spec), directory, time.perf_counter, ledger=ledger)
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
-    with contextlib.closing(Audit(directory / "audit.jsonl", print)) as audit:
+    with contextlib.closing(Audit(directory / "audit.jsonl")) as audit:
         host, ready = Host(aggregator, audit, large_plan), threading.Event()
-        door = Door(audit)
-        app = Routes(host, identity or Identity(SITES), door).app()
+        registry = ConnectionRegistry(audit)
+        app = Routes(host, identity or Identity(SITES), registry).app()
         options: dict[str, Any] = {"ws": "none", "loop": "none", "log_config": None, "lifespan": "off"}
-        config = uvicorn.Config(app, http=Connection, timeout_graceful_shutdown=1, log_level="critical", **options)
-        web = Uvicorn(config, door, secure, print)
+        config = uvicorn.Config(app, http=HttpConnection, timeout_graceful_shutdown=1, log_level="critical", **options)
+        web = Uvicorn(config, registry, secure, print)
 
         async def serve() -> None:
             task = asyncio.create_task(web.serve(sockets=[listening]))

@@ -164,9 +164,9 @@ def test_a_site_that_fails_is_done_without_as_long_as_the_quorum_allows(tmp_path
         answers = made.take("gamma", failure(made, "gamma"))
         assert set(answers) == {"gamma"}, "it is answered, and the others are not disturbed"
         assert not made.ended
-        assert made.barrier.away == {"gamma"}
+        assert made.barrier.departed == {"gamma"}
         assert made.recorded("gamma", 1) is None, "started again, it is back"
-        assert not made.barrier.away
+        assert not made.barrier.departed
         made.take("gamma", failure(made, "gamma"))
         made.take("beta", failure(made, "beta"))
         assert made.ended, "one of three is less than the quorum"

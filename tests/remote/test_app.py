@@ -193,7 +193,7 @@ def test_a_round_that_cannot_be_aggregated_is_tried_again_and_the_sites_wait(
     updates: dict[str, bytes] = {}
 
     def take_part(site: str) -> None:
-        with AggregatorClient(site_config(served.port, name=site), lambda line: None) as client:
+        with AggregatorClient(site_config(served.port, name=site)) as client:
             updates[site] = client.exchange(served.hello(site), 0)
 
     sites = [threading.Thread(target=take_part, args=(site,)) for site in SITES]
@@ -221,10 +221,19 @@ def test_the_round_of_a_large_plan_leaves_the_event_loop_and_others_are_answered
             assert go_on.wait(10)
             return aggregate(ready)
 
+        missing, readers = served.aggregator.barrier.missing, set[str]()
+
+        def noted() -> tuple[str, ...]:
+            readers.add(threading.current_thread().name)
+            return missing()
+
         monkeypatch.setattr(served.aggregator, "aggregate", slow)
+        monkeypatch.setattr(served.aggregator.barrier, "missing", noted)
         held = [Later(served, "POST", f"/rounds/{site}", served.hello(site)) for site in SITES]
         served.until(lambda: at_work)
-        assert json.loads(ask(served, "GET", "/status")[1])["round"] == 0
+        status = json.loads(ask(served, "GET", "/status")[1])
+        assert (status["round"], status["waiting_for"]) == (0, [])
+        assert readers == {"aggregator_0"}, "others read a value that does not change"
         assert reason(ask(served, "POST", "/rounds/delta", b""))[0] == 404
         go_on.set()
         assert {request.wait()[0] for request in held} == {200}
@@ -278,9 +287,9 @@ def test_a_site_that_has_died_may_return_and_the_end_does_not_wait_for_it(served
 
 
 def test_a_body_must_not_be_slow(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "LINGER", 0.1)
-    monkeypatch.setattr(app, "BODY", 0.2)
-    monkeypatch.setattr(app, "SLOWEST", 100_000)
+    monkeypatch.setattr(app, "REFUSED_SECONDS", 0.1)
+    monkeypatch.setattr(app, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(app, "MIN_BYTES_PER_SECOND", 100_000)
     head = f"POST /rounds/alpha HTTP/1.1\r\nhost: x\r\nx-rankdad-run: {served.aggregator.run_id}\r\n"
     with served.connect() as slow:
         slow.sendall(f"{head}content-length: 60000\r\n\r\n".encode() + bytes(10_000))  # 0.1 s more

@@ -148,8 +148,7 @@ class Besieged(Aggregator):
     def _restore(self, state: dict[str, Any]) -> None:
         for name in vars(self.barrier):
             setattr(self.barrier, name, state[name])
-        self.recorder.progress.problems.clear()
-        self.recorder.progress.problems.update(state["problems"])
+        self.recorder.progress.problems = state["problems"]
         self._departed, self._outcome, self._residuals = state["departed"], state["outcome"], state["residuals"]
 
 

@@ -128,11 +128,11 @@ def test_an_update_of_another_round_than_its_place_says_is_refused(tmp_path: Pat
 
 def test_a_ledger_that_another_process_writes_can_be_left_and_taken_up_again(tmp_path: Path) -> None:
     first = Ledger(tmp_path, PLAN)
-    first.leave()
+    first.unlock()
     second = Ledger(tmp_path, PLAN)
     with pytest.raises(UserError, match="is written by another process"):
-        first.back()
-    first.leave()
+        first.relock()
+    first.unlock()
     second.close()
-    assert not first.back(), "its files are closed: whoever wants to write opens it again"
+    assert not first.relock(), "its files are closed: whoever wants to write opens it again"
     first.close()

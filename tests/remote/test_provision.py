@@ -53,7 +53,7 @@ def meet(made: Path, site: str, config: SiteConfig | None = None) -> None:
     config = config or SiteConfig.read(made / "sites" / site / "SITE.json")
     with serving(Path(mkdtemp(dir=made.parent)) / "run", settings.identity(SITES), settings.secure) as served:
         address = {"aggregator": f"https://127.0.0.1:{served.port}", "patience": 1.0}
-        with AggregatorClient(config.model_copy(update=address), print) as client:
+        with AggregatorClient(config.model_copy(update=address)) as client:
             client.run()
             assert client.recorded(0) is None
 

@@ -39,8 +39,8 @@ def play(
                 effects = barrier.tick(float(now))
             elif verb == "depart":
                 effects = barrier.depart(arguments[0], float(now))
-            elif verb == "back":
-                barrier.back(arguments[0])
+            elif verb == "rejoin":
+                barrier.rejoin(arguments[0])
                 effects = []
             elif verb == "complete":
                 effects = barrier.complete(b"update", float(now), last=bool(arguments))
@@ -101,7 +101,7 @@ def test_messages_are_in_the_plans_order_whoever_came_first() -> None:
 def test_it_knows_whom_it_waits_for_and_since_when() -> None:
     barrier, _ = play([A, B, DONE, ("send", "beta", 1)])
     assert barrier.missing() == ("alpha",)
-    assert barrier.waiting(10.0) == 7.0
+    assert barrier.began == 3.0
     barrier.receive("alpha", *contribution(1), 11.0)
     assert barrier.missing() == ()
     assert barrier.state is BarrierState.AGGREGATING
@@ -139,7 +139,7 @@ TO_ALL = "update>alpha+beta+gamma"
             ["wait", "wait", "ready 1 without 2", TO_ALL, "update>gamma", "wait", "wait", "wait"],
         ),
         (
-            [("depart", "gamma"), ("back", "gamma"), of("alpha"), of("beta"), of("gamma")],
+            [("depart", "gamma"), ("rejoin", "gamma"), of("alpha"), of("beta"), of("gamma")],
             ["wait", "wait", "wait", "wait", "ready 1"],
         ),
         # Too late by a moment: neither refused nor in; it waits for the update as all do.
@@ -161,6 +161,6 @@ def test_hello_needs_everybody_whatever_the_quorum() -> None:
 
 def test_who_is_away_is_named_apart_from_who_is_waited_for() -> None:
     barrier, _ = play([("depart", "gamma"), of("alpha")], THREE, 2, 3.0, round_=1)
-    assert (barrier.missing(), barrier.left_out) == (("beta",), ("gamma",))
+    assert (barrier.missing(), barrier.without) == (("beta",), ("gamma",))
     barrier, _ = play([("depart", "gamma"), ("depart", "beta"), of("alpha")], THREE, 2, 3.0, round_=1)
-    assert (barrier.missing(), barrier.left_out) == (("beta", "gamma"), ()), "its quorum needs one of them"
+    assert (barrier.missing(), barrier.without) == (("beta", "gamma"), ()), "its quorum needs one of them"

@@ -50,7 +50,7 @@ def test_neither_a_broken_view_nor_an_error_of_its_own_ends_a_run_for_the_sites(
     told: list[bytes | UnreachableError] = []
 
     def take_part(site: str) -> None:
-        with AggregatorClient(site_config(port, name=site, patience=1.0), lambda line: None) as client:
+        with AggregatorClient(site_config(port, name=site, patience=1.0)) as client:
             try:
                 told.append(client.exchange(hello, 0))
             except UnreachableError as error:
@@ -60,8 +60,8 @@ def test_neither_a_broken_view_nor_an_error_of_its_own_ends_a_run_for_the_sites(
     for site in sites:
         site.start()
     said = "an error of the aggregator's own: ZeroDivisionError: division by zero; the ledger has all, and the same"
-    with contextlib.closing(Audit(tmp_path / "audit.jsonl", print)) as audit, pytest.raises(RankdadError, match=said):
-        serve(aggregator, listening, lambda _: view, audit, Access(), resumable=True)
+    with contextlib.closing(Audit(tmp_path / "audit.jsonl")) as audit, pytest.raises(RankdadError, match=said):
+        serve(aggregator, listening, view, audit, Access(), resumable=True)
     for site in sites:
         site.join(10)
     assert view.shown == 2, "it is left alone once it has failed"

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from rankdad.remote import app, web
-from rankdad.remote.audit import PER_MINUTE, Audit
+from rankdad.remote.audit import MAX_PER_MINUTE, Audit
 from rankdad.remote.auth import Identity, hashed
+from rankdad.remote.connections import MAX_PER_SITE, MAX_UNAUTHENTICATED, ConnectionRegistry
 from tests.conftest import SITES
 from tests.remote.serving import Served, serving
 
@@ -24,8 +25,8 @@ TOKEN = "a" * 64
 
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    monkeypatch.setattr(web, "HEADERS", 0.3)
-    monkeypatch.setattr(app, "LINGER", 0.1)
+    monkeypatch.setattr(web, "HEADERS_SECONDS", 0.3)
+    monkeypatch.setattr(app, "REFUSED_SECONDS", 0.1)
     with serving(tmp_path / "run", Identity(SITES, dict.fromkeys(SITES, hashed(TOKEN)))) as running:
         yield running
 
@@ -188,17 +189,17 @@ def test_chunks_as_a_proxy_makes_them_are_taken(served: Served) -> None:
             assert (answer.status, answer.read()[:1]) == (200, b"{")
 
 
-def test_strangers_are_few_and_a_site_gets_in_nevertheless(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "HEADERS", 5.0)
+def test_the_unauthenticated_are_few_and_a_site_gets_in(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "HEADERS_SECONDS", 5.0)
     with contextlib.ExitStack() as stack:
-        strangers = [stack.enter_context(served.connect()) for _ in range(web.STRANGERS + 6)]
+        unauthenticated = [stack.enter_context(served.connect()) for _ in range(MAX_UNAUTHENTICATED + 6)]
         with served.connect() as site:
             site.sendall(head(served, "GET /run"))
             assert site.recv(4096).startswith(b"HTTP/1.1 200 ")
-            assert all(all_of(oldest) == b"" for oldest in strangers[:6])
-            strangers[-1].sendall(head(served, "GET /run"))
-            assert strangers[-1].recv(4096).startswith(b"HTTP/1.1 200 ")
-        for stranger in strangers:
+            assert all(all_of(oldest) == b"" for oldest in unauthenticated[:6])
+            unauthenticated[-1].sendall(head(served, "GET /run"))
+            assert unauthenticated[-1].recv(4096).startswith(b"HTTP/1.1 200 ")
+        for stranger in unauthenticated:
             stranger.close()
 
 
@@ -206,30 +207,30 @@ def test_a_fifth_request_of_a_site_takes_the_place_of_its_first(served: Served) 
     body = served.hello("alpha")
     with contextlib.ExitStack() as stack:
         waiting: list[socket.socket] = []
-        for _ in range(web.PER_SITE + 1):
+        for _ in range(MAX_PER_SITE + 1):
             served.until(lambda: len(served.host._held.get("alpha", ())) == len(waiting))
             waiting.append(stack.enter_context(served.connect()))
             waiting[-1].sendall(head(served, more=f"content-length: {len(body)}\r\n") + body)
         answer = all_of(waiting[0])
         assert answer.startswith(b"HTTP/1.1 429 ")
         assert b"more than 4 connections of one site" in answer
-        served.until(lambda: len(served.host._held["alpha"]) == web.PER_SITE)
+        served.until(lambda: len(served.host._held["alpha"]) == MAX_PER_SITE)
         waiting[1].close()
-        served.until(lambda: len(served.host._held["alpha"]) == web.PER_SITE - 1)
+        served.until(lambda: len(served.host._held["alpha"]) == MAX_PER_SITE - 1)
     assert served.aggregator.barrier.missing() == SITES[1:]
 
 
 def test_the_log_of_refusals_is_bounded_and_escaped(tmp_path: Path) -> None:
     now = [datetime(2030, 1, 1, tzinfo=UTC)]
-    audit = Audit(tmp_path / "audit.jsonl", print, lambda: now[0])
-    for _ in range(PER_MINUTE + 7):
+    audit = Audit(tmp_path / "audit.jsonl", lambda: now[0])
+    for _ in range(MAX_PER_MINUTE + 7):
         audit.refused("10.0.0.1", "a\n\x1b[2J", 422, "no")
     audit.refused("10.0.0.2", "", 401, "who?")
     now[0] += timedelta(minutes=1)
     audit.refused("10.0.0.1", "", 401, "again")
     audit.close()
     lines = (tmp_path / "audit.jsonl").read_text().splitlines()
-    assert len(lines) == PER_MINUTE + 3
+    assert len(lines) == MAX_PER_MINUTE + 3
     assert lines[0] == (
         '{"time": "2030-01-01T00:00:00.000+00:00", "what": "refused", "address": "10.0.0.1", "site": '
         '"a\\\\n\\\\x1b[2J", "status": 422, "reason": "no"}'
@@ -238,14 +239,13 @@ def test_the_log_of_refusals_is_bounded_and_escaped(tmp_path: Path) -> None:
     assert (tmp_path / "audit.jsonl").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_log_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_a_log_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for path in (Path("/dev/full"), tmp_path / "nowhere" / "audit.jsonl"):
-        audit = Audit(path, said.append)
+        audit = Audit(path)
         audit.note("run started")
         audit.note("run ended")
         audit.close()
-    assert [line.partition(": ")[2] for line in said] == [
+    assert caplog.messages == [
         "/dev/full: cannot be written: No space left on device; the run goes on without it",
         f"{tmp_path}/nowhere/audit.jsonl: cannot be written: No such file or directory; the run goes on without it",
     ]
@@ -253,16 +253,16 @@ def test_a_log_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
 
 class Caller:
     def __init__(self, address: str) -> None:
-        self.site, self.address, self.dismissed = "", address, False
+        self.site, self.address, self.evicted = "", address, False
 
-    def dismiss(self) -> None:
-        self.dismissed = True
+    def evict(self) -> None:
+        self.evicted = True
 
 
 def test_one_machine_with_many_connections_does_not_keep_others_out(tmp_path: Path) -> None:
-    door = web.Door(Audit(tmp_path / "audit.jsonl", print))
-    first, crowd = Caller("10.0.0.1"), [Caller("10.0.0.2") for _ in range(3 * web.STRANGERS)]
+    registry = ConnectionRegistry(Audit(tmp_path / "audit.jsonl"))
+    first, crowd = Caller("10.0.0.1"), [Caller("10.0.0.2") for _ in range(3 * MAX_UNAUTHENTICATED)]
     for caller in (first, *crowd):
-        door.enter(caller)
-    assert not first.dismissed
-    assert [caller.dismissed for caller in crowd].count(False) == web.STRANGERS - 1
+        registry.add(caller)
+    assert not first.evicted
+    assert [caller.evicted for caller in crowd].count(False) == MAX_UNAUTHENTICATED - 1

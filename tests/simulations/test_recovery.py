@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from rankdad.common.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import SiteData
-from rankdad.local.site import starting_state
+from rankdad.local.starting import starting_state
 from rankdad.local.training import Result, train
 from rankdad.remote import aggregator as aggregator_module
 from rankdad.remote.aggregator import Aggregator
@@ -68,7 +68,7 @@ class Site:
         plan = make_plan(self.spec, replica.model)
         run_state = RunState(self.spec, plan, replica)
         checkpoints = Checkpoints(self.folder, plan, self.name, data_sha256=self.data.sha256())
-        offered = {"oldest": aggregator.oldest}
+        offered = {"oldest": aggregator.status.oldest}
         options = (run_state, checkpoints, self.policy, self.notices.append)
         self.state = starting_state(self.name, offered, lambda: aggregator.snapshot(self.name), *options)
         began = run_state.round
@@ -484,7 +484,6 @@ def test_a_site_that_lost_its_disk_goes_on_without_residuals_and_the_ledger_says
 def test_a_site_goes_on_from_the_aggregators_weights_only_as_its_policy_says(
     tmp_path: Path,
     site_data: Data,
-    monkeypatch: pytest.MonkeyPatch,
     accepts: float,
     lost: bool,
     sentence: str,
@@ -498,7 +497,7 @@ def test_a_site_goes_on_from_the_aggregators_weights_only_as_its_policy_says(
             return None
         if lost:
             shutil.rmtree(tmp_path / "beta")
-        monkeypatch.setattr(Aggregator, "oldest", 10**9)
+        run.aggregator.status = replace(run.aggregator.status, oldest=10**9)
         return "beta"
 
     with pytest.raises(PolicyError, match=sentence):

@@ -1,0 +1,98 @@
+"""What a site starts from, and where its results go."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from rankdad.common.checkpoints import Checkpoints, take_over
+from rankdad.common.errors import UserError
+from rankdad.common.policy import Policy
+from rankdad.common.run.state import RunState
+from rankdad.local.training import TrainingState
+
+RUN_ID_FILE = "run-id"  # in an output folder: the run whose results lie there
+_log = logging.getLogger(__name__)
+
+
+def run_id(offered: Mapping[str, object]) -> str:
+    """Return the number by which the aggregator tells this run from others, which names a folder here.
+
+    Raises:
+        UserError: it is not made of 16 hexadecimal digits, and so might lead out of that folder.
+    """
+    number = offered.get("id")
+    if not isinstance(number, str) or not re.fullmatch("[0-9a-f]{16}", number):
+        raise UserError(f"the aggregator calls its run {str(number)[:40]!r}, expected 16 hexadecimal digits")
+    return number
+
+
+def results_folder(output: Path, name: str, run: str) -> Path:
+    """Return where a run's results go: into `output` itself, or, if another run's lie there, a folder of its own in it.
+
+    Args:
+        output: of the site.
+        name: of the run.
+        run: its number.
+
+    Raises:
+        UserError: the disk is full or broken.
+    """
+    owner, separate = output / RUN_ID_FILE, output / f"{name}-{run}"
+    try:
+        if owner.exists() and owner.read_bytes() == run.encode():
+            return output
+        if separate.exists() or any((output / results).exists() for results in ("model", "predictions")):
+            separate.mkdir(exist_ok=True)
+            return separate
+        owner.write_bytes(run.encode())
+    except OSError as error:
+        raise UserError(f"{output}: cannot be written: {error.strerror}") from None
+    return output
+
+
+def starting_state(
+    site: str,
+    offered: Mapping[str, object],
+    ask_for_snapshot: Callable[[], bytes | None],
+    run_state: RunState,
+    checkpoints: Checkpoints,
+    policy: Policy,
+    notice: Callable[[str], None],
+) -> TrainingState:
+    """Return the state that a site starts from: its last checkpoint, else the aggregator's, else the initial one.
+
+    Args:
+        site: its name.
+        offered: what the aggregator says of the run.
+        ask_for_snapshot: returns the aggregator's checkpoint; None if it has none.
+        run_state: of the run, at its beginning; changed in place.
+        checkpoints: of the site.
+        policy: of the site.
+        notice: told that the site takes over the aggregator's weights.
+
+    Raises:
+        PolicyError: the site could go on from the aggregator's checkpoint alone, and takes over no weights.
+        UserError: the checkpoint is not this site's, or was made with other data.
+    """
+    loaded, oldest = checkpoints.load(run_state), offered.get("oldest", 0)
+    if loaded is None and checkpoints.damaged and oldest == 0:
+        _log.warning("has no whole checkpoint; begins anew, and computes again what it has sent")
+        return TrainingState(site, run_state)
+    if loaded is not None and isinstance(oldest, int) and run_state.round >= oldest:
+        _log.info("goes on from its checkpoint of step %d, round %d", run_state.steps, run_state.round)
+        return TrainingState(site, run_state, loaded[1], follows=loaded[0].get("follows") is True)
+    snapshot = ask_for_snapshot()
+    if snapshot is None:
+        return TrainingState(site, run_state)
+    policy.check_snapshot(has_checkpoint=loaded is not None)
+    take_over(run_state, snapshot)
+    why = "has lost its checkpoints" if loaded is None else "was away for longer than the ledger reaches back"
+    notice(
+        f"{site}: {why}; goes on from the aggregator's of step {run_state.steps}, without residuals: takes over its "
+        "weights, which it cannot compare with its own"
+    )
+    checkpoints.save(run_state, {}, {"follows": True})
+    return TrainingState(site, run_state, follows=True)

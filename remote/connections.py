@@ -1,0 +1,69 @@
+"""All connections to the aggregator: how many there may be, and which one makes room for another.
+
+A connection is unauthenticated until a request on it proves which site it is; where no proof is asked for, until one
+names a site. Of unauthenticated connections there are few, and the newest of a site's connections replace its oldest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Protocol
+
+from rankdad.remote.audit import Audit
+
+MAX_UNAUTHENTICATED = 64  # connections
+MAX_PER_SITE = 4  # connections, and so requests at once: no pipelining
+
+
+class Connection(Protocol):
+    """The aggregator's end of a connection."""
+
+    site: str
+
+    @property
+    def address(self) -> str:
+        """The other end's address."""
+
+    def evict(self) -> None:
+        """Close it, to make room for another."""
+
+
+class ConnectionRegistry:
+    """All connections, by site.
+
+    Args:
+        audit: log of refusals.
+    """
+
+    def __init__(self, audit: Audit) -> None:
+        self.audit = audit
+        self._unauthenticated: dict[Connection, None] = {}
+        self._sites: dict[str, dict[Connection, None]] = {}
+
+    def add(self, connection: Connection) -> None:
+        """Add a new connection, unauthenticated."""
+        _add(self._unauthenticated, connection, MAX_UNAUTHENTICATED)
+
+    def identify(self, connection: Connection, site: str) -> None:
+        """Note that a connection is another site's than before, or no longer unauthenticated."""
+        self.remove(connection)
+        connection.site = site
+        _add(self._sites.setdefault(site, {}), connection, MAX_PER_SITE)
+
+    def remove(self, connection: Connection) -> None:
+        """Forget a connection."""
+        self._unauthenticated.pop(connection, None)
+        of_site = self._sites.get(connection.site, {})
+        of_site.pop(connection, None)
+        if not of_site:
+            self._sites.pop(connection.site, None)
+
+
+def _add(connections: dict[Connection, None], connection: Connection, limit: int) -> None:
+    connections[connection] = None
+    if len(connections) > limit:
+        # One of the address with most connections, so that one machine cannot keep others out.
+        address = Counter(other.address for other in connections).most_common(1)[0][0]
+        oldest = next(other for other in connections if other.address == address)
+        del connections[oldest]
+        oldest.evict()

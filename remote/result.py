@@ -1,0 +1,56 @@
+"""Prints what a run has come to, in a few lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rankdad.common.tasks import shown
+from rankdad.remote.view import figures, size
+
+
+def _show_study(metrics: dict[str, Any]) -> None:
+    for name, interval in metrics["intervals"].items():
+        label, low, high = shown(name), interval["low"], interval["high"]
+        print(f"         95 % interval of {label}: {low:.4f} to {high:.4f} ({interval['method']})")
+    spreads = {"folds": metrics["folds"], "sites": metrics["sites"]}
+    for over, by_metric in spreads.items():
+        several = {name: spread for name, spread in by_metric.items() if spread["sd"] is not None}
+        if several:
+            words = (f"{shown(name)} {one['mean']:.4f} ± {one['sd']:.4f}" for name, one in several.items())
+            print(f"         mean over {over}: {', '.join(words)}")
+
+
+def _best(summary: dict[str, Any]) -> str:
+    """Say whose epochs these are, and which one's weights were kept, where samples were there to tell."""
+    validation = summary["metrics"]["validation"]
+    chosen = f", best epoch {summary['best_epoch'] + 1}" if validation and validation["samples"] else ""
+    return f" in the last of {summary['folds']} folds{chosen}" if summary["folds"] > 1 else chosen
+
+
+def show_result(summary: dict[str, Any], directory: Path) -> None:
+    """Print a run's result in a few lines."""
+    test = summary["metrics"]["test"] or {}
+    equal = len(set(summary["weights_sha256"].values())) == 1
+    print(
+        f"\n{summary['method']}, {len(summary['sites'])} sites, {summary['steps']} steps, {summary['epochs']} epochs"
+        f"{_best(summary)}, {summary['seconds']:.1f} s"
+    )
+    if test.get("samples"):
+        known = {name: value for name, value in test.items() if name not in ("samples", "auc_error", "absent")}
+        print(f"test:    {', '.join(figures(known, test['auc_error']))}, {test['samples']} samples")
+        _show_study(summary["metrics"])
+    for warning, sites in summary["warnings"].items():
+        named = ", ".join(sites[:5]) + ", …" * (len(sites) > 5)
+        print(f"warning: {warning.replace('-', ' ')}: {len(sites)} sites ({named})")
+    if summary["rows_dropped"]:
+        print(f"dropped: {sum(summary['rows_dropped'].values())} rows of data at {len(summary['rows_dropped'])} sites")
+    up, down = summary["bytes_up_per_site_step"], summary["bytes_down_per_site_step"]
+    ratio = summary["times_fewer_bytes_than_dense"] or 0.0
+    print(f"traffic: {size(up)} up, {size(down)} down per site and step, {ratio:.1f} times fewer than full gradients")
+    digest = next(iter(summary["weights_sha256"].values()), "")
+    for site, steps in summary["left_out"].items():
+        print(f"quorum:  {site} was left out of {steps} of {summary['steps']} steps")
+    apart = "" if equal else f" by {summary['drift'] or 0:.0e} of their size"
+    print(f"weights: {'equal at all sites' if equal else f'DIFFERENT between sites{apart}'}, sha256 {digest[:16]}…")
+    print(f"output:  {directory} (rankdad predict {directory} DATA)")
