@@ -92,7 +92,7 @@ def part_of(data: SiteData, name: str, fold: int = 0) -> Samples:
     return data.samples.take(getattr(data.splits[fold], name))
 
 
-def written_data(folder: Path, spec: RunSpec, counts: tuple[int, ...] = (90, 60, 31)) -> dict[str, SiteData]:
+def written_data(folder: Path, spec: RunSpec, counts: tuple[int, ...] = (48, 32, 17)) -> dict[str, SiteData]:
     """Data of sites of unequal size, one of which runs out first."""
     folders = {s: write_site(folder / s, n, i) for i, (s, n) in enumerate(zip(SITES, counts, strict=True))}
     return {site: read_site(spec, folder, i) for i, (site, folder) in enumerate(folders.items())}

@@ -417,7 +417,7 @@ def without(run: Run, site: str, since: int, until: int, *, killed: bool) -> Cal
 def test_a_quorum_goes_on_without_a_site_which_catches_up(
     tmp_path: Path, site_data: Data, method: dict[str, Any], killed: bool
 ) -> None:
-    spec = run_spec(method=method, training={"epochs": 3, "batch_size": 12}, federation=QUORUM)
+    spec = run_spec(method=method, training={"epochs": 3}, federation=QUORUM)
     run = Run(spec, site_data(spec), tmp_path)
     digest = run.go(without(run, "gamma", 17, 41, killed=killed))
     progress = run.aggregator.recorder.progress
@@ -570,7 +570,7 @@ def test_the_tables_of_a_run_are_whole_after_crashes(tmp_path: Path, site_data: 
 
 
 def test_the_last_checkpoint_lost_too_is_said(tmp_path: Path, site_data: Data) -> None:
-    spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 2})
+    spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 3})
     run = Run(spec, site_data(spec), tmp_path)
     run.go(lambda message: None)
     shutil.rmtree(tmp_path / "run" / "checkpoints")

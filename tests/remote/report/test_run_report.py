@@ -67,7 +67,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run's directory that nobody may change."""
     folder = tmp_path_factory.mktemp("trained")
     spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 3})
-    run(spec, written_data(folder / "data", spec), folder / "run")
+    run(spec, written_data(folder / "data", spec, (90, 60, 31)), folder / "run")
     return folder / "run"
 
 
