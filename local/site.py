@@ -39,12 +39,13 @@ from rankdad.local.training import Result, TrainingState, train
 WHOSE = "run-id"  # in an output folder: the run whose results lie there
 
 
-def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
+def run_site(config: SiteConfig, leaving: Leaving | None = None, *, every: int = EVERY) -> Result:
     """Take part in a run from hello to goodbye.
 
     Args:
         config: the site's own file.
         leaving: whether somebody asks the site to stop.
+        every: steps between two checkpoints.
 
     Raises:
         LeavingError: somebody does; the site can go on from where it stood.
@@ -79,7 +80,7 @@ def run_site(config: SiteConfig, leaving: Leaving | None = None) -> Result:
 
         def between_steps() -> None:
             asked = leaving is not None and leaving.asked
-            if resumes and (state.run.steps % EVERY == 0 or asked) and state.run.round > began:
+            if resumes and (state.run.steps % every == 0 or asked) and state.run.round > began:
                 checkpoints.save(state.run, state.residuals, {"follows": state.follows})
                 if asked:
                     say(f"{config.name}: stops after step {state.run.steps}; start it again to go on from there")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from rankdad.common.errors import RankdadError
 from rankdad.common.replica import weights_sha256
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import read_site
+from rankdad.platforms.coinstac import aggregator_node
 from rankdad.platforms.coinstac import site_run as driver
 from rankdad.platforms.coinstac.compspec import compspec
-from rankdad.remote import aggregator as aggregator_module
+from rankdad.remote.persistence import LedgerOptions
 from rankdad.simulations.lockstep import run
 from tests.conftest import run_document
 from tests.platforms.nodes import REMOTE, Iterations, member, site_file
@@ -33,8 +35,8 @@ METHODS = [
 
 @pytest.fixture(autouse=True)
 def _checkpoints_come_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (driver, aggregator_module):
-        monkeypatch.setattr(module, "EVERY", EVERY)
+    monkeypatch.setattr(driver, "EVERY", EVERY)
+    monkeypatch.setattr(aggregator_node, "LedgerOptions", partial(LedgerOptions, every=EVERY))
 
 
 def consortium(folder: Path, method: dict[str, Any], sites: int = 3) -> tuple[RunSpec, dict[str, dict[str, Any]]]:

@@ -38,7 +38,6 @@ from rankdad.common.run.state import RunState
 from rankdad.common.tasks import Classification
 from rankdad.local.data import SiteData
 from rankdad.local.training import Result, TrainingState, train
-from rankdad.remote import aggregator as aggregator_module
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.ledger import Ledger
 from rankdad.remote.persistence import LedgerOptions
@@ -234,11 +233,10 @@ def test_a_liar_ends_its_own_part_alone(tmp_path: Path, data: dict[str, SiteData
 
 
 def test_asking_for_the_state_again_and_again_fills_neither_ledger_nor_summary(
-    tmp_path: Path, data: dict[str, SiteData], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, data: dict[str, SiteData]
 ) -> None:
     """Every state that is given takes a contribution back, which then is sent and recorded once more."""
-    monkeypatch.setattr(aggregator_module, "EVERY", 3)
-    run, given, refused = Run(tmp_path, data, LedgerOptions()), [], []
+    run, given, refused = Run(tmp_path, data, LedgerOptions(every=3)), [], []
 
     def lie(run: Run) -> None:
         step = step_of(8.0)(run)
