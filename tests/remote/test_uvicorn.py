@@ -10,7 +10,7 @@ MODULE = "uvicorn.protocols.http.httptools_impl"
 TAKEN = {  # of each class or the module: what `Connection` overrides, calls or reads
     "": {"STATUS_LINE", "HttpToolsProtocol", "RequestResponseCycle"},
     "HttpToolsProtocol": {
-        *("connection_made", "connection_lost", "data_received", "on_message_begin", "on_header", "on_body"),
+        *("connection_made", "connection_lost", "data_received", "on_message_begin", "on_header"),
         *(
             "on_headers_complete",
             "send_400_response",
