@@ -1,6 +1,7 @@
 # Each target sets up all that it needs in .venv: Python 3.11 or newer, make and a package registry are enough.
 PYTHON ?= python3
 BIN := .venv/bin
+unexport PYTHONDONTWRITEBYTECODE  # or every worker and every command compiles the tests anew
 
 .PHONY: simulate test slow exhaustive lint lines clean
 

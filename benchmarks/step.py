@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rankdad.common.documents import validate
+from rankdad.common.errors import UserError
 from rankdad.common.spec import RunSpec
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.simulations.simulator import import_before_forking, simulate
@@ -122,14 +123,20 @@ def measure_barriers(sites: int, size: int, steps: int) -> Barriers:
     found: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _ in range(REPETITIONS):
         for kind, (server, client) in kinds.items():
-            found[kind].append(_one(server, client, sites, size, steps))
+            found[kind].append(barrier_seconds(server, client, sites, size, steps))
     ratio = median(ours / http for ours, http in zip(found["ours"], found["http"], strict=True))
     ours, ledger, http, streams = (1e3 * median(found[kind]) for kind in kinds)
     return Barriers(ours, ledger, http, streams, ratio)
 
 
-def _one(server: Callable[..., None], client: Callable[..., list[float]], sites: int, size: int, steps: int) -> float:
-    """Start a server and its clients as processes; return the median seconds of a step over all clients."""
+def barrier_seconds(
+    server: Callable[..., None], client: Callable[..., list[float]], sites: int, size: int, steps: int
+) -> float:
+    """Start a server and its clients as processes; return the median seconds of a step over all clients.
+
+    Raises:
+        UserError: a client has ended before it had measured.
+    """
     context = multiprocessing.get_context("fork")
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
         port = listening.getsockname()[1]
@@ -145,6 +152,8 @@ def _one(server: Callable[..., None], client: Callable[..., list[float]], sites:
             pipes.append(here)
     try:
         seconds: list[list[float]] = [pipe.recv() for pipe in pipes]
+    except EOFError:
+        raise UserError(f"a client of the barrier for {sites} sites has ended before all was measured") from None
     finally:
         serving.terminate()
         for process in (*clients, serving):

@@ -192,7 +192,7 @@ def _probe(spec: RunSpec, model: nn.Module) -> tuple[dict[str, int], tuple[str, 
     else:
         inputs = torch.randint(spec.data.tokens, shape, generator=generator)
     with torch.random.fork_rng(devices=[]), FactorCapture(copied) as capture:
-        torch.manual_seed(derive(spec.seed, "probe"))
+        torch.default_generator.manual_seed(derive(spec.seed, "probe"))
         try:
             logits = copied(inputs)
         except Exception as error:

@@ -177,7 +177,9 @@ class Contributions:
         like = next(model.parameters())
         if not len(batch):
             return gather(plan.routes, {}, {}, like), 0.0, 0.0
-        torch.manual_seed(derive(plan.seed, "forward", self._index, run.rng_key))
+        # torch.manual_seed takes a stack trace for each kind of device that is not there
+        seeded = torch.default_generator.manual_seed if like.is_cpu else torch.manual_seed
+        seeded(derive(plan.seed, "forward", self._index, run.rng_key))
         value = 0.0
         with FactorCapture(model, only=plan.factor_names) as capture:
             for part in batch.split(batch_sizes(len(batch), self._spec.training.batch_size)):

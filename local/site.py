@@ -42,12 +42,13 @@ from rankdad.local.training import Result, train
 _log = logging.getLogger(__name__)
 
 
-def run_site(config: SiteConfig, signals: ShutdownSignals | None = None) -> Result:
+def run_site(config: SiteConfig, signals: ShutdownSignals | None = None, *, every: int = EVERY) -> Result:
     """Take part in a run from hello to goodbye.
 
     Args:
         config: the site's own file.
         signals: tells whether the site is to stop.
+        every: steps between two checkpoints.
 
     Raises:
         ShutdownError: it is; started again, it goes on.
@@ -83,7 +84,7 @@ def run_site(config: SiteConfig, signals: ShutdownSignals | None = None) -> Resu
 
         def between_steps() -> None:
             stopping = signals is not None and signals.received
-            if resumable and (state.run.steps % EVERY == 0 or stopping) and state.run.round > first_round:
+            if resumable and (state.run.steps % every == 0 or stopping) and state.run.round > first_round:
                 checkpoints.save(state.run, state.residuals, {"follows": state.follows})
                 if stopping:
                     _print(f"{config.name}: stops after step {state.run.steps}; start it again to go on from there")

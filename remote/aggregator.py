@@ -14,7 +14,6 @@ from pathlib import Path
 from time import perf_counter
 
 from rankdad.common.artifacts import save_model
-from rankdad.common.checkpoints import EVERY
 from rankdad.common.errors import ProtocolError, RankdadError, RunFailedError, UserError, visible
 from rankdad.common.messages import Failure, Farewell, Hello, Kind, Message, Roster, Step
 from rankdad.common.methods import State
@@ -93,6 +92,7 @@ class Aggregator:
         self._clock = clock
         if ledger is None or not (directory / LEDGER).exists():
             new_directory(directory)
+        self._every = (ledger or LedgerOptions()).every
         self.persistence = Persistence(directory, self.plan, secrets.token_hex(8), ledger)
         self.run_id = self.persistence.run_id
         document, self._residuals = self.persistence.load(self.state)
@@ -387,7 +387,7 @@ class Aggregator:
         if isinstance(body, Farewell):
             self.recorder.progress.aggregator_sha256 = state.replica.digest()
             self._outcome = ("completed", "")
-        elif state.between_steps and (self._has_resumed or (isinstance(body, Step) and state.steps % EVERY == 0)):
+        elif state.between_steps and (self._has_resumed or (isinstance(body, Step) and state.steps % self._every == 0)):
             self._has_resumed = False
             known = {"recorder": self.recorder.state(), "samples": self._checks.samples}
             self.persistence.save(state, self._residuals, known)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankdad.common.checkpoints import Checkpoints
+from rankdad.common.checkpoints import EVERY, Checkpoints
 from rankdad.common.errors import ProtocolError, UserError
 from rankdad.common.plan import Plan
 from rankdad.common.reduction.feedback import Residuals
@@ -25,10 +25,12 @@ class LedgerOptions:
     Args:
         durability: against what; every record is written before anybody is answered.
         retention: what of it is kept.
+        every: steps between two checkpoints.
     """
 
     durability: Durability = Durability.PROCESS
     retention: Retention = Retention.ALL
+    every: int = EVERY
 
 
 class Persistence:

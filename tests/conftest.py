@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -100,14 +101,12 @@ def part_of(data: SiteData, name: str, fold: int = 0) -> Samples:
     return data.samples.take(getattr(data.splits[fold], name))
 
 
+def written_data(folder: Path, spec: RunSpec, counts: tuple[int, ...] = (48, 32, 17)) -> dict[str, SiteData]:
+    """Data of sites of unequal size, one of which runs out first."""
+    folders = {s: write_site(folder / s, n, i) for i, (s, n) in enumerate(zip(SITES, counts, strict=True))}
+    return {site: read_site(spec, folder, i) for i, (site, folder) in enumerate(folders.items())}
+
+
 @pytest.fixture
 def site_data(tmp_path: Path) -> Callable[..., dict[str, SiteData]]:
-    """Data of sites of unequal size, one of which runs out first."""
-
-    def make(spec: RunSpec, counts: tuple[int, ...] = (90, 60, 31)) -> dict[str, SiteData]:
-        folders = {
-            s: write_site(tmp_path / "data" / s, n, i) for i, (s, n) in enumerate(zip(SITES, counts, strict=True))
-        }
-        return {site: read_site(spec, folder, i) for i, (site, folder) in enumerate(folders.items())}
-
-    return make
+    return functools.partial(written_data, tmp_path / "data")

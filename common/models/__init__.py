@@ -47,7 +47,7 @@ def build_network(spec: RunSpec, allowed_factories: Collection[str] = ()) -> nn.
         PolicyError, SpecError: as `build_model` does.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(spec.seed, "weights"))
+        torch.default_generator.manual_seed(derive(spec.seed, "weights"))
         if isinstance(spec.model, Factory):
             model = from_factory(spec.model, allowed_factories)
         else:

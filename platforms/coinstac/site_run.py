@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from rankdad.common.artifacts import save_model
-from rankdad.common.checkpoints import EVERY
 from rankdad.common.documents import validate
 from rankdad.common.errors import DataError, PolicyError, RankdadError
 from rankdad.common.files import write_json
@@ -63,6 +62,7 @@ class SiteRun:
         except (DataError, PolicyError) as error:
             raise FormError(member.refused(error)) from None
         options = LedgerOptions(retention=Retention.TAIL)
+        self._every = options.every
         self._persistence = Persistence(folder, plan, opened.id, options, owner=member.name, data_sha256=data.sha256())
         run_state = self._run_state = RunState(spec, plan, replica)
         _, residuals = self._persistence.load(run_state)
@@ -82,7 +82,7 @@ class SiteRun:
             self._timings.lap,
             self._between_steps,
             partial(write_predictions, folder / "predictions", spec, data),
-            Notices(folder, say).add,
+            Notices(folder, lambda line: say(f"warning: {line}")).add,
         )
         self._pending: Message | None = None
         self._result: Result | None = None
@@ -123,7 +123,7 @@ class SiteRun:
     def _between_steps(self) -> None:
         """Write a checkpoint where one is due, unless the ledger reaches further: it does so in one piece."""
         run_state = self._run_state
-        due = run_state.round > self._began and (self._due or run_state.steps % EVERY == 0)
+        due = run_state.round > self._began and (self._due or run_state.steps % self._every == 0)
         if due and self._ledger.update(run_state.round) is None:
             self._due = False
             self._persistence.save(run_state, self._state.residuals, {})

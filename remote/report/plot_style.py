@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
@@ -82,9 +83,9 @@ def png(figure: Figure, colours: Sequence[str] = (BLUE, ORANGE, GREY, BLACK)) ->
         figure: to be drawn.
         colours: whose tints make the palette; without any, the figure's most frequent colours.
     """
-    drawn, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format="png")
-    picture = Image.open(drawn).convert("RGB")
+    small, canvas = io.BytesIO(), FigureCanvasAgg(figure)
+    canvas.draw()
+    picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
     palette = None
     if colours:
         tints = np.linspace(0, 1, TINTS)[:, None]

@@ -164,6 +164,7 @@ def test_the_command_measures_what_it_has_data_for(tmp_path: Path) -> None:
         assert f"| ff | 1 of {shape} | 64 | 2 | " in result.output
 
 
+@pytest.mark.slow
 @pytest.mark.shared_data
 def test_reductions_on_the_papers_network() -> None:
     if not (SHARED / "mnist.npz").exists():

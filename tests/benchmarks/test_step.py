@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
+
 import pytest
 
+from benchmarks import floor
 from benchmarks.cli import SPECS
-from benchmarks.step import measure_barriers, measure_step
+from benchmarks.step import barrier_seconds, measure_barriers, measure_step
+from rankdad.common.errors import UserError
 from rankdad.simulations.simulator import import_before_forking
 from rankdad.simulations.spec import read_simulation
+from tests.e2e.test_processes import benchmark
 
 pytestmark = pytest.mark.slow
 
@@ -17,6 +23,22 @@ def test_a_site_whose_epoch_is_one_step_is_measured_too() -> None:
     *times, up, down = map(float, measure_step(file, 2))
     assert min(times) > 0
     assert up == down > 1000
+
+
+@pytest.mark.parametrize("sites", ["1,2", pytest.param("4,16,48", marks=pytest.mark.exhaustive)])
+def test_the_command_measures_few_and_many_sites_in_the_fewest_steps(sites: str) -> None:
+    done = benchmark("step", "--sites", sites, "--steps", "10", "--bytes", "1000", timeout=280)
+    assert (done.returncode, done.stderr) == (0, "")
+    measured = re.findall(r"^│ (\d+) ", done.stdout, flags=re.MULTILINE)
+    assert measured == 2 * sites.split(",")
+
+
+def test_no_sites_and_a_client_that_ends_early_are_sentences() -> None:
+    done = benchmark("step", "--sites", "0", timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: federation.sites: got []")
+    with pytest.raises(UserError, match="a client of the barrier for 1 sites has ended before all was measured"):
+        barrier_seconds(floor.streams_server, lambda *arguments: os._exit(1), 1, 1000, 10)
 
 
 @pytest.mark.alone

@@ -162,8 +162,6 @@ def _begin(log: Path, crash: Crash | None) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    for module in ("rankdad.local.site", "rankdad.remote.aggregator"):
-        vars(sys.modules[module])["EVERY"] = EVERY
     vars(sys.modules["rankdad.remote.server"])["MAX_SILENCE"] = MAX_SILENCE
     if crash is not None:
         crash.arm()
@@ -183,11 +181,11 @@ def _aggregator(
 
     _begin(log, crash)
     with listening or listen("127.0.0.1", port) as taking:
-        run_aggregator(spec, directory, taking, Console(), ledger=LedgerOptions(retention=retention))
+        run_aggregator(spec, directory, taking, Console(), ledger=LedgerOptions(retention=retention, every=EVERY))
 
 
 def _site(log: Path, crash: Crash | None, config: SiteConfig) -> None:
     from rankdad.local.site import run_site
 
     _begin(log, crash)
-    run_site(config)
+    run_site(config, every=EVERY)

@@ -23,7 +23,8 @@ def bytes_of(summary: dict[str, Any]) -> float:
 
 
 def test_digits_four_sites_three_seeds() -> None:
-    rows = bench_methods(SPECS / "digits.json", [], None, [0, 1, 2], None)
+    """In one process, and once more by rank-dad in processes: the same bits."""
+    rows = bench_methods(SPECS / "digits.json", [], None, [0, 1, 2], None, lockstep=True)
     for dsgd, rank_dad in zip(rows[::2], rows[1::2], strict=True):
         assert len(dsgd["sites"]) == 4
         assert len(set(rank_dad["weights_sha256"].values())) == 1

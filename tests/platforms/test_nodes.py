@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ from rankdad.common.plan import make_plan
 from rankdad.common.replica import weights_sha256
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import read_site
-from rankdad.platforms.coinstac import site_run
+from rankdad.platforms.coinstac import aggregator_node, site_run
 from rankdad.platforms.coinstac.compspec import compspec
 from rankdad.platforms.coinstac.limits import largest_message
-from rankdad.remote import aggregator as aggregator_module
+from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.report.run_results import RunResults
 from rankdad.simulations.lockstep import run as lockstep
 from tests.conftest import run_document
@@ -38,8 +39,8 @@ METHODS = [
 
 @pytest.fixture(autouse=True)
 def _checkpoints_come_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (site_run, aggregator_module):
-        monkeypatch.setattr(module, "EVERY", EVERY)
+    for module in (site_run, aggregator_node):
+        monkeypatch.setattr(module, "LedgerOptions", partial(LedgerOptions, every=EVERY))
 
 
 def consortium(

@@ -126,7 +126,7 @@ def test_lies_are_named_and_the_run_ends_as_if_nobody_had_lied(
     tmp_path: Path, site_data: Callable[..., dict[str, SiteData]], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     changes, said = RUNS[name]
-    spec = run_spec(**changes)
+    spec = run_spec(**changes | {"training": {"epochs": 1} | changes.get("training", {})})
     data = site_data(spec, (40, 30, 21))
     found: list[Attacked] = []
 

@@ -105,7 +105,10 @@ def test_a_method_that_does_not_fit_is_left_out_and_says_why(site_data: Data) ->
 )
 def test_bytes_as_sent_are_those_that_the_plan_predicts(site_data: Data, method: dict[str, Any]) -> None:
     spec = run_spec(model={"name": "mlp", "hidden": [64, 64]}, method=method, training={"batch_size": 30})
-    data = {site: part_of(own, "train").take(torch.arange(30) % 20) for site, own in site_data(spec).items()}
+    data = {
+        site: part_of(own, "train").take(torch.arange(30) % len(own.splits[0].train))
+        for site, own in site_data(spec).items()
+    }
     plan = make_plan(spec, build_model(spec))
     (own,) = [one for one in verify(spec, data)[0] if one.method == method["name"]]
     assert own.up == step_bytes(plan, up=True)

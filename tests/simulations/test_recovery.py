@@ -29,7 +29,6 @@ from rankdad.common.spec import RunSpec
 from rankdad.local.data import SiteData
 from rankdad.local.starting import starting_state
 from rankdad.local.training import Result, train
-from rankdad.remote import aggregator as aggregator_module
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.export import export
 from rankdad.remote.ledger import Retention
@@ -41,12 +40,7 @@ from tests.conftest import SITES, run_spec
 
 Data = Callable[..., dict[str, SiteData]]
 EVERY = 3  # steps between two checkpoints
-LEDGER_OPTIONS = LedgerOptions()
-
-
-@pytest.fixture(autouse=True)
-def _checkpoints_come_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregator_module, "EVERY", EVERY)
+LEDGER_OPTIONS = LedgerOptions(every=EVERY)
 
 
 @dataclass
@@ -271,7 +265,7 @@ def test_whoever_dies_in_a_later_fold_the_weights_and_figures_are_the_same(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_whoever_dies_whenever_in_a_later_fold_they_are_the_same(tmp_path: Path, site_data: Data, every: int) -> None:
     moments = lambda second: [*range(1, 12), *second, second[-1] + 1][::every]  # noqa: E731
     crash_in_the_second_fold(tmp_path, site_data, moments)
@@ -417,7 +411,7 @@ def without(run: Run, site: str, since: int, until: int, *, killed: bool) -> Cal
 def test_a_quorum_goes_on_without_a_site_which_catches_up(
     tmp_path: Path, site_data: Data, method: dict[str, Any], killed: bool
 ) -> None:
-    spec = run_spec(method=method, training={"epochs": 3, "batch_size": 12}, federation=QUORUM)
+    spec = run_spec(method=method, training={"epochs": 3}, federation=QUORUM)
     run = Run(spec, site_data(spec), tmp_path)
     digest = run.go(without(run, "gamma", 17, 41, killed=killed))
     progress = run.aggregator.recorder.progress
@@ -455,7 +449,7 @@ def test_a_site_that_lost_its_disk_goes_on_without_residuals_and_the_ledger_says
     tmp_path: Path, site_data: Data, retention: Retention
 ) -> None:
     spec = run_spec(method={"name": "rank-dad", "rank": 1}, training={"epochs": 3})
-    run = Run(spec, site_data(spec), tmp_path, LedgerOptions(retention=retention))
+    run = Run(spec, site_data(spec), tmp_path, LedgerOptions(retention=retention, every=EVERY))
 
     def crash(message: int) -> str | None:
         if message == 50:
@@ -511,7 +505,7 @@ def test_the_tail_alone_is_enough_to_recover_and_has_a_bound(tmp_path: Path, sit
     data = site_data(spec)
     undisturbed = Run(spec, data, tmp_path / "undisturbed").go(lambda message: None)
     victims = ["aggregator", *SITES]
-    run = Run(spec, data, tmp_path, LedgerOptions(retention=Retention.TAIL))
+    run = Run(spec, data, tmp_path, LedgerOptions(retention=Retention.TAIL, every=EVERY))
     assert run.go(lambda message: victims[message // 13 % 4] if message % 13 == 0 else None) == undisturbed
     for kind in ("contributions", "updates"):
         assert 2 <= len(list((tmp_path / "run" / "ledger").glob(f"{kind}-*"))) <= 4
@@ -543,7 +537,7 @@ def test_a_run_takes_no_more_disk_than_was_predicted(
     """And not much less: contributions of three times EVERY steps, the updates of all or of as many."""
     monkeypatch.setattr(footprint_module, "WINDOW", 3 * EVERY)
     spec = run_spec(method=method, training={"epochs": 3}, federation={"sites": list(SITES), "compare_every": 0})
-    run = Run(spec, site_data(spec), tmp_path, LedgerOptions(retention=retention))
+    run = Run(spec, site_data(spec), tmp_path, LedgerOptions(retention=retention, every=EVERY))
     run.go(lambda message: None)
     most, steps = footprint(run.aggregator.plan), run.aggregator.recorder.progress.step
     ledger, checkpoints = (size_of(tmp_path / "run" / name) for name in ("ledger", "checkpoints"))
@@ -569,7 +563,7 @@ def test_the_tables_of_a_run_are_whole_after_crashes(tmp_path: Path, site_data: 
 
 
 def test_the_last_checkpoint_lost_too_is_said(tmp_path: Path, site_data: Data) -> None:
-    spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 2})
+    spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 3})
     run = Run(spec, site_data(spec), tmp_path)
     run.go(lambda message: None)
     shutil.rmtree(tmp_path / "run" / "checkpoints")

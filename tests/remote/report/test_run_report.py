@@ -7,8 +7,8 @@ import dataclasses
 import io
 import json
 import re
+import shutil
 import sys
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from PIL import Image, ImageChops
 from typer.testing import CliRunner, Result
 
 from rankdad.common.errors import UserError
-from rankdad.local.data import SiteData
 from rankdad.platforms.coinstac.displays import displayed
 from rankdad.remote.cli import mount
 from rankdad.remote.report.evaluation_plots import MAX_NAMED_SITES
@@ -31,9 +30,13 @@ from rankdad.remote.report.run_report import report
 from rankdad.remote.report.run_results import METRICS, STEPS, PlanSummary, RunMetrics, RunResults, Summary, read_results
 from rankdad.remote.report.run_results import SITES as SITE_COLUMNS
 from rankdad.simulations.lockstep import run
-from tests.conftest import SITES, run_document, run_spec
+from tests.conftest import SITES, run_document, run_spec, written_data
 
-Data = Callable[..., dict[str, SiteData]]
+PLOTS = ["loss_over_epochs", "loss_over_steps", "auc_over_epochs", "accuracy_over_epochs", "test_auc_by_site"] + [
+    "test_accuracy_by_site",
+    "confusion",
+    "calibration",
+]
 
 
 class Page(HTMLParser):
@@ -59,11 +62,18 @@ class Page(HTMLParser):
         return next(row[1] for row in self.rows if row[:1] == [name])
 
 
-@pytest.fixture
-def finished(tmp_path: Path, site_data: Data) -> Path:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's directory that nobody may change."""
+    folder = tmp_path_factory.mktemp("trained")
     spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 3})
-    run(spec, site_data(spec), tmp_path / "run")
-    return tmp_path / "run"
+    run(spec, written_data(folder / "data", spec, (90, 60, 31)), folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture
+def finished(trained: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(trained, tmp_path / "run")
 
 
 @pytest.fixture
@@ -113,8 +123,8 @@ def results(sites: list[str], epochs: int, folds: int = 1, **metrics: Any) -> Ru
     return RunResults(spec, PlanSummary(), summary, table, tested, pd.DataFrame(steps, columns=list(STEPS)))
 
 
-def test_the_page_says_what_the_tables_say(finished: Path) -> None:
-    html = report(finished)
+def test_the_page_says_what_the_tables_say(trained: Path) -> None:
+    html = report(finished := trained)
     page, summary = Page(html), json.loads((finished / "summary.json").read_text())
     with (finished / "sites.csv").open(newline="") as file:
         sites = list(csv.DictReader(file))
@@ -154,7 +164,6 @@ def test_the_page_says_what_the_tables_say(finished: Path) -> None:
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert "script" not in dict(page.tags)
     assert "://" not in html
-    assert html == report(finished)
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -173,7 +182,8 @@ def test_what_went_wrong_is_on_the_page(finished: Path) -> None:
         weights_sha256={"alpha": "a" * 64, "beta": "b" * 64},
         versions={hostile: hostile},
     )
-    page = Page(report(finished))
+    page = Page(html := report(finished))
+    assert html == report(finished)
     assert page.fact("reason") == page.fact(hostile) == hostile
     assert [f"beta: policy: {hostile}"] in page.rows, "who cannot take part, and why"
     assert page.fact("sites left out of steps").startswith("beta (2 of ")
@@ -265,7 +275,7 @@ def test_the_guess_that_knows_only_the_site_is_told_from_the_model(
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_folds_of_a_number(tmp_path: Path, site_data: Data) -> None:
+def test_folds_of_a_number(tmp_path: Path) -> None:
     task = {"name": "regression"}
     spread = {"mean": 2.9, "sd": 0.2, "count": 2, "missing": 1}
     metrics = {
@@ -301,12 +311,7 @@ def test_figures_are_small_pictures_and_always_the_same(count: int) -> None:
     names = [f"{site:03d}-{'long-name-' * 6}"[:63] for site in range(count)]
     metrics: dict[str, Any] = {"confusion": confusion, "calibration": calibration}
     drawn = run_plots(results(names, epochs=12, **metrics))
-    assert list(drawn) == ["loss_over_epochs", "loss_over_steps", "auc_over_epochs", "accuracy_over_epochs"] + [
-        "test_auc_by_site",
-        "test_accuracy_by_site",
-        "confusion",
-        "calibration",
-    ]
+    assert list(drawn) == PLOTS
     for name, png in drawn.items():
         assert len(png) < 60_000, name
         picture = Image.open(io.BytesIO(png)).convert("RGB")
@@ -324,9 +329,9 @@ def test_figures_are_small_pictures_and_always_the_same(count: int) -> None:
 
 @pytest.mark.parametrize("folds", [3, pytest.param(40, marks=pytest.mark.slow)])
 def test_curves_of_folds_go_as_far_as_they_have_come(folds: int) -> None:
-    one, several = results(["a", "b"], epochs=4), results(["a", "b"], epochs=4, folds=folds)
+    several = results(["a", "b"], epochs=4, folds=folds)
     drawn = run_plots(several)
-    assert set(drawn) == set(run_plots(one))
+    assert set(drawn) == {*PLOTS} - {"confusion", "calibration"}
     cut = dataclasses.replace(several, metrics=several.metrics[several.metrics["fold"] < folds - 1])
     changed = [name for name, png in run_plots(cut).items() if drawn[name] != png]
     assert changed == ["loss_over_epochs", "auc_over_epochs", "accuracy_over_epochs"], "the unfinished fold is drawn"
