@@ -15,6 +15,7 @@ from pydantic import Field
 
 from rankdad.common.documents import Part
 from rankdad.common.errors import DataError, UserError
+from rankdad.common.written import Written
 from rankdad.local.data.npz import NAMES, read_arrays
 from rankdad.simulations.archives import Cifar10, Mnist, Natops, PenDigits, SpokenArabicDigits, Uea, named_arrays
 from rankdad.simulations.pools import ArrayPool
@@ -88,20 +89,20 @@ class Npz(Part):
 
 
 class OneTable(Part):
-    """A table of your own (CSV) with a row per sample, whose rows are dealt out with all of their columns."""
+    """A table of your own with a row per sample, whose rows are dealt out with all of their columns."""
 
     name: Literal["table"]
     path: str
     """The file."""
 
-    def load(self) -> TablePool:
-        """Read the file."""
+    def load(self, written: Written | None = None) -> TablePool:
+        """Read the file, written as a schema says."""
         from rankdad.simulations.tables import TablePool  # pandas takes half a second, which other sources need not
 
         path = Path(self.path)
         if not path.exists():
             raise DataError(path, "does not exist; pass the file's place with --data")
-        return TablePool.read(path)
+        return TablePool.read(path, written)
 
 
 class Folders(Part):

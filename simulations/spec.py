@@ -14,9 +14,11 @@ from rankdad.common.errors import SpecError
 from rankdad.common.patterns import is_pattern
 from rankdad.common.policy import FILE, Policy
 from rankdad.common.spec import RunSpec
+from rankdad.common.written import Written
 from rankdad.local.config import Device, SiteConfig
 from rankdad.simulations.faults import RelaySpec
 from rankdad.simulations.partition import ByColumn, Folder, Iid, Partition, partition
+from rankdad.simulations.pools import Pool
 from rankdad.simulations.sources import BUNDLED, BreastCancer, Diabetes, Folders, OneTable, Source
 
 TABLES = Diabetes | BreastCancer | OneTable
@@ -191,7 +193,8 @@ def _places(run: RunSpec, simulation: SimulationSpec, folder: Path, dealt: bool)
     if not isinstance(name, str) or is_pattern(name):
         raise SpecError("run.data.file", f"the source {source.name} is dealt out as one file, expected its name")
     if not dealt:
-        pool = source.load()
+        own = run.data if isinstance(run.data, Written) else None
+        pool: Pool = source.load(own) if isinstance(source, OneTable) else source.load()
         for site, rows in partition(pool, how, run).items():
             places[site].mkdir(parents=True, exist_ok=True)
             pool.write(rows, run, places[site] / name)

@@ -11,8 +11,10 @@ import pandas as pd
 
 from rankdad.common.columns import Labelled
 from rankdad.common.spec import RunSpec
+from rankdad.common.written import Written
 from rankdad.local.data.cells import labels_of
 from rankdad.local.data.reading import MISSING, Array
+from rankdad.local.data.sheets import PARQUET, WORKBOOKS
 from rankdad.local.data.tables import Table, holder, read_table
 from rankdad.simulations.pools import Rows
 
@@ -24,13 +26,13 @@ class TablePool:
     table: Table
 
     @classmethod
-    def read(cls, path: Path) -> TablePool:
-        """Read a file.
+    def read(cls, path: Path, written: Written | None = None) -> TablePool:
+        """Read a file, written as a schema says.
 
         Raises:
             DataError: it is no readable table.
         """
-        return cls(read_table(path))
+        return cls(read_table(path, written))
 
     @classmethod
     def of(cls, origin: Path, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> TablePool:
@@ -65,5 +67,12 @@ class TablePool:
 
     def write(self, rows: Rows, run: RunSpec, path: Path) -> None:
         """Write a table with all columns."""
-        separator = "\t" if path.suffix.lower() == ".tsv" else ","
-        self.table.frame.iloc[rows].to_csv(path, index=False, sep=separator)
+        frame, kind = self.table.frame.iloc[rows], path.suffix.lower()
+        if kind in WORKBOOKS:
+            frame.to_excel(path, index=False)
+        elif kind in PARQUET:
+            frame.to_parquet(path, index=False)
+        else:
+            assert isinstance(run.data, Written)
+            separator = run.data.delimiter or ("\t" if kind == ".tsv" else ",")
+            frame.to_csv(path, index=False, sep=separator)
