@@ -13,6 +13,8 @@ from rankdad.common.written import YEAR, Comparison, Date, Tabular
 from rankdad.local.data.reading import MISSING, MOST, Array, number, shown
 from rankdad.local.data.tables import Table, holder
 
+DATE = re.compile(r"\d{1,4}([-./])\d\d?\1\d{1,4}\b")
+
 
 def column_numbers(table: Table, column: str, dtype: str = "float64") -> Array:
     """Return a column as numbers that a dtype can hold, float64 [rows]; NaN where one is missing.
@@ -35,14 +37,14 @@ def _advice(table: Table, column: str, texts: Sequence[str], wrong: Sequence[int
     text = texts[wrong[0]]
     if column in (table.decimals.doubtful or {}) and re.search(r"\d[.,]\d", text):
         return f": it {(table.decimals.doubtful or {})[column]}"
-    if re.fullmatch(r"[+-]?\d+([.,]\d+)+", text):
+    if re.fullmatch(r"[+-]?\d+([.,]\d+)+", text) and not DATE.match(text):
         mark, other = ("comma", "a point") if column in table.decimals.comma else ("point", "a comma")
         return f": numbers here have a decimal {mark}; write it without {other}, or name the mark in data.decimal"
     held = [text for text in texts if text.lower() not in MISSING]
     if 2 * len(wrong) < len(held) or math.isfinite(number(text)) or len(held) < 3:
         instead = "write a number, leave the cell empty if it is missing, or list what stands for missing in"
         return f": {instead} data.missing_values"
-    if re.match(r"\d{1,4}[-./]\d\d?[-./]\d{1,4}", text):
+    if DATE.match(text):
         return ": if the column holds dates, say since when they count in data.dates; or leave it out by data.exclude"
     if len(set(held)) == len(held):
         return ": if the column names rows, leave it out by data.exclude, or make it data.key or data.group"
