@@ -7,7 +7,10 @@ from pathlib import Path
 from rankdad.common.errors import DataError
 from rankdad.common.patterns import fits, is_pattern
 from rankdad.common.written import Written
+from rankdad.local.data.sheets import PARQUET, WORKBOOKS
 from rankdad.local.data.tables import Table, append, read_table
+
+TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", *WORKBOOKS, *PARQUET)  # how tables' names end
 
 
 def find(folder: Path, names: str | tuple[str, ...]) -> list[Path]:
@@ -37,6 +40,15 @@ def _matching(folder: Path, pattern: str) -> list[Path]:
     except OSError as error:
         raise DataError(folder / pattern, f"cannot be looked for: {error.strerror or error}") from None
     return [path for path in files if not path.name.startswith((".", "~"))]  # an office program's marks of open files
+
+
+def tables_in(folder: Path) -> list[Path]:
+    """Return the tables in a folder, by their names' endings, in the alphabet's order."""
+    try:
+        files = sorted(path for path in folder.iterdir() if path.name.lower().endswith(TABLES) and path.is_file())
+    except OSError as error:
+        raise DataError(folder, f"cannot be read: {error.strerror or error}") from None
+    return [path for path in files if not path.name.startswith((".", "~"))]
 
 
 def read_one(folder: Path, names: str | tuple[str, ...], written: Written) -> tuple[Table, tuple[str, ...]]:

@@ -30,8 +30,6 @@ from rankdad.platforms.coinstac.inputs import SITES, Filled, with_sites
 MAX_LEVELS = 20  # values of a column beyond which nobody meant it to be categorical
 BATCH = 32  # rows of the largest member in a step
 SPARE = 1.3  # rows of the smallest member in a step over what its policy asks for: splits are not exact
-IDENTIFIERS = frozenset({"id", "uid", "uuid", "guid", "identifier", "mrn"})  # last words of a name
-WHOLE = frozenset({"subject", "patient", "participant", "person", "case", "record", "row", "index", "name"})  # names
 
 
 TOO_MANY = f"has more than {MAX_LEVELS} different values: choose another column, or regression if they are numbers"
@@ -185,6 +183,8 @@ def _numbers(
         missing: which of them are.
         identifiers: whether columns that look like identifiers stay.
     """
+    from rankdad.local.data.profile import is_identifier
+
     kept: list[str] = []
     left_out: dict[str, str] = {}
     counted = [*range(len(texts))]
@@ -204,12 +204,6 @@ def _numbers(
         else:
             kept.append(name)
     return tuple(kept), left_out
-
-
-def is_identifier(name: str) -> bool:
-    """Tell whether a column's name is that of an identifier, such as id, subject_id, PatientID or MRN."""
-    words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
-    return bool(words) and (words[-1] in IDENTIFIERS or (len(words) == 1 and words[0] in WHOLE))
 
 
 def complete(filled: Filled, profiles: Mapping[str, Profile]) -> tuple[dict[str, Any], list[Problem], list[str]]:

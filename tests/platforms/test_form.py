@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from rankdad.common.documents import problems, validate
 from rankdad.common.spec import RunSpec
+from rankdad.local.data.profile import is_identifier
 from rankdad.platforms.coinstac.fields import FIELDS, shown
 from rankdad.platforms.coinstac.form import columns
 from rankdad.platforms.coinstac.inputs import read, with_sites
 from rankdad.platforms.coinstac.mounts import find_member
-from rankdad.platforms.coinstac.table_profile import Profile, alone, complete, describe, is_identifier, ordered
+from rankdad.platforms.coinstac.table_profile import Profile, alone, complete, describe, ordered
 
 OWNER = {"label": "diagnosis"}
 SITES = ["a", "b", "c"]
