@@ -18,7 +18,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.written import Written
 from rankdad.local.data.files import tables_in
 from rankdad.local.data.profile import MAX_LEVELS, Column, Profile, compared, profile_of
-from rankdad.local.data.tables import read_table
+from rankdad.local.data.tables import read_guessing
 
 FEW = 8  # levels that are shown of a column
 
@@ -57,7 +57,9 @@ def describe(data: Path, spec: RunSpec | None = None) -> Description:
     for name, path in listed:
         group = name if path.parent == data or path == data else path.name if max(folders.values()) > 1 else ""
         try:
-            alike.setdefault(group, {})[name] = profile_of(read_table(path, written))
+            table, guess = read_guessing(path, written)
+            alike.setdefault(group, {})[name] = profile_of(table)
+            problems += [guess] if guess else []
         except UserError as error:
             problems.append(str(error))
     tables = {name: own for group in alike.values() for name, own in compared(group).items()}

@@ -23,6 +23,8 @@ MANY_GAPS = 0.2  # share of missing values from which a column is worth a word
 SENTINELS = frozenset({-9999, -999, -99, -9, -1, 99, 999, 9999, 99999})  # what some write for a missing number
 IDENTIFIERS = frozenset({"id", "uid", "uuid", "guid", "identifier", "mrn"})  # last words of a name
 WHOLE = frozenset({"subject", "patient", "participant", "person", "case", "record", "row", "index", "name"})  # names
+NUMBER = re.compile(r"[+-]?[\d.,]*\d([eE][+-]?\d+)?")  # with a mark of any kind
+WORDS = frozenset({"none", "null"})  # of what counts as missing, these may be levels
 FACTOR = 5.0  # between the medians of two tables, from which their units may differ
 
 
@@ -39,6 +41,8 @@ class Column:
         zeros: numbers that are 0.
         levels: how many rows have each value, the most frequent first; none where there are more than a few.
         remarks: what looks like a mistake, or says which field of a schema helps.
+        others: cells among numbers that are none, and words among levels that count as missing, with how often.
+        most: rows of the most frequent value.
     """
 
     name: str
@@ -49,6 +53,8 @@ class Column:
     zeros: int = 0
     levels: Mapping[str, int] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    others: Mapping[str, int] = field(default_factory=dict)
+    most: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,13 +87,9 @@ def profile_of(table: Table) -> Profile:
     if twice:
         remarks.append(f"{twice} rows repeat another one in every column")
     for column in columns:
-        if is_identifier(column.name) and column.distinct + column.missing < len(table):
-            most = max(Counter(map(canonical, _held(table, column.name))).values(), default=0)
-            if most > 1:
-                said = (
-                    f"{len(table) - column.missing} rows name {column.distinct} different ones, up to {most} rows each"
-                )
-                remarks.append(f"column {column.name}: {said}: make it data.group, so that they stay in one fold")
+        if is_identifier(column.name) and column.most > 1:
+            said = f"{len(table) - column.missing} rows name {column.distinct} different ones, up to {column.most} each"
+            remarks.append(f"column {column.name}: {said}: make it data.group, so that they stay in one fold")
     return Profile(str(table.source), len(table), columns, tuple(remarks))
 
 
@@ -114,12 +116,18 @@ def _column(table: Table, name: str) -> Column:
     if len(counts) == 1 and len(held) > 1:
         remarks.append("it is the same in every row")
     kind = _kind(name, held, numbers, counts)
+    words = dict(Counter(text for text in table.texts(name) if text.lower() in WORDS)) if kind == "levels" else {}
+    if words:
+        said = ", ".join(f"{shown(word)} in {count} rows" for word, count in words.items())
+        remarks.append(f"{said} counts as missing, unless it is among the column's levels in data.categorical")
+    others: dict[str, int] = {}
     if kind == "number" and len(numbers) < len(held):
-        wrong = next(text for text, number in zip(table.texts(name), found, strict=True)
-                     if text.lower() not in MISSING and not math.isfinite(number))  # fmt: skip
+        numeric = zip(table.texts(name), found, strict=True)
+        others = dict(Counter(text for text, one in numeric if text.lower() not in MISSING and not math.isfinite(one)))
         why = (table.decimals.doubtful or {}).get(name)
         advice = f"it {why}" if why else "if that means missing, list it in data.missing_values"
-        remarks.append(f"{len(held) - len(numbers)} cells are no plain numbers, such as {shown(wrong)}: {advice}")
+        said = f"{len(held) - len(numbers)} cells are no plain numbers, such as {shown(next(iter(others)))}"
+        remarks.append(f"{said}: {advice}")
     if kind == "id":
         remarks.append("it names rows: no input, but data.key or data.group, or leave it out by data.exclude")
     if kind == "date":
@@ -131,16 +139,15 @@ def _column(table: Table, name: str) -> Column:
         summary = dict(zip(("least", "lower", "median", "upper", "largest"), marks, strict=True))
         summary |= {"mean": float(numbers.mean()), "deviation": float(numbers.std())}
     levels = dict(counts.most_common()) if len(counts) <= MAX_LEVELS and kind != "id" else {}
-    return Column(
-        name, kind, missing, len(counts), summary, int((numbers == 0).sum()), levels, tuple(map(visible, remarks))
-    )
+    zeros, most, told = int((numbers == 0).sum()), max(counts.values()), tuple(map(visible, remarks))
+    return Column(name, kind, missing, len(counts), summary, zeros, levels, told, others or words, most)
 
 
 def _kind(name: str, held: Sequence[str], numbers: Array, counts: Mapping[str, int]) -> Kind:
     alone = len(counts) == len(held) and len(held) > MAX_LEVELS
     if 2 * sum(bool(DATE.match(text)) for text in held) > len(held):
         return "date"
-    if 2 * len(numbers) >= len(held):
+    if 2 * max(len(numbers), sum(bool(NUMBER.fullmatch(text)) for text in held)) >= len(held):
         return "id" if is_identifier(name) or (alone and _counts_rows(numbers)) else "number"
     if is_identifier(name) or alone:
         return "id"

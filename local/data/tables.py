@@ -21,6 +21,10 @@ from rankdad.local.data.reading import MISSING, number, shown
 from rankdad.local.data.sheets import PARQUET, WORKBOOKS, read_parquet, read_workbook
 
 
+class EncodingError(DataError):
+    """A table is not in UTF-8, and nobody has said what else it is in."""
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
     """Cells of any type by column.
@@ -149,7 +153,7 @@ def _text(path: Path, written: Written, header: bool) -> tuple[pd.DataFrame, str
         for encoding in ("utf-8-sig", written.encoding):
             if encoding is None:
                 said = "is not text in UTF-8: save it as CSV with that encoding"
-                raise DataError(path, said, hint=', or name its own in the schema\'s data: "encoding": "cp1252"')
+                raise EncodingError(path, said, hint=', or name its own in the schema\'s data: "encoding": "cp1252"')
             try:
                 cells = _parsed(path, delimiter, encoding, skipped, 1 if header else None)
                 break
@@ -188,6 +192,26 @@ def _parsed(path: Path, delimiter: str, encoding: str, skipped: int, rows: int |
         encoding=encoding,
         compression="gzip" if path.suffix.lower() == ".gz" else None,
     )
+
+
+def read_guessing(path: Path, written: Written | None = None) -> tuple[Table, str | None]:
+    """Read a table to look at it: in cp1252 if it is not in UTF-8 and nobody has said what it is in.
+
+    Returns:
+        The table, and what is to be told of the guess.
+
+    Raises:
+        DataError: as `read_table`.
+    """
+    written = written or Written()
+    try:
+        return read_table(path, written), None
+    except EncodingError:
+        table = read_table(path, written.model_copy(update={"encoding": "cp1252"}))
+    words = [*map(str, table.frame.columns), *(str(cell) for cell in table.frame.to_numpy().flat)]
+    word = next((word for word in words if not word.isascii()), "")
+    said = f"is not in UTF-8; in cp1252 its first such word is {shown(word)}: if that is right, name it in the schema, "
+    return table, f'{path}: {said}"encoding": "cp1252"'
 
 
 def append(tables: Sequence[Table]) -> Table:
