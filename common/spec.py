@@ -15,7 +15,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from rankdad.common.data import DataSpec, TableData, check_kept, check_task
 from rankdad.common.documents import Part
-from rankdad.common.networks import ModelSpec
+from rankdad.common.networks import Linear, ModelSpec
 from rankdad.common.studies import EvaluationSpec, Holdout, KFold, LeaveOneSiteOut, Preparation
 from rankdad.common.tasks import Metric, TaskSpec
 
@@ -90,16 +90,16 @@ class EarlyStopping(Part):
 class Training(Part):
     """How every replica is trained."""
 
-    epochs: Millions
+    epochs: Millions = 30
     """Passes over the data."""
-    batch_size: Millions
+    batch_size: Millions = 32
     """Samples per site and forward pass."""
     batches: Literal["full", "even"] = "full"
     """Full batches until a site's samples are used up; or as many at every site as the largest has, so that every site
     is in every step with its share: for sites of unequal size, of which the small ones are else in the first alone."""
     accumulate: Millions = 1
     """Batches per site and step: their gradients travel together, as those of one batch so many times as large."""
-    optimizer: Annotated[Adam | Sgd, Field(discriminator="name")]
+    optimizer: Annotated[Adam | Sgd, Field(discriminator="name")] = Adam(name="adam", lr=0.01, weight_decay=0.01)
     """Optimizer, equal at every site."""
     schedule: Annotated[Constant | Cosine | StepDecay, Field(discriminator="name")] = Constant()
     """Learning-rate schedule."""
@@ -274,7 +274,7 @@ class RunSpec(Part):
     """Seed of everything random."""
     task: Annotated[TaskSpec, Field(discriminator="name")]
     """What is predicted."""
-    model: Annotated[ModelSpec, Field(discriminator="name")]
+    model: Annotated[ModelSpec, Field(discriminator="name")] = Linear(name="linear")
     """The network."""
     data: DataSpec
     """Schema of the data."""
@@ -282,9 +282,9 @@ class RunSpec(Part):
     """What is done to inputs before they are trained on."""
     evaluation: Annotated[EvaluationSpec, Field(discriminator="name")] = Holdout()
     """Which samples the trained model is tested on."""
-    training: Training
+    training: Training = Training()
     """Optimizer, schedule, splits."""
-    method: Annotated[MethodSpec, Field(discriminator="name")]
+    method: Annotated[MethodSpec, Field(discriminator="name")] = RankDad(name="rank-dad", rank=2)
     """How gradients travel."""
     federation: Federation
     """Who takes part."""
