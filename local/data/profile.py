@@ -196,6 +196,11 @@ def _beside(own: Profile, others: Sequence[Profile]) -> Profile:
     return replace(own, columns=tuple(columns), remarks=own.remarks + (said if lacking else ()))
 
 
+def _far(median: float, other: float) -> bool:
+    """Tell whether two medians differ as those of different units do."""
+    return median > 0 and other > 0 and max(median / other, other / median) >= FACTOR
+
+
 def _apart(own: Column, others: Sequence[Column], tables: int) -> tuple[str, ...]:
     """Return what sets a column apart from those of its name in other tables."""
     if not tables:
@@ -215,7 +220,7 @@ def _apart(own: Column, others: Sequence[Column], tables: int) -> tuple[str, ...
                            for pick, end in ((min, "least"), (max, "largest")))  # fmt: skip
             remarks.append(f"0 in every row, elsewhere from {least:g} to {most:g}: if it means missing, list it in "
                            "data.missing_values")  # fmt: skip
-        elif middle > 0 and median > 0 and own.distinct > 10 and max(median / middle, middle / median) >= FACTOR:
+        elif own.distinct > 10 and 2 * sum(_far(median, other) for other in medians) > len(medians):
             remarks.append(f"its median is {median:g}, elsewhere {middle:g}: are the units the same?")
     if own.kind == "levels" and known and all(other.levels for other in known):
         alone = [level for level in own.levels if not any(level in other.levels for other in known)]
