@@ -15,6 +15,7 @@ from rankdad.common.imaging import FunctionData, ImagesData, NiftiData
 from rankdad.common.patterns import escaped, fits, is_pattern, literal
 from rankdad.common.table_schema import COLUMN, Column, FileName, Labelled, Level, PositiveInt, Shape
 from rankdad.common.tasks import Classification, MultiLabel, TaskSpec
+from rankdad.common.written import Date, Tabular, chosen
 
 MAX_FILES = 1000  # that a spec names one by one
 
@@ -32,6 +33,7 @@ def _file_names(given: str | tuple[str, ...]) -> str | tuple[str, ...]:
     return given
 
 
+Bound = Annotated[float, Field(allow_inf_nan=False)] | None
 Files = Annotated[str | tuple[str, ...], AfterValidator(_file_names)]
 
 
@@ -50,7 +52,7 @@ class NpzData(Part):
     """Number of distinct tokens where inputs are whole numbers for an embedding; null where they are real."""
 
 
-class TableData(Labelled):
+class TableData(Tabular):
     """What all tables have in common: columns that are inputs, and one that is the label."""
 
     features: Annotated[tuple[Column, ...], Field(max_length=100_000)]
@@ -66,6 +68,26 @@ class TableData(Labelled):
     sites' training samples there. A row that lacks its label is left out by the latter two."""
     key: Column | None = None
     """Column that names the subject in every table; null where one table has none, and rows go by their number."""
+    categorical_other: Annotated[tuple[Column, ...], Field(max_length=100_000)] = ()
+    """Columns of `categorical`, or patterns of them, with one more level: for whatever it does not list."""
+    dates: dict[Column, Date] = Field(default={})
+    """Columns of dates, and what number each becomes."""
+    clip: dict[Column, tuple[Bound, Bound]] = Field(default={})
+    """Least and largest number of a column, or of those for which a pattern stands: what lies beyond becomes that; null
+    is no bound."""
+    log: Annotated[tuple[Column, ...], Field(max_length=100_000)] = ()
+    """Columns, or patterns of them, whose natural logarithm is taken, after `clip`."""
+    missing_indicators: Annotated[tuple[Column, ...], Field(max_length=100_000)] = ()
+    """Inputs, or patterns of them, beside which stands one more: 1 where the value is missing and imputed, else 0."""
+
+    def levels(self, column: str) -> int:
+        """Return how many levels a categorical column has; 0 of another."""
+        listed = self.categorical.get(column, ())
+        return len(listed) + (bool(listed) and chosen(column, self.categorical_other))
+
+    def is_indicated(self, column: str) -> bool:
+        """Tell whether an indicator of missing values stands beside an input."""
+        return chosen(column, self.missing_indicators)
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -99,7 +121,7 @@ class TableData(Labelled):
         Raises:
             SpecError: a pattern stands for some inputs.
         """
-        return (sum(len(self.categorical[c]) if c in self.categorical else 1 for c in self.inputs),)
+        return (sum((self.levels(column) or 1) + self.is_indicated(column) for column in self.inputs),)
 
     @property
     def tokens(self) -> None:
@@ -108,7 +130,7 @@ class TableData(Labelled):
 
 
 class CsvData(TableData):
-    """A table with a row per sample, and optionally more: CSV in UTF-8, with tabs if a file's name ends in .tsv."""
+    """A table with a row per sample, and optionally more: text (.csv, .tsv, .csv.gz), a workbook (.xlsx), .parquet."""
 
     reader: Literal["csv"]
     """File format."""
@@ -199,6 +221,8 @@ def check_columns(data: TableData) -> None:
     inputs = data.named
     if not inputs and not data.patterns:
         raise ValueError("features: got none, expected at least one column")
+    if data.missing_indicators and data.missing != "impute":
+        raise ValueError(f"missing_indicators: missing is {data.missing}, expected impute")
     for field, names in (
         ("features", inputs),
         ("label", data.targets),
@@ -215,6 +239,17 @@ def check_columns(data: TableData) -> None:
             raise ValueError(f"label: {target} is the key too")
         if target in data.categorical:
             raise ValueError(f"categorical: {target} is the label, whose values are in `values`")
+    for field, entries in (("dates", data.dates), ("clip", data.clip), ("log", data.log)):
+        for column in data.categorical:
+            if chosen(column, tuple(entries)):
+                raise ValueError(f"{field}: {column} is categorical, expected columns of numbers")
+    for field, entries, among, what in (
+        ("categorical_other", data.categorical_other, data.categorical, "categorical column"),
+        ("missing_indicators", data.missing_indicators, taken, "input"),
+    ):
+        for entry in entries:
+            if not (data.patterns and field == "missing_indicators") and not any(fits(one, entry) for one in among):
+                raise ValueError(f"{field}: {entry} is no {what}")
     if data.key in taken:
         raise ValueError(f"key: {data.key} is among the features too")
     if data.group in taken:
@@ -243,6 +278,10 @@ def check_kept(data: TableData, keep: Sequence[str]) -> None:
         for column in data.categorical:
             if column not in used:
                 raise ValueError(f"data.categorical: {column} is neither among the inputs nor in harmonise.keep")
+        for field, entries in (("dates", data.dates), ("clip", data.clip), ("log", data.log)):
+            for entry in entries:
+                if not any(fits(column, entry) for column in used):
+                    raise ValueError(f"data.{field}: {entry} is neither among the inputs nor in harmonise.keep")
 
 
 def _twice(names: Sequence[str]) -> str:
@@ -291,7 +330,7 @@ def resolve_features(data: T, columns: Sequence[str]) -> T:
 
 def covariate_width(data: TableData, keep: Sequence[str]) -> int:
     """Return how many numbers a sample's kept columns become: one, of a column with levels one less than it has."""
-    return sum(len(data.categorical[column]) - 1 if column in data.categorical else 1 for column in keep)
+    return sum(data.levels(column) - 1 if column in data.categorical else 1 for column in keep)
 
 
 def check_task(data: AnyData, task: TaskSpec) -> None:

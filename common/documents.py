@@ -8,9 +8,9 @@ from __future__ import annotations
 import difflib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import to_json
@@ -19,6 +19,8 @@ from rankdad.common.errors import SpecError, UserError, visible
 
 MAX_BYTES = 64 << 20  # of a file
 MAX_DEPTH = 100  # of objects and lists in each other
+MAX_PROBLEMS = 8  # that one sentence names
+UNKNOWN = "is not known here"
 MAX_DIGITS = 40  # of a whole number
 
 
@@ -48,15 +50,18 @@ def validate(model: type[P], document: object, *, file: str | Path | None = None
         under: key in the file under which the document stands.
 
     Raises:
-        SpecError: naming the first wrong field, its value and what was expected.
+        SpecError: naming the wrong fields, those that are not known first, their values and what was expected.
     """
     try:
         return model.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        (path, problem), *others = _problems(error, document)
-        field = ".".join(part for part in (under, path) if part) or "the whole file"
-        more = f" ({len(others)} more fields are wrong)" if others else ""
-        raise SpecError(field, problem + more, file=file) from None
+        found = sorted(_problems(error, document, model), key=lambda one: UNKNOWN not in one[1])  # typos explain others
+        (field, problem), *others = [
+            (".".join(part for part in (under, path) if part) or "the whole file", said) for path, said in found
+        ]
+        listed = "".join(f"; {path}: {said}" for path, said in others[: MAX_PROBLEMS - 1])
+        more = f"; and {len(found) - MAX_PROBLEMS} more" if len(found) > MAX_PROBLEMS else ""
+        raise SpecError(field, problem + listed + more, file=file) from None
 
 
 def problems(model: type[BaseModel], document: object) -> list[tuple[str, str]]:
@@ -64,12 +69,12 @@ def problems(model: type[BaseModel], document: object) -> list[tuple[str, str]]:
     try:
         model.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        return _problems(error, document)
+        return _problems(error, document, model)
     return []
 
 
-def _problems(error: ValidationError, document: object) -> list[tuple[str, str]]:
-    return [(_field(one["loc"], document), _problem(dict(one))) for one in error.errors()]
+def _problems(error: ValidationError, document: object, model: type[BaseModel]) -> list[tuple[str, str]]:
+    return [(_field(one["loc"], document), _problem(dict(one), model, document)) for one in error.errors()]
 
 
 def load_json(path: str | Path) -> Any:
@@ -202,14 +207,36 @@ def _known_names(part: type[BaseModel]) -> set[str]:
     return set(part.model_fields).union(*(_known_names(child) for child in part.__subclasses__()))
 
 
-def _problem(error: dict[str, Any]) -> str:
+def _places(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the name of every field of a document, and the path of the object that has it."""
+    for name, field in model.model_fields.items():
+        yield name, path
+        for part in _models(field.annotation):
+            yield from _places(part, f"{path}.{name}" if path else name)
+
+
+def _models(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) not in (dict, tuple):
+        for inner in get_args(annotation):
+            yield from _models(inner)
+
+
+def _problem(error: dict[str, Any], model: type[BaseModel], document: object) -> str:
     kind, context = error["type"], error.get("ctx", {})
     if kind == "missing":
         return "is missing"
+    if kind == "tuple_type" and isinstance(error["input"], int | float | str):
+        return f"got {_shown(error['input'])}, expected a list: [{_shown(error['input'])}]"
     if kind == "extra_forbidden":
         name = str(error["loc"][-1])
+        own = _field(error["loc"], document).rpartition(".")[0]
+        elsewhere = dict.fromkeys(path or "the whole object" for known, path in _places(model) if known == name)
+        if elsewhere and own not in elsewhere and len(elsewhere) <= 3:
+            return f"{UNKNOWN}: it belongs in {' or '.join(elsewhere)}"
         near = difflib.get_close_matches(name, sorted(_known_names(Part) - {name}), n=1, cutoff=0.7)
-        return "is not known here: " + (f"did you mean {near[0]}?" if near else "remove it or correct its name")
+        return f"{UNKNOWN}: " + (f"did you mean {near[0]}?" if near else "remove it or correct its name")
     if kind == "union_tag_invalid":
         return f"got the name {visible(context['tag'], 60)!r}, expected one of {context['expected_tags']}"
     if kind == "union_tag_not_found":

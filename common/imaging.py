@@ -7,11 +7,12 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue, model_validator
 
 from rankdad.common.documents import Part
-from rankdad.common.table_schema import Column, FileName, Labelled, PositiveInt, Shape
+from rankdad.common.table_schema import Column, FileName, PositiveInt, Shape
 from rankdad.common.user_code import FunctionName
+from rankdad.common.written import Tabular
 
 
-class ListedData(Labelled):
+class ListedData(Tabular):
     """Files of an image each, and a table that lists them; none may lie outside the table's folder."""
 
     image: Column = "image"
@@ -78,6 +79,8 @@ class ImagesData(ListedData):
         if self.file == ".":
             if not self.values:
                 raise ValueError("values: got none, expected the names of the sub-folders, or file: a table of labels")
+            if self.positive or self.merge:
+                raise ValueError("positive, merge: sub-folders are the classes, expected neither, or file: a table")
             for field, column in (("group", self.group), ("key", self.key)):
                 if column is not None:
                     raise ValueError(f"{field}: sub-folders have no columns, expected null, or file: a table")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -13,12 +14,21 @@ PositiveInt = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Shape = Annotated[tuple[PositiveInt, ...], Field(max_length=16)]
 FileName = Annotated[str, Field(pattern=r"^[\w][\w.-]*$")]
 COLUMN = r"^[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]{0,198}[^\s\x00-\x1f\x7f])?$"
-Column = Annotated[str, Field(pattern=COLUMN)]
+
+
+def composed(text: str) -> str:
+    """Return text with one character for each letter with its accents, however it was written (Unicode's NFC)."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
+Column = Annotated[
+    str, BeforeValidator(lambda given: composed(given) if isinstance(given, str) else given), Field(pattern=COLUMN)
+]
 
 
 def canonical(value: object) -> str:
     """Return a cell's value as the text by which it is compared: 1, "1", " 1.0" and "01" are the same."""
-    text = str(value).strip()
+    text = composed(str(value).strip())
     if len(text) > 18:  # digits that a float would lose
         return text
     if re.fullmatch(r"[+-]?[0-9]+(\.0*)?", text):

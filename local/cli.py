@@ -1,4 +1,4 @@
-"""Commands of a site: `rankdad site`, `rankdad predict`, `rankdad resolve`."""
+"""Commands of a site: `rankdad site`, `rankdad predict`, `rankdad resolve`, `rankdad describe`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def mount(app: typer.Typer) -> None:
     app.command()(site)
     app.command()(predict)
     app.command()(resolve)
+    app.command()(describe)
 
 
 def site(
@@ -89,3 +90,36 @@ def resolve(
     except OSError as error:
         raise UserError(f"--output: {output} cannot be written: {error.strerror or error}") from None
     typer.echo(f"{len(schema.features)} features; the run is in {output}")
+
+
+def describe(
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help="A table, a folder of tables, or one with a folder for each site.")
+    ],
+    schema: Annotated[
+        Path | None, typer.Option(metavar="RUN.json", help="A run, alone or with its simulation, that they should fit.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    html: Annotated[Path | None, typer.Option(metavar="PATH", help="Write a page to this file instead.")] = None,
+) -> None:
+    """Say what tables hold, column by column, and what in them looks like a mistake: before anything is trained."""
+    import json
+
+    from rich.console import Console
+
+    from rankdad.common.errors import UserError
+    from rankdad.common.spec import RunSpec
+    from rankdad.local.describing import describe as run
+    from rankdad.local.describing import page, show
+
+    profile = run(data, None if schema is None else RunSpec.read(schema))
+    if html is not None:
+        try:
+            html.write_text(page(profile), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--html: {html} cannot be written: {error.strerror or error}") from None
+    if json_:
+        typer.echo(json.dumps(profile.document(), indent=2))
+    elif html is None:
+        console = Console()
+        show(profile, console if console.is_terminal else Console(width=160))

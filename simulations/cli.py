@@ -1,4 +1,4 @@
-"""Commands of the simulator: `rankdad simulate`, `rankdad split`, `rankdad relay`."""
+"""Commands of the simulator: `rankdad init`, `rankdad simulate`, `rankdad split`, `rankdad relay`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankdad.command import LogJson, Quiet, Verbose
-from rankdad.common.errors import UserError
+from rankdad.common.errors import UserError, visible
 from rankdad.common.logs import LogOptions, set_up
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def mount(app: typer.Typer) -> None:
     app.command()(check)
     app.command()(verify)
     app.command()(relay)
+    app.command()(init)
 
 
 def simulate(
@@ -246,6 +247,32 @@ def relay(
     host, port = listening.getsockname()[:2]
     typer.echo(f"listening on http://{host}:{port}, passing on to {to}")
     show_report(run_relay(spec, listening, _address("--to", to)), typer.echo)
+
+
+def init(
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help="A table, or a folder with a folder of tables for each hospital.")
+    ],
+    label: Annotated[str, typer.Option(help="Name of the column to be predicted.")],
+    output: Annotated[Path, typer.Option(metavar="RUN.json", help="File to write.")],
+    positive: Annotated[
+        str | None,
+        typer.Option(metavar="RULE", help="Numbers of the label that are the second of two classes: '> 0'."),
+    ] = None,
+) -> None:
+    """Write a first spec for tables that are there, and say what was guessed."""
+    from rankdad.simulations.first_spec import first_spec, written
+
+    if output.exists():
+        raise UserError(f"{output}: already there; choose another --output or remove it")
+    document = first_spec(data, label, positive)
+    try:
+        output.write_text(written(document), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--output: {output} cannot be written: {error.strerror or error}") from None
+    for note in document["notes"]:
+        typer.echo(f"note: {visible(note, 500)}")
+    typer.echo(f"{output}: look at it, then: rankdad simulate {output}")
 
 
 def _address(option: str, text: str) -> tuple[str, int]:

@@ -9,10 +9,12 @@ from rankdad.common.errors import SpecError
 from rankdad.common.patterns import is_pattern
 from rankdad.common.policy import FILE
 from rankdad.common.spec import RunSpec
+from rankdad.common.written import Written
 from rankdad.local.config import SiteConfig
 from rankdad.local.data import SiteData, read_site
+from rankdad.simulations.datasets import Dataset
 from rankdad.simulations.partition import Folder, partition
-from rankdad.simulations.sources import Folders
+from rankdad.simulations.sources import Folders, OneTable
 from rankdad.simulations.spec import SimulationFile, SimulationSpec
 
 
@@ -76,7 +78,8 @@ def _places(run: RunSpec, simulation: SimulationSpec, folder: Path, dealt: bool)
     if not isinstance(name, str) or is_pattern(name):
         raise SpecError("run.data.file", f"the source {source.name} is dealt out as one file, expected its name")
     if not dealt:
-        pool = source.load()
+        written = run.data if isinstance(run.data, Written) else None
+        pool: Dataset = source.load(written) if isinstance(source, OneTable) else source.load()
         for site, rows in partition(pool, how, run).items():
             places[site].mkdir(parents=True, exist_ok=True)
             pool.write(rows, run, places[site] / name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rankdad.common.data import TableData, resolve_features
 from rankdad.local.data.columns import resolved
-from rankdad.simulations.sources import Folders
+from rankdad.simulations.sources import Folders, OneTable
 from rankdad.simulations.spec import TABLES, SimulationFile
 
 
@@ -22,7 +22,8 @@ def with_columns(file: SimulationFile) -> SimulationFile:
         sites = file.run.federation.sites
         columns = resolved(data, source.find(sites)[sites[0]])
     elif isinstance(source, TABLES):
-        columns = resolve_features(data, list(source.load().table.frame.columns))
+        table = (source.load(data) if isinstance(source, OneTable) else source.load()).table
+        columns = resolve_features(data, list(table.frame.columns))
     else:
         return file
     return file.model_copy(update={"run": file.run.model_copy(update={"data": columns})})

@@ -11,6 +11,7 @@ from pydantic import Field
 from rankdad.common.documents import Part
 from rankdad.common.errors import DataError, UserError
 from rankdad.common.table_schema import canonical
+from rankdad.common.written import Written
 from rankdad.local.data.npz import NAMES, read_arrays
 from rankdad.simulations.archives import Archive, SpokenArabicDigits, Uea, named_arrays
 from rankdad.simulations.datasets import ArrayDataset
@@ -76,21 +77,21 @@ class Npz(Part):
 
 
 class OneTable(Part):
-    """A table of your own (CSV) with a row per sample, whose rows are dealt out with all of their columns."""
+    """A table of your own with a row per sample, whose rows are dealt out with all of their columns."""
 
     name: Literal["table"]
     path: str
     """The file."""
 
-    def load(self) -> TableDataset:
-        """Read the file."""
+    def load(self, written: Written | None = None) -> TableDataset:
+        """Read the file, written as a schema says."""
         from rankdad.local.data.tables import read_table  # pandas takes half a second, which others need not
         from rankdad.simulations.table_dataset import TableDataset
 
         path = Path(self.path)
         if not path.exists():
             raise DataError(path, "does not exist; pass the file's place with --data")
-        return TableDataset(read_table(path))
+        return TableDataset(read_table(path, written))
 
 
 class Folders(Part):

@@ -57,6 +57,8 @@ class SimulationFile(Part):
     """The run, as it would be between real sites."""
     simulation: SimulationSpec
     """What takes the place of the sites' own data."""
+    notes: tuple[str, ...] = ()
+    """What a person should know of it, such as what `rankdad init` has guessed; nothing follows from it."""
 
     @field_validator("simulation")
     @classmethod

@@ -9,8 +9,10 @@ import numpy as np
 
 from rankdad.common.spec import RunSpec
 from rankdad.common.table_schema import Labelled
+from rankdad.common.written import Written
 from rankdad.local.data.cells import labels_of
 from rankdad.local.data.reading import MISSING, Array
+from rankdad.local.data.sheets import PARQUET, WORKBOOKS
 from rankdad.local.data.tables import Table, holder
 from rankdad.simulations.datasets import Rows
 
@@ -49,5 +51,12 @@ class TableDataset:
 
     def write(self, rows: Rows, run: RunSpec, path: Path) -> None:
         """Write a table with all columns."""
-        separator = "\t" if path.suffix.lower() == ".tsv" else ","
-        self.table.frame.iloc[rows].to_csv(path, index=False, sep=separator)
+        frame, kind = self.table.frame.iloc[rows], path.suffix.lower()
+        if kind in WORKBOOKS:
+            frame.to_excel(path, index=False)
+        elif kind in PARQUET:
+            frame.to_parquet(path, index=False)
+        else:
+            assert isinstance(run.data, Written)
+            separator = run.data.delimiter or ("\t" if kind == ".tsv" else ",")
+            frame.to_csv(path, index=False, sep=separator)

@@ -20,7 +20,7 @@ class Layout:
     Args:
         channels: how many means and scales the inputs have.
         positions: how many values of a channel an input has.
-        levels: bool [channels], whether a column says 0 or 1 for a level of a categorical input.
+        levels: bool [channels], whether a column says 0 or 1: of a categorical input's level, or of a missing value.
         harmonised: int64, the columns from which site effects are removed: no levels, and nothing that is kept.
         covariates: how many columns the covariates have; a categorical one has one less than it has levels.
     """
@@ -44,8 +44,9 @@ class Layout:
         levels: list[bool] = []
         measured: list[bool] = []
         for column in data.inputs:
-            width = len(data.categorical.get(column, ("",)))
-            levels += [column in data.categorical] * width
-            measured += [combat is not None and column not in data.categorical and column not in keep] * width
+            width, indicated = data.levels(column) or 1, [True] * data.is_indicated(column)
+            levels += [column in data.categorical] * width + indicated
+            measures = combat is not None and column not in data.categorical and column not in keep
+            measured += [measures] * width + [False] * len(indicated)
         kept = covariate_width(data, keep)
         return cls(channels, positions, torch.tensor(levels), torch.tensor(measured).nonzero().flatten(), kept)

@@ -14,8 +14,8 @@ from rankdad.common.data import DataSpec, TableData, check_kept, check_task
 from rankdad.common.documents import Part, load_json, replace, validate
 from rankdad.common.spec.evaluation import EvaluationSpec, Holdout, KFold, LeaveOneSiteOut
 from rankdad.common.spec.federation import Federation
-from rankdad.common.spec.method import MethodSpec
-from rankdad.common.spec.model import ModelSpec
+from rankdad.common.spec.method import MethodSpec, RankDad
+from rankdad.common.spec.model import Linear, ModelSpec
 from rankdad.common.spec.preparation import Preparation
 from rankdad.common.spec.training import Training
 from rankdad.common.tasks import Metric, TaskSpec
@@ -30,7 +30,7 @@ class RunSpec(Part):
     """Seed of everything random."""
     task: Annotated[TaskSpec, Field(discriminator="name")]
     """What is predicted."""
-    model: Annotated[ModelSpec, Field(discriminator="name")]
+    model: Annotated[ModelSpec, Field(discriminator="name")] = Linear(name="linear")
     """The network."""
     data: DataSpec
     """Schema of the data."""
@@ -38,9 +38,9 @@ class RunSpec(Part):
     """What is done to inputs before they are trained on."""
     evaluation: Annotated[EvaluationSpec, Field(discriminator="name")] = Holdout()
     """Which samples the trained model is tested on."""
-    training: Training
+    training: Training = Training()
     """Optimizer, schedule, splits."""
-    method: Annotated[MethodSpec, Field(discriminator="name")]
+    method: Annotated[MethodSpec, Field(discriminator="name")] = RankDad(name="rank-dad", rank=2)
     """How gradients travel."""
     federation: Federation
     """Who takes part."""

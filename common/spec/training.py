@@ -78,16 +78,16 @@ class EarlyStopping(Part):
 class Training(Part):
     """How every replica is trained."""
 
-    epochs: UpToMillion
+    epochs: UpToMillion = 30
     """Passes over the data."""
-    batch_size: UpToMillion
+    batch_size: UpToMillion = 32
     """Samples per site and forward pass."""
     batches: Literal["full", "even"] = "full"
     """full: a site makes as few batches as its samples allow, and is out of data after them. even: every site makes as
     many batches as the largest, so that all take part in every step; for sites of unequal size."""
     accumulate: UpToMillion = 1
     """Batches per site and step: their gradients travel together, as those of one batch so many times as large."""
-    optimizer: Annotated[Adam | Sgd, Field(discriminator="name")]
+    optimizer: Annotated[Adam | Sgd, Field(discriminator="name")] = Adam(name="adam", lr=0.01, weight_decay=0.01)
     """Optimizer, equal at every site."""
     schedule: Annotated[Constant | Cosine | StepDecay, Field(discriminator="name")] = Constant()
     """Learning-rate schedule."""

@@ -38,9 +38,9 @@ def levels_of(spec: RunSpec, covariates: Tensor) -> list[tuple[str, Tensor]]:
     """Return the kept columns that have levels, with which samples have which: bool [samples, levels]."""
     found, at = [], 0
     for column in spec.preparation.keep:
-        levels = spec.data.categorical.get(column) if isinstance(spec.data, TableData) else None
-        width = 1 if levels is None else len(levels) - 1
+        levels = spec.data.levels(column) if isinstance(spec.data, TableData) else 0
+        width = levels - 1 if levels else 1
         own, at = covariates[:, at : at + width] > 0.5, at + width
-        if levels is not None:
+        if levels:
             found.append((column, torch.cat([~own.any(1, keepdim=True), own], dim=1)))
     return found

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
 from rankdad.common.table_schema import Labelled, canonical
+from rankdad.common.written import YEAR, Comparison, Date, Tabular
 from rankdad.local.data.reading import MISSING, MOST, Array, number, shown
 from rankdad.local.data.tables import Table, holder
+
+DATE = re.compile(r"\d{1,4}([-./])\d\d?\1\d{1,4}\b")
 
 
 def column_numbers(table: Table, column: str, dtype: str = "float64") -> Array:
@@ -18,28 +23,82 @@ def column_numbers(table: Table, column: str, dtype: str = "float64") -> Array:
         DataError: a cell holds something else.
     """
     texts = table.texts(column)
-    found = np.array([number(text) for text in texts], np.float64)
+    found = np.array(table.numbers(column), np.float64)
     most = min(float(np.finfo(dtype).max), MOST)
-    for row in np.flatnonzero(~(np.abs(found) <= most)).tolist():
-        if texts[row].lower() not in MISSING:
-            problem = f"holds {shown(texts[row])}, expected a finite number of at most {most:.0e}"
-            raise table.error(row, column, problem)
+    wrong = [row for row in np.flatnonzero(~(np.abs(found) <= most)).tolist() if texts[row].lower() not in MISSING]
+    if wrong:
+        problem = f"holds {shown(texts[wrong[0]])}, expected a finite number of at most {most:.0e}"
+        raise table.error(wrong[0], column, problem, hint=_advice(table, column, texts, wrong))
     return found
 
 
-def column_codes(table: Table, column: str, levels: Sequence[str]) -> Array:
+def _advice(table: Table, column: str, texts: Sequence[str], wrong: Sequence[int]) -> str:
+    """Return what to do about cells that are no numbers: what to write, or which field of the schema helps."""
+    text = texts[wrong[0]]
+    if column in (table.decimals.doubtful or {}) and re.search(r"\d[.,]\d", text):
+        return f": it {(table.decimals.doubtful or {})[column]}"
+    if re.fullmatch(r"[+-]?\d+([.,]\d+)+", text) and not DATE.match(text):
+        mark, other = ("comma", "a point") if column in table.decimals.comma else ("point", "a comma")
+        return f": numbers here have a decimal {mark}; write it without {other}, or name the mark in data.decimal"
+    held = [text for text in texts if text.lower() not in MISSING]
+    if 2 * len(wrong) < len(held) or math.isfinite(number(text)) or len(held) < 3:
+        instead = "write a number, leave the cell empty if it is missing, or list what stands for missing in"
+        return f": {instead} data.missing_values"
+    if DATE.match(text):
+        return ": if the column holds dates, say since when they count in data.dates; or leave it out by data.exclude"
+    if len(set(held)) == len(held):
+        return ": if the column names rows, leave it out by data.exclude, or make it data.key or data.group"
+    return ": if the column is categorical, list its levels in data.categorical; or leave it out by data.exclude"
+
+
+def column_codes(
+    table: Table, column: str, levels: Sequence[Sequence[str]], hint: str = "", *, other: bool = False
+) -> Array:
     """Return each cell's place among the levels, float64 [rows]; NaN where it is missing.
+
+    Args:
+        table: that has the column.
+        column: its name.
+        levels: for each place the values that mean it.
+        hint: what to do about a cell that holds something else.
+        other: whether anything else is a level too, the last.
 
     Raises:
         DataError: a cell holds something else.
     """
-    places = {level: float(place) for place, level in enumerate(levels)}
-    texts = table.texts(column)
-    for row, text in enumerate(texts):
-        if canonical(text) not in places and text.lower() not in MISSING:
-            some = ", ".join(levels[:10]) + ", …" * (len(levels) > 10)
-            raise table.error(row, column, f"holds {shown(text)}, expected one of {some}")
-    return np.array([places.get(canonical(text), np.nan) for text in texts], np.float64)
+    places = {value: float(place) for place, values in enumerate(levels) for value in values}
+    rest = float(len(levels)) if other else None
+    codes: list[float] = []
+    for row, text in enumerate(table.texts(column)):
+        code = math.nan if text.lower() in MISSING and canonical(text) not in places else rest
+        code = places.get(canonical(text), code)
+        if code is None:
+            some = ", ".join(list(places)[:10]) + ", …" * (len(places) > 10)
+            raise table.error(row, column, f"holds {shown(text)}, expected one of {some}", hint=hint)
+        codes.append(code)
+    return np.array(codes, np.float64)
+
+
+def column_dates(tables: Sequence[Table], column: str, date: Date) -> Array:
+    """Return the time from a beginning to each of a column's dates, float64 [rows]; NaN where one is missing.
+
+    Raises:
+        DataError: a cell holds something else.
+    """
+    begun = date.start if date.start is not None else _days(holder(tables, date.since), date.since, date)
+    days = _days(holder(tables, column), column, date) - begun
+    return days / YEAR if date.unit == "years" else days
+
+
+def _days(table: Table, column: str, date: Date) -> Array:
+    days = np.full(len(table), np.nan)
+    for row, text in enumerate(table.texts(column)):
+        if text.lower() not in MISSING:
+            try:
+                days[row] = date.day(text)
+            except ValueError as error:
+                raise table.error(row, column, f"holds {shown(text)}, {error}") from None
+    return days
 
 
 def labels_of(data: Labelled, tables: Sequence[Table]) -> Array:
@@ -49,11 +108,19 @@ def labels_of(data: Labelled, tables: Sequence[Table]) -> Array:
         DataError: a cell holds something else.
     """
     several = not isinstance(data.label, str)
-    levels = ("0", "1") if several else data.values
-    held = [(holder(tables, target), target) for target in data.targets]
-    columns = [
-        column_codes(table, target, levels) if levels else column_numbers(table, target) for table, target in held
-    ]
+    levels: tuple[tuple[str, ...], ...] = (("0",), ("1",)) if several else tuple((value,) for value in data.values)
+    rule = None
+    if isinstance(data, Tabular) and not several:
+        levels, rule = data.members, None if data.positive is None else Comparison(data.positive)
+    hint = "" if several else "; data.merge makes several values one class, data.positive a rule such as '> 0'"
+    columns = []
+    for target in data.targets:
+        table = holder(tables, target)
+        if rule is not None:
+            numbers = column_numbers(table, target)
+            columns.append(np.where(np.isnan(numbers), np.nan, rule.holds(numbers)))
+        else:
+            columns.append(column_codes(table, target, levels, hint) if levels else column_numbers(table, target))
     return np.column_stack(columns) if several else columns[0]
 
 

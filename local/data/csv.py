@@ -26,8 +26,8 @@ def read_csv(path: Path, data: CsvData, dtype: str, *, keep: Sequence[str] = (),
         DataError: naming file, row and column of what cannot be used.
     """
     folder = path if is_folder(path) else path.parent
-    table, told = read_one(folder, data.file) if path is folder else (read_table(path), ())
-    others, told_too = read_each(folder, data.covariates)
+    table, told = read_one(folder, data.file, data) if path is folder else (read_table(path, data), ())
+    others, told_too = read_each(folder, data.covariates, data)
     return csv_samples(data, [table, *others], dtype, keep=keep, notes=told + told_too, training=training)
 
 
@@ -76,4 +76,4 @@ def csv_columns(path: Path, data: CsvData) -> list[str]:
     folder = path if is_folder(path) else path.parent
     own = find(folder, data.file)[0] if path is folder else path
     files = [own, *(find(folder, name)[0] for name in each(data.covariates))]
-    return [name for file in files for name in read_table(file, header=True).frame.columns]
+    return [name for file in files for name in read_table(file, data, header=True).frame.columns]

@@ -8,9 +8,11 @@ import numpy as np
 
 from rankdad.common.data import TableData
 from rankdad.common.errors import DataError
+from rankdad.common.patterns import fits
 from rankdad.common.table_schema import canonical
-from rankdad.local.data.cells import as_labels, column_codes, column_numbers, labels_of
-from rankdad.local.data.reading import MISSING, Array, Reading
+from rankdad.common.written import chosen
+from rankdad.local.data.cells import as_labels, column_codes, column_dates, column_numbers, labels_of
+from rankdad.local.data.reading import MISSING, Array, Reading, shown
 from rankdad.local.data.tables import Table, holder
 
 
@@ -43,7 +45,12 @@ def encode(
     source, rows = tables[0].source, len(tables[0])
     gaps, holes = _Gaps(rows), _Gaps(rows)
     lacking = holes if data.missing == "impute" else gaps
-    inputs = [_column(data, tables, column, dtype, lacking) for column in data.inputs]
+    inputs: list[Array] = []
+    for column in data.inputs:
+        own = _column(data, tables, column, dtype, lacking)
+        inputs.append(own)
+        if data.is_indicated(column):
+            inputs.append(np.isnan(own.reshape(rows, -1)[:, 0]).astype(np.float64))
     kept_columns = [_column(data, tables, column, "float64", gaps, full_rank=True) for column in keep]
     labels = None
     if training or all(any(target in table.frame for table in tables) for target in data.targets):
@@ -136,11 +143,34 @@ def _column(
         full_rank: whether to leave out the first level, which the others and a constant tell.
     """
     table, levels = holder(tables, column), data.categorical.get(column)
-    numbers = column_numbers(table, column, dtype) if levels is None else column_codes(table, column, levels)
+    if levels is None:
+        numbers = _numbers(data, tables, table, column, dtype)
+    else:
+        listed, other = [(level,) for level in levels], data.levels(column) > len(levels)
+        hint = "; a column in data.categorical_other has one more level, for all others"
+        numbers = column_codes(table, column, listed, hint, other=other)
     lacking = np.isnan(numbers)
     gaps.note(table, column, lacking)
     if levels is None:
         return numbers
-    indicators = np.equal.outer(numbers, np.arange(full_rank, len(levels))).astype(np.float64)
+    indicators = np.equal.outer(numbers, np.arange(full_rank, data.levels(column))).astype(np.float64)
     indicators[lacking] = np.nan
     return indicators
+
+
+def _numbers(data: TableData, tables: Sequence[Table], table: Table, column: str, dtype: str) -> Array:
+    """Return a column's numbers, of dates the time since another; clipped, and their logarithm, as the schema asks."""
+    if column in data.dates:
+        numbers = column_dates(tables, column, data.dates[column])
+    else:
+        numbers = column_numbers(table, column, dtype)
+    for entry, (least, most) in data.clip.items():
+        if fits(column, entry):
+            numbers = np.clip(numbers, least, most)
+    if chosen(column, data.log):
+        if (low := numbers <= 0).any():
+            row = int(low.argmax())
+            problem = f"holds {shown(table.texts(column)[row])}, expected a number above 0, to take its log"
+            raise table.error(row, column, problem, hint=": a lower bound in data.clip lifts it")
+        numbers = np.log(numbers)
+    return numbers

@@ -6,18 +6,31 @@ from pathlib import Path
 
 from rankdad.common.errors import DataError
 from rankdad.common.patterns import fits, is_pattern
+from rankdad.common.written import Written
+from rankdad.local.data.sheets import PARQUET, WORKBOOKS
 from rankdad.local.data.tables import Table, append, read_table
+
+TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", *WORKBOOKS, *PARQUET)  # how tables' names end
 
 
 def find(folder: Path, names: str | tuple[str, ...]) -> list[Path]:
     """Return the files that names stand for, in the names' order; those of a pattern in the alphabet's.
 
     Raises:
-        DataError: the folder cannot be read, or a pattern stands for none of its files.
+        DataError: the folder cannot be read, or no name stands for one of its files.
     """
     found: dict[Path, None] = {}  # in order, each once
-    for name in (names,) if isinstance(names, str) else names:
+    several = (names,) if isinstance(names, str) else names
+    for name in several:
         found |= dict.fromkeys(_matching(folder, name) if is_pattern(name) else [folder / name])
+    if not found:
+        expected = "expected at least one in the folder"
+        raise DataError(
+            folder / several[0],
+            f"stands for no file, {expected}"
+            if len(several) == 1
+            else f"and {len(several) - 1} more stand for no file, {expected}",
+        )
     return list(found)
 
 
@@ -26,13 +39,19 @@ def _matching(folder: Path, pattern: str) -> list[Path]:
         files = sorted(path for path in folder.iterdir() if fits(path.name, pattern) and path.is_file())
     except OSError as error:
         raise DataError(folder / pattern, f"cannot be looked for: {error.strerror or error}") from None
-    files = [path for path in files if not path.name.startswith((".", "~"))]  # an office program's marks of open files
-    if not files:
-        raise DataError(folder / pattern, "stands for no file, expected at least one in the folder")
-    return files
+    return [path for path in files if not path.name.startswith((".", "~"))]  # an office program's marks of open files
 
 
-def read_one(folder: Path, names: str | tuple[str, ...]) -> tuple[Table, tuple[str, ...]]:
+def tables_in(folder: Path) -> list[Path]:
+    """Return the tables in a folder, by their names' endings, in the alphabet's order."""
+    try:
+        files = sorted(path for path in folder.iterdir() if path.name.lower().endswith(TABLES) and path.is_file())
+    except OSError as error:
+        raise DataError(folder, f"cannot be read: {error.strerror or error}") from None
+    return [path for path in files if not path.name.startswith((".", "~"))]
+
+
+def read_one(folder: Path, names: str | tuple[str, ...], written: Written) -> tuple[Table, tuple[str, ...]]:
     """Read a table, of all the rows if names stand for several files, and return what is to be told of these.
 
     Raises:
@@ -40,8 +59,8 @@ def read_one(folder: Path, names: str | tuple[str, ...]) -> tuple[Table, tuple[s
     """
     files = find(folder, names)
     if isinstance(names, str) and not is_pattern(names):
-        return read_table(files[0]), ()
-    table = append([read_table(file) for file in files])
+        return read_table(files[0], written), ()
+    table = append([read_table(file, written) for file in files])
     some = ", ".join(file.name for file in files[:10]) + ", …" * (len(files) > 10)
     return table, (f"{folder}: {len(table)} rows of {some} are read as one table",)
 
@@ -51,7 +70,9 @@ def each(names: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else names or ()
 
 
-def read_each(folder: Path, names: str | tuple[str, ...] | None) -> tuple[list[Table], tuple[str, ...]]:
+def read_each(
+    folder: Path, names: str | tuple[str, ...] | None, written: Written
+) -> tuple[list[Table], tuple[str, ...]]:
     """Read tables of the same subjects, and return what is to be told of them."""
-    read = [read_one(folder, name) for name in each(names)]
+    read = [read_one(folder, name, written) for name in each(names)]
     return [table for table, _ in read], tuple(note for _, notes in read for note in notes)

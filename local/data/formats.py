@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from pathlib import Path
+from typing import IO, cast
 
 from rankdad.common.errors import DataError
 from rankdad.common.memory import available
@@ -47,11 +50,16 @@ def format_of(head: bytes) -> str | None:
     return "a web page (HTML)" if pages else "an XML file" if xml else None
 
 
+def opened(path: Path) -> IO[bytes]:
+    """Open a file for reading; what is compressed, by its name, is unpacked."""
+    return cast(IO[bytes], gzip.open(path)) if path.suffix.lower() == ".gz" else path.open("rb")
+
+
 def check_text(path: Path, expected: str) -> None:
     """Check that a file is there, is text, and can be held in memory.
 
     Args:
-        path: of the file.
+        path: of the file, which may be compressed (.gz).
         expected: what it should be, and what to do about it.
 
     Raises:
@@ -60,8 +68,8 @@ def check_text(path: Path, expected: str) -> None:
     check_file(path)
     try:
         check_fits(path, "its bytes", path.stat().st_size)
-        with path.open("rb") as file:
-            chunk, row = file.read(HEAD), 1
+        with opened(path) as file:
+            chunk, row, size = file.read(HEAD), 1, 0
             if meaning := format_of(chunk):
                 raise DataError(path, f"is {meaning}, expected {expected}")
             while chunk:
@@ -69,7 +77,11 @@ def check_text(path: Path, expected: str) -> None:
                 row += chunk.count(b"\n", 0, place if place >= 0 else len(chunk))
                 if place >= 0:
                     raise DataError(path, f"holds the character NUL, expected {expected}", place=f"row {row}")
+                size += len(chunk)
+                check_fits(path, "its bytes, unpacked,", size)
                 chunk = file.read(1 << 20)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(path, f"is no whole gzip file: {error}") from None
     except OSError as error:
         raise DataError(path, f"cannot be read: {error.strerror or error}") from None
 

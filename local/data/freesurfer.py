@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -37,8 +38,8 @@ def read_freesurfer(
     """
     folder = path if is_folder(path) else path.parent
     first, *others = each(data.covariates)
-    table, notes = read_one(folder, first) if path is folder else (read_table(path), ())
-    more, told = read_each(folder, tuple(others))
+    table, notes = read_one(folder, first, data) if path is folder else (read_table(path, data), ())
+    more, told = read_each(folder, tuple(others), data)
     tables, left_out, dropped = join([table, *more], data.key, data.missing, lambda text: str(Path(text)))
     files, regions = _files(tables[0], data.key, folder), data.regions
     wanted = {data.key, *data.covariate_features, *(name for name in keep if name not in regions)}
@@ -46,7 +47,7 @@ def read_freesurfer(
     wanted |= {name for name in data.targets if training or any(name in table.frame for table in tables)}
     for column in sorted(wanted):
         holder(tables, column)
-    tables = [Table(table.source, table.frame[[c for c in table.frame if c in wanted]]) for table in tables]
+    tables = [replace(table, frame=table.frame[[c for c in table.frame if c in wanted]]) for table in tables]
     cells, names = [_cells(row, file, regions) for row, file in enumerate(files)], tables[0].texts(data.key)
     frame = pd.DataFrame(cells, index=pd.Index(names, dtype=object), columns=pd.Index(regions), dtype=object)
     tables.append(Table(folder, frame))
@@ -67,7 +68,7 @@ def freesurfer_columns(path: Path, data: FreesurferData) -> list[str]:
         DataError: a file is missing, or holds nothing.
     """
     folder = path if is_folder(path) else path.parent
-    table = read_one(folder, each(data.covariates)[0])[0] if path is folder else read_table(path)
+    table = read_one(folder, each(data.covariates)[0], data)[0] if path is folder else read_table(path, data)
     holder((table,), data.key)
     if not len(table):
         raise DataError(table.source, "has no rows")

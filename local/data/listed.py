@@ -36,7 +36,7 @@ def read_listed(
     Raises:
         DataError: naming the table's row and column, and the file, of what cannot be used.
     """
-    table = read_table(path)
+    table = read_table(path, data)
     whole, notes = len(table), tuple[str, ...]()
     if not whole:
         raise DataError(path, "has no rows")

@@ -6,16 +6,23 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from rankdad.common.errors import DataError
-from rankdad.common.table_schema import canonical
-from rankdad.local.data.formats import check_text
+from rankdad.common.table_schema import canonical, composed
+from rankdad.common.written import Written
+from rankdad.local.data.dialect import SAMPLE, Decimals, decimals_of, delimiter_of, marked
+from rankdad.local.data.formats import check_text, opened
 from rankdad.local.data.reading import MISSING, number, shown
+from rankdad.local.data.sheets import PARQUET, WORKBOOKS, read_parquet, read_workbook
+
+
+class EncodingError(DataError):
+    """A table is not in UTF-8, and nobody has said what else it is in."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +33,8 @@ class Table:
         source: the file, or a folder of one file for every row; named in errors.
         frame: its index tells where each row stands: by the row's number (in a file the header is row 1); by the name
             of a file beside the source and its number there; or by the name of a file in the source.
+        written: what the schema says of its cells.
+        decimals: where its numbers have a comma before decimals.
 
     Raises:
         DataError: two columns have one name.
@@ -33,6 +42,8 @@ class Table:
 
     source: str | Path
     frame: pd.DataFrame
+    written: Written = field(default=Written())
+    decimals: Decimals = field(default=Decimals())
 
     def __post_init__(self) -> None:
         names = self.frame.columns
@@ -47,7 +58,20 @@ class Table:
     def texts(self, column: str) -> list[str]:
         """Return a column's cells as text without spaces around it; "" where there is nothing."""
         cells: list[Any] = self.frame[column].tolist()
-        return ["" if cell is None or cell is pd.NA or cell != cell else str(cell).strip() for cell in cells]
+        texts = ["" if cell is None or cell is pd.NA or cell != cell else str(cell).strip() for cell in cells]
+        lacking = self.written.tokens_of(column)
+        return ["" if canonical(text) in lacking else text for text in texts] if lacking else texts
+
+    def numbers(self, column: str) -> list[float]:
+        """Return a column's cells as numbers; NaN where there is none, or one that might be another."""
+        cells: list[Any] = self.frame[column].tolist()
+        read = comma_number if column in self.decimals.comma else number
+        if column in (self.decimals.doubtful or ()):
+            read = whole_number
+        return [
+            math.nan if not text else float(cell) if isinstance(cell, int | float) else read(text)
+            for cell, text in zip(cells, self.texts(column), strict=True)
+        ]
 
     def names(self) -> tuple[str, ...]:
         """Return what tells the rows apart where they have no key."""
@@ -61,15 +85,15 @@ class Table:
             return Path(self.source).parent / label[0], f"row {label[1]}"
         return (Path(self.source, label), "") if isinstance(label, str) else (Path(self.source), f"row {label}")
 
-    def error(self, row: int, column: str, problem: str) -> DataError:
-        """Return the error that names a cell."""
+    def error(self, row: int, column: str, problem: str, hint: str = "") -> DataError:
+        """Return the error that names a cell; others do not hear the hint."""
         file, place = self.place(row)
         where, called = (f"{place}, column {column}", "") if place else (f"column {column}", subjects_file(row))
-        return DataError(file, problem, place=where, called=called)
+        return DataError(file, problem, place=where, called=called, hint=hint)
 
     def take(self, rows: list[int]) -> Table:
         """Return some of the rows."""
-        return Table(self.source, self.frame.iloc[rows])
+        return replace(self, frame=self.frame.iloc[rows])
 
 
 def subjects_file(row: int) -> str:
@@ -77,49 +101,117 @@ def subjects_file(row: int) -> str:
     return f"the file of sample {row + 1}"
 
 
-def read_table(path: Path, *, header: bool = False) -> Table:
-    """Read a table as text: separated by commas, or by tabs if its name ends in .tsv; empty rows are passed over.
+def read_table(path: Path, written: Written | None = None, *, header: bool = False) -> Table:
+    """Read a table: text (.csv, .tsv and what else it is called; .gz), a workbook (.xlsx) or a Parquet file.
+
+    What separates columns and decimals is found where nobody says it. Empty rows are passed over.
 
     Args:
         path: of the file.
-        header: whether to read no more than the names of the columns.
+        written: what the schema says of it.
+        header: whether to read no more of a text than the names of the columns.
 
     Raises:
-        DataError: the file is missing, empty, not in UTF-8 or no table, or two columns have one name.
+        DataError: the file is missing, empty, in no encoding that is known or no table, or two columns have one name.
+        UserError: the library for its format is not installed.
     """
+    written = written or Written()
+    delimiter: str | None = None
+    if path.suffix.lower() in PARQUET:
+        frame = read_parquet(path)
+    else:
+        if path.suffix.lower() in WORKBOOKS:
+            cells = read_workbook(path, written.sheet)
+        else:
+            cells, delimiter = _text(path, written, header)
+            cells = cells.map(str.strip)
+        cells.index += 1
+        if not (cells.iloc[0] != "").any():
+            raise DataError(
+                path, "has nothing in its first row, expected a row of column names and a row for each sample"
+            )
+        frame = cells.iloc[1:].set_axis(cells.iloc[0].tolist(), axis=1)
+    frame = frame.set_axis([composed(str(name)) for name in frame.columns], axis=1)
+    frame = frame[(frame != "").any(axis=1)]
+    table = Table(path, frame, written)
+    texts = {name: [c for c in frame[name].tolist() if isinstance(c, str)] for name in frame.columns if name}
+    return replace(table, decimals=decimals_of(texts, written.decimal, delimiter))
+
+
+def _text(path: Path, written: Written, header: bool) -> tuple[pd.DataFrame, str]:
+    """Return all cells of a text, and what separates them."""
     check_text(path, "a table as text: save it as CSV in UTF-8")
     try:
-        with path.open("rb") as file:
-            first = file.readline(20).decode("utf-8-sig", errors="replace").strip()
-        if re.fullmatch('"?sep=.?"?', first, re.IGNORECASE):
-            raise DataError(path, f"begins with {shown(first)}, a mark for spreadsheets: remove that row")
-        cells = pd.read_csv(
-            path,
-            sep="\t" if path.suffix.lower() == ".tsv" else ",",
-            header=None,
-            nrows=1 if header else None,
-            dtype=str,
-            na_filter=False,
-            skip_blank_lines=False,
-            skipinitialspace=True,
-            encoding="utf-8-sig",
-            compression=None,
-        )
+        with opened(path) as file:
+            sample = file.read(SAMPLE)
+        first = _rows(sample).partition("\n")[0]
+        delimiter = written.delimiter or marked(first)
+        if delimiter is None:
+            tabs = path.name.lower().removesuffix(".gz").endswith(".tsv")
+            delimiter = "\t" if tabs else delimiter_of(path, _rows(sample))
+        skipped = int(marked(first) is not None)
+        for encoding in ("utf-8-sig", written.encoding):
+            if encoding is None:
+                said = "is not text in UTF-8: save it as CSV with that encoding"
+                raise EncodingError(path, said, hint=', or name its own in the schema\'s data: "encoding": "cp1252"')
+            try:
+                cells = _parsed(path, delimiter, encoding, skipped, 1 if header else None)
+                break
+            except UnicodeDecodeError:
+                if encoding == written.encoding:
+                    raise DataError(path, f"is not text in {encoding} either, which data.encoding names") from None
     except pd.errors.EmptyDataError:
         what = "has nothing in its first row" if path.stat().st_size else "is empty"
         raise DataError(path, f"{what}, expected a row of column names and a row for each sample") from None
-    except UnicodeDecodeError:
-        raise DataError(path, "is not text in UTF-8: save it as CSV with that encoding") from None
     except pd.errors.ParserError as error:
         words = re.sub(r"row (\d+)", lambda found: f"row {int(found[1]) + 1}", str(error).strip())  # it counts from 0
         raise DataError(path, f"is not a readable table: {words.rpartition('error: ')[2]}") from None
     except OSError as error:
         raise DataError(path, f"cannot be read: {error.strerror or error}") from None
-    cells = cells.map(str.strip)
-    cells.index += 1
-    names = cells.iloc[0].tolist()
-    frame = cells.iloc[1:].set_axis(names, axis=1)
-    return Table(path, frame[(frame != "").any(axis=1)])
+    cells.index += skipped
+    return cells, delimiter
+
+
+def _rows(sample: bytes) -> str:
+    """Return the whole rows at a file's beginning; letters may be wrong."""
+    text = sample.decode("utf-8-sig", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+    return text.rpartition("\n")[0] if len(sample) == SAMPLE and "\n" in text else text
+
+
+def _parsed(path: Path, delimiter: str, encoding: str, skipped: int, rows: int | None) -> pd.DataFrame:
+    return pd.read_csv(
+        path,
+        sep=delimiter,
+        header=None,
+        skiprows=skipped,
+        nrows=rows,
+        dtype=str,
+        na_filter=False,
+        skip_blank_lines=False,
+        skipinitialspace=True,
+        encoding=encoding,
+        compression="gzip" if path.suffix.lower() == ".gz" else None,
+    )
+
+
+def read_guessing(path: Path, written: Written | None = None) -> tuple[Table, str | None]:
+    """Read a table to look at it: in cp1252 if it is not in UTF-8 and nobody has said what it is in.
+
+    Returns:
+        The table, and what is to be told of the guess.
+
+    Raises:
+        DataError: as `read_table`.
+    """
+    written = written or Written()
+    try:
+        return read_table(path, written), None
+    except EncodingError:
+        table = read_table(path, written.model_copy(update={"encoding": "cp1252"}))
+    words = [*map(str, table.frame.columns), *(str(cell) for cell in table.frame.to_numpy().flat)]
+    word = next((word for word in words if not word.isascii()), "")
+    said = f"is not in UTF-8; in cp1252 its first such word is {shown(word)}: if that is right, name it in the schema, "
+    return table, f'{path}: {said}"encoding": "cp1252"'
 
 
 def append(tables: Sequence[Table]) -> Table:
@@ -136,7 +228,10 @@ def append(tables: Sequence[Table]) -> Table:
                     problem = f"has no column {shown(name)}, unlike {Path(whole.source).name}"
                     raise DataError(other.source, f"{problem}: files of one table have the same columns")
     frames = {Path(table.source).name: table.frame[columns] for table in tables}
-    return Table(first.source, pd.concat(frames))
+    decimals = first.decimals
+    for table in tables[1:]:
+        decimals = decimals.union(table.decimals)
+    return Table(first.source, pd.concat(frames), first.written, decimals)
 
 
 def join(
@@ -175,7 +270,7 @@ def join(
         anywhere |= theirs.keys()
     kept = [found for found in ours if found in everywhere]
     joined = [table.take([own[found] for found in kept]) for table, own in zip(tables, positions, strict=True)]
-    rest = [Table(table.source, table.frame.drop(columns=key)) for table in joined[1:]]
+    rest = [replace(table, frame=table.frame.drop(columns=key)) for table in joined[1:]]
     return [joined[0], *rest], tuple(notes), len(anywhere) - len(kept)
 
 
@@ -198,7 +293,8 @@ def keys_of(table: Table, key: str, form: Callable[[str], str] = canonical) -> d
         if before != row:
             file, place = table.place(before)
             other = f"{file.name}, {place}" if isinstance(table.frame.index, pd.MultiIndex) else place
-            raise table.error(row, key, f"{shown(text)} stands in {other} too")
+            several = "; if rows may have it in common, take it for data.group and leave data.key out"
+            raise table.error(row, key, f"{shown(text)} stands in {other} too{several}")
     return positions
 
 
@@ -219,10 +315,17 @@ def holder(tables: Sequence[Table], column: str) -> Table:
     if holding:
         raise DataError(where, f"both have a column {column}: rename or remove one")
     names = [str(name) for table in tables for name in table.frame.columns]
-    if len(names) == 1 and re.search("[;\t]", names[0]):
-        separators = "columns must be separated by commas, or by tabs in a file whose name ends in .tsv"
-        raise DataError(where, f"has no column {column}: {separators}")
     raise DataError(where, f"has no column {column}{_headless(names)}", hint=nearest(column, names))
+
+
+def comma_number(text: str) -> float:
+    """Return the number that a text with a decimal comma holds; NaN where it holds none."""
+    return math.nan if "." in text or text.count(",") > 1 else number(text.replace(",", "."))
+
+
+def whole_number(text: str) -> float:
+    """Return the whole number that a text holds; NaN where it holds none, or has a mark that may mean two things."""
+    return math.nan if "." in text else number(text)
 
 
 def _headless(names: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ from rankdad.common.documents import Part, validate
 from rankdad.common.errors import DataError
 from rankdad.common.table_schema import COLUMN, Column, Level, canonical
 from rankdad.local.data.columns import all_columns
+from rankdad.local.data.profile import is_identifier
 from rankdad.local.data.reading import MISSING
 from rankdad.local.data.tables import nearest, read_table
 from rankdad.platforms.coinstac.fields import FIELDS
@@ -30,8 +31,6 @@ from rankdad.platforms.coinstac.inputs import Filled
 MAX_ROWS = 10**7
 MAX_LEVELS = 20  # values of a column beyond which nobody meant it to be categorical
 MIXED_SHARE = 0.5  # of a column's cells that are numbers: then the others are mistakes
-IDENTIFIERS = frozenset({"id", "uid", "uuid", "guid", "identifier", "mrn"})  # last words of a name
-SUBJECTS = frozenset({"subject", "patient", "participant", "person", "case", "record", "row", "index", "name"})  # names
 TOO_MANY = f"has more than {MAX_LEVELS} different values: choose another column, or regression if they are numbers"
 TEXT = "it holds text; if it is categorical, the owner can name it under Categorical columns"
 MIXED = "most of its cells are numbers, but not all: mend them, or leave the column out with a minus sign"
@@ -187,12 +186,6 @@ def _numbers(
         elif not identifiers and len(texts) > 2 and numbers.tolist() in counted:
             left_out[name] = "it counts the rows"
     return tuple(name for name in texts.columns if name not in left_out), left_out
-
-
-def is_identifier(name: str) -> bool:
-    """Tell whether a column's name is that of an identifier, such as id, subject_id, PatientID or MRN."""
-    words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
-    return bool(words) and (words[-1] in IDENTIFIERS or (len(words) == 1 and words[0] in SUBJECTS))
 
 
 def ordered(levels: Iterable[str]) -> list[str]:

@@ -119,3 +119,22 @@ def test_whatever_is_read_is_data_or_one_sentence(data: bytes | str) -> None:
         said.append(str(error))
     assert all(sentence and sentence.isprintable() for sentence in said)
     assert time.monotonic() - began < 5
+
+
+def test_all_that_is_wrong_is_said_at_once_and_what_nobody_knows_first() -> None:
+    document = run_document(tsak=1, epochs=3, model={"name": "mlp", "hidden": 64}, training={"batch_sise": 4})
+    del document["data"]
+    with pytest.raises(SpecError) as error:
+        validate(RunSpec, document)
+    assert str(error.value).split("; ") == [
+        "training.batch_sise: is not known here: did you mean batch_size?",
+        "tsak: is not known here: did you mean task?",
+        "epochs: is not known here: it belongs in training or training.schedule",
+        "model.hidden: got 64, expected a list: [64]",
+        "data: is missing",
+    ]
+
+
+def test_more_mistakes_than_one_sentence_holds_are_counted() -> None:
+    with pytest.raises(SpecError, match=r"; and 92 more$"):
+        validate(RunSpec, run_document() | {f"{'x' * 30}{number}": 1 for number in range(100)})

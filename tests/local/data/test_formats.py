@@ -92,9 +92,6 @@ def test_a_subjects_file_that_is_no_text_is_said_without_its_name(tmp_path: Path
 
 
 TABLES: list[tuple[bytes, str]] = [
-    (b"sep=,\n" + TABLE, "begins with 'sep=,', a mark for spreadsheets: remove that row"),
-    (b"\xef\xbb\xbfSEP=;\r\n" + TABLE.replace(b",", b";"), "begins with 'SEP=;', a mark for spreadsheets"),
-    (b'"sep=,"\n' + TABLE, "begins with .*sep=,.*, a mark"),
     (TABLE.partition(b"\n")[2], "has no column id: its first row holds numbers, where the names of the columns are"),
     (b"7,7\n8,8\n", "has two columns '7': its first row holds numbers, where"),
     (b"", "is empty, expected a row of column names"),

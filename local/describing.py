@@ -1,0 +1,143 @@
+"""`rankdad describe`: profiles of a table or of many sites' tables, as text, JSON or a page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from rankdad.common.errors import DataError, UserError, visible
+from rankdad.common.spec import RunSpec
+from rankdad.common.written import Written
+from rankdad.local.data.files import tables_in
+from rankdad.local.data.profile import MAX_LEVELS, Column, Profile, compared, profile_of
+from rankdad.local.data.tables import read_guessing
+
+FEW = 8  # levels that are shown of a column
+
+
+@dataclass(frozen=True)
+class Description:
+    """What was found.
+
+    Args:
+        tables: profiles, by site and file.
+        problems: what keeps a table from being read, or a site from taking part; one sentence each.
+    """
+
+    tables: Mapping[str, Profile]
+    problems: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Return all of it as JSON has it."""
+        return {"tables": {name: asdict(own) for name, own in self.tables.items()}, "problems": list(self.problems)}
+
+
+def describe(data: Path, spec: RunSpec | None = None) -> Description:
+    """Describe a table, a folder of tables, or a folder with a folder of tables for each site.
+
+    Args:
+        data: the file or folder.
+        spec: a run whose schema the tables should fit; each site is then read as it would be for training.
+
+    Raises:
+        DataError: there is no table.
+    """
+    written = spec.data if spec is not None and isinstance(spec.data, Written) else None
+    alike: dict[str, dict[str, Profile]] = {}  # by file's name: what is compared
+    problems, listed = [], list(_tables(data))
+    folders = Counter(path.parent for _, path in listed)
+    for name, path in listed:
+        group = name if path.parent == data or path == data else path.name if max(folders.values()) > 1 else ""
+        try:
+            table, guess = read_guessing(path, written)
+            alike.setdefault(group, {})[name] = profile_of(table)
+            problems += [guess] if guess else []
+        except UserError as error:
+            problems.append(str(error))
+    tables = {name: own for group in alike.values() for name, own in compared(group).items()}
+    if spec is not None:
+        problems = _refusals(data, spec)
+    return Description(tables, tuple(problems))
+
+
+def _tables(data: Path) -> Iterator[tuple[str, Path]]:
+    """Yield every table with a name that tells it from the others."""
+    if data.is_file():
+        yield data.name, data
+        return
+    own = tables_in(data)
+    for path in own:
+        yield path.name, path
+    inner = [(folder, tables_in(folder)) for folder in sorted(data.iterdir()) if folder.is_dir()]
+    if not own and not any(files for _, files in inner):
+        raise DataError(data, "holds no table (.csv, .tsv, .csv.gz, .xlsx, .parquet), nor a folder with one")
+    for folder, files in inner:
+        for path in files:
+            yield f"{folder.name}/{path.name}", path
+
+
+def _refusals(data: Path, spec: RunSpec) -> list[str]:
+    """Return for every site the sentence with which it would be refused, if it would."""
+    from rankdad.local.data import read_site
+
+    sites = (
+        {folder.name.lower(): folder for folder in sorted(data.iterdir()) if folder.is_dir()} if data.is_dir() else {}
+    )
+    named = {site: sites[site] for site in spec.federation.sites if site in sites}
+    problems = [
+        f"{data}: has no folder for the site {site}" for site in spec.federation.sites if named and site not in named
+    ]
+    for index, (site, folder) in enumerate((named or {"": data}).items()):
+        try:
+            notes = read_site(spec, folder, index).notes
+        except UserError as error:
+            notes = (str(error),)
+        problems += [f"{site}: {note}" if site else note for note in notes]
+    return problems
+
+
+def show(found: Description, console: Console) -> None:
+    """Print profiles as tables."""
+    for name, profile in found.tables.items():
+        grid = Grid(
+            "column", "holds", "missing", "values", "remarks", title=f"{escape(visible(name))}: {profile.rows} rows"
+        )
+        for column in profile.columns:
+            grid.add_row(*(escape(visible(cell, 400)) for cell in cells(column, profile.rows)))
+        console.print(grid)
+        for remark in profile.remarks:
+            console.print(f"{visible(name)}: {visible(remark)}", highlight=False, markup=False)
+    for problem in found.problems:
+        console.print(f"problem: {visible(problem, 4000)}", highlight=False, markup=False)
+
+
+def cells(column: Column, rows: int) -> tuple[str, str, str, str, str]:
+    """Return what is shown of a column: its name, kind, gaps, values and remarks."""
+    missing = f"{column.missing} ({column.missing / rows:.0%})" if column.missing else "–"
+    remarks = "; ".join(column.remarks)
+    return column.name, column.kind, missing, _values(column), remarks
+
+
+def _values(column: Column) -> str:
+    known = column.numbers
+    if known and column.distinct > FEW:
+        return f"{known['least']:g} to {known['largest']:g}, median {known['median']:g}, {column.zeros} zeros"
+    if column.levels and column.distinct <= MAX_LEVELS:
+        some = ", ".join(f"{level}: {count}" for level, count in list(column.levels.items())[:FEW])
+        return some + ", …" * (len(column.levels) > FEW)
+    return f"{column.distinct} different" if column.distinct else "–"
+
+
+def page(found: Description) -> str:
+    """Return profiles as a page of HTML."""
+    environment = Environment(loader=PackageLoader("rankdad.local"), autoescape=True, trim_blocks=True)
+    rows = {name: [cells(column, own.rows) for column in own.columns] for name, own in found.tables.items()}
+    return environment.get_template("describe.html").render(found=found, rows=rows)

@@ -1,0 +1,115 @@
+"""`rankdad init`: a first spec for tables that are there, with settings that follow from their size."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rankdad.common.documents import validate
+from rankdad.common.policy import Policy
+from rankdad.simulations.first_schema import Guess, guess_schema, hospitals
+from rankdad.simulations.spec import SimulationFile
+
+FOLDS = 5
+STEPS = 120  # of training in all: more make a linear model of many inputs worse
+EPOCHS = (10, 120)  # fewest and most
+RANK = 2
+SPARE = 1.3  # rows of the smallest hospital in a step over what its policy asks for: folds are not exact
+DEALT = 40  # rows of one table for each site to which it is dealt out, at least
+LARGE = 5000  # rows from which a network is worth trying, if there are fifty for each input too
+
+
+def first_spec(data: Path, label: str, positive: str | None = None) -> dict[str, Any]:
+    """Return the document of a first run and its simulation, with a note for each guess.
+
+    Args:
+        data: a table, or a folder with a folder of tables for each hospital.
+        label: name of the column to be predicted.
+        positive: rule for a label of numbers, such as "> 0".
+
+    Raises:
+        UserError: the tables cannot be read, or do not have what a run needs.
+    """
+    found, notes, encoding = hospitals(data)
+    guess = guess_schema(found, label, positive)
+    schema = guess.data | ({"encoding": encoding} if encoding else {})
+    rows = [one.rows for one in found]
+    notes += guess.notes
+    simulation: dict[str, Any] = {"source": {"name": "folders", "path": str(data)}, "partition": {"name": "folder"}}
+    sites = [one.site for one in found]
+    if data.is_file():
+        count = max(2, min(4, rows[0] // DEALT))
+        sites, rows = [f"site-{number + 1}" for number in range(count)], [rows[0] // count] * count
+        simulation = {"source": {"name": "table", "path": str(data)}}
+        notes += (f"one table is dealt out at random to {count} sites",)
+    settings, policy, told = _settings(sites, rows, _inputs(guess), "group" in schema)
+    simulation |= {"policy": policy} if policy else {}
+    run = {"name": label if label.isidentifier() else "first", "task": guess.task, "data": schema, **settings}
+    document = {
+        "run": run | {"federation": {"sites": sites}},
+        "simulation": simulation,
+        "notes": [*notes, *told],
+    }
+    validate(SimulationFile, document)  # so that a mistake here is an error now
+    return document
+
+
+def _inputs(guess: Guess) -> int:
+    levels = guess.data.get("categorical", {})
+    return sum(len(levels.get(name, ("",))) for name in guess.data["features"])
+
+
+def _settings(
+    sites: Sequence[str], rows: Sequence[int], inputs: int, grouped: bool
+) -> tuple[dict[str, Any], dict[str, int], tuple[str, ...]]:
+    """Return settings that follow from the size of the data, what sites have to allow for them, and notes."""
+    own, notes = Policy(), list[str]()
+    held_out = math.floor(min(rows) / FOLDS * (0.6 if grouped else 0.9))
+    least, policy = max(own.min_rows, RANK * (own.rows_per_rank or 1)), dict[str, int]()
+    if held_out < own.min_rows:
+        smallest = sites[rows.index(min(rows))]
+        least = max(1, min(held_out, least))
+        policy = {"min_rows": least, "rows_per_rank": max(1, least // RANK)}
+        said = f"{smallest} has {min(rows)} rows: a fold of {FOLDS} holds out fewer than its own policy asks for"
+        notes.append(f"{said} ({own.min_rows}); the simulation's sites allow {least} (simulation.policy)")
+    train = 1 - 1 / FOLDS
+    most = min(math.ceil(max(rows) * train / 16), math.floor(min(rows) * train / (SPARE * least)))
+    steps = max(1, min(10, most))
+    epochs = min(EPOCHS[1], max(EPOCHS[0], math.ceil(STEPS / steps)))
+    large = sum(rows) >= max(LARGE, 50 * inputs)
+    rate = 0.003 if large else 0.01 if sum(rows) >= 20 * inputs else 0.005
+    model = {"name": "mlp", "hidden": [64, 32], "dropout": 0.2} if large else {"name": "linear"}
+    what = "a network" if large else "a linear model"
+    notes.append(f"{what} for {sum(rows)} rows of {inputs} inputs; {steps} steps an epoch, {epochs} epochs")
+    settings = {
+        "model": model,
+        "preparation": {"standardise": "federated"},
+        "evaluation": {"name": "k-fold", "folds": FOLDS, "stratified": True},
+        "training": {
+            "epochs": epochs,
+            "batch_size": math.ceil(max(rows) * train / steps),
+            "batches": "even",
+            "validation": 0,
+            "optimizer": {"name": "adam", "lr": rate, "weight_decay": 0.01},
+        },
+        "method": {"name": "rank-dad", "rank": RANK},
+    }
+    return settings, policy, tuple(notes)
+
+
+def written(document: dict[str, Any]) -> str:
+    """Return a spec as people read it: a line for each part."""
+    lines = ["{"]
+    for part, content in document.items():
+        comma = "," if part != list(document)[-1] else ""
+        opening, closing = "[]" if isinstance(content, list) else "{}"
+        entries = content.items() if isinstance(content, dict) else [(None, one) for one in content]
+        texts = [json.dumps(one, ensure_ascii=False) for _, one in entries]
+        named = [
+            text if key is None else f"{json.dumps(key)}: {text}" for (key, _), text in zip(entries, texts, strict=True)
+        ]
+        lines += [f"  {json.dumps(part)}: {opening}", ",\n".join(f"    {one}" for one in named), f"  {closing}{comma}"]
+    return "\n".join([*lines, "}", ""])

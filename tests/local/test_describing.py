@@ -1,0 +1,152 @@
+"""`rankdad describe`: what looks like a mistake in a table is said before anything is trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from rankdad.common.errors import DataError
+from rankdad.local.cli import mount
+from rankdad.local.data.profile import is_identifier, profile_of
+from rankdad.local.data.tables import Table
+from rankdad.local.describing import describe
+from tests import messy
+from tests.conftest import run_document
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return messy.write(tmp_path_factory.mktemp("messy"))
+
+
+def run(*words: str) -> str:
+    app = typer.Typer()
+    mount(app)
+    done = CliRunner().invoke(app, ["describe", *words])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def remarks(folder: Path, table: str, column: str) -> str:
+    return "; ".join(describe(folder).tables[table].by_name[column].remarks)
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "said"),
+    [
+        ("bern/herz.csv", "CRP", "95% of the rows lack it"),
+        (
+            "dresden/herz.csv",
+            "Cholesterin",
+            "0 in every row, elsewhere from 88 to 345: if it means missing",
+        ),
+        ("dresden/herz.csv", "Größe", "25 cells are no plain numbers, such as '?': if that means missing"),
+        ("essen/herz.csv", "CRP", "no plain numbers, such as '<0,5'"),
+        ("essen/herz.csv", "Stadium", "it is the same in every row"),
+        ("bern/herz.csv", "Schmerz", "'none' in 72 rows counts as missing"),
+        ("calais/herz.xlsx", "Aufnahme", "data.dates makes them numbers"),
+        ("aachen/herz.csv", "Patient", "it names rows"),
+    ],
+)
+def test_what_looks_odd_in_messy_tables_is_said(folder: Path, table: str, column: str, said: str) -> None:
+    assert said in remarks(folder, table, column)
+
+
+def test_numbers_gaps_and_rows_are_those_of_pandas(folder: Path) -> None:
+    found = describe(folder)
+    assert list(found.tables) == [f"{name}/herz.{'xlsx' if name == 'calais' else 'csv'}" for name in messy.HOSPITALS]
+    own = pd.read_csv(folder / "essen" / "herz.csv", sep=";", decimal=",")
+    known = found.tables["essen/herz.csv"].by_name["Blutdruck"].numbers
+    assert [known[name] for name in ("least", "lower", "median", "upper", "largest", "mean", "deviation")] == (
+        pytest.approx([*own["Blutdruck"].quantile([0, 0.25, 0.5, 0.75, 1]), own["Blutdruck"].mean(),
+                       own["Blutdruck"].std(ddof=0)])
+    )  # fmt: skip
+    assert found.tables["dresden/herz.csv"].remarks[0] == "45 rows repeat another one in every column"
+    assert "90 different ones, up to 2 each: make it data.group" in found.tables["dresden/herz.csv"].remarks[1]
+    assert found.problems == (
+        f"{folder / 'aachen' / 'herz.csv'}: is not in UTF-8; in cp1252 its first such word is 'Größe': if that is "
+        'right, name it in the schema, "encoding": "cp1252"',
+    )
+
+
+NUMBERS = np.random.default_rng(0).normal(240, 30, 100).round()
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([*NUMBERS, 0, 0], "0 stands in 2 of 102 rows, and nothing else below"),
+        ([*NUMBERS, -9, -9], "-9 stands in 2 rows, far from all others"),
+        ([*NUMBERS, 9999], "9999 stands in 1 rows, far from all others"),
+        (NUMBERS, ""),
+        ([*(NUMBERS - 240), 0, 0], ""),
+        (np.arange(100) % 7, ""),
+        ([99, *np.arange(60, 120)], ""),
+    ],
+)
+def test_a_number_that_stands_for_none_is_suspected_and_others_are_not(values: Any, said: str) -> None:
+    (column,) = profile_of(Table("here", pd.DataFrame({"x": list(values)}))).columns
+    assert column.kind == "number"
+    assert ("; ".join(column.remarks) == "") == (said == "")
+    assert said in "; ".join(column.remarks)
+
+
+def test_other_units_and_levels_at_one_hospital_are_named(tmp_path: Path) -> None:
+    for site, factor, sexes in (("a", 1, "mf"), ("b", 1, "mf"), ("c", 10, "mx")):
+        (tmp_path / site).mkdir()
+        frame = pd.DataFrame({"creatinine": (NUMBERS * factor).astype(int), "sex": list(sexes) * 50})
+        frame.to_csv(tmp_path / site / "t.csv", index=False)
+    assert "its median is 2425, elsewhere 242.5: are the units the same?" in remarks(tmp_path, "c/t.csv", "creatinine")
+    assert "only here: x" in remarks(tmp_path, "c/t.csv", "sex")
+    assert remarks(tmp_path, "a/t.csv", "creatinine") == ""
+
+
+def test_a_page_shows_everything_and_nothing_of_a_table_is_markup(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("<script>alert(1)</script>,[red]x\n" + "<b>m</b>,\x1b[31m1\n" * 3)
+    page = tmp_path / "page.html"
+    assert run(str(tmp_path / "t.csv"), "--html", str(page)) == ""
+    assert "&lt;script&gt;" in page.read_text()
+    assert "<b>" not in page.read_text()
+    shown = run(str(tmp_path / "t.csv"))
+    assert "[red]x" in shown
+    assert "\x1b" not in shown
+    assert json.loads(run(str(tmp_path / "t.csv"), "--json"))["tables"]["t.csv"]["rows"] == 3
+
+
+def test_with_a_schema_every_hospital_hears_what_check_would_say(folder: Path, tmp_path: Path) -> None:
+    data = {
+        "reader": "csv",
+        "file": "herz.*",
+        "features": ["Alter", "Größe"],
+        "label": "Stadium",
+        "values": [0, 1, 2, 3],
+    }
+    task = {"name": "classification", "classes": 4}
+    sites = {"federation": {"sites": [*messy.HOSPITALS, "florenz"]}}
+    spec = run_document(data=data, task=task, model={"name": "linear"}, **sites)
+    (tmp_path / "run.json").write_text(json.dumps(spec))
+    problems = json.loads(run(str(folder), "--json", "--schema", str(tmp_path / "run.json")))["problems"]
+    for said in (
+        "florenz",
+        "aachen/herz.csv: is not text in UTF-8: save it as CSV with that encoding, or name its own in the schema",
+        "column Stadium: holds '4', expected one of 0, 1, 2, 3",
+        "column Größe: holds '?', expected a finite number",
+    ):
+        assert any(said in problem for problem in problems), (said, problems)
+
+
+def test_a_folder_without_tables_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no table"):
+        describe(tmp_path)
+
+
+def test_identifiers_are_known_by_their_names() -> None:
+    assert all(map(is_identifier, ("id", "subject_id", "PatientID", "MRN", "Patient")))
+    assert not any(map(is_identifier, ("age", "acid", "patient_age", "Width")))

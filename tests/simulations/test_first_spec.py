@@ -1,0 +1,158 @@
+"""`rankdad init`: from tables as they come to a run, in two commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import typer
+from sklearn.datasets import load_breast_cancer
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from typer.testing import CliRunner
+
+from rankdad.common.documents import load_json, validate
+from rankdad.common.errors import UserError
+from rankdad.simulations.cli import mount
+from rankdad.simulations.first_spec import first_spec
+from rankdad.simulations.spec import SimulationFile
+from tests import messy
+from tests.conftest import SHARED
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return messy.write(tmp_path_factory.mktemp("messy"))
+
+
+def run(*words: str) -> str:
+    app = typer.Typer()
+    mount(app)
+    done = CliRunner().invoke(app, words)
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.output
+
+
+def simulated(data: Path, output: Path, *options: str) -> dict[str, Any]:
+    """The summary of a run whose spec was written a moment ago."""
+    directory = output.with_suffix("")
+    run("simulate", str(output), "--data", str(data), "--lockstep", "--output", str(directory), *options)
+    summary: dict[str, Any] = load_json(directory / "summary.json")
+    return summary
+
+
+def test_five_messy_hospitals_are_trained_on_in_two_commands(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run.json"
+    said = run("init", str(folder), "--label", "Stadium", "--positive", "> 0", "--output", str(output))
+    data = load_json(output)["run"]["data"]
+    assert data["features"] == ["Alter", "Geschlecht", "Größe", "Blutdruck", "Cholesterin", "CRP", "Schmerz"]
+    assert data["categorical"] == {"Geschlecht": ["m", "w"], "Schmerz": ["atypical", "none", "typical"]}
+    assert (data["group"], data["encoding"], data["missing"]) == ("Patient", "cp1252", "impute")
+    assert data["missing_values"] == {"Größe": ["?"], "CRP": ["<0,5"]}
+    for note in load_json(output)["notes"]:
+        assert f"note: {note}" in said
+    assert "dresden: column Cholesterin: 0 in every row" in said
+    assert len(output.read_text().splitlines()) < 40
+
+    summary = simulated(folder, output, "--set", "run.training.epochs=8", "--set", "run.evaluation.refit=false")
+    assert summary["metrics"]["test"]["auc"] > 0.7
+    assert summary["metrics"]["test"]["samples"] == 150 + 130 + 110 + 135 + 80
+
+
+def test_without_a_rule_stages_are_classes_and_the_rule_is_offered(folder: Path) -> None:
+    document = first_spec(folder, "Stadium")
+    assert document["run"]["task"] == {"name": "classification", "classes": 5}
+    assert any('--positive "> 0"' in note for note in document["notes"])
+
+
+@pytest.mark.parametrize(
+    ("label", "positive", "said"),
+    [
+        ("Stadum", None, r"has no column Stadum; did you mean Stadium\?"),
+        ("Geschlecht", "> 0", "--positive: column Geschlecht holds no numbers"),
+        ("Aufnahme", None, "column Aufnahme has more than 20 different values"),
+        ("Stadium", "above 0", 'got "above 0", expected a comparison'),
+    ],
+)
+def test_what_cannot_be_predicted_is_said_in_one_sentence(
+    folder: Path, label: str, positive: str | None, said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        first_spec(folder, label, positive)
+
+
+def test_hospitals_whose_tables_do_not_belong_together_are_said(tmp_path: Path) -> None:
+    for site, text in (("a", "x,y\n1,0\n2,0\n"), ("b", "x,y\n1,0\n3,0\n")):
+        (tmp_path / site).mkdir()
+        (tmp_path / site / "t.csv").write_text(text)
+    with pytest.raises(UserError, match="column y has the one value 0 at every hospital"):
+        first_spec(tmp_path, "y")
+    (tmp_path / "a" / "more.csv").write_text("z\n1\n")
+    with pytest.raises(UserError, match=r"b.t.csv: unlike a, which has more.csv, t.csv: expected one table a hospital"):
+        first_spec(tmp_path, "y")
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b" / "t.csv").write_text("x,y\n1,0\n")
+    with pytest.raises(UserError, match="a b: cannot be a site's name"):
+        first_spec(tmp_path, "y")
+    with pytest.raises(UserError, match="does not exist: expected a folder for each hospital"):
+        first_spec(tmp_path / "gone", "y")
+
+
+@pytest.mark.parametrize("rows", [(30, 400), (60, 60, 60), (9, 12), (3000, 4000), (40, 26, 175)])
+def test_settings_suit_every_size(tmp_path: Path, rows: tuple[int, ...]) -> None:
+    for place, count in enumerate(rows):
+        generator = np.random.default_rng(place)
+        table = pd.DataFrame(generator.normal(size=(count, 3)).round(3), columns=["a", "b", "c"])
+        table["y"] = (table["a"] + generator.normal(size=count) > 0).astype(int)
+        (tmp_path / f"site{place}").mkdir()
+        table.to_csv(tmp_path / f"site{place}" / "t.csv", index=False)
+    file = validate(SimulationFile, first_spec(tmp_path, "y"))
+    training, policy = file.run.training, file.simulation.policy
+    steps = -(-round(max(rows) * 0.8) // training.step_size)
+    assert min(rows) * 0.8 / steps >= policy.min_rows
+    assert 100 <= steps * training.epochs <= 200
+    assert file.run.model.name == ("mlp" if sum(rows) > 5000 else "linear")
+
+
+def reference(inputs: Any, labels: Any) -> float:
+    """AUC of scikit-learn's logistic regression on the pooled table, each row predicted once."""
+    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=5000))
+    scores = cross_val_predict(model, inputs, labels, cv=5, method="decision_function")
+    return float(roc_auc_score(labels, scores))
+
+
+@pytest.mark.slow
+def test_defaults_alone_reach_logistic_regression_on_breast_cancer(tmp_path: Path) -> None:
+    inputs, labels = load_breast_cancer(return_X_y=True, as_frame=True)
+    table = tmp_path / "cells.csv"
+    inputs.assign(diagnosis=labels.map({0: "malignant", 1: "benign"})).to_csv(table, index=False)
+    output = tmp_path / "run.json"
+    run("init", str(table), "--label", "diagnosis", "--output", str(output))
+    auc = simulated(table, output, "--set", "run.evaluation.refit=false")["metrics"]["test"]["auc"]
+    assert auc > reference(inputs, labels) - 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.shared_data
+@pytest.mark.skipif(not (SHARED / "abide_freesurfer").is_dir(), reason="needs ABIDE's tables")
+@pytest.mark.timeout(900)
+def test_defaults_alone_reach_logistic_regression_on_sex(tmp_path: Path) -> None:
+    tables = []
+    for folder in sorted((SHARED / "abide_freesurfer").iterdir()):
+        if folder.is_dir():
+            brains, people = (pd.read_csv(folder / f"{name}.csv") for name in ("freesurfer", "participants"))
+            tables.append(brains.merge(people, on="subject"))
+    pooled = pd.concat(tables).sample(frac=1, random_state=0)
+    output = tmp_path / "run.json"
+    run("init", str(SHARED / "abide_freesurfer"), "--label", "sex", "--output", str(output))
+    auc = simulated(SHARED / "abide_freesurfer", output, "--set", "run.evaluation.refit=false")["metrics"]["test"][
+        "auc"
+    ]
+    assert auc > reference(pooled.drop(columns=["subject", "sex"]), pooled["sex"] == "M") - 0.01
