@@ -266,7 +266,7 @@ def test_the_aggregator_is_not_told_how_few_samples_there_are(tmp_path: Path, se
 
 
 def test_a_check_says_what_the_policy_makes_of_the_run(
-    tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     spec = run_spec(method=RANK_DAD)
     with pytest.raises(DataError):  # nothing in the policy's way
@@ -276,6 +276,6 @@ def test_a_check_says_what_the_policy_makes_of_the_run(
         check_site(site(tmp_path, server, spec, {"max_rank": 1}))
     check_site(site(tmp_path, server, spec, {"min_rows": 7, "max_rank": 2}))
     said = capsys.readouterr().out
-    assert "warning: validation: 5 samples are left out, in 1 of 1 folds: the set has 5 there" in said
+    assert "validation: 5 samples are left out, in 1 of 1 folds: the set has 5 there" in caplog.text
     assert "and its policy allows it: 22 samples to train on" in said
     assert not server.bodies
