@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from rankdad.common.errors import UserError
 from rankdad.common.factors import Factor
@@ -24,14 +27,17 @@ from rankdad.common.messages import (
     Pooled,
     Roster,
     Step,
+    Sums,
 )
 from rankdad.common.metrics import Metrics, Tally, summarise
 from rankdad.common.plan import Plan
+from rankdad.common.preparation import Preparing
 from rankdad.common.spec import RunSpec
 from rankdad.remote.progress import Progress
 from rankdad.remote.rounds import Ready
 from rankdad.remote.run_directory import Table, new_directory
 from rankdad.remote.summary import summary
+from rankdad.remote.table_one import table_one
 
 MAX_RESETS = 1000  # in a summary: the last ones
 
@@ -55,7 +61,8 @@ class Recorder:
     ) -> None:
         self.directory = directory
         self.progress = Progress.of(spec, plan)
-        self._spec, self._plan = spec, plan
+        self._spec, self._plan, self._preparing = spec, plan, Preparing(spec)
+        self._totals: dict[str, Tensor] = {}  # of the first fold
         if not again:
             new_directory(directory)
         state = state or {}
@@ -120,6 +127,8 @@ class Recorder:
         elif isinstance(update, Roster):
             progress.steps_per_epoch = [-(-max(fold) // self._spec.training.step_size) for fold in update.train]
             self._record_hello(ready)
+        elif isinstance(update, Sums):
+            self._record_sums(ready, update)
         elif isinstance(update, Pooled):
             self._record_evaluation(ready, update)
         elif isinstance(update, Decision):
@@ -141,6 +150,19 @@ class Recorder:
             for warning in message.body.warnings:
                 self.progress.warnings.setdefault(warning, []).append(site)
         self.summarise()
+
+    def _record_sums(self, ready: Ready, update: Sums) -> None:
+        """Take note of Table 1, and of what tests will be counted around."""
+        self._totals[update.stage] = update.values[0]
+        last = {site: message.body.values[-1] for site, message in self._sent(ready) if isinstance(message.body, Sums)}
+        if described := self._preparing.described(update.stage, last):
+            self.progress.table1 = table_one(self._spec, described)
+            for kind, sites in self.progress.table1["worries"].items():
+                self.progress.warnings[kind] = sites
+            self.summarise()
+        if self._totals.keys() == set(self._preparing.stages):
+            with contextlib.suppress(ValueError):  # totals that lead to no finite numbers end the run
+                self.progress.study.around(self._preparing.fit(self._totals))
 
     def _record_step(self, ready: Ready, update: Step, size: int, seconds: float, aggregation_seconds: float) -> None:
         progress, sums = self.progress, self._open
@@ -203,16 +225,18 @@ class Recorder:
                 progress.warnings.setdefault("left-out-of-a-test", []).append(self._plan.sites[place])
             if pooled.fold + 1 < progress.folds:
                 progress.fold, progress.epoch, progress.best_epoch = pooled.fold + 1, 0, 0
-            self._write_sites()
+            self._write_table("sites", progress.study.by_site())
+            self._write_table(*progress.study.predictions())
         else:
             progress.validation = pooled
             progress.train_loss = float(self._train_loss("pooled") or 0.0)
             self._losses = dict.fromkeys(self._plan.sites, (0.0, 0.0))
 
-    def _write_sites(self) -> None:
-        """Write a row for every site: its figures over all folds so far."""
-        rows = self.progress.study.by_site()
-        path, text = self.directory / "sites.csv", io.StringIO()
+    def _write_table(self, name: str, rows: list[dict[str, Any]]) -> None:
+        """Write a table of what is known over all folds so far; no rows are no table."""
+        if not rows:
+            return
+        path, text = self.directory / f"{name}.csv", io.StringIO()
         writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

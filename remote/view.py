@@ -20,6 +20,7 @@ from rankdad.remote.progress import AGGREGATOR, Progress
 WAITING_WORTH_SAYING = 10.0  # seconds between two lines about the same wait
 WAITING_WORTH_SHOWING = 1.0
 TELLING = 3  # metrics of a line
+MAX_WARNINGS = 10  # about the sites' tables
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class PlainView:
         self._begun = False
         self._left_out: tuple[str, ...] = ()
         self._problems: dict[str, str] = {}
+        self._warned = False
 
     def start(self) -> None:
         """Say what begins."""
@@ -79,6 +81,10 @@ class PlainView:
     def tick(self) -> None:
         """Say what is new."""
         p = self._progress
+        if p.table1 and not self._warned:
+            self._warned = True
+            for line in data_warnings(p.table1):
+                self._say(f"warning: {line}")
         if p.step and not self._begun:
             self._begun = True
             self._say(f"step 1 of {p.steps}: loss {_number(p.loss)}")
@@ -138,6 +144,7 @@ class LiveView:
             ("quality", _figures(p)),
             ("traffic", _bytes(p)),
             ("round", self._round()),
+            *(("warning", line) for line in data_warnings(p.table1)),
             *(("to mend", _problem(site, problem)) for site, problem in p.problems.items()),
         ]
         table = Table.grid(padding=(0, 2))
@@ -157,6 +164,13 @@ class LiveView:
         if now.left_out:
             words.append(f"without {', '.join(now.left_out)}")
         return " · ".join(words)
+
+
+def data_warnings(table1: Mapping[str, Any]) -> list[str]:
+    """Return what is odd about the sites' tables, the first of many."""
+    found: list[str] = list(table1.get("warnings", ()))
+    more = [f"{len(found) - MAX_WARNINGS} more, in summary.json"] if len(found) > MAX_WARNINGS else []
+    return found[:MAX_WARNINGS] + more
 
 
 def _problem(site: str, problem: str) -> str:
@@ -240,7 +254,7 @@ def _show_study(metrics: dict[str, Any]) -> None:
 def _best(summary: dict[str, Any]) -> str:
     """Say whose epochs these are, and which one's weights were kept, where samples were there to tell."""
     validation = summary["metrics"]["validation"]
-    chosen = f", best epoch {summary['best_epoch'] + 1}" if validation and validation["samples"] else ""
+    chosen = f", best epoch {summary['best_epoch']}" if validation and validation["samples"] else ""
     return f" in the last of {summary['folds']} folds{chosen}" if summary["folds"] > 1 else chosen
 
 
