@@ -136,7 +136,7 @@ def test_a_policy_lets_nothing_of_few_values_out(tmp_path: Path) -> None:
     """Of few values there is no mean, neither in the sums nor as the difference of two of them."""
     found = tables()
     found["alpha"].loc[5:, "weight"] = np.nan
-    spec = spec_of()
+    spec = spec_of(training={"epochs": 1, "batch_size": 200})
     table1 = trained(spec, found, tmp_path, min_rows=8)["table1"]
     assert table1["sites"]["alpha"]["columns"]["weight"] == {"missing": 120, "mean": None, "sd": None}
     held = read_site(spec, tmp_path / "beta", 1).splits[0]
