@@ -34,7 +34,7 @@ def table_one(spec: RunSpec, sums: Mapping[str, Sums]) -> dict[str, Any]:
 
     Args:
         spec: of the run, whose data are a table.
-        sums: of every site, as `common.preparation.table_one` makes them.
+        sums: of every site, as `common.preparation.description` makes them.
 
     Returns:
         `pooled` and `sites`, each with `rows`, `label` and `columns`; `warnings`, a sentence each; `worries`, the sites

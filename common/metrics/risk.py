@@ -283,7 +283,9 @@ def risk_summary(risks: Risks, brier: float) -> dict[str, Any]:
         "events": int(positives),
         "auc": area,
         "auc_error": error,
-        "auc_interval": [area + side * QUANTILE * deviation for side in (-1, 1)] if area and known else None,
+        "auc_interval": [min(1.0, max(0.0, area + side * QUANTILE * deviation)) for side in (-1, 1)]
+        if area is not None and known
+        else None,
         "average_precision": precision and precision[0],
         "average_precision_error": precision and precision[1],
         "brier": value,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rankdad.common.data import TableData
 from rankdad.common.errors import SpecError
-from rankdad.common.preparation import combat, labels, moments, table_one
+from rankdad.common.preparation import combat, description, labels, moments
 from rankdad.common.preparation.fit import Fit, OwnFit
 from rankdad.common.preparation.layout import Layout
 from rankdad.common.preparation.rows import Rows
@@ -39,7 +39,7 @@ class Preparing:
         self._combat = spec.preparation.harmonise if len(self._layout.harmonised) else None
         self._balance = not isinstance(spec.task, Regression) and spec.task.class_weights == "balanced"
         table = isinstance(spec.data, TableData)
-        self._table = table_one.fields(spec.task, self._layout.channels) if table else ()
+        self._table = description.fields(spec.task, self._layout.channels) if table else ()
         self._stages = self._needed(table)
 
     @property
@@ -225,7 +225,7 @@ class Preparing:
             return {}
         if rows is None:
             return {field.name: torch.zeros(field.shape, dtype=torch.float64) for field in self._table}
-        return table_one.sums(self._task, rows, self._layout.channels)
+        return description.sums(self._task, rows, self._layout.channels)
 
     def _harmonised(self, of_all: combat.Pooled | None, rows: Rows) -> tuple[Tensor, combat.SiteEffects | None]:
         """Return a site's training inputs without its effects, and these."""

@@ -111,7 +111,7 @@ def _mark_best(axes: Axes, run: RunResults, table: pd.DataFrame) -> None:
     """Mark each fold's best epoch, if it has been measured."""
     best = {int(row["fold"]): int(row["epoch"]) for row in run.tests.to_dict("records")}
     if run.spec.tested_folds == 1:
-        best = {0: run.summary.best_epoch}
+        best = {0: run.summary.best_epoch - 1}
     pairs = [(fold, best[fold] + 1) for fold in map(int, table.columns) if fold in best]
     points = [(epoch, table[fold].get(epoch, np.nan)) for fold, epoch in pairs]
     points = [(epoch, value) for epoch, value in points if np.isfinite(value)]
