@@ -114,7 +114,7 @@ def _worries(spec: RunSpec, sites: Mapping[str, Group]) -> Iterator[tuple[str, s
         for name, column in own["columns"].items():
             share = column["missing"] / own["rows"]
             if share > GAPS:
-                gaps.append(f"{name} ({column['missing']:,} of {own['rows']:,} rows, {share:.1%})")
+                gaps.append(f"{name} ({column['missing']:,} of {own['rows']:,} rows, {100 * share:.1f} %)")
             present = own["rows"] - column["missing"]
             if "levels" in column:
                 absent = list(_absent(name, present, column["levels"], middles[name]))
@@ -123,7 +123,7 @@ def _worries(spec: RunSpec, sites: Mapping[str, Group]) -> Iterator[tuple[str, s
             elif odd := _moved(name, present, column, middles[name]):
                 (units if odd[0] else apart).append(odd[1])
         if gaps:
-            yield "gaps-over-20-percent", site, f"{site} lacks more than {GAPS:.0%} of {_listed(gaps)}"
+            yield "gaps-over-20-percent", site, f"{site} lacks more than {100 * GAPS:.0f} % of {_listed(gaps)}"
         if levels:
             yield "levels-absent", site, f"{site} has no row with {_listed(levels)}"
         if units:
@@ -162,7 +162,7 @@ def _absent(name: str, present: int, levels: Mapping[str, int], of_all: Group) -
     for level, count in levels.items():
         share = of_all["counts"][level] / elsewhere if elsewhere else 0.0
         if not count and share * present >= EXPECTED:
-            yield f"{name} = {level} ({share:.0%} of the other sites' rows)"
+            yield f"{name} = {level} ({100 * share:.0f} % of the other sites' rows)"
 
 
 def _unlike(name: str, present: int, levels: Mapping[str, int], of_all: Group) -> Iterator[str]:
@@ -172,7 +172,7 @@ def _unlike(name: str, present: int, levels: Mapping[str, int], of_all: Group) -
     level = max(gaps, key=lambda one: gaps[one], default="")
     if gaps and gaps[level] > APART:
         share = levels[level] / present
-        yield f"{name} = {level} in {share:.0%} of its rows, {middle[level]:.0%} at the median site"
+        yield f"{name} = {level} in {100 * share:.0f} % of its rows, {100 * middle[level]:.0f} % at the median site"
 
 
 def _distance(one: float, other: float) -> float:
@@ -220,7 +220,8 @@ def _label(spec: RunSpec, own: Group, middle: Group) -> str | None:
     for place, (count, there) in reversed(places):  # of two classes the second is what happens
         here = count / own["rows"]
         if (not count and there * own["rows"] >= EXPECTED) or (count and _distance(here, there) > APART):
-            return f"{named(place)} in {here:.0%} of its rows, {there:.0%} at the median site: is the label the same?"
+            shares = f"in {100 * here:.0f} % of its rows, {100 * there:.0f} % at the median site"
+            return f"{named(place)} {shares}: is the label the same?"
     return None
 
 

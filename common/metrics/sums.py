@@ -15,7 +15,7 @@ CALIBRATION_BINS = 15
 MOMENTS = 7
 AVERAGES, DIFFERENCES = 16, 80  # cells of the grid of numbers
 WIDEST_AVERAGE = 4.0  # standard deviations of the label from its mean: averages further out share the outermost cells
-DIFFERENCE_FINENESS, DIFFERENCE_REACH = 20.0, 6.7  # asinh(20 · 20): differences beyond 20 deviations share a cell
+DIFFERENCE_FINENESS, DIFFERENCE_REACH = 4.0, 5.1  # asinh(4 · 20): differences beyond 20 deviations share a cell
 
 
 @dataclass(frozen=True, eq=False)

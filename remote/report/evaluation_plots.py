@@ -6,7 +6,7 @@ Each function returns None where the run has nothing to draw.
 from __future__ import annotations
 
 import numpy as np
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 
 from rankdad.common.tasks import Classification
@@ -16,6 +16,7 @@ from rankdad.remote.report.plot_style import BLACK, BLUE, GREY, MEASURES, ORANGE
 from rankdad.remote.report.run_results import BASELINE, LABEL_CELLS, RANKED, RunResults, class_names
 
 MAX_NAMED_SITES = 30  # more sites stand without their names, in the metric's order
+DARKEST = 0.55  # of a cell: its count is read on it, by day and by night
 MAX_CLASSES_WITH_COUNTS = 12
 MAX_CLASSES_WITH_NAMES = 40
 ALONE = "alone_"  # prefix of the metrics of a model that was trained at the site alone
@@ -73,7 +74,7 @@ def confusion(run: RunResults) -> Figure | None:
     figure, axes = plain_axes(*labels, height=min(6.5, 1.2 + 0.45 * len(rows)))
     figure.set_figwidth(min(plot_style.WIDTH, 3.4 + 0.8 * len(columns)))
     axes.grid(visible=False)
-    colours = LinearSegmentedColormap.from_list("blue", ["#FFFFFF", BLUE])
+    colours = LinearSegmentedColormap.from_list("blue", [to_rgba(BLUE, 0), to_rgba(BLUE, DARKEST)])
     shown = axes.imshow(parts, cmap=colours, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     if len(rows) > MAX_CLASSES_WITH_COUNTS:
         figure.colorbar(shown, ax=axes, label="part of the true value's samples")
@@ -85,7 +86,6 @@ def confusion(run: RunResults) -> Figure | None:
     if len(rows) <= MAX_CLASSES_WITH_COUNTS:
         for row, column in np.ndindex(*table.shape):
             text, part = f"{table[row, column]:,}", parts[row, column]
-            text += f"\n{part:.0%}" if len(columns) <= 8 else ""
-            colour = "#FFFFFF" if part > 0.55 else BLACK
-            axes.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
+            text += f"\n{100 * part:.0f} %" if len(columns) <= 8 else ""
+            axes.text(column, row, text, ha="center", va="center", fontsize=8)
     return figure

@@ -11,7 +11,7 @@ from typing import Any
 from rankdad.common.metrics import Spread
 from rankdad.common.studies import LeaveOneSiteOut
 from rankdad.common.tasks import Classification
-from rankdad.remote.report.narrative import NAMES, number
+from rankdad.remote.report.narrative import NAMES, number, percent
 from rankdad.remote.report.run_results import BASELINE, LABEL_CELLS, RANKED, RunResults, class_names, finite, rows_of
 
 
@@ -100,7 +100,7 @@ def threshold_table(one: Mapping[str, Any]) -> NumberTable:
     for row in one["thresholds"]:
         shares = [row[name] for name in names]
         rows.append(
-            [row["name"], f"{row['risk']:.1%}", *("–" if share is None else _within(share) for share in shares)]
+            [row["name"], percent(row["risk"], 1), *("–" if share is None else _within(share) for share in shares)]
         )
     return NumberTable(["threshold", "risk from", *names.values()], rows)
 
@@ -116,7 +116,10 @@ def risk_table(outcomes: Mapping[str, Mapping[str, Any]]) -> NumberTable:
         cells += [_estimate(found[key]) if key in found else "–" for key in ("slope", "intercept", "in_the_large")]
         rows.append([name, f"{one['events']:,} of {one['samples']:,}", *cells])
     head = ["outcome", "events", "AUC", "average precision", "Brier score (of the base rate)", "calibration slope"]
-    return NumberTable([*head, "intercept", "intercept at slope 1"], rows)
+    head += ["intercept", "intercept at slope 1"]
+    if len(rows) == 1:  # is read more easily from top to bottom
+        return NumberTable(["", rows[0][0]], [list(pair) for pair in zip(head[1:], rows[0][1:], strict=True)])
+    return NumberTable(head, rows)
 
 
 def agreement_table(found: Mapping[str, Any]) -> NumberTable:
@@ -130,7 +133,7 @@ def agreement_table(found: Mapping[str, Any]) -> NumberTable:
         ["slope of difference on mean", _figure(found["slope"])],
     ]
     for share, (lower, upper) in found["quantiles"].items():
-        rows.append([f"{float(share):.0%} of residuals are below", f"{_figure(lower)} to {_figure(upper)}"])
+        rows.append([f"{percent(float(share))} of residuals are below", f"{_figure(lower)} to {_figure(upper)}"])
     return NumberTable(["prediction − label", "value"], rows)
 
 
@@ -139,7 +142,7 @@ def _figure(value: float | None) -> str:
 
 
 def _within(share: Mapping[str, float]) -> str:
-    return f"{100 * share['value']:.0f} % ({100 * share['low']:.0f} to {100 * share['high']:.0f})"
+    return f"{percent(share['value'])} ({100 * share['low']:.0f} to {100 * share['high']:.0f})"
 
 
 def _bounded(value: float | None, error: float | None) -> str:

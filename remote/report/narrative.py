@@ -48,6 +48,11 @@ def number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:z,.{digits}f}".replace("-", "−")
 
 
+def percent(share: float, digits: int = 0) -> str:
+    """Return a share of a whole, as a paper prints it."""
+    return f"{number(100 * share, digits)} %"
+
+
 def duration(seconds: float) -> str:
     """Return seconds in a unit that people read easily."""
     if seconds < 120:

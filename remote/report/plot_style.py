@@ -21,6 +21,7 @@ BLUE, ORANGE, GREY, BLACK = "#0072B2", "#D55E00", "#8C8C8C", "#000000"
 GRID = "#dddddd"
 SKY, GREEN, AMBER, PURPLE = "#56B4E9", "#009E73", "#E69F00", "#CC79A7"  # where four colours are not enough
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, BLACK, GREY)
+PAGE = {BLACK: "currentColor", GRID: "var(--line)", BLUE: "var(--blue)", ORANGE: "var(--orange)"}  # on a page
 WIDTH, HEIGHT, DPI = 4.8, 3.4, 150  # inches, inches, pixels per inch
 TINTS = 12  # of each colour in a file: enough for smooth edges, and a third of the bytes
 LEGEND = 66  # characters in a row of the legend
@@ -108,7 +109,7 @@ def svg(figure: Figure, name: str, described: str) -> str:
         + ">"
         + text.partition(">")[2]
     )
-    for colour, shown in ((BLACK, "currentColor"), (GRID, "var(--line)"), ("#ffffff", "var(--paper)")):
+    for colour, shown in PAGE.items():
         text = re.sub(colour, shown, text, flags=re.IGNORECASE)
     # What has no fill or stroke of its own in matplotlib's SVG is black.
     return text.replace("<svg", f'<svg role="img" fill="currentColor" aria-label="{escape(described, quote=True)}"', 1)

@@ -6,6 +6,7 @@ Each function returns None where the run has nothing to draw. Of one outcome the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -63,7 +64,7 @@ def decision_curve(run: RunResults) -> Figure | None:
     top = max(float(curve["model"][inside].max()), float(curve["all"][inside].max()), 0.01)
     useful = inside & (curve["model"] > WORST)
     end = min(1.0, float(curve["risk"][useful].max()) + 0.02) if useful.any() else 1.0
-    figure, axes = plain_axes("risk from which on one acts", "net benefit")
+    figure, axes = plain_axes("risk from which on one acts", "net benefit", height=SQUARE)
     axes.plot(curve["risk"][inside], curve["model"][inside], color=BLUE, lw=1.8, label="model")
     axes.plot(curve["risk"][inside], curve["all"][inside], color=ORANGE, lw=1.2, ls="--", label="act on all")
     axes.axhline(0, color=BLACK, lw=1, ls=":", label="act on nobody")
@@ -73,7 +74,7 @@ def decision_curve(run: RunResults) -> Figure | None:
     return figure
 
 
-def _outcomes(run: RunResults) -> Iterator[tuple[str, dict[str, object], Risks]]:
+def _outcomes(run: RunResults) -> Iterator[tuple[str, dict[str, Any], Risks]]:
     """Yield the outcomes that some samples have and others not: name, figures and predictions."""
     for name, one in run.outcomes.items():
         risks = run.risks_of(one["outcome"])
@@ -107,7 +108,7 @@ def _curves(
     return figure
 
 
-def _ascending(x: object, y: object) -> tuple[np.ndarray, np.ndarray]:
+def _ascending(x: object, y: object) -> tuple[Any, Any]:
     xs, ys = np.asarray(x), np.asarray(y)
     order = np.argsort(xs, kind="stable")
     return xs[order], ys[order]

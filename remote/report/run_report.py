@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,12 +20,12 @@ NO_PLOTS = "figures need matplotlib, which is not installed: pip install 'rankda
 CAPTIONS = {
     "roc": "ROC curve: how many with the outcome are found (sensitivity) at the price of how many false alarms. At "
     "every threshold both lie within the band with 95 %.",
-    "precision_recall": "Precision-recall curve: how many of those called positive have the outcome (precision), against "
-    "how many with the outcome are found. At every threshold both lie within the band with 95 %.",
+    "precision_recall": "Precision-recall curve: how many of those called positive have the outcome (precision), "
+    "against how many with the outcome are found. At every threshold both lie within the band with 95 %.",
     "calibration": "Observed frequency against predicted risk, in ten groups of about equal size; on the dotted line "
     "risks are right. Bars below: how many rows were given which risk.",
-    "decision_curve": "Decision curve: net benefit of acting on the model's risk from a threshold on, against acting on "
-    "all or on nobody. The model is worth using where its line is the highest.",
+    "decision_curve": "Decision curve: net benefit of acting on the model's risk from a threshold on, against acting "
+    "on all or on nobody. The model is worth using where its line is the highest.",
     "bland_altman": "Bland–Altman: difference between prediction and label against their mean; the darker, the more "
     "rows. 19 of 20 lie between the dashed limits if differences are normal.",
     "residuals": "How many predictions are how far off.",
@@ -121,9 +120,7 @@ def _specification(run: RunResults) -> dict[str, str]:
     facts = {"name": spec.name, "sites": ", ".join(spec.federation.sites), "seed": str(spec.seed)}
     for part in PARTS:
         document = getattr(spec, part).model_dump(mode="json", exclude={"sites"}, exclude_none=True)
-        facts[part] = "; ".join(
-            _plain(value) if key == "name" else f"{key} {_plain(value)}" for key, value in document.items()
-        )
+        facts[part] = _plain(document)
     facts["trained parameters"] = f"{dense // 4:,}" if dense else "–"
     facts["sha256 of the specification"] = spec.sha256()
     facts["sha256 of the first weights"] = plan.weights_sha256 or "–"
@@ -131,6 +128,11 @@ def _specification(run: RunResults) -> dict[str, str]:
 
 
 def _plain(value: object) -> str:
-    if isinstance(value, list) and len(value) > MAX_ITEMS:
-        return f"{json.dumps(value[:MAX_ITEMS], ensure_ascii=False)[:-1]}, … ({len(value)} in all)]"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    """Return a part of a specification in words: its name, then what differs from nothing."""
+    if isinstance(value, dict):
+        said = {key: _plain(one) for key, one in value.items() if one not in ([], {})}
+        return "; ".join(text if key == "name" else f"{key.replace('_', ' ')} {text}" for key, text in said.items())
+    if isinstance(value, list):
+        more = f", … ({len(value)} in all)" if len(value) > MAX_ITEMS else ""
+        return ", ".join(map(_plain, value[:MAX_ITEMS])) + more
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

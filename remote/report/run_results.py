@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -132,8 +132,8 @@ class RunResults:
     metrics: pd.DataFrame
     sites: pd.DataFrame
     steps: pd.DataFrame
-    risks: pd.DataFrame
-    differences: pd.DataFrame
+    risks: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(RISKS)))
+    differences: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(DIFFERENCES)))
 
     @property
     def tests(self) -> pd.DataFrame:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rankdad.common.tasks import Regression
 from rankdad.remote.report.metric_tables import NumberTable
+from rankdad.remote.report.narrative import percent
 from rankdad.remote.report.run_results import RunResults
 from rankdad.remote.table_one import outcome_names
 
@@ -81,7 +82,7 @@ def _worst(run: RunResults) -> Iterator[str]:
             continue
         shares = {site: group["columns"][column]["missing"] / group["rows"] for site, group in known.items()}
         site = max(shares, key=lambda one: shares[one])
-        yield f"{shares[site]:.0%} ({site})"
+        yield f"{percent(shares[site])} ({site})"
 
 
 def _moments(found: Group) -> str:
@@ -96,4 +97,4 @@ def _figure(value: float) -> str:
 
 
 def _share(count: int, whole: int) -> str:
-    return f"{count:,} ({100 * count / whole:.0f} %)" if whole else "–"
+    return f"{count:,} ({percent(count / whole)})" if whole else "–"

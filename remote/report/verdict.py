@@ -7,7 +7,7 @@ from typing import Any
 
 from rankdad.common.studies import Holdout, LeaveOneSiteOut
 from rankdad.common.tasks import Classification, Regression
-from rankdad.remote.report.narrative import NAMES, baseline_name, count, number
+from rankdad.remote.report.narrative import NAMES, baseline_name, count, number, percent
 from rankdad.remote.report.run_results import BASELINE, RunResults, finite
 
 MAX_SITES = 8  # named in a sentence
@@ -42,7 +42,7 @@ def _studied(run: RunResults) -> Iterator[str]:
     one = _only_outcome(run)
     if one:
         share = one["events"] / one["samples"]
-        yield f"{one['events']:,} of these rows ({share:.0%}) have the outcome."
+        yield f"{one['events']:,} of these rows ({percent(share)}) have the outcome."
     label = run.summary.table1.get("pooled", {}).get("label", {})
     if label.get("mean") is not None and label.get("sd") is not None:
         yield f"In all tables it is {_short(label['mean'])} ± {_short(label['sd'])} (mean ± SD)."
@@ -64,13 +64,13 @@ def _quality(run: RunResults) -> Iterator[str]:
     name = "mae" if isinstance(run.spec.task, Regression) else "auc"
     if name not in test:
         return
-    interval = intervals.get(name)
-    within = f" (95 % interval {number(interval.low)} to {number(interval.high)})" if interval else ""
+    interval, said = intervals.get(name), _short if name == "mae" else number
+    within = f" (95 % interval {said(interval.low)} to {said(interval.high)})" if interval else ""
     if name == "mae":
-        yield f"On average its predictions are {number(test['mae'])} off{within}."
+        yield f"On average its predictions are {_short(test['mae'])} off{within}."
     else:
         which = "with the outcome above one without it" if _only_outcome(run) else "of a class above one of another"
-        yield f"It ranks a row {which} in {test['auc']:.0%} of pairs: AUC {number(test['auc'])}{within}."
+        yield f"It ranks a row {which} in {percent(test['auc'])} of pairs: AUC {number(test['auc'])}{within}."
 
 
 def _risk(run: RunResults) -> Iterator[str]:
@@ -79,14 +79,15 @@ def _risk(run: RunResults) -> Iterator[str]:
     if one is None:
         guess, test = finite(run.summary.metrics.baseline), run.test
         if {"accuracy"} <= guess.keys() & test.keys():
-            yield f"It is right in {test['accuracy']:.0%} of cases; {baseline_name(run)} is in {guess['accuracy']:.0%}."
+            right, guessed = percent(test["accuracy"]), percent(guess["accuracy"])
+            yield f"It is right in {right} of cases; {baseline_name(run)} is in {guessed}."
         return
     if one["brier_skill"] is not None:
         skill, rate = one["brier_skill"], one["events"] / one["samples"]
-        better = f"{skill:.0%} smaller" if skill > 0 else "no smaller"
+        better = f"{percent(skill)} smaller" if skill > 0 else "no smaller"
         yield (
             f"The squared error of its risks (Brier score {number(one['brier'])}) is {better} than if every row were "
-            f"given the base rate of {rate:.0%} ({number(one['brier_of_prevalence'])})."
+            f"given the base rate of {percent(rate)} ({number(one['brier_of_prevalence'])})."
         )
     yield from calibrated(one)
 
@@ -112,7 +113,7 @@ def _number(run: RunResults) -> Iterator[str]:
     """Yield what the model adds over predicting the mean, and between which limits it errs."""
     if "r2" in run.test:
         reached = run.test["r2"]
-        less = f"{reached:.0%} smaller" if reached > 0 else "no smaller"
+        less = f"{percent(reached)} smaller" if reached > 0 else "no smaller"
         yield f"Its squared error is {less} than if every row were given the mean (R² {number(reached)})."
     if found := run.summary.metrics.agreement:
         low, high = found["limits"]

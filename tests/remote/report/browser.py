@@ -21,7 +21,9 @@ PATIENCE = 30.0  # seconds for the browser to start
 
 def find() -> str | None:
     """Return the browser of this machine."""
-    return next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+    return next(
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    )
 
 
 class Browser:
