@@ -320,7 +320,7 @@ def test_figures_are_small_pictures_and_always_the_same(count: int) -> None:
         assert len(png) < 60_000, name
         picture = Image.open(io.BytesIO(png)).convert("RGB")
         colours = {colour for _, colour in picture.getcolors() or []}
-        assert colours & {(0, 114, 178), (213, 94, 0)}, name
+        assert any(max(colour) - min(colour) > 100 for colour in colours), f"{name} has no colour"
         inside = ImageChops.difference(picture, Image.new("RGB", picture.size, "white")).getbbox()
         assert inside, name
         assert min(inside[0], inside[1], picture.width - inside[2], picture.height - inside[3]) > 0, (
