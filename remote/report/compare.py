@@ -31,8 +31,8 @@ def compare(directories: Sequence[Path]) -> tuple[NumberTable, list[RunResults]]
     runs = [read_results(directory) for directory in directories]
     for directory, run in zip(directories, runs, strict=True):
         if run.spec.task.metrics != runs[0].spec.task.metrics:
-            names = f"{run.spec.task.name}, {directories[0]} of {runs[0].spec.task.name}"
-            raise UserError(f"{directory}: is of the task {names}: their metrics are not the same")
+            tasks = f"{run.spec.task.name}, {directories[0]} of {runs[0].spec.task.name}"
+            raise UserError(f"{directory}: is of the task {tasks}: their metrics are not the same")
     names = [run.spec.name for run in runs]
     if len(set(names)) < len(names):  # the directories tell them apart
         names = [directory.resolve().name for directory in directories]
@@ -63,7 +63,7 @@ def _metrics(runs: Sequence[RunResults]) -> list[list[str]]:
 
 
 def _cell(run: RunResults, name: str, best: float) -> str:
-    value, interval = run.test.get(name), run.summary.metrics.intervals.get(name)  # type: ignore[call-overload]
+    value, interval = run.test.get(name), run.summary.metrics.intervals.get(name)
     within = f" ({number(interval.low)} to {number(interval.high)})" if interval else ""
     return number(value) + within + (" *" if value == best else "")
 

@@ -49,8 +49,8 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def percent(share: float, digits: int = 0) -> str:
-    """Return a share of a whole, as a paper prints it."""
-    return f"{number(100 * share, digits)} %"
+    """Return a share of a whole, as a paper prints it; the sign stays on the number's line."""
+    return f"{number(100 * share, digits)}\N{NO-BREAK SPACE}%"
 
 
 def duration(seconds: float) -> str:

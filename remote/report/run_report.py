@@ -18,12 +18,13 @@ from rankdad.remote.view import size
 TEMPLATES = Path(__file__).parent / "templates"
 NO_PLOTS = "figures need matplotlib, which is not installed: pip install 'rankdad[plots]'"
 CAPTIONS = {
-    "roc": "ROC curve: how many with the outcome are found (sensitivity) at the price of how many false alarms. At "
-    "every threshold both lie within the band with 95 %.",
+    "roc": "ROC curve: how many with the outcome are found (sensitivity) at the price of how many false alarms. In "
+    "the band, where one is drawn, both lie with 95 % at every threshold.",
     "precision_recall": "Precision-recall curve: how many of those called positive have the outcome (precision), "
-    "against how many with the outcome are found. At every threshold both lie within the band with 95 %.",
+    "against how many with the outcome are found. In the band, where one is drawn, both lie with 95 % at "
+    "every threshold.",
     "calibration": "Observed frequency against predicted risk, in ten groups of about equal size; on the dotted line "
-    "risks are right. Bars below: how many rows were given which risk.",
+    "risks are right. Bars below, where there are such: how many rows were given which risk.",
     "decision_curve": "Decision curve: net benefit of acting on the model's risk from a threshold on, against acting "
     "on all or on nobody. The model is worth using where its line is the highest.",
     "bland_altman": "Bland–Altman: difference between prediction and label against their mean; the darker, the more "

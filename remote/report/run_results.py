@@ -162,8 +162,11 @@ class RunResults:
     @property
     def outcomes(self) -> dict[str, dict[str, Any]]:
         """What predicted risks are worth, by the outcome's name."""
-        named = outcome_names(self.spec)
-        return {named(one["outcome"]): one for one in self.summary.metrics.risks}
+        found, named = self.summary.metrics.risks, outcome_names(self.spec)
+        if len(found) == 1:
+            return {named(found[0]["outcome"]): found[0]}
+        names = class_names(self.spec)
+        return {names[one["outcome"]]: one for one in found}
 
     @property
     def confusion(self) -> list[list[int]]:

@@ -138,13 +138,13 @@ def _sites(run: RunResults) -> Iterator[str]:
     rows = {site: row for site, row in run.by_site.items() if name in row and BASELINE + name in row}
     worse = [site for site, row in rows.items() if row[name] >= row[BASELINE + name]]
     if worse:
-        guess = baseline_name(run)
-        yield f"At {len(worse)} of {len(rows)} hospitals it is no better than {guess}: {listed(worse)}."
+        where = f"At {len(worse)} of {len(rows)} hospitals, {listed(worse)},"
+        yield f"{where} it is by its {NAMES[name]} no better than {baseline_name(run)}."
     elif len(rows) > 1:
         yield f"At each of the {len(rows)} hospitals it is better than {baseline_name(run)}."
     unsure = [site for site, row in run.by_site.items() if "auc_low" in row and row["auc_low"] <= 0.5]
     if unsure:
-        yield f"At {listed(unsure)} there are too few rows to say that it ranks better than chance."
+        yield f"It may rank no better than chance (the interval of the AUC includes 0.5) at {listed(unsure)}."
     if tested := [site for site, row in run.by_site.items() if not row.get("samples")]:
         yield f"Nothing was tested at {listed(tested)}."
 

@@ -145,7 +145,7 @@ def test_the_page_says_what_the_tables_say(finished: Path) -> None:
         keys = ("auc", "accuracy", "baseline_accuracy")
         assert shown[1:6] == [row["samples"], row["absent"], *(f"{float(row[key]):.3f}" for key in keys)]
     counts = np.array(metrics["confusion"])
-    assert next(cells for cells in page.rows if cells[:1] == ["1"])[1:4] == [f"{count}" for count in counts[1]]
+    assert any(cells[:4] == ["1", *(f"{count}" for count in counts[1])] for cells in page.rows)
     shown_elsewhere = for_people(finished, {}, ())
     assert shown_elsewhere["global_metrics"]["samples"] == counts.sum()
     assert shown_elsewhere["site_metrics"]["beta"]["auc"] == float(sites[1]["auc"])
@@ -319,8 +319,7 @@ def test_figures_are_small_pictures_and_always_the_same(count: int) -> None:
     for name, png in drawn.items():
         assert len(png) < 60_000, name
         picture = Image.open(io.BytesIO(png)).convert("RGB")
-        colours = {colour for _, colour in picture.getcolors() or []}
-        assert any(max(colour) - min(colour) > 100 for colour in colours), f"{name} has no colour"
+        assert np.ptp(np.asarray(picture), axis=2).max() > 100, f"{name} has no colour"
         inside = ImageChops.difference(picture, Image.new("RGB", picture.size, "white")).getbbox()
         assert inside, name
         assert min(inside[0], inside[1], picture.width - inside[2], picture.height - inside[3]) > 0, (
