@@ -191,7 +191,7 @@ class Recorder:
                 progress.step,
                 ready.round,
                 progress.fold,
-                progress.epoch,
+                progress.epoch + 1,
                 update.loss,
                 f"{sums.seconds:.6f}",
                 f"{sums.aggregation:.6f}",
@@ -218,7 +218,7 @@ class Recorder:
         for site, metrics in rows.items():
             loss = self._train_loss(site) if pooled.split == "validation" else ""
             figures = ["" if value is None else value for value in (*metrics.values.values(), metrics.auc_error)]
-            self._metrics.row([pooled.fold, pooled.epoch, pooled.split, site, loss, metrics.samples, *figures])
+            self._metrics.row([pooled.fold, pooled.epoch + 1, pooled.split, site, loss, metrics.samples, *figures])
         if pooled.split == "test":
             progress.study.add(models, baselines)
             for place in sorted(ready.missing):

@@ -164,7 +164,7 @@ def last_validation(run: RunResults) -> tuple[str, NumberTable] | None:
     if not any(row.get("samples") for row in of_site.values()):
         return None
     fold = f" of fold {last['fold'] + 1:.0f}" if run.spec.folds > 1 else ""
-    return f"epoch {last['epoch'] + 1:.0f}{fold}", site_table(run, of_site)
+    return f"epoch {last['epoch']:.0f}{fold}", site_table(run, of_site)
 
 
 def confusion_table(run: RunResults) -> NumberTable | None:

@@ -121,7 +121,7 @@ def tested(run: RunResults) -> str:
 
 def tested_epochs(run: RunResults) -> str:
     """Return which epochs' models were tested, and why those."""
-    best = sorted(int(epoch) + 1 for epoch in run.tests["epoch"]) or [run.summary.best_epoch]
+    best = sorted(int(epoch) for epoch in run.tests["epoch"]) or [run.summary.best_epoch]
     named = f"{best[0]}" if best[0] == best[-1] else f"{best[0]} to {best[-1]}"
     if not (run.metrics[run.metrics["split"] == "validation"]["samples"] > 0).any():
         return f"the last epoch, {named}, because no samples were set aside for validation"

@@ -31,6 +31,7 @@ from rankdad.remote.report.run_plots import run_plots
 from rankdad.remote.report.run_report import report
 from rankdad.remote.report.run_results import METRICS, STEPS, PlanSummary, RunMetrics, RunResults, Summary, read_results
 from rankdad.remote.report.run_results import SITES as SITE_COLUMNS
+from rankdad.remote.view import show_result
 from rankdad.simulations.lockstep import run
 from tests.common.metrics.samples import draw, tallied
 from tests.conftest import SITES, run_document, run_spec
@@ -104,7 +105,7 @@ def results(sites: list[str], epochs: int, folds: int = 1, **metrics: Any) -> Ru
     ]:
         for site in ["pooled", *sites]:
             loss, gap = 2 / (epoch + 1) + noise.uniform(0, 0.2), noise.uniform(0.1, 0.4) / (epoch + 1)
-            rows.append((fold, epoch, split, site, loss, int(noise.integers(5, 900)), loss, 1 - 2 * gap, 1 - gap))
+            rows.append((fold, epoch + 1, split, site, loss, int(noise.integers(5, 900)), loss, 1 - 2 * gap, 1 - gap))
     steps = [(s + 1, s // 9 % epochs, 2 / (s + 1), 0.1, 0.01, 10, 10, "") for s in range(9 * epochs * folds)]
     evaluation = {"name": "holdout"} if folds == 1 else {"name": "k-fold", "folds": folds}
     spec = run_spec(evaluation=evaluation, federation={"sites": sites})
@@ -163,6 +164,19 @@ def test_the_page_says_what_the_tables_say(finished: Path) -> None:
     assert "script" not in dict(page.tags)
     assert "://" not in html
     assert html == report(finished)
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_the_best_epoch_is_one_number_everywhere(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    table = read_results(finished).metrics
+    validated = table[(table["split"] == "validation") & (table["site"] == "pooled")].set_index("epoch")["auc"]
+    assert list(validated.index) == [1, 2, 3]
+    best = int(validated.idxmax())
+    assert summary["best_epoch"] == best == int(table[table["split"] == "test"]["epoch"].iloc[0])
+    assert f"the best epoch, {best} of at most 3" in Page(report(finished)).text
+    show_result(summary, finished)
+    assert f"best epoch {best}," in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -287,7 +301,7 @@ def test_folds_of_a_number(tmp_path: Path, site_data: Data) -> None:
     directory = begun(tmp_path / "folds", metrics=metrics)
     changes: dict[str, Any] = {"task": task, "evaluation": {"name": "k-fold", "folds": 4, "refit": False}}
     (directory / "run.json").write_text(json.dumps(run_document(**changes)))
-    lines = ["fold,epoch,split,site,train_loss,samples,mae", "0,1,test,pooled,,30,2.7", "1,0,test,pooled,,30,3.1"]
+    lines = ["fold,epoch,split,site,train_loss,samples,mae", "0,2,test,pooled,,30,2.7", "1,1,test,pooled,,30,3.1"]
     (directory / "metrics.csv").write_text("\n".join(lines) + "\n")
     text = Page(report(directory)).text
     assert "So far 2 of 4 folds are tested. The model is that of the last epoch, 1 to 2" in text
