@@ -131,8 +131,9 @@ class Contributions:
         sums = []
         for fold in range(self._plan.folds):
             rows = self._data.summed(fold)
+            described = self._data.described() if fold == self._plan.folds - 1 else None
             try:
-                sums.append(self._preparing.contribution(stage, self._run.totals_of(fold), rows))
+                sums.append(self._preparing.contribution(stage, self._run.totals_of(fold), rows, described))
             except ValueError as error:
                 raise RankdadError(f"preparation: {error}: a number here, or all sites' mean, is too large") from None
         return Sums(stage=stage, values=torch.stack(sums))

@@ -42,10 +42,11 @@ def tally_of(task: TaskSpec, prepared: Prepared, split: Split, outputs: Tensor) 
     """Return what outputs for a split add up to."""
     samples: Samples = getattr(prepared, split)
     labels, total = samples.labels.cpu(), empty(task)
-    centre, base = prepared.around(split)
+    fit = prepared.around(split)
+    centre, scale, base = fit.target_mean, fit.target_scale, fit.log_odds
     for given, true in zip(outputs.split(BATCH), labels.split(BATCH), strict=True):
         numbers, known = prepared.in_units(given), prepared.in_units(true)
-        total += tally(task, numbers, known, losses(task, given.double(), true), centre=centre, base=base)
+        total += tally(task, numbers, known, losses(task, given.double(), true), centre=centre, scale=scale, base=base)
     return total
 
 

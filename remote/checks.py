@@ -118,7 +118,7 @@ class Checks:
 
     def _check_sums(self, place: int, sums: Sums) -> None:
         for counts, fold in zip(self.samples[place], sums.values, strict=True):
-            problem = self._preparing.check(sums.stage, fold, counts[PLACES["train"]])
+            problem = self._preparing.check(sums.stage, fold, counts[PLACES["train"]], sum(counts))
             if problem:
                 raise ProtocolError(422, f"d.values: {problem}")
 

@@ -1,4 +1,4 @@
-"""Commands of the aggregator: `rankdad aggregator`, `rankdad export`, `rankdad report`, `rankdad provision`."""
+"""Commands of the aggregator: `rankdad aggregator`, `export`, `report`, `compare` and `provision`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ def mount(app: typer.Typer) -> None:
     app.command()(aggregator)
     app.command()(export)
     app.command()(report)
+    app.command()(compare)
     app.command()(provision)
 
 
@@ -123,6 +124,35 @@ def report(
     if plotter() is None:
         typer.echo(f"the report has no figures: {NO_PLOTS}", err=True)
     typer.echo(f"made {path}")
+
+
+def compare(
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR DIR …", help="The runs' directories.")],
+    html: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Make a page of it, too.")] = None,
+) -> None:
+    """Show runs side by side."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from rankdad.remote.report.compare import compare as run
+    from rankdad.remote.report.compare import page
+
+    found, runs = run(directories)
+    shown = Table(box=box.SIMPLE_HEAD)
+    for name in found.head:
+        shown.add_column(Text(name), justify="right" if name else "left", overflow="fold")
+    for row in found.rows:
+        shown.add_row(*map(Text, row))
+    Console().print(shown)
+    typer.echo("* is the best value of a row; in brackets 95 % intervals")
+    if html is not None:
+        try:
+            html.write_text(page(found, runs), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{html}: cannot be written: {error.strerror}") from None
+        typer.echo(f"made {html}")
 
 
 def provision(

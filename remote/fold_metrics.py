@@ -12,18 +12,28 @@ from typing import Any
 
 from rankdad.common.metrics import (
     Metrics,
+    Risks,
     Tally,
+    agreement,
     calibration,
+    cells,
     confusion,
+    default_log_odds,
     empty,
     intervals,
     mean_over_sites,
     pack_tally,
+    parts,
+    risk_summary,
     summarise,
     unpack_tally,
     within_sites,
 )
-from rankdad.common.tasks import Regression, TaskSpec
+from rankdad.common.preparation import Fit
+from rankdad.common.tasks import Classification, Regression, TaskSpec
+
+INTERVALS = frozenset(("accuracy", "auc", "mae", "pearson_r"))  # that a row of a site has
+MAX_OUTCOMES = 30  # more classes or labels have no curves
 
 
 class FoldMetrics:
@@ -39,6 +49,15 @@ class FoldMetrics:
         self._models = {site: empty(task) for site in sites}
         self._baselines = {site: empty(task) for site in sites}
         self._folds: list[Metrics] = []
+        self._document: dict[str, Any] = {}  # of the folds so far
+        self._centre, self._scale = 0.0, 1.0
+        self._log_odds: list[float] = [] if isinstance(task, Regression) else default_log_odds(task).tolist()
+
+    def around(self, fit: Fit) -> None:
+        """Take note of what tests are counted around: what the first fold's training rows say."""
+        self._centre, self._scale = fit.target_mean, fit.target_scale
+        if fit.log_odds is not None:
+            self._log_odds = fit.log_odds.tolist()
 
     def add(self, models: Mapping[str, Tally], baselines: Mapping[str, Tally]) -> None:
         """Add one fold's test."""
@@ -48,6 +67,7 @@ class FoldMetrics:
         pooled = summarise(self._task, reduce(add, models.values()))
         if pooled.samples:
             self._folds.append(pooled)
+        self._document = {}
 
     def state(self) -> dict[str, Any]:
         """Return the state as JSON."""
@@ -55,7 +75,8 @@ class FoldMetrics:
             name: {site: base64.b64encode(zlib.compress(pack_tally(tally))).decode() for site, tally in totals.items()}
             for name, totals in (("models", self._models), ("baselines", self._baselines))
         }
-        return {**tallies, "folds": [asdict(fold) for fold in self._folds]}
+        around = {"centre": self._centre, "scale": self._scale, "log_odds": self._log_odds}
+        return {**tallies, "folds": [asdict(fold) for fold in self._folds], "around": around}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over a state that `state` returned."""
@@ -63,6 +84,7 @@ class FoldMetrics:
             for site, text in state[name].items():
                 totals[site] = unpack_tally(self._task, zlib.decompress(base64.b64decode(text)))
         self._folds = [Metrics(**fold) for fold in state["folds"]]
+        self._centre, self._scale, self._log_odds = (state["around"][name] for name in ("centre", "scale", "log_odds"))
 
     @property
     def pooled(self) -> Metrics | None:
@@ -71,20 +93,27 @@ class FoldMetrics:
         return summarise(self._task, total) if self._folds else None
 
     def by_site(self) -> list[dict[str, Any]]:
-        """Return a row for every site: samples, its metrics over all folds, and those of the baseline."""
+        """Return a row for every site: samples, its metrics over all folds, their intervals, those of the baseline."""
         rows: list[dict[str, Any]] = []
         for site in self._sites:
             model, baseline = (summarise(self._task, tallies[site]) for tallies in (self._models, self._baselines))
             row: dict[str, Any] = {"site": site, "samples": model.samples, "absent": model.absent}
             row |= {str(name): value for name, value in model.values.items()}
             row |= {f"baseline_{name}": value for name, value in baseline.values.items()}
+            limits = intervals(self._task, self._models[site])
+            for name in (name for name in self._task.metrics if name in INTERVALS):
+                one = limits.get(name)
+                row |= {f"{name}_low": one and one.low, f"{name}_high": one and one.high}
             rows.append(row)
         return rows
 
     def summary(self) -> dict[str, Any]:
         """Return all metrics as JSON."""
-        if not self._folds:
-            return {}
+        if self._folds and not self._document:
+            self._document = self._summed_up()
+        return self._document
+
+    def _summed_up(self) -> dict[str, Any]:
         task, tallies = self._task, list(self._models.values())
         total, baseline = reduce(add, tallies), reduce(add, self._baselines.values())
         sites = [metrics for tally in tallies if (metrics := summarise(task, tally)).samples]
@@ -98,4 +127,28 @@ class FoldMetrics:
         if not isinstance(task, Regression):
             document["confusion"] = confusion(task, total).tolist()
             document["calibration"] = calibration(task, total)
+            brier = parts(task, total).brier.tolist()
+            document["risks"] = [{"outcome": at, **risk_summary(one, brier[at])} for at, one in self._risks(total)]
+        else:
+            document["agreement"] = agreement(parts(task, total), self._scale)
         return document
+
+    def predictions(self) -> tuple[str, list[dict[str, Any]]]:
+        """Return what curves are drawn from: a name, and how many samples were predicted how, all sites together."""
+        task, total = self._task, reduce(add, self._models.values())
+        if isinstance(task, Regression):
+            found = cells(parts(task, total).grid, self._scale, self._centre)
+            return "differences", [dict(zip(("average", "low", "high", "samples"), one, strict=True)) for one in found]
+        rows = []
+        for outcome, one in self._risks(total):
+            for at in (one.negatives + one.positives).nonzero().flatten().tolist():
+                counts = {"negatives": int(one.negatives[at]), "positives": int(one.positives[at])}
+                rows.append({"outcome": outcome, "bin": at, "low": float(one.edges[at]), **counts})
+        return "risks", rows
+
+    def _risks(self, total: Tally) -> list[tuple[int, Risks]]:
+        """Return the predictions of every outcome: of the second of two classes, or of every class or label."""
+        scores = parts(self._task, total).scores
+        first = int(isinstance(self._task, Classification) and self._task.classes == 2)
+        chosen = range(first, len(scores)) if len(scores) <= MAX_OUTCOMES else range(0)
+        return [(at, Risks.of(scores[at], self._log_odds[at])) for at in chosen]

@@ -68,6 +68,7 @@ class Progress:
         problems: what sites have to mend before they can take part, by site, and what the aggregator's own error is.
         dropped: rows that sites have left out of their data.
         warnings: sites by what is odd about their data.
+        table1: what the sites' tables hold, see `remote.table_one`; empty of other data.
         step_seconds: in all steps so far.
         seconds: in all rounds so far.
         up: bytes of all steps' contributions so far.
@@ -100,6 +101,7 @@ class Progress:
     problems: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     warnings: dict[str, list[str]] = field(default_factory=dict)
+    table1: dict[str, Any] = field(default_factory=dict)
     step_seconds: float = 0.0
     seconds: float = 0.0
     up: int = 0

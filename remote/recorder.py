@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from rankdad.common.factors import Factor
 from rankdad.common.files import write_json, write_whole
@@ -23,14 +26,17 @@ from rankdad.common.messages import (
     PooledMetrics,
     Roster,
     Step,
+    Sums,
 )
 from rankdad.common.metrics import Metrics, Tally, summarise
 from rankdad.common.plan import Plan
+from rankdad.common.preparation import Preparing
 from rankdad.common.spec import RunSpec
 from rankdad.remote.progress import Progress
 from rankdad.remote.rounds import Ready
 from rankdad.remote.run_directory import Table, new_directory
 from rankdad.remote.summary import summary
+from rankdad.remote.table_one import table_one
 
 PLACE = ("step", "round", "fold", "epoch")
 FIGURES = ("loss", "seconds", "aggregation_seconds", "bytes_up", "bytes_down", "left_out")
@@ -56,7 +62,8 @@ class Recorder:
     ) -> None:
         self.directory = directory
         self.progress = Progress.of(spec, plan)
-        self._spec, self._plan = spec, plan
+        self._spec, self._plan, self._preparing = spec, plan, Preparing(spec)
+        self._totals: dict[str, Tensor] = {}  # of the first fold
         if not again:
             new_directory(directory)
         state = state or {}
@@ -108,6 +115,8 @@ class Recorder:
         elif isinstance(update, Roster):
             progress.steps_per_epoch = [-(-max(fold) // self._spec.training.step_size) for fold in update.train]
             self._record_hello(ready)
+        elif isinstance(update, Sums):
+            self._record_sums(ready, update)
         elif isinstance(update, PooledMetrics):
             self._record_evaluation(ready, update)
         elif isinstance(update, Decision):
@@ -129,6 +138,19 @@ class Recorder:
             for warning in message.body.warnings:
                 self.progress.warnings.setdefault(warning, []).append(site)
         self.summarise()
+
+    def _record_sums(self, ready: Ready, update: Sums) -> None:
+        """Take note of Table 1, and of what tests will be counted around."""
+        self._totals[update.stage] = update.values[0]
+        last = {site: message.body.values[-1] for site, message in self._sent(ready) if isinstance(message.body, Sums)}
+        if described := self._preparing.described(update.stage, last):
+            self.progress.table1 = table_one(self._spec, described)
+            for kind, sites in self.progress.table1["worries"].items():
+                self.progress.warnings[kind] = sites
+            self.summarise()
+        if self._totals.keys() == set(self._preparing.stages):
+            with contextlib.suppress(ValueError):  # totals that lead to no finite numbers end the run
+                self.progress.study.around(self._preparing.fit(self._totals))
 
     def _record_step(self, ready: Ready, update: Step, size: int, seconds: float, aggregation_seconds: float) -> None:
         progress, sums = self.progress, self._open
@@ -152,7 +174,7 @@ class Recorder:
         left_out = [self._plan.sites[place] for place in sorted(sums.missing)]
         for site in left_out:
             progress.left_out[site] = progress.left_out.get(site, 0) + 1
-        place = (progress.step, ready.round, progress.fold, progress.epoch, update.loss)
+        place = (progress.step, ready.round, progress.fold, progress.epoch + 1, update.loss)
         times = (f"{sums.seconds:.6f}", f"{sums.aggregation:.6f}")
         self._steps.row([*place, *times, sums.up, sums.down, " ".join(left_out), *norms.values(), *ranks])
         self._open = _Sums()
@@ -175,27 +197,29 @@ class Recorder:
         for site, metrics in rows.items():
             loss = self._train_loss(site) if pooled.split == "validation" else ""
             figures = ["" if value is None else value for value in (*metrics.values.values(), metrics.auc_error)]
-            self._metrics.row([pooled.fold, pooled.epoch, pooled.split, site, loss, metrics.samples, *figures])
+            self._metrics.row([pooled.fold, pooled.epoch + 1, pooled.split, site, loss, metrics.samples, *figures])
         if pooled.split == "test":
             progress.study.add(models, baselines)
             for place in sorted(ready.missing):
                 progress.warnings.setdefault("left-out-of-a-test", []).append(self._plan.sites[place])
             if pooled.fold + 1 < progress.folds:
                 progress.fold, progress.epoch, progress.best_epoch = pooled.fold + 1, 0, 0
-            self._write_sites()
+            self._write_table("sites", progress.study.by_site())
+            self._write_table(*progress.study.predictions())
         else:
             progress.validation = pooled
             progress.train_loss = float(self._train_loss("pooled") or 0.0)
             self._losses = dict.fromkeys(self._plan.sites, (0.0, 0.0))
 
-    def _write_sites(self) -> None:
-        """Write a row for every site: its figures over all folds so far."""
-        rows = self.progress.study.by_site()
+    def _write_table(self, name: str, rows: list[dict[str, Any]]) -> None:
+        """Write a table of what is known over all folds so far; no rows are no table."""
+        if not rows:
+            return
         text = io.StringIO()
         writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        write_whole(self.directory / "sites.csv", text.getvalue())
+        write_whole(self.directory / f"{name}.csv", text.getvalue())
 
     def _train_loss(self, site: str) -> float | str:
         sums = self._losses.values() if site == "pooled" else [self._losses[site]]

@@ -24,7 +24,7 @@ def _show_study(metrics: dict[str, Any]) -> None:
 def _best(summary: dict[str, Any]) -> str:
     """Say whose epochs these are, and which one's weights were kept, where samples were there to tell."""
     validation = summary["metrics"]["validation"]
-    chosen = f", best epoch {summary['best_epoch'] + 1}" if validation and validation["samples"] else ""
+    chosen = f", best epoch {summary['best_epoch']}" if validation and validation["samples"] else ""
     return f" in the last of {summary['folds']} folds{chosen}" if summary["folds"] > 1 else chosen
 
 

@@ -23,7 +23,7 @@ def summary(progress: Progress) -> dict[str, Any]:
         "sites": list(progress.sites),
         "steps": progress.step,
         "epochs": progress.epoch,
-        "best_epoch": progress.best_epoch,
+        "best_epoch": progress.best_epoch + 1,  # as people count them
         "seconds": progress.seconds,
         "seconds_per_step": progress.step_seconds / max(1, progress.step),
         "bytes_up_per_site_step": progress.per_site_step(progress.up),
@@ -40,6 +40,7 @@ def summary(progress: Progress) -> dict[str, Any]:
         "problems": progress.problems,
         "rows_dropped": progress.dropped,
         "warnings": progress.warnings,
+        "table1": progress.table1,
         "left_out": progress.left_out,
         "resets": progress.resets,
         "drift": progress.drift,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -19,6 +19,7 @@ from rankdad.remote.progress import AGGREGATOR, Progress
 WAITING_PERIOD = 10.0  # seconds between two lines about the same wait
 MIN_WAITING = 1.0
 MAX_METRICS = 3  # metrics of a line
+MAX_WARNINGS = 10  # about the sites' tables
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class PlainView:
         self._begun = False
         self._without: tuple[str, ...] = ()
         self._problems: dict[str, str] = {}
+        self._warned = False
 
     def start(self) -> None:
         """Say what begins."""
@@ -78,6 +80,10 @@ class PlainView:
     def tick(self) -> None:
         """Say what is new."""
         p = self._progress
+        if p.table1 and not self._warned:
+            self._warned = True
+            for line in data_warnings(p.table1):
+                self._say(f"warning: {line}")
         if p.step and not self._begun:
             self._begun = True
             self._say(f"step 1 of {p.steps}: loss {_number(p.loss)}")
@@ -137,6 +143,7 @@ class LiveView:
             ("quality", _figures(p)),
             ("traffic", _bytes(p)),
             ("round", self._round()),
+            *(("warning", line) for line in data_warnings(p.table1)),
             *(("to mend", _problem(site, problem)) for site, problem in p.problems.items()),
         ]
         table = Table.grid(padding=(0, 2))
@@ -156,6 +163,13 @@ class LiveView:
         if now.without:
             words.append(f"without {', '.join(now.without)}")
         return " · ".join(words)
+
+
+def data_warnings(table1: Mapping[str, Any]) -> list[str]:
+    """Return what is odd about the sites' tables, the first of many."""
+    found: list[str] = list(table1.get("warnings", ()))
+    more = [f"{len(found) - MAX_WARNINGS} more, in summary.json"] if len(found) > MAX_WARNINGS else []
+    return found[:MAX_WARNINGS] + more
 
 
 def _problem(site: str, problem: str) -> str:

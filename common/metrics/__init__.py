@@ -6,25 +6,33 @@ as much.
 
 from __future__ import annotations
 
+from rankdad.common.metrics.agreement import agreement, cells
 from rankdad.common.metrics.auc import BINS
 from rankdad.common.metrics.intervals import Interval, intervals
+from rankdad.common.metrics.risk import Risks, risk_summary
 from rankdad.common.metrics.sites import Spread, mean_over_sites, within_sites
 from rankdad.common.metrics.summary import Metrics, calibration, confusion, summarise
-from rankdad.common.metrics.sums import Tally, empty, tally
+from rankdad.common.metrics.sums import Tally, default_log_odds, empty, parts, tally
 from rankdad.common.metrics.tally_codec import pack_tally, tally_bytes, unpack_tally
 
 __all__ = [
     "BINS",
     "Interval",
     "Metrics",
+    "Risks",
     "Spread",
     "Tally",
+    "agreement",
     "calibration",
+    "cells",
     "confusion",
+    "default_log_odds",
     "empty",
     "intervals",
     "mean_over_sites",
     "pack_tally",
+    "parts",
+    "risk_summary",
     "summarise",
     "tally",
     "tally_bytes",

@@ -35,6 +35,12 @@ def score_bins(distance: Tensor) -> Tensor:
     return place.nan_to_num(0.0).clamp(0, BINS - 1).long()
 
 
+def bin_edges(base: float) -> Tensor:
+    """Return the log-odds between which the bins lie, float64 [BINS + 1]; the outermost bins hold what lies beyond."""
+    steps = torch.arange(BINS + 1, dtype=torch.float64) * (2 * REACH / BINS) - REACH
+    return base + torch.sinh(steps) / FINENESS
+
+
 def pairs(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Count pairs of a positive and a negative, from histograms [outputs, 2, bins]; each answer is float64 [outputs].
 

@@ -12,6 +12,9 @@ import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
+import torch
+from torch import Tensor
+
 from rankdad.common.metrics.auc import delong_deviations
 from rankdad.common.metrics.summary import ROUNDING, balanced, deviations, summarise
 from rankdad.common.metrics.sums import Parts, Tally, parts
@@ -77,14 +80,20 @@ def _normal(value: float | None, error: float, method: str) -> Interval | None:
     return Interval(max(0.0, value - QUANTILE * error), min(1.0, value + QUANTILE * error), method)
 
 
+def wilson(hits: Tensor, counts: Tensor, quantile: float = QUANTILE) -> tuple[Tensor, Tensor]:
+    """Return the ends of intervals of shares, 0 to 1 of nothing. Source: E. B. Wilson, JASA 22 (1927) 209."""
+    share, square = hits / counts.clamp_min(1), quantile**2 / counts.clamp_min(1)
+    half = quantile * (share * (1 - share) / counts.clamp_min(1) + square / (4 * counts.clamp_min(1))).sqrt()
+    low, high = ((share + square / 2 + sign * half) / (1 + square) for sign in (-1, 1))
+    low, high = torch.minimum(low, share).clamp_min(0), torch.maximum(high, share).clamp_max(1)  # whatever is rounded
+    return torch.where(counts > 0, low, 0.0), torch.where(counts > 0, high, 1.0)
+
+
 def _wilson(share: float | None, samples: int) -> Interval | None:
-    """Return Wilson's interval of a share. Source: E. B. Wilson, JASA 22 (1927) 209."""
     if share is None:
         return None
-    square = QUANTILE**2 / samples
-    middle = share + square / 2
-    half = QUANTILE * math.sqrt(share * (1 - share) / samples + square / (4 * samples))
-    return Interval(max(0.0, (middle - half) / (1 + square)), min(1.0, (middle + half) / (1 + square)), "Wilson")
+    low, high = wilson(*torch.tensor([share * samples, samples], dtype=torch.float64))
+    return Interval(float(low), float(high), "Wilson")
 
 
 def _mean_error(part: Parts) -> Interval | None:

@@ -13,6 +13,9 @@ from rankdad.common.tasks import Classification, Regression, TaskSpec
 
 CALIBRATION_BINS = 15
 MOMENTS = 7
+AVERAGES, DIFFERENCES = 16, 80  # cells of the grid of numbers
+WIDEST_AVERAGE = 4.0  # standard deviations of the label from its mean: averages further out share the outermost cells
+DIFFERENCE_FINENESS, DIFFERENCE_REACH = 4.0, 5.1  # asinh(4 · 20): differences beyond 20 deviations share a cell
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,22 +53,25 @@ class Shape:
         groups: confusion matrices and calibration curves: one, or one for each label.
         width: classes of a confusion matrix.
         moments: sums of labels, outputs and errors.
+        grid: cells of the grid of numbers.
     """
 
     outputs: int
     groups: int
     width: int
     moments: int
+    grid: int
 
     @property
-    def counts(self) -> tuple[int, int, int, int]:
-        """Sizes of a tally's counts: samples, histograms, confusion matrices, calibration."""
-        return 1, self.outputs * 2 * BINS, self.groups * self.width**2, self.groups * CALIBRATION_BINS * 2
+    def counts(self) -> tuple[int, int, int, int, int]:
+        """Sizes of a tally's counts: samples, histograms, confusion matrices, calibration, grid."""
+        calibration = self.groups * CALIBRATION_BINS * 2
+        return 1, self.outputs * 2 * BINS, self.groups * self.width**2, calibration, self.grid
 
     @property
-    def sums(self) -> tuple[int, int, int]:
-        """Sizes of a tally's sums: loss, confidences, moments."""
-        return 1, self.groups * CALIBRATION_BINS, self.moments
+    def sums(self) -> tuple[int, int, int, int]:
+        """Sizes of a tally's sums: loss, confidences, squared errors of probabilities, moments."""
+        return 1, self.groups * CALIBRATION_BINS, self.outputs, self.moments
 
 
 @dataclass(frozen=True)
@@ -77,8 +83,12 @@ class Parts:
         loss: sum of losses.
         scores: int64 [outputs, 2, BINS]; [c, 1] counts samples of class or label c, [c, 0] all others.
         confusion: int64 [groups, width, width], rows true.
-        calibration: int64 [groups, CALIBRATION_BINS, 2]; [g, b, 1] counts hits, [g, b, 0] misses.
+        calibration: int64 [groups, CALIBRATION_BINS, 2]; [g, b, 1] counts hits, [g, b, 0] misses. Of two classes and
+            of labels the confidence is the predicted risk, and a hit is who has it; of more classes it is that of the
+            predicted class.
+        grid: int64 [AVERAGES, DIFFERENCES], samples by the mean of output and label, and by output − label.
         confidence: float64 [groups, CALIBRATION_BINS], sums of confidences.
+        brier: float64 [outputs], sums of (probability − whether it is so)².
         moments: sums of label, output, label², output², label · output, |error| and error², the first five of
             deviations from the centre.
     """
@@ -88,31 +98,40 @@ class Parts:
     scores: Tensor
     confusion: Tensor
     calibration: Tensor
+    grid: Tensor
     confidence: Tensor
+    brier: Tensor
     moments: tuple[float, ...]
 
 
 def shape(task: TaskSpec) -> Shape:
     """Return the sizes of a task's tally."""
     if isinstance(task, Regression):
-        return Shape(0, 0, 0, MOMENTS)
+        return Shape(0, 0, 0, MOMENTS, AVERAGES * DIFFERENCES)
     if isinstance(task, Classification):
-        return Shape(task.classes, 1, task.classes, 0)
-    return Shape(task.labels, task.labels, 2, 0)
+        return Shape(task.classes, 1, task.classes, 0, 0)
+    return Shape(task.labels, task.labels, 2, 0, 0)
+
+
+def default_log_odds(task: TaskSpec) -> Tensor:
+    """Return the log-odds of a guess, around which bins are finest where nothing else is known: [outputs]."""
+    return torch.full((task.outputs,), -math.log(task.classes - 1) if isinstance(task, Classification) else 0.0)
 
 
 def parts(task: TaskSpec, total: Tally) -> Parts:
     """Return views of a tally's parts."""
     sizes = shape(task)
-    samples, scores, confusion, calibration = total.counts.split(sizes.counts)
-    loss, confidence, moments = total.sums.split(sizes.sums)
+    samples, scores, confusion, calibration, grid = total.counts.split(sizes.counts)
+    loss, confidence, brier, moments = total.sums.split(sizes.sums)
     return Parts(
         int(samples),
         float(loss),
         scores.reshape(sizes.outputs, 2, BINS),
         confusion.reshape(sizes.groups, sizes.width, sizes.width),
         calibration.reshape(sizes.groups, CALIBRATION_BINS, 2),
+        grid.reshape(-1, DIFFERENCES),
         confidence.reshape(sizes.groups, CALIBRATION_BINS),
+        brier,
         tuple(moments.tolist()),
     )
 
@@ -133,6 +152,7 @@ def tally(
     losses: Tensor,
     *,
     centre: float = 0.0,
+    scale: float = 1.0,
     base: Tensor | None = None,
 ) -> Tally:
     """Sum up a batch; outputs that are not finite make sums that are not.
@@ -144,29 +164,32 @@ def tally(
         losses: [n], a sample's loss each.
         centre: a number near the labels' mean, the same at all sites: variances come from sums of squares, which lose
             (mean − centre)² / variance times the rounding of a float64.
+        scale: a number near the labels' standard deviation, the same at all sites: unit of the grid.
         base: log-odds [task.outputs] around which the AUC's bins are finest, the same at all sites, such as those of
             each class's frequency; those of a guess by default.
     """
     outputs, labels, losses = outputs.detach().cpu().double(), labels.detach().cpu(), losses.detach().cpu().double()
     if isinstance(task, Regression):
-        moments = _moments(outputs.reshape(-1) - centre, labels.double().reshape(-1) - centre)
-        return Tally(torch.tensor([len(labels)]), torch.cat([losses.sum().reshape(1), moments]))
+        output, label = outputs.reshape(-1) - centre, labels.double().reshape(-1) - centre
+        counts = torch.cat([torch.tensor([len(label)]), _grid(output, label, scale)])
+        return Tally(counts, torch.cat([losses.sum().reshape(1), _moments(output, label)]))
+    origin = default_log_odds(task) if base is None else base.cpu()
     if isinstance(task, Classification):
-        log_odds = class_log_odds(outputs)
+        log_odds, probability = class_log_odds(outputs), outputs.softmax(dim=1)
         positive = labels.unsqueeze(1) == torch.arange(task.classes)
-        confidence, guess = outputs.softmax(dim=1).max(dim=1, keepdim=True)
+        confidence, guess = probability.max(dim=1, keepdim=True)
         cells, hit = labels.unsqueeze(1) * task.classes + guess, guess == labels.unsqueeze(1)
-        origin: Tensor | float = -math.log(task.classes - 1) if base is None else base.cpu()
+        if task.classes == 2:
+            confidence, hit = probability[:, 1:], positive[:, 1:]
     else:
-        log_odds, positive, confidence = outputs, labels > 0.5, outputs.sigmoid()
-        cells, hit = 2 * positive + (outputs > 0).long(), positive
-        origin = 0.0 if base is None else base.cpu()
+        log_odds, positive, probability = outputs, labels > 0.5, outputs.sigmoid()
+        cells, hit, confidence = 2 * positive + (outputs > 0).long(), positive, probability
     sizes = shape(task)
     groups = torch.arange(sizes.groups)
     places = (confidence.nan_to_num(0.0) * CALIBRATION_BINS).long().clamp_max(CALIBRATION_BINS - 1)
     places += CALIBRATION_BINS * groups
     # One count of all places: each kind of count starts where the one before it ends.
-    _, confusion_at, calibration_at, _ = torch.tensor(sizes.counts).cumsum(0).tolist()
+    _, confusion_at, calibration_at, *_ = torch.tensor(sizes.counts).cumsum(0).tolist()
     positions = (
         1 + (2 * torch.arange(sizes.outputs) + positive) * BINS + score_bins(log_odds - origin),
         confusion_at + sizes.width**2 * groups + cells,
@@ -175,7 +198,22 @@ def tally(
     counts = torch.cat([one.reshape(-1) for one in positions]).bincount(minlength=sum(sizes.counts))
     counts[0] = len(labels)
     confidences = places.reshape(-1).bincount(confidence.reshape(-1), minlength=sizes.groups * CALIBRATION_BINS)
-    return Tally(counts, torch.cat([losses.sum().reshape(1), confidences]))
+    brier = (probability - positive.double()).square().sum(dim=0)
+    return Tally(counts, torch.cat([losses.sum().reshape(1), confidences, brier]))
+
+
+def difference_edges() -> Tensor:
+    """Return the differences between which the grid's columns lie, in its unit, float64 [DIFFERENCES + 1]."""
+    steps = torch.arange(DIFFERENCES + 1, dtype=torch.float64) * (2 * DIFFERENCE_REACH / DIFFERENCES)
+    return torch.sinh(steps - DIFFERENCE_REACH) / DIFFERENCE_FINENESS
+
+
+def _grid(output: Tensor, label: Tensor, scale: float) -> Tensor:
+    average = ((output + label) / (2 * scale) + WIDEST_AVERAGE) * (AVERAGES / (2 * WIDEST_AVERAGE))
+    difference = torch.asinh(DIFFERENCE_FINENESS * (output - label) / scale) + DIFFERENCE_REACH
+    rows = average.nan_to_num(0.0).clamp(0, AVERAGES - 1).long()
+    columns = (difference * (DIFFERENCES / (2 * DIFFERENCE_REACH))).nan_to_num(0.0).clamp(0, DIFFERENCES - 1).long()
+    return (rows * DIFFERENCES + columns).bincount(minlength=AVERAGES * DIFFERENCES)
 
 
 def _moments(output: Tensor, label: Tensor) -> Tensor:

@@ -67,7 +67,8 @@ def _check_counts(task: Classification | MultiLabel, part: Parts) -> None:
         if bool((counts.sum(dim=(1, 2)) != part.samples).any()):
             raise ValueError(f"a {name} does not add up to the {part.samples} samples")
     if isinstance(task, Classification):
-        positives, hits = confusion[0].sum(dim=1), confusion[0].trace().reshape(1)
+        positives = confusion[0].sum(dim=1)
+        hits = positives[1:] if task.classes == 2 else confusion[0].trace().reshape(1)
     else:
         positives = hits = confusion[:, 1].sum(dim=1)
     if bool((part.scores[:, 1].sum(dim=1) != positives).any()):
@@ -78,12 +79,16 @@ def _check_counts(task: Classification | MultiLabel, part: Parts) -> None:
     low, high = (edges[:-1] - SLACK) * inside, (edges[1:] + SLACK) * inside
     if bool(((part.confidence < low) | (part.confidence > high)).any()):
         raise ValueError("a bin's confidences lie outside of it")
+    if bool(((part.brier < 0) | (part.brier > part.samples * (1 + SLACK))).any()):
+        raise ValueError("a squared error of probabilities is not between 0 and 1")
 
 
 def _check_moments(part: Parts) -> None:
     """Sums and sums of squares keep the Cauchy-Schwarz inequality, and the squared error is that of the others."""
     label, output, label_square, output_square, product, absolute, square = part.moments
     samples, tiny = part.samples, part.samples * TINY
+    if int(part.grid.sum()) != samples:
+        raise ValueError(f"the grid does not add up to the {samples} samples")
     if min(label_square, output_square, absolute, square) < 0:
         raise ValueError("a sum of squares or of absolute errors is negative")
     spans = [math.sqrt(samples) * math.sqrt(one) for one in (label_square, output_square, square)]

@@ -52,6 +52,13 @@ class Fit:
             return None
         return Pooled(self.grand_mean, self.slopes, self.deviation)
 
+    @property
+    def log_odds(self) -> Tensor | None:
+        """Log-odds of every class or label; None where they were not counted, or all are to weigh the same."""
+        if self.class_counts is None or self.class_weights is not None:
+            return None
+        return torch.logit(self.class_counts.double() / max(self.rows, 1), eps=1e-6)
+
     def tensors(self) -> dict[str, Tensor]:
         """Return all that is known, by name."""
         return _tensors(self)

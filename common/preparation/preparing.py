@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rankdad.common.data import TableData
 from rankdad.common.errors import SpecError
-from rankdad.common.preparation import combat, labels, moments
+from rankdad.common.preparation import combat, description, labels, moments
 from rankdad.common.preparation.fit import Fit, OwnFit
 from rankdad.common.preparation.layout import Layout
 from rankdad.common.preparation.rows import Rows
@@ -38,7 +38,9 @@ class Preparing:
         self._layout = Layout.of(spec)
         self._combat = spec.preparation.harmonise if len(self._layout.harmonised) else None
         self._balance = not isinstance(spec.task, Regression) and spec.task.class_weights == "balanced"
-        self._stages = self._needed(isinstance(spec.data, TableData))
+        table = isinstance(spec.data, TableData)
+        self._table = description.fields(spec.task, self._layout.channels) if table else ()
+        self._stages = self._needed(table)
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -49,34 +51,44 @@ class Preparing:
         """Return how many numbers a site sends per fold."""
         return self._stages[stage].size
 
-    def check(self, stage: str, contribution: Tensor, rows: float = MOST_ROWS) -> str | None:
+    def check(self, stage: str, contribution: Tensor, rows: float = MOST_ROWS, whole: float = MOST_ROWS) -> str | None:
         """Return what is wrong with a vector of a stage, in words that begin with its part; None where nothing is.
 
         Args:
             stage: its name.
             contribution: of one fold.
             rows: that a site has to train on in the fold.
+            whole: that it has for the run.
         """
         found = self._stages[stage]
-        problem = found.check(contribution, rows)
+        problem = found.check(contribution, rows, whole)
         return problem or (combat.contradiction(found.unpack(contribution)) if stage == "site-effects" else None)
 
-    def contribution(self, stage: str, totals: Mapping[str, Tensor], rows: Rows) -> Tensor:
+    def contribution(
+        self, stage: str, totals: Mapping[str, Tensor], rows: Rows, described: Rows | None = None
+    ) -> Tensor:
         """Return what a site sends of one fold's rows.
 
         Args:
             stage: its name.
             totals: this fold's sums over all sites of the stages before, by name.
             rows: those whose sums may leave the site; none give zeros.
+            described: those of Table 1, likewise; None gives zeros.
 
         Raises:
             ValueError: the rows hold numbers too large to be squared, or do not fit the spec.
         """
-        vector = self._stages[stage].pack(self._summed(stage, totals, rows))
+        vector = self._stages[stage].pack(self._summed(stage, totals, rows) | self._described(stage, described))
         problem = self.check(stage, vector, len(rows.inputs))
         if problem:
             raise ValueError(f"{stage}: {problem}")
         return vector
+
+    def described(self, stage: str, contributions: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        """Return the sums of Table 1 among each site's contribution to a stage; none of other stages or data."""
+        if stage != "labels" or not self._table:
+            return {}
+        return {site: self._stages[stage].unpack(vector) for site, vector in contributions.items()}
 
     def fit(self, totals: Mapping[str, Tensor]) -> Fit:
         """Return what the totals of all stages say.
@@ -96,7 +108,7 @@ class Preparing:
                 if self._balance:
                     known["class_weights"] = labels.balanced(self._task, rows, counts)
         if "label-squares" in found:
-            around = moments.means(*found["labels"].values())
+            around = _label_mean(found["labels"])
             mean, scale = moments.mean_and_scale(found["labels"]["rows"], around, *found["label-squares"].values())
             target = (float(mean), float(scale))
         if "site-effects" in found:
@@ -166,10 +178,10 @@ class Preparing:
         task, channels = self._task, (self._layout.channels,)
         rows = Field("rows", (), "count")
         if isinstance(task, Regression):
-            stages["labels"] = Stage((rows, Field("sum", (), "sum", RAW)))
+            stages["labels"] = Stage((rows, Field("sum", (), "sum", RAW), *self._table))
             stages["label-squares"] = Stage((Field("deviations", (), "sum"), Field("squares", (), "square")))
         elif self._balance or table:
-            stages["labels"] = Stage((rows, Field("counts", (task.outputs,), "count")))
+            stages["labels"] = Stage((rows, Field("counts", (task.outputs,), "count"), *self._table))
         if self._combat:
             features = len(self._layout.harmonised)
             stages["site-effects"] = combat.effects_stage(features, self._layout.covariates, self._impute)
@@ -192,7 +204,7 @@ class Preparing:
                 return {"rows": count, "sum": rows.labels.to(torch.float64).sum()}
             return {"rows": count, "counts": labels.counts_of(self._task, rows.labels)}
         if stage == "label-squares":
-            away = rows.labels.to(torch.float64) - moments.means(*before["labels"].values())
+            away = rows.labels.to(torch.float64) - _label_mean(before["labels"])
             return {"deviations": away.sum(), "squares": away.square().sum()}
         if stage in ("site-effects", "residuals"):
             features, covariates = self._measured(rows.inputs, rows.covariates)
@@ -206,6 +218,14 @@ class Preparing:
             return {"counts": counts, "sums": sums}
         deviations, squares = moments.squares(inputs, moments.means(*before["sums"].values()))
         return {"deviations": deviations, "squares": squares}
+
+    def _described(self, stage: str, rows: Rows | None) -> dict[str, Tensor]:
+        """Return the sums of Table 1, in the stage that has them."""
+        if stage != "labels" or not self._table:
+            return {}
+        if rows is None:
+            return {field.name: torch.zeros(field.shape, dtype=torch.float64) for field in self._table}
+        return description.sums(self._task, rows, self._layout.channels)
 
     def _harmonised(self, of_all: combat.Pooled | None, rows: Rows) -> tuple[Tensor, combat.SiteEffects | None]:
         """Return a site's training inputs without its effects, and these."""
@@ -238,3 +258,7 @@ class Preparing:
     def _but_levels(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Leave columns of 0 and 1 as they are."""
         return torch.where(self._layout.levels, 0.0, mean), torch.where(self._layout.levels, 1.0, scale)
+
+
+def _label_mean(sums: Mapping[str, Tensor]) -> Tensor:
+    return moments.means(sums["rows"], sums["sum"])

@@ -26,6 +26,7 @@ class Field:
         largest: what one value adds at most, but for a count. A mean must leave room for squares of deviations from it,
             also where somebody's sum is of other rows than his count.
         values: how many of them a row has at most.
+        whole: whether it is of all rows that the site has for the run, not only of those that the fold trains on.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Field:
     kind: Literal["count", "square", "sum"]
     largest: float = LARGEST
     values: int = 1
+    whole: bool = False
 
     @property
     def size(self) -> int:
@@ -67,13 +69,19 @@ class Stage:
         parts = vector.split([field.size for field in self.fields])
         return {field.name: part.reshape(field.shape) for field, part in zip(self.fields, parts, strict=True)}
 
-    def check(self, vector: Tensor, rows: float = MOST_ROWS) -> str | None:
-        """Return what is wrong with a vector of so many rows, in words that begin with the field; None if nothing."""
+    def check(self, vector: Tensor, rows: float = MOST_ROWS, whole: float = MOST_ROWS) -> str | None:
+        """Return what is wrong with a vector, in words that begin with the field; None if nothing.
+
+        Args:
+            vector: of one fold.
+            rows: that the fold trains on.
+            whole: that there are in all.
+        """
         for field, value in zip(self.fields, self.unpack(vector).values(), strict=True):
             if field.kind != "sum" and (value < 0).any():
                 return f"{field.name}: expected no number below 0"
             counts = field.kind == "count"
-            most = rows * field.values * (1 if counts else field.largest)
+            most = (whole if field.whole else rows) * field.values * (1 if counts else field.largest)
             if not (value.abs() <= most).all() or (counts and (value != value.floor()).any()):  # NaN is not
                 return f"{field.name}: expected {'whole ' * counts}numbers up to {most:g}"
         return None

@@ -109,6 +109,20 @@ class SiteData:
             return replace(rows, inputs=rows.inputs.masked_fill(too_few, math.nan))
         return rows
 
+    def described(self) -> Rows:
+        """Return what may leave the site in Table 1: all rows that the last fold trains on or holds out.
+
+        What it holds out of a column is left out where it is too little: the sums of training rows would tell it.
+        """
+        split = self.splits[-1]
+        held = torch.cat([split.validation, split.test])
+        rows = torch.cat([split.train, held])
+        inputs = self.samples.inputs[rows]
+        if inputs.ndim == 2 and inputs.is_floating_point() and inputs.isnan().any():
+            few = self.samples.inputs[held].isnan().logical_not().sum(0) < self.fewest
+            inputs[len(split.train) :, few] = math.nan
+        return Rows(inputs, self.samples.labels[rows]).of_at_least(self.fewest)
+
     def _too_few(self) -> Tensor | None:
         """Return which columns of a table with gaps too few samples have, in a fold or in what it holds out.
 

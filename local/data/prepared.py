@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from rankdad.common.preparation import Fit, OwnFit, Preparing
@@ -46,16 +45,13 @@ class Prepared:
         """Return a network's outputs, or labels as it learns them, in the label's own unit where that is a number."""
         return outputs.double() * self.fit.target_scale + self.fit.target_mean if self.numbers else outputs
 
-    def around(self, split: Split) -> tuple[float, Tensor | None]:
-        """Return from where evaluation takes deviations of numbers, and log-odds around which it bins scores finely.
+    def around(self, split: Split) -> Fit:
+        """Return the fit that says from where evaluation takes deviations, and around which log-odds bins are fine.
 
         Tests of all folds add up, and so take those of the first; what chooses the best epoch knows no other fold,
         where this one's test samples are trained on.
         """
-        fit = self.first if split == "test" else self.fit
-        if fit.class_counts is None or fit.class_weights is not None:
-            return fit.target_mean, None
-        return fit.target_mean, torch.logit(fit.class_counts.double() / max(fit.rows, 1), eps=1e-6)
+        return self.first if split == "test" else self.fit
 
 
 def prepare(spec: RunSpec, data: SiteData, state: RunState, replica: Replica) -> Prepared:

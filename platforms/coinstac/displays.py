@@ -31,7 +31,7 @@ def results_of(
     results = SiteResults(
         summary=load_json(directory / "summary.json"),
         metrics=(directory / "metrics.csv").read_text(encoding="utf-8"),
-        report=report_page(run, figures),
+        report=report_page(run),
         figures=figures or {},
     )
     return results, displayed(run, sites, warnings, [*results.figures])

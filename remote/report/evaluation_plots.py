@@ -1,59 +1,61 @@
-"""Plots of the tests of all folds: metrics by site, confusion of classes or labels, calibration.
+"""Plots of the tests of all folds: a forest of sites, confusion of classes or labels.
 
 Each function returns None where the run has nothing to draw.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import numpy as np
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 
-from rankdad.common.metrics import Spread
 from rankdad.common.tasks import Classification
 from rankdad.remote.report import plot_style
 from rankdad.remote.report.narrative import baseline_name
-from rankdad.remote.report.plot_style import BLACK, BLUE, GREY, MEASURES, ORANGE, dress, legend, plain_axes, shortened
+from rankdad.remote.report.plot_style import BLACK, BLUE, GREY, MEASURES, ORANGE, legend, plain_axes, shortened
 from rankdad.remote.report.run_results import BASELINE, LABEL_CELLS, RANKED, RunResults, class_names
 
-MAX_NAMED_SITES = 30  # more sites are placed by their number of samples
+MAX_NAMED_SITES = 30  # more sites stand without their names, in the metric's order
+DARKEST = 0.55  # of a cell: its count is read on it, by day and by night
 MAX_CLASSES_WITH_COUNTS = 12
 MAX_CLASSES_WITH_NAMES = 40
-QUANTILE = 1.96  # of 95 %
+ALONE = "alone_"  # prefix of the metrics of a model that was trained at the site alone
 
 
-def metric_by_site(run: RunResults, name: str) -> Figure | None:
-    """Draw a metric of every site and of the baseline there, of all samples, and its mean over sites."""
+def forest(run: RunResults, name: str) -> Figure | None:
+    """Draw a metric of every site with its interval, of a guess there, and of all samples together."""
     sites = run.sites.dropna(subset=[name])
     if sites.empty:
         return None
-    named, label = len(sites) <= MAX_NAMED_SITES, f"test {MEASURES[name]}"
+    named = len(sites) <= MAX_NAMED_SITES
+    if not named:
+        sites = sites.sort_values(name)
+    places = np.arange(len(sites))
+    height = 1.5 + (0.26 if named else 0.05) * (len(sites) + 1)
+    figure, axes = plain_axes(f"test {MEASURES[name]}", "", height=min(height, 8.0))
+    if {f"{name}_low", f"{name}_high"} <= set(sites.columns):
+        axes.hlines(places, sites[f"{name}_low"], sites[f"{name}_high"], color=BLUE, lw=1.2)
+    for prefix, label, marker, colour in (
+        (BASELINE, baseline_name(run), "D", GREY),
+        (ALONE, "trained there alone", "^", ORANGE),
+    ):
+        if prefix + name in sites and not (prefix == BASELINE and name in RANKED):
+            axes.plot(sites[prefix + name], places, ls="", marker=marker, mfc="none", mec=colour, ms=6, label=label)
+    axes.plot(sites[name], places, "s", color=BLUE, ms=5 if named else 2.5, label="model, with its 95 % interval")
+    pooled, interval = run.test.get(name), run.summary.metrics.intervals.get(name)
+    if pooled is not None:
+        if interval:
+            axes.hlines([len(sites)], interval.low, interval.high, color=BLACK, lw=1.6)
+        axes.plot([pooled], [len(sites)], "D", color=BLACK, ms=7, label=f"all samples together, {pooled:.3f}")
+        axes.axvline(pooled, color=BLACK, ls=":", lw=1, zorder=1)
     if named:
-        figure, axes = plain_axes(label, "", height=max(1.9, 1.2 + 0.2 * len(sites)))
         pairs = zip(sites["site"], sites["samples"], strict=True)
         names = [f"{shortened(site)} ({count:.0f})" for site, count in pairs]
-        axes.set_yticks(range(len(sites)), names, parse_math=False, fontsize=8)
-        axes.set_ylim(len(sites) - 0.4, -0.6)
-        axes.set_ylabel("site (test samples)")
+        axes.set_yticks([*places, len(sites)], [*names, "all sites"], parse_math=False, fontsize=8)
     else:
-        figure, axes = plain_axes("test samples of the site", label)
-    places: Sequence[float] = range(len(sites)) if named else sites["samples"].tolist()
-
-    def dots(column: str, label: str, **look: object) -> None:
-        pair = (sites[column], places) if named else (places, sites[column])
-        axes.plot(*pair, ls="", label=label, **look)  # type: ignore[arg-type]
-
-    line: Callable[..., object] = axes.axvline if named else axes.axhline
-    if BASELINE + name in sites and name not in RANKED:
-        dots(BASELINE + name, baseline_name(run), marker="D", mfc="none", mec=GREY, ms=9 if named else 6)
-    dots(name, "single sites", marker="o", color=BLUE, ms=6 if named else 4, alpha=1 if named else 0.6)
-    pooled, mean = run.test.get(name), run.summary.metrics.sites.get(name, Spread()).mean
-    if pooled is not None:
-        line(pooled, color=ORANGE, ls="--", lw=1.6, label=f"all samples together, {pooled:.3f}", zorder=1)
-    if mean is not None and len(sites) > 1:
-        line(mean, color=BLACK, ls=":", lw=1.2, label=f"mean over sites, {mean:.3f}", zorder=1)
+        axes.set_yticks([])
+        axes.set_ylabel(f"{len(sites)} sites, by the metric")
+    axes.set_ylim(len(sites) + 0.6, -0.6)
     legend(axes)
     return figure
 
@@ -72,7 +74,7 @@ def confusion(run: RunResults) -> Figure | None:
     figure, axes = plain_axes(*labels, height=min(6.5, 1.2 + 0.45 * len(rows)))
     figure.set_figwidth(min(plot_style.WIDTH, 3.4 + 0.8 * len(columns)))
     axes.grid(visible=False)
-    colours = LinearSegmentedColormap.from_list("blue", ["#FFFFFF", BLUE])
+    colours = LinearSegmentedColormap.from_list("blue", [to_rgba(BLUE, 0), to_rgba(BLUE, DARKEST)])
     shown = axes.imshow(parts, cmap=colours, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     if len(rows) > MAX_CLASSES_WITH_COUNTS:
         figure.colorbar(shown, ax=axes, label="part of the true value's samples")
@@ -84,38 +86,6 @@ def confusion(run: RunResults) -> Figure | None:
     if len(rows) <= MAX_CLASSES_WITH_COUNTS:
         for row, column in np.ndindex(*table.shape):
             text, part = f"{table[row, column]:,}", parts[row, column]
-            text += f"\n{part:.0%}" if len(columns) <= 8 else ""
-            colour = "#FFFFFF" if part > 0.55 else BLACK
-            axes.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
-    return figure
-
-
-def calibration(run: RunResults) -> Figure | None:
-    """Draw how often predictions of a confidence are right.
-
-    Of labels no interval is drawn: a sample counts once for each of them, so that counts are not independent.
-    """
-    task, bins = run.spec.task, run.summary.metrics.calibration
-    known = [one for one in bins if one[0] is not None and one[2]]
-    if not known:
-        return None
-    independent, least = (True, 1 / task.classes) if isinstance(task, Classification) else (False, 0.0)
-    confidence, hits, counts = (np.array(column, dtype=float) for column in zip(*known, strict=True))
-    figure = plot_style.blank()
-    figure.set_figheight(4.6)
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    dress(top, "", "frequency of hits" if independent else "frequency of positives")
-    dress(bottom, "confidence of the prediction" if independent else "predicted probability", "count")
-    top.plot([least, 1], [least, 1], color=BLACK, ls=":", lw=1.2, label="perfect calibration")
-    if independent:
-        square = QUANTILE**2 / counts
-        middle = (hits + square / 2) / (1 + square)
-        half = QUANTILE * np.sqrt(hits * (1 - hits) / counts + square / (4 * counts)) / (1 + square)
-        top.vlines(confidence, middle - half, middle + half, color=GREY, lw=1.4, label="95 % interval (Wilson)")
-    top.plot(confidence, hits, "-o", color=BLUE, lw=1, ms=5, label="all sites together")
-    top.set_ylim(-0.03, 1.03)
-    edges = np.linspace(0, 1, len(bins) + 1)
-    bottom.bar(edges[:-1], [count for *_, count in bins], np.diff(edges), align="edge", color=GREY, ec="#FFFFFF")
-    bottom.set_xlim(max(0.0, least - 0.03), 1.01)
-    legend(top)
+            text += f"\n{100 * part:.0f} %" if len(columns) <= 8 else ""
+            axes.text(column, row, text, ha="center", va="center", fontsize=8)
     return figure

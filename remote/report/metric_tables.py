@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from rankdad.common.metrics import Spread
 from rankdad.common.spec import LeaveOneSiteOut
 from rankdad.common.tasks import Classification
-from rankdad.remote.report.narrative import NAMES, number
+from rankdad.remote.report.narrative import NAMES, number, percent
 from rankdad.remote.report.run_results import BASELINE, LABEL_CELLS, RANKED, RunResults, class_names, finite, rows_of
 
 
@@ -27,6 +28,12 @@ class NumberTable:
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     groups: Sequence[tuple[str, int]] = ()
+
+    @property
+    def labels(self) -> list[str]:
+        """A name for every column that needs no group above it."""
+        above = [name for name, width in self.groups for _ in range(width)] or [""] * len(self.head)
+        return [f"{group} {name}".strip() for group, name in zip(above, self.head, strict=True)]
 
 
 def metrics_table(run: RunResults) -> NumberTable:
@@ -80,6 +87,73 @@ def site_table(run: RunResults, rows: Mapping[str, Mapping[str, float]]) -> Numb
     return NumberTable(head, cells, groups)
 
 
+def threshold_table(one: Mapping[str, Any]) -> NumberTable:
+    """Return what calling a risk positive means at each named threshold."""
+    names = {
+        "flagged": "called positive",
+        "sensitivity": "sensitivity",
+        "specificity": "specificity",
+        "ppv": "PPV",
+        "npv": "NPV",
+    }
+    rows = []
+    for row in one["thresholds"]:
+        shares = [row[name] for name in names]
+        rows.append(
+            [row["name"], percent(row["risk"], 1), *("–" if share is None else _within(share) for share in shares)]
+        )
+    return NumberTable(["threshold", "risk from", *names.values()], rows)
+
+
+def risk_table(outcomes: Mapping[str, Mapping[str, Any]]) -> NumberTable:
+    """Return a row for every outcome: how many have it, how well they are ranked, and whether risks are right."""
+    rows = []
+    for name, one in outcomes.items():
+        found, interval = one["recalibration"], one["auc_interval"]
+        cells = [number(one["auc"]) + (f" ({number(interval[0])} to {number(interval[1])})" if interval else "")]
+        cells += [_bounded(one["average_precision"], one["average_precision_error"])]
+        cells += [f"{number(one['brier'])} ({number(one['brier_of_prevalence'])})"]
+        cells += [_estimate(found[key]) if key in found else "–" for key in ("slope", "intercept", "in_the_large")]
+        rows.append([name, f"{one['events']:,} of {one['samples']:,}", *cells])
+    head = ["outcome", "events", "AUC", "average precision", "Brier score (of the base rate)", "calibration slope"]
+    head += ["intercept", "intercept at slope 1"]
+    if len(rows) == 1:  # is read more easily from top to bottom
+        return NumberTable(["", rows[0][0]], [list(pair) for pair in zip(head[1:], rows[0][1:], strict=True)])
+    return NumberTable(head, rows)
+
+
+def agreement_table(found: Mapping[str, Any]) -> NumberTable:
+    """Return how predicted numbers differ from true ones."""
+    low, high = found["limits"]
+    ends = found["mean_interval"]
+    rows = [
+        ["mean difference", f"{_figure(found['mean'])} ({_figure(ends[0])} to {_figure(ends[1])})"],
+        ["SD of differences", _figure(found["sd"])],
+        ["limits of agreement", f"{_figure(low)} and {_figure(high)}, each ± {_figure(found['limit_error'])}"],
+        ["slope of difference on mean", _figure(found["slope"])],
+    ]
+    for share, (lower, upper) in found["quantiles"].items():
+        rows.append([f"{percent(float(share))} of residuals are below", f"{_figure(lower)} to {_figure(upper)}"])
+    return NumberTable(["prediction − label", "value"], rows)
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}".replace("-", "−")
+
+
+def _within(share: Mapping[str, float]) -> str:
+    return f"{percent(share['value'])} ({100 * share['low']:.0f} to {100 * share['high']:.0f})"
+
+
+def _bounded(value: float | None, error: float | None) -> str:
+    return number(value) + (f" ± {error:.1g}" if error else "")
+
+
+def _estimate(one: Mapping[str, float]) -> str:
+    value = f"{number(one['value'], 2)} ({number(one['low'], 2)} to {number(one['high'], 2)})"
+    return value + (f", ± {one['error']:.1g}" if one["error"] >= 0.005 else "")
+
+
 def last_validation(run: RunResults) -> tuple[str, NumberTable] | None:
     """Return when the sites were last validated, in words, and their metrics; None where no sample was validated."""
     rows = run.metrics[run.metrics["split"] == "validation"]
@@ -90,7 +164,7 @@ def last_validation(run: RunResults) -> tuple[str, NumberTable] | None:
     if not any(row.get("samples") for row in of_site.values()):
         return None
     fold = f" of fold {last['fold'] + 1:.0f}" if run.spec.folds > 1 else ""
-    return f"epoch {last['epoch'] + 1:.0f}{fold}", site_table(run, of_site)
+    return f"epoch {last['epoch']:.0f}{fold}", site_table(run, of_site)
 
 
 def confusion_table(run: RunResults) -> NumberTable | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut
 from rankdad.common.tasks import Classification, Regression
-from rankdad.remote.report.run_results import BASELINE, RunResults, finite
+from rankdad.remote.report.run_results import RunResults, finite
 
 NAMES = {
     "auc": "AUC",
@@ -46,6 +46,11 @@ MAX_SITES_NAMED = 30  # in one warning
 def number(value: float | None, digits: int = 3) -> str:
     """Return a number as a paper prints it; – for None, NaN and infinity."""
     return "–" if value is None or not math.isfinite(value) else f"{value:z,.{digits}f}".replace("-", "−")
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """Return a share of a whole, as a paper prints it; the sign stays on the number's line."""
+    return f"{number(100 * share, digits)}\N{NO-BREAK SPACE}%"
 
 
 def duration(seconds: float) -> str:
@@ -116,7 +121,7 @@ def tested(run: RunResults) -> str:
 
 def tested_epochs(run: RunResults) -> str:
     """Return which epochs' models were tested, and why those."""
-    best = sorted(int(epoch) + 1 for epoch in run.tests["epoch"]) or [run.summary.best_epoch + 1]
+    best = sorted(int(epoch) for epoch in run.tests["epoch"]) or [run.summary.best_epoch]
     named = f"{best[0]}" if best[0] == best[-1] else f"{best[0]} to {best[-1]}"
     if not (run.metrics[run.metrics["split"] == "validation"]["samples"] > 0).any():
         return f"the last epoch, {named}, because no samples were set aside for validation"
@@ -131,12 +136,12 @@ def baseline_name(run: RunResults) -> str:
     return "a guess from the other sites' labels" if unseen else "a guess that knows only the site"
 
 
-def verdict(run: RunResults) -> list[str]:
+def explained(run: RunResults) -> list[str]:
     """Return how much of the pooled metrics the site alone explains, and what is left within sites."""
     if not run.summary.metrics.baseline:
         return []
     sentences = _regression(run) if isinstance(run.spec.task, Regression) else _classification(run)
-    return [" ".join(sentences), *_sites_without_gain(run)]
+    return [" ".join(sentences)]
 
 
 def _regression(run: RunResults) -> Iterator[str]:
@@ -191,11 +196,30 @@ def _interval_against_guess(run: RunResults, name: str) -> Iterator[str]:
         yield f"{model} contains the guess's: no gain over the guess is shown."
 
 
-def _sites_without_gain(run: RunResults) -> Iterator[str]:
-    name = "mae" if isinstance(run.spec.task, Regression) else "loss"
-    rows = [row for row in run.by_site.values() if name in row and BASELINE + name in row]
-    if worse := sum(row[name] >= row[BASELINE + name] for row in rows):
-        yield f"At {worse} of {len(rows)} sites the model's {NAMES[name]} is no smaller than that of the guess."
+def left_out(run: RunResults) -> str:
+    """Return which sites were left out of steps."""
+    steps = count(run.summary.steps, "step")
+    return ", ".join(f"{site} ({missed} of {steps})" for site, missed in run.summary.left_out.items()) or "none"
+
+
+def resets(run: RunResults) -> str:
+    """Return which sites lost their state."""
+    return ", ".join(f"{loss.site} (in round {loss.round})" for loss in run.summary.resets) or "none"
+
+
+def drift(run: RunResults) -> str:
+    """Return how far the sites' weights were apart."""
+    found, most = run.summary.drift, run.spec.federation.drift
+    return "–" if found is None else f"{found:.1g} of the weights' size (at most {most:g} is tolerated)"
+
+
+def ratio(run: RunResults) -> str:
+    """Return how many times fewer bytes travelled than with full gradients, or that there were more."""
+    times = run.summary.times_fewer_bytes_than_dense
+    if times is None:
+        return "–"
+    fewer = f"{number(times, 1)} times fewer bytes" if times >= 1 else f"{number(1 / times, 1)} times more bytes"
+    return f"{fewer}, both ways together"
 
 
 def notes(run: RunResults) -> Iterator[str]:
@@ -235,7 +259,11 @@ def warnings(run: RunResults) -> Iterator[str]:
             "the classes apart no better than a guess. "
             "Look at the label, the inputs, and whether they are standardised."
         )
+    table1 = run.summary.table1
+    yield from (f"{sentence}." for sentence in table1.get("warnings", ()))
     for kind, sites in run.summary.warnings.items():
+        if kind in table1.get("worries", ()):
+            continue
         meaning = WARNINGS.get(kind, f"warns: {kind.replace('-', ' ')}")
         meaning = meaning if len(sites) == 1 else meaning.replace("has ", "have ", 1).replace("warns", "warn", 1)
         yield f"{count(len(sites), 'site')} {meaning} ({_listed(sites)})."

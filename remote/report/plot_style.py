@@ -1,4 +1,4 @@
-"""The style of all plots: axes, legends and PNG files.
+"""The style of all plots: axes, legends, PNG files, and SVG that takes on a page's typeface and colours.
 
 Colours are those of Okabe and Ito, which colour-blind people can tell apart; line styles differ as well, for print.
 """
@@ -6,9 +6,12 @@ Colours are those of Okabe and Ito, which colour-blind people can tell apart; li
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
+from html import escape
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
@@ -16,9 +19,13 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 BLUE, ORANGE, GREY, BLACK = "#0072B2", "#D55E00", "#8C8C8C", "#000000"
+GRID = "#dddddd"
 SKY, GREEN, AMBER, PURPLE = "#56B4E9", "#009E73", "#E69F00", "#CC79A7"  # where four colours are not enough
-WIDTH, HEIGHT, DPI = 7.0, 3.6, 150  # inches, inches, pixels per inch
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, BLACK, GREY)
+PAGE = {BLACK: "currentColor", GRID: "var(--line)", BLUE: "var(--blue)", ORANGE: "var(--orange)"}  # on a page
+WIDTH, HEIGHT, DPI = 4.8, 3.4, 150  # inches, inches, pixels per inch
 TINTS = 12  # of each colour in a file: enough for smooth edges, and a third of the bytes
+LEGEND = 66  # characters in a row of the legend
 MAX_NAME = 26  # characters of a name beside a plot
 MEASURES = {
     "auc": "AUC (0.5 is chance, 1 best)",
@@ -52,22 +59,30 @@ def dress(axes: Axes, x: str, y: str) -> None:
     """Give axes labels and a grid."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    axes.grid(color="#DDDDDD", lw=0.6)
+    axes.grid(color=GRID, lw=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def legend(axes: Axes) -> None:
-    """Put the legend above the axes, where it hides nothing."""
-    count = len(axes.get_legend_handles_labels()[0])
+    """Put the legend above the axes, where it hides nothing, in as many columns as fit."""
+    labels = axes.get_legend_handles_labels()[1]
+    longest = max(map(len, labels), default=1) + 6
+    columns = max(1, min(len(labels), LEGEND // longest))
     axes.legend(
         loc="lower right",
         bbox_to_anchor=(1, 1),
-        ncols=count if count < 4 else 2,
+        ncols=columns,
         frameon=False,
-        fontsize=9,
+        fontsize=8,
         borderaxespad=0.2,
+        columnspacing=1.2,
     )
+
+
+def wheel(place: int) -> str:
+    """Return the colour of a line among several."""
+    return COLOURS[place % len(COLOURS)]
 
 
 def shortened(name: str) -> str:
@@ -76,7 +91,32 @@ def shortened(name: str) -> str:
     return name if len(name) <= MAX_NAME else f"{name[:half]}…{name[-half:]}"
 
 
-def png(figure: Figure, colours: Sequence[str] = (BLUE, ORANGE, GREY, BLACK)) -> bytes:
+def svg(figure: Figure, name: str, described: str) -> str:
+    """Return a figure as an element of a page: black and the background are the page's, and so is the typeface.
+
+    Args:
+        figure: to be drawn.
+        name: that makes its inner ids differ from those of other figures.
+        described: what there is to see, for those who do not.
+    """
+    drawn = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(drawn, format="svg", transparent=True, metadata=nothing)
+    text = drawn.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = (
+        re.sub(r' (xmlns(:\w+)?|width|height|version)="[^"]*"', "", text.partition(">")[0])
+        + ">"
+        + text.partition(">")[2]
+    )
+    for colour, shown in PAGE.items():
+        text = re.sub(colour, shown, text, flags=re.IGNORECASE)
+    # What has no fill or stroke of its own in matplotlib's SVG is black.
+    return text.replace("<svg", f'<svg role="img" fill="currentColor" aria-label="{escape(described, quote=True)}"', 1)
+
+
+def png(figure: Figure, colours: Sequence[str] = COLOURS) -> bytes:
     """Return a figure's file, without versions and dates: the same figure gives the same bytes.
 
     Args:

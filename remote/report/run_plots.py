@@ -1,34 +1,49 @@
-"""The plots of a run as PNG. Importing this fails where matplotlib is missing."""
+"""The plots of a run, as PNG and as SVG. Importing this fails where matplotlib is missing."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 from matplotlib import style
+from matplotlib.figure import Figure
 
-from rankdad.remote.report.evaluation_plots import calibration, confusion, metric_by_site
-from rankdad.remote.report.plot_style import MEASURES, png
+from rankdad.remote.report.evaluation_plots import confusion, forest
+from rankdad.remote.report.number_plots import bland_altman, residuals
+from rankdad.remote.report.plot_style import MEASURES, png, svg
+from rankdad.remote.report.risk_plots import calibration, decision_curve, precision_recall_curves, roc_curves
 from rankdad.remote.report.run_results import RunResults
 from rankdad.remote.report.training_plots import losses, losses_by_step, metric_by_epoch
 
 
-def run_plots(run: RunResults) -> dict[str, bytes]:
-    """Draw what there is to draw.
-
-    Returns:
-        PNG by name, in the order in which to read them: `loss_over_epochs`, `loss_over_steps`, of each measure
-        `auc_over_epochs` and `test_auc_by_site`, `confusion`, `calibration`. What has too few numbers is left out.
-    """
+def figures(run: RunResults) -> dict[str, Figure]:
+    """Draw what there is to draw, by name; what has too few numbers is left out."""
     tables = {name: getattr(run, name).replace([np.inf, -np.inf], np.nan) for name in ("metrics", "sites", "steps")}
     run, measures = replace(run, **tables), [name for name in MEASURES if name in run.spec.task.metrics]
+    found = {
+        "roc": roc_curves(run),
+        "precision_recall": precision_recall_curves(run),
+        "calibration": calibration(run),
+        "decision_curve": decision_curve(run),
+        "bland_altman": bland_altman(run),
+        "residuals": residuals(run),
+        **{f"test_{name}_by_site": forest(run, name) for name in measures if name in run.sites},
+        "confusion": confusion(run),
+        "loss_over_epochs": losses(run),
+        "loss_over_steps": losses_by_step(run),
+        **{f"{name}_over_epochs": metric_by_epoch(run, name) for name in measures if name in run.metrics},
+    }
+    return {name: figure for name, figure in found.items() if figure is not None}
+
+
+def run_plots(run: RunResults) -> dict[str, bytes]:
+    """Return all figures as PNG, by name."""
     with style.context("default"):  # whatever the user's own matplotlibrc says
-        plots = {
-            "loss_over_epochs": losses(run),
-            "loss_over_steps": losses_by_step(run),
-            **{f"{name}_over_epochs": metric_by_epoch(run, name) for name in measures if name in run.metrics},
-            **{f"test_{name}_by_site": metric_by_site(run, name) for name in measures if name in run.sites},
-            "confusion": confusion(run),
-            "calibration": calibration(run),
-        }
-        return {name: png(figure) for name, figure in plots.items() if figure is not None}
+        return {name: png(figure) for name, figure in figures(run).items()}
+
+
+def run_drawings(run: RunResults, described: Mapping[str, str]) -> dict[str, str]:
+    """Return all figures as SVG for a page, by name, with what there is to see."""
+    with style.context("default"):
+        return {name: svg(figure, name, described[name]) for name, figure in figures(run).items()}

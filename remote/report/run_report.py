@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
-import json
-from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
+
+from markupsafe import Markup
 
 from rankdad.remote.report import metric_tables as tables
 from rankdad.remote.report import narrative
 from rankdad.remote.report.rendering import render
 from rankdad.remote.report.run_results import BASELINE, RANKED, RunResults, read_results
+from rankdad.remote.report.study_table import left_out, table_one
+from rankdad.remote.report.verdict import verdict
 from rankdad.remote.view import size
 
 TEMPLATES = Path(__file__).parent / "templates"
 NO_PLOTS = "figures need matplotlib, which is not installed: pip install 'rankdad[plots]'"
 CAPTIONS = {
+    "roc": "ROC curve: how many with the outcome are found (sensitivity) at the price of how many false alarms. In "
+    "the band, where one is drawn, both lie with 95 % at every threshold.",
+    "precision_recall": "Precision-recall curve: how many of those called positive have the outcome (precision), "
+    "against how many with the outcome are found. In the band, where one is drawn, both lie with 95 % at "
+    "every threshold.",
+    "calibration": "Observed frequency against predicted risk, in ten groups of about equal size; on the dotted line "
+    "risks are right. Bars below, where there are such: how many rows were given which risk.",
+    "decision_curve": "Decision curve: net benefit of acting on the model's risk from a threshold on, against acting "
+    "on all or on nobody. The model is worth using where its line is the highest.",
+    "bland_altman": "Bland–Altman: difference between prediction and label against their mean; the darker, the more "
+    "rows. 19 of 20 lie between the dashed limits if differences are normal.",
+    "residuals": "How many predictions are how far off.",
+    "test_auc_by_site": "Test AUC of each site that has one, with its 95 % interval, and of all samples.",
+    "test_accuracy_by_site": "Test accuracy of each site, with its 95 % interval, and of all samples.",
+    "test_mae_by_site": "Test mean absolute error of each site, with its 95 % interval, and of all samples.",
+    "test_pearson_r_by_site": "Test correlation within each site, with its 95 % interval, and of all samples.",
+    "confusion": "Test samples by true and predicted value, coloured by their share of the true value's samples.",
     "loss_over_epochs": "Training and validation loss of all sites together, by epoch.",
     "loss_over_steps": "Training loss of all sites together, by optimizer step.",
     "auc_over_epochs": "Validation AUC by epoch.",
     "accuracy_over_epochs": "Validation accuracy by epoch.",
     "mae_over_epochs": "Validation mean absolute error by epoch.",
     "pearson_r_over_epochs": "Validation correlation by epoch.",
-    "test_auc_by_site": "Test AUC of each site that has one, and of all samples.",
-    "test_accuracy_by_site": "Test accuracy of each site, and of all samples.",
-    "test_mae_by_site": "Test mean absolute error of each site, and of all samples.",
-    "test_pearson_r_by_site": "Test correlation within each site, and of all samples.",
-    "confusion": "Test samples by true and predicted value, coloured by their share of the true value's samples.",
-    "calibration": "Test predictions by confidence in 15 equal bins: how often they are right, and how many there are.",
 }
+MEASURES = ("auc", "accuracy", "mae", "pearson_r")  # that sites are compared by
 PARTS = ("task", "model", "data", "preparation", "evaluation", "training", "method", "federation")
 MAX_ITEMS = 30  # of a list in the specification
+MAX_THRESHOLD_TABLES = 4  # outcomes that have a table of thresholds
 MAX_CONFUSION_CLASSES = 12  # in a table; a plot shows more
 
 Plotter = Callable[[RunResults], dict[str, bytes]]
@@ -54,20 +69,32 @@ def report(directory: Path) -> str:
     Raises:
         UserError: the directory holds no run, or a file in it cannot be read.
     """
-    run, plot = read_results(directory), plotter()
-    return report_page(run, plot(run) if plot else None)
+    return report_page(read_results(directory))
 
 
-def report_page(run: RunResults, figures: Mapping[str, bytes] | None) -> str:
-    """Return the page about a run, with figures that are drawn already; None where matplotlib is missing."""
-    rows, validation = run.by_site, tables.last_validation(run)
+def report_page(run: RunResults) -> str:
+    """Return the page about a run."""
+    rows, validation, drawings = run.by_site, tables.last_validation(run), _drawings(run)
     baseline = {name.removeprefix(BASELINE) for row in rows.values() for name in row if name.startswith(BASELINE)}
+    agreement = run.summary.metrics.agreement
     return render(
         TEMPLATES,
         "run.html",
         run=run,
         narrative=narrative,
+        verdict=verdict(run),
+        warnings=list(narrative.warnings(run)),
+        table_one=table_one(run),
+        columns_left_out=left_out(run),
         metrics=tables.metrics_table(run),
+        risks=tables.risk_table(run.outcomes) if run.outcomes else None,
+        thresholds={
+            name: tables.threshold_table(one)
+            for name, one in run.outcomes.items()
+            if one["thresholds"] and len(run.outcomes) <= MAX_THRESHOLD_TABLES
+        },
+        agreement=tables.agreement_table(agreement) if agreement else None,
+        measures=MEASURES,
         sites=tables.site_table(run, rows),
         baseline=baseline,
         unranked=" and ".join(narrative.NAMES[name] for name in RANKED if name in baseline),
@@ -75,12 +102,21 @@ def report_page(run: RunResults, figures: Mapping[str, bytes] | None) -> str:
         max_confusion_classes=MAX_CONFUSION_CLASSES,
         validation=validation,
         fewest=min(((row["samples"], site) for site, row in rows.items() if row.get("samples")), default=None),
-        plots={name: b64encode(png).decode() for name, png in (figures or {}).items()},
-        no_plots=f"This page has none: {NO_PLOTS}" if figures is None else "There is nothing to draw yet.",
+        figures=drawings or {},
+        no_plots="There is nothing to draw yet." if drawings is not None else f"This page has no figures: {NO_PLOTS}",
         captions=CAPTIONS,
         specification=_specification(run),
         size=size,
     )
+
+
+def _drawings(run: RunResults) -> dict[str, Markup] | None:
+    """Return the page's figures; None where matplotlib is missing."""
+    if plotter() is None:
+        return None
+    from rankdad.remote.report.run_plots import run_drawings
+
+    return {name: Markup(drawing) for name, drawing in run_drawings(run, CAPTIONS).items()}
 
 
 def _specification(run: RunResults) -> dict[str, str]:
@@ -89,9 +125,7 @@ def _specification(run: RunResults) -> dict[str, str]:
     facts = {"name": spec.name, "sites": ", ".join(spec.federation.sites), "seed": str(spec.seed)}
     for part in PARTS:
         document = getattr(spec, part).model_dump(mode="json", exclude={"sites"}, exclude_none=True)
-        facts[part] = "; ".join(
-            _plain(value) if key == "name" else f"{key} {_plain(value)}" for key, value in document.items()
-        )
+        facts[part] = _plain(document)
     facts["trained parameters"] = f"{dense // 4:,}" if dense else "–"
     facts["sha256 of the specification"] = spec.sha256()
     facts["sha256 of the first weights"] = plan.weights_sha256 or "–"
@@ -99,6 +133,11 @@ def _specification(run: RunResults) -> dict[str, str]:
 
 
 def _plain(value: object) -> str:
-    if isinstance(value, list) and len(value) > MAX_ITEMS:
-        return f"{json.dumps(value[:MAX_ITEMS], ensure_ascii=False)[:-1]}, … ({len(value)} in all)]"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    """Return a part of a specification in words: its name, then what differs from nothing."""
+    if isinstance(value, dict):
+        said = {key: _plain(one) for key, one in value.items() if one not in ([], {})}
+        return "; ".join(text if key == "name" else f"{key.replace('_', ' ')} {text}" for key, text in said.items())
+    if isinstance(value, list):
+        more = f", … ({len(value)} in all)" if len(value) > MAX_ITEMS else ""
+        return ", ".join(map(_plain, value[:MAX_ITEMS])) + more
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

@@ -5,20 +5,23 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
+import torch
 from pydantic import Field
 
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import UserError, one_line
-from rankdad.common.metrics import Interval, Spread
+from rankdad.common.metrics import BINS, Interval, Risks, Spread
+from rankdad.common.metrics.auc import bin_edges
 from rankdad.common.spec import RunSpec
 from rankdad.common.table_schema import Labelled
 from rankdad.common.tasks import Classification, Regression
+from rankdad.remote.table_one import outcome_names
 
 TEXT = ("split", "site", "left_out")
 KEYS = ("fold", "epoch", "split", "site", "train_loss")  # columns that are no metric of a split
@@ -27,6 +30,8 @@ SITES = ("site", "samples")
 RANKED = ("auc", "pearson_r")  # undefined at a site for a baseline that is constant there
 LABEL_CELLS = ("true negatives", "false positives", "false negatives", "true positives")
 BASELINE = "baseline_"  # prefix of the metrics of the guess that knows only the site
+RISKS = ("outcome", "bin", "low", "negatives", "positives")
+DIFFERENCES = ("average", "low", "high", "samples")
 STEPS = ("step", "epoch", "loss", "seconds", "aggregation_seconds", "bytes_up", "bytes_down", "left_out")
 
 
@@ -59,8 +64,12 @@ class RunMetrics(Part, extra="ignore"):
     """Of a guess that knows only the site."""
     confusion: tuple[tuple[int | tuple[int, int], ...], ...] = ()
     """Counts by true and predicted class; or by label, true and predicted value."""
-    calibration: tuple[tuple[float | None, float | None, int], ...] = ()
-    """Mean confidence, frequency of hits and count of each bin of confidence."""
+    risks: tuple[dict[str, Any], ...] = ()
+    """What predicted risks of each outcome are worth: see `common.metrics.risk.risk_summary`."""
+    agreement: dict[str, Any] = Field(default={})
+    """How predicted numbers differ from true ones: see `common.metrics.agreement.agreement`."""
+    references: dict[str, Values] = Field(default={})
+    """Test metrics of other models in the same folds, by their name, such as `linear` and `local`."""
 
 
 class Summary(Part, extra="ignore"):
@@ -70,7 +79,7 @@ class Summary(Part, extra="ignore"):
     reason: str = ""
     steps: int = 0
     epochs: int = 0
-    best_epoch: int = 0
+    best_epoch: int = 1
     seconds: float = 0.0
     seconds_per_step: float = 0.0
     bytes_up_per_site_step: float = 0.0
@@ -81,6 +90,7 @@ class Summary(Part, extra="ignore"):
     problems: dict[str, str] = Field(default={})
     rows_dropped: dict[str, int] = Field(default={})
     warnings: dict[str, tuple[str, ...]] = Field(default={})
+    table1: dict[str, Any] = Field(default={})
     left_out: dict[str, int] = Field(default={})
     resets: tuple[StateLoss, ...] = ()
     drift: float | None = None
@@ -112,6 +122,8 @@ class RunResults:
         metrics: a row per fold, epoch, split and site; the site `pooled` is all sites together.
         sites: a row per site, over the tests of all folds.
         steps: a row per step.
+        risks: how many samples with and without each outcome were given which log-odds.
+        differences: how many numbers were predicted how far off, by their size.
     """
 
     spec: RunSpec
@@ -120,6 +132,8 @@ class RunResults:
     metrics: pd.DataFrame
     sites: pd.DataFrame
     steps: pd.DataFrame
+    risks: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(RISKS)))
+    differences: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(DIFFERENCES)))
 
     @property
     def tests(self) -> pd.DataFrame:
@@ -134,6 +148,25 @@ class RunResults:
             return finite(self.summary.metrics.test)
         rows = rows_of(self.tests)
         return rows.get("pooled", {}) if len(self.tests) == 1 else {}
+
+    def risks_of(self, outcome: int) -> Risks | None:
+        """Return the predictions of an outcome; None where there are none."""
+        rows = self.risks[self.risks["outcome"] == outcome].dropna()
+        if rows.empty:
+            return None
+        bins, base = torch.tensor(rows["bin"].astype(int).to_numpy()), bin_edges(0.0)
+        counts = torch.zeros(2, BINS, dtype=torch.float64)
+        counts[:, bins] = torch.tensor(rows[["negatives", "positives"]].to_numpy(float).T)
+        return Risks.of(counts, float(rows["low"].iloc[0]) - float(base[bins[0]]))
+
+    @property
+    def outcomes(self) -> dict[str, dict[str, Any]]:
+        """What predicted risks are worth, by the outcome's name."""
+        found, named = self.summary.metrics.risks, outcome_names(self.spec)
+        if len(found) == 1:
+            return {named(found[0]["outcome"]): found[0]}
+        names = class_names(self.spec)
+        return {names[one["outcome"]]: one for one in found}
 
     @property
     def confusion(self) -> list[list[int]]:
@@ -181,6 +214,8 @@ def read_results(directory: Path) -> RunResults:
         metrics,
         sites,
         read_table(directory / "steps.csv", STEPS),
+        read_table(directory / "risks.csv", RISKS),
+        read_table(directory / "differences.csv", DIFFERENCES),
     )
 
 

@@ -59,7 +59,7 @@ def metric_by_epoch(run: RunResults, name: str) -> Figure | None:
     figure, axes = plain_axes("epoch", f"validation {MEASURES[name]}")
     if len(pooled.columns) == 1:
         rows = _validation(run)
-        sites = rows[rows["site"] != "pooled"].assign(epoch=rows["epoch"] + 1)
+        sites = rows[rows["site"] != "pooled"]
         _thin(axes, sites.pivot_table(index="epoch", columns="site", values=name, aggfunc="last"), "sites", GREY, "-")
     _curves(axes, run, pooled, "all sites together", BLUE)
     _mark_best(axes, run, pooled)
@@ -73,10 +73,10 @@ def _validation(run: RunResults) -> pd.DataFrame:
 
 
 def _by_fold(run: RunResults, name: str) -> pd.DataFrame:
-    """Return the pooled values of a metric, a row per epoch counted from 1, a column per fold; no empty ones."""
+    """Return the pooled values of a metric, a row per epoch, a column per fold; no empty ones."""
     rows = _validation(run)
     pooled = rows[rows["site"] == "pooled"]
-    pooled = pooled.assign(epoch=pooled["epoch"] + 1, fold=pooled["fold"].astype(int)).dropna(subset=[name])
+    pooled = pooled.assign(fold=pooled["fold"].astype(int)).dropna(subset=[name])
     return pooled.pivot_table(index="epoch", columns="fold", values=name, aggfunc="last")
 
 
@@ -112,7 +112,7 @@ def _mark_best(axes: Axes, run: RunResults, table: pd.DataFrame) -> None:
     best = {int(row["fold"]): int(row["epoch"]) for row in run.tests.to_dict("records")}
     if run.spec.tested_folds == 1:
         best = {0: run.summary.best_epoch}
-    pairs = [(fold, best[fold] + 1) for fold in map(int, table.columns) if fold in best]
+    pairs = [(fold, best[fold]) for fold in map(int, table.columns) if fold in best]
     points = [(epoch, table[fold].get(epoch, np.nan)) for fold, epoch in pairs]
     points = [(epoch, value) for epoch, value in points if np.isfinite(value)]
     if not points or len(table.columns) > MAX_LINES:

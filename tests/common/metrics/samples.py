@@ -44,10 +44,16 @@ def losses(task: TaskSpec, outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def tallied(
-    task: TaskSpec, outputs: Tensor, labels: Tensor, *, centre: float = 0.0, base: Tensor | None = None
+    task: TaskSpec,
+    outputs: Tensor,
+    labels: Tensor,
+    *,
+    centre: float = 0.0,
+    scale: float = 1.0,
+    base: Tensor | None = None,
 ) -> Tally:
     """Tally samples, their losses with them."""
-    return tally(task, outputs, labels, losses(task, outputs, labels), centre=centre, base=base)
+    return tally(task, outputs, labels, losses(task, outputs, labels), centre=centre, scale=scale, base=base)
 
 
 def pooled(task: TaskSpec, outputs: Tensor, labels: Tensor, sizes: list[int], *, centre: float = 0.0) -> Tally:

@@ -38,7 +38,9 @@ def test_classes(seed: int, classes: int, samples: int) -> None:
     outputs, labels = draw(task, samples, seed)
     total = tallied(task, outputs, labels)
     found, guess = summarise(task, total).values, outputs.argmax(dim=1)
-    confidence = outputs.softmax(dim=1).max(dim=1).values
+    confidence, hit = outputs.softmax(dim=1).max(dim=1).values, guess == labels
+    if classes == 2:  # the risk that is predicted, not the confidence
+        confidence, hit = outputs.softmax(dim=1)[:, 1], labels == 1
     present = labels.unique()
     assert list(found) == list(task.metrics)
     assert found["accuracy"] == pytest.approx(oracle.accuracy_score(labels, guess))
@@ -52,7 +54,7 @@ def test_classes(seed: int, classes: int, samples: int) -> None:
     else:
         assert found["f1"] is None
     assert found["loss"] == pytest.approx(float(losses(task, outputs, labels).mean()))
-    assert found["calibration_error"] == pytest.approx(calibration_error(confidence, guess == labels))
+    assert found["calibration_error"] == pytest.approx(calibration_error(confidence, hit))
     assert confusion(task, total).tolist() == oracle.confusion_matrix(labels, guess, labels=range(classes)).tolist()
 
 

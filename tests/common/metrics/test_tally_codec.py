@@ -122,6 +122,8 @@ def miss_for_hit(task: TaskSpec, total: Tally) -> None:
         (one_more("calibration"), "calibration"),
         (one_more("confidence", 5.0), "confidences"),
         (one_more("confidence", -9.0), "confidences"),
+        (one_more("brier", 30.0), "between 0 and 1"),
+        (one_more("brier", -30.0), "between 0 and 1"),
         (set_count(0, 21), "samples"),
         (swap_own, "class's samples"),
         (miss_for_hit, "hits"),
@@ -155,6 +157,13 @@ def test_moments_that_contradict_one_another_are_refused(at: int, value: float, 
         unpack_tally(NUMBER, pack_tally(total))
 
 
+def test_a_grid_of_other_samples_is_refused() -> None:
+    total = tallied(NUMBER, *draw(NUMBER, 20, 6))
+    one_more("grid")(NUMBER, total)
+    with pytest.raises(ValueError, match="grid"):
+        unpack_tally(NUMBER, pack_tally(total))
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_no_samples_have_no_sums(task: TaskSpec) -> None:
     total = empty(task)
@@ -180,4 +189,4 @@ def test_the_bytes_are_little_endian_counts_then_sums() -> None:
     assert data[:4] == b"\1\0\0\0"
     assert data[4 * (1 + 4 * BINS + 4 + 30) :][:8] == b"\0\0\0\0\0\0\xe0\x3f"
     several = MultiLabel(name="multi-label", labels=3)
-    assert tally_bytes(several) == 4 * (1 + 3 * (2 * BINS + 4 + 30)) + 8 * (1 + 45)
+    assert tally_bytes(several) == 4 * (1 + 3 * (2 * BINS + 4 + 30)) + 8 * (1 + 45 + 3)

@@ -24,18 +24,22 @@ from typer.testing import CliRunner, Result
 from rankdad.common.errors import UserError
 from rankdad.platforms.coinstac.displays import displayed
 from rankdad.remote.cli import mount
+from rankdad.remote.fold_metrics import FoldMetrics
 from rankdad.remote.report.evaluation_plots import MAX_NAMED_SITES
 from rankdad.remote.report.run_plots import run_plots
 from rankdad.remote.report.run_report import report
 from rankdad.remote.report.run_results import METRICS, STEPS, PlanSummary, RunMetrics, RunResults, Summary, read_results
 from rankdad.remote.report.run_results import SITES as SITE_COLUMNS
+from rankdad.remote.result import show_result
 from rankdad.simulations.lockstep import run
+from tests.common.metrics.samples import draw, tallied
 from tests.conftest import SITES, run_document, run_spec, written_data
 
-PLOTS = ["loss_over_epochs", "loss_over_steps", "auc_over_epochs", "accuracy_over_epochs", "test_auc_by_site"] + [
-    "test_accuracy_by_site",
-    "confusion",
-    "calibration",
+PLOTS = ["roc", "precision_recall", "calibration", "test_auc_by_site", "test_accuracy_by_site", "confusion"] + [
+    "loss_over_epochs",
+    "loss_over_steps",
+    "auc_over_epochs",
+    "accuracy_over_epochs",
 ]
 
 
@@ -51,7 +55,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag in ("tr", "p", "h1", "h2"):
+        if tag in ("tr", "p", "h1", "h2", "h3", "div"):
             self.rows.append([])
 
     def handle_data(self, data: str) -> None:
@@ -112,15 +116,19 @@ def results(sites: list[str], epochs: int, folds: int = 1, **metrics: Any) -> Ru
     ]:
         for site in ["pooled", *sites]:
             loss, gap = 2 / (epoch + 1) + noise.uniform(0, 0.2), noise.uniform(0.1, 0.4) / (epoch + 1)
-            rows.append((fold, epoch, split, site, loss, int(noise.integers(5, 900)), loss, 1 - 2 * gap, 1 - gap))
+            rows.append((fold, epoch + 1, split, site, loss, int(noise.integers(5, 900)), loss, 1 - 2 * gap, 1 - gap))
     steps = [(s + 1, s // 9 % epochs, 2 / (s + 1), 0.1, 0.01, 10, 10, "") for s in range(9 * epochs * folds)]
     evaluation = {"name": "holdout"} if folds == 1 else {"name": "k-fold", "folds": folds}
     spec = run_spec(evaluation=evaluation, federation={"sites": sites})
     table = pd.DataFrame(rows, columns=[*METRICS, "accuracy", "auc"])
     tested = table[(table["split"] == "test") & (table["site"] != "pooled") & (table["fold"] == 0)]
     tested = tested.assign(baseline_accuracy=tested["accuracy"] - 0.1)
-    summary = Summary(metrics=RunMetrics(**metrics), best_epoch=max(0, epochs - 2))
-    return RunResults(spec, PlanSummary(), summary, table, tested, pd.DataFrame(steps, columns=list(STEPS)))
+    study = FoldMetrics(spec.task, ("a",))
+    study.add({"a": tallied(spec.task, *draw(spec.task, 300, 0))}, {})
+    risks = pd.DataFrame(study.predictions()[1])
+    metrics = {"risks": tuple(study.summary()["risks"])} | metrics
+    summary = Summary(metrics=RunMetrics(**metrics), best_epoch=max(0, epochs - 2) + 1)
+    return RunResults(spec, PlanSummary(), summary, table, tested, pd.DataFrame(steps, columns=list(STEPS)), risks)
 
 
 def test_the_page_says_what_the_tables_say(trained: Path) -> None:
@@ -130,7 +138,7 @@ def test_the_page_says_what_the_tables_say(trained: Path) -> None:
         sites = list(csv.DictReader(file))
     metrics = summary["metrics"]
     auc, interval = f"{metrics['test']['auc']:.3f}", metrics["intervals"]["auc"]
-    cells = next(cells for cells in page.rows if cells[:1] == ["AUC"] and len(cells) > 3)
+    cells = next(cells for cells in page.rows if cells[:2] == ["AUC", auc])
     spread, within, guess = metrics["sites"]["auc"], metrics["within_sites"]["auc"], metrics["baseline"]["auc"]
     assert cells == [
         "AUC",
@@ -149,7 +157,7 @@ def test_the_page_says_what_the_tables_say(trained: Path) -> None:
         keys = ("auc", "accuracy", "baseline_accuracy")
         assert shown[1:6] == [row["samples"], row["absent"], *(f"{float(row[key]):.3f}" for key in keys)]
     counts = np.array(metrics["confusion"])
-    assert next(cells for cells in page.rows if cells[:1] == ["1"])[1:4] == [f"{count}" for count in counts[1]]
+    assert any(cells[:4] == ["1", *(f"{count}" for count in counts[1])] for cells in page.rows)
     shown_elsewhere = displayed(read_results(finished), {}, ())
     assert shown_elsewhere["global_metrics"]["samples"] == counts.sum()
     assert shown_elsewhere["site_metrics"]["beta"]["auc"] == float(sites[1]["auc"])
@@ -158,12 +166,27 @@ def test_the_page_says_what_the_tables_say(trained: Path) -> None:
     assert page.fact("final weights") == f"equal at all sites and at the aggregator, sha256 {digest}"
     assert page.fact("against full gradients").startswith(f"{summary['times_fewer_bytes_than_dense']:.1f} times")
     assert page.fact("torch") == summary["versions"]["torch"]
-    assert page.rows[2] == ["The run is complete."]
-    sources = [values["src"] or "" for tag, values in page.tags if tag == "img"]
-    assert len(sources) == 8
-    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    assert any(row[0].startswith("The run is complete.") for row in page.rows if row)
+    drawn = [values["aria-label"] or "" for tag, values in page.tags if tag == "svg"]
+    captions = re.findall(r"Figure (\d+)\. (.*?)(?= Figure \d|$)", page.text)
+    assert [int(number) for number, _ in captions] == list(range(1, len(drawn) + 1)), "figures are numbered"
+    assert len(drawn) == 10
+    assert all(shown.startswith(said) for (_, shown), said in zip(captions, drawn, strict=True)), "and have alt texts"
     assert "script" not in dict(page.tags)
     assert "://" not in html
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_the_best_epoch_is_one_number_everywhere(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    table = read_results(finished).metrics
+    validated = table[(table["split"] == "validation") & (table["site"] == "pooled")].set_index("epoch")["auc"]
+    assert list(validated.index) == [1, 2, 3]
+    best = list(validated.index)[int(validated.argmax())]
+    assert summary["best_epoch"] == best == int(table[table["split"] == "test"]["epoch"].iloc[0])
+    assert f"the best epoch, {best} of at most 3" in Page(report(finished)).text
+    show_result(summary, finished)
+    assert f"best epoch {best}," in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -184,7 +207,8 @@ def test_what_went_wrong_is_on_the_page(finished: Path) -> None:
     )
     page = Page(html := report(finished))
     assert html == report(finished)
-    assert page.fact("reason") == page.fact(hostile) == hostile
+    assert page.fact("how it ended") == f"The run failed. Reason: {hostile}"
+    assert page.fact(hostile) == hostile
     assert [f"beta: policy: {hostile}"] in page.rows, "who cannot take part, and why"
     assert page.fact("sites left out of steps").startswith("beta (2 of ")
     assert page.fact("sites that lost their state") == "gamma (in round 7)"
@@ -288,7 +312,7 @@ def test_folds_of_a_number(tmp_path: Path) -> None:
     directory = begun(tmp_path / "folds", metrics=metrics)
     changes: dict[str, Any] = {"task": task, "evaluation": {"name": "k-fold", "folds": 4, "refit": False}}
     (directory / "run.json").write_text(json.dumps(run_document(**changes)))
-    lines = ["fold,epoch,split,site,train_loss,samples,mae", "0,1,test,pooled,,30,2.7", "1,0,test,pooled,,30,3.1"]
+    lines = ["fold,epoch,split,site,train_loss,samples,mae", "0,2,test,pooled,,30,2.7", "1,1,test,pooled,,30,3.1"]
     (directory / "metrics.csv").write_text("\n".join(lines) + "\n")
     text = Page(report(directory)).text
     assert "So far 2 of 4 folds are tested. The model is that of the last epoch, 1 to 2" in text
@@ -307,16 +331,14 @@ def test_folds_of_a_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [MAX_NAMED_SITES, pytest.param(MAX_NAMED_SITES + 1, marks=pytest.mark.slow)])
 def test_figures_are_small_pictures_and_always_the_same(count: int) -> None:
     confusion = ((count, 0, 0), (1, 2, 3), (0, 0, 0))
-    calibration = ((0.4, 0.5, 20), (None, None, 0), (0.9, 0.8, 1000))
     names = [f"{site:03d}-{'long-name-' * 6}"[:63] for site in range(count)]
-    metrics: dict[str, Any] = {"confusion": confusion, "calibration": calibration}
+    metrics: dict[str, Any] = {"confusion": confusion}
     drawn = run_plots(results(names, epochs=12, **metrics))
     assert list(drawn) == PLOTS
     for name, png in drawn.items():
         assert len(png) < 60_000, name
         picture = Image.open(io.BytesIO(png)).convert("RGB")
-        colours = {colour for _, colour in picture.getcolors() or []}
-        assert colours & {(0, 114, 178), (213, 94, 0)}, name
+        assert np.ptp(np.asarray(picture), axis=2).max() > 100, f"{name} has no colour"
         inside = ImageChops.difference(picture, Image.new("RGB", picture.size, "white")).getbbox()
         assert inside, name
         assert min(inside[0], inside[1], picture.width - inside[2], picture.height - inside[3]) > 0, (
@@ -331,7 +353,7 @@ def test_figures_are_small_pictures_and_always_the_same(count: int) -> None:
 def test_curves_of_folds_go_as_far_as_they_have_come(folds: int) -> None:
     several = results(["a", "b"], epochs=4, folds=folds)
     drawn = run_plots(several)
-    assert set(drawn) == {*PLOTS} - {"confusion", "calibration"}
+    assert set(drawn) == {*PLOTS} - {"confusion"}
     cut = dataclasses.replace(several, metrics=several.metrics[several.metrics["fold"] < folds - 1])
     changed = [name for name, png in run_plots(cut).items() if drawn[name] != png]
     assert changed == ["loss_over_epochs", "auc_over_epochs", "accuracy_over_epochs"], "the unfinished fold is drawn"
@@ -339,6 +361,7 @@ def test_curves_of_folds_go_as_far_as_they_have_come(folds: int) -> None:
 
 def test_nothing_to_draw_is_no_figure() -> None:
     run = results(["a"], epochs=1)
+    run = dataclasses.replace(run, risks=run.risks[:0])
     assert set(run_plots(dataclasses.replace(run, steps=run.steps[:1]))) == {
         "test_auc_by_site",
         "test_accuracy_by_site",

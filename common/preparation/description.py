@@ -1,0 +1,43 @@
+"""The sums behind Table 1: what a site's whole table holds, column by column, as it was read."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rankdad.common.preparation import labels, moments
+from rankdad.common.preparation.rows import Rows
+from rankdad.common.preparation.stages import RAW, Field
+from rankdad.common.tasks import Regression, TaskSpec
+
+
+def fields(task: TaskSpec, channels: int) -> tuple[Field, ...]:
+    """Return the fields of the sums: rows, label, and of every column its values, their sum and spread.
+
+    Squares are of deviations from the site's own mean: those of several sites add up with the help of their means.
+    """
+    number, width = isinstance(task, Regression), (channels,)
+    return (
+        Field("table-rows", (), "count", whole=True),
+        Field("table-label", () if number else (task.outputs,), "sum" if number else "count", RAW, whole=True),
+        Field("table-label-squares", (), "square", whole=True),
+        Field("table-counts", width, "count", whole=True),
+        Field("table-sums", width, "sum", RAW, whole=True),
+        Field("table-squares", width, "square", whole=True),
+    )
+
+
+def sums(task: TaskSpec, rows: Rows, channels: int) -> dict[str, Tensor]:
+    """Return a site's sums of the rows that may leave it."""
+    number, given = isinstance(task, Regression), rows.labels.to(torch.float64)
+    label_squares = (given - given.mean()).square().sum() if number and len(given) else torch.tensor(0.0)
+    counts, totals = moments.sums(rows.inputs, channels)
+    deviations, squares = moments.squares(rows.inputs, moments.means(counts, totals))
+    return {
+        "table-rows": torch.tensor(float(len(given))),
+        "table-label": given.sum() if isinstance(task, Regression) else labels.counts_of(task, rows.labels),
+        "table-label-squares": label_squares,
+        "table-counts": counts,
+        "table-sums": totals,
+        "table-squares": (squares - deviations.square() / counts.clamp(min=1)).clamp(min=0),
+    }

@@ -1,0 +1,96 @@
+"""`rankdad compare`: runs side by side, from the files of their directories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rankdad.common.errors import UserError
+from rankdad.common.tasks import LOWER_IS_BETTER
+from rankdad.remote.report.metric_tables import NumberTable
+from rankdad.remote.report.narrative import NAMES, STATUS, count, duration, number
+from rankdad.remote.report.rendering import render
+from rankdad.remote.report.run_results import RunResults, read_results
+from rankdad.remote.report.verdict import verdict
+from rankdad.remote.view import size
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def compare(directories: Sequence[Path]) -> tuple[NumberTable, list[RunResults]]:
+    """Return a table with a column for every run, and the runs.
+
+    Args:
+        directories: of the runs, at least two.
+
+    Raises:
+        UserError: one holds no run, or they predict different things.
+    """
+    if len(directories) < 2:
+        raise UserError("compare: got one run, expected at least two")
+    runs = [read_results(directory) for directory in directories]
+    for directory, run in zip(directories, runs, strict=True):
+        if run.spec.task.metrics != runs[0].spec.task.metrics:
+            tasks = f"{run.spec.task.name}, {directories[0]} of {runs[0].spec.task.name}"
+            raise UserError(f"{directory}: is of the task {tasks}: their metrics are not the same")
+    names = [run.spec.name for run in runs]
+    if len(set(names)) < len(names):  # the directories tell them apart
+        names = [directory.resolve().name for directory in directories]
+    if len(set(names)) < len(names):
+        names = [str(directory) for directory in directories]
+    return NumberTable(["", *names], [*_metrics(runs), *_facts(runs)]), runs
+
+
+def page(table: NumberTable, runs: Sequence[RunResults]) -> str:
+    """Return the comparison as HTML that needs no other file."""
+    verdicts = {name: verdict(run) for name, run in zip(table.head[1:], runs, strict=True)}
+    return render(TEMPLATES, "compare.html", table=table, verdicts=verdicts, same=_same_rows(runs))
+
+
+def _metrics(runs: Sequence[RunResults]) -> list[list[str]]:
+    rows = []
+    for name in runs[0].spec.task.metrics:
+        values = [run.test.get(name) for run in runs]
+        known = [value for value in values if value is not None]
+        if not known:
+            continue
+        best = (min if name in LOWER_IS_BETTER else max)(known)
+        rows.append([NAMES[name], *(_cell(run, name, best) for run in runs)])
+    if any(len(run.outcomes) == 1 for run in runs):
+        found = [next(iter(run.outcomes.values()))["brier"] if len(run.outcomes) == 1 else None for run in runs]
+        rows.append(["Brier score", *map(number, found)])
+    return rows
+
+
+def _cell(run: RunResults, name: str, best: float) -> str:
+    value, interval = run.test.get(name), run.summary.metrics.intervals.get(name)
+    within = f" ({number(interval.low)} to {number(interval.high)})" if interval else ""
+    return number(value) + within + (" *" if value == best else "")
+
+
+def _facts(runs: Sequence[RunResults]) -> list[list[str]]:
+    """Return what else differs: how it was made, and what it cost."""
+    rows: dict[str, list[str]] = {
+        "rows tested": [f"{run.test.get('samples', 0):,.0f}" for run in runs],
+        "sites": [f"{len(run.spec.federation.sites)}" for run in runs],
+        "method": [_method(run) for run in runs],
+        "model": [run.spec.model.name for run in runs],
+        "evaluation": [run.spec.evaluation.name for run in runs],
+        "epochs, best": [f"{run.summary.epochs}, {run.summary.best_epoch}" for run in runs],
+        "steps": [count(run.summary.steps, "step") for run in runs],
+        "time": [duration(run.summary.seconds) for run in runs],
+        "up per site and step": [size(run.summary.bytes_up_per_site_step) for run in runs],
+        "down per site and step": [size(run.summary.bytes_down_per_site_step) for run in runs],
+        "how it ended": [STATUS.get(run.summary.status, run.summary.status) for run in runs],
+    }
+    return [[name, *cells] for name, cells in rows.items()]
+
+
+def _method(run: RunResults) -> str:
+    rank = getattr(run.spec.method, "rank", None)
+    return run.spec.method.name + (f", rank {rank}" if rank else "")
+
+
+def _same_rows(runs: Sequence[RunResults]) -> bool:
+    """Return whether all runs tested as many rows of the same sites."""
+    return len({(run.spec.federation.sites, run.test.get("samples")) for run in runs}) == 1

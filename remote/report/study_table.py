@@ -1,0 +1,100 @@
+"""Table 1 as a page shows it: the whole study, and each site or, of many, their range."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rankdad.common.tasks import Regression
+from rankdad.remote.report.metric_tables import NumberTable
+from rankdad.remote.report.narrative import percent
+from rankdad.remote.report.run_results import RunResults
+from rankdad.remote.table_one import outcome_names
+
+MAX_SITES = 6  # with a column of their own
+MAX_ROWS = 40  # columns of the data; of more those with most missing
+
+Group = dict[str, Any]
+
+
+def table_one(run: RunResults) -> NumberTable | None:
+    """Return Table 1; None of data that are no tables."""
+    table1 = run.summary.table1
+    if not table1:
+        return None
+    pooled, sites = table1["pooled"], table1["sites"]
+    if len(sites) <= MAX_SITES and all(group["columns"] for group in sites.values()):
+        groups = {"all sites": pooled, **sites}
+        rows = [[name, *cells] for name, *cells in _rows(run, list(groups.values()))]
+        return NumberTable(["", *groups], rows)
+    rows = [[name, cell, missing] for (name, cell), missing in zip(_rows(run, [pooled]), _worst(run), strict=True)]
+    return NumberTable(["", "all sites", "most missing at a site"], rows)
+
+
+def left_out(run: RunResults) -> int:
+    """Return how many columns of the data Table 1 does not show."""
+    columns = run.summary.table1.get("pooled", {}).get("columns", {})
+    return max(0, len(columns) - MAX_ROWS)
+
+
+def _shown(run: RunResults) -> list[str]:
+    """Return the columns that are shown, in the data's order."""
+    columns = run.summary.table1["pooled"]["columns"]
+    chosen = sorted(columns, key=lambda name: -columns[name]["missing"])[:MAX_ROWS]
+    return [name for name in columns if name in set(chosen)]
+
+
+def _rows(run: RunResults, groups: list[Group]) -> Iterator[list[str]]:
+    """Yield rows, each its name and a cell for every group."""
+    yield ["rows", *(f"{group['rows']:,}" for group in groups)]
+    if isinstance(run.spec.task, Regression):
+        label = getattr(run.spec.data, "label", "label")
+        yield [f"{label}, mean ± SD", *(_moments(group["label"]) for group in groups)]
+    else:
+        named, counts = outcome_names(run.spec), [group["label"]["counts"] for group in groups]
+        first = 1 if run.spec.task.name == "classification" and len(counts[0]) == 2 else 0
+        for place in range(first, len(counts[0])):
+            yield [named(place), *(_share(group["label"]["counts"][place], group["rows"]) for group in groups)]
+    for name in _shown(run):
+        columns = [group["columns"][name] for group in groups]
+        if "levels" in columns[0]:
+            for level in columns[0]["levels"]:
+                shares = [
+                    _share(column["levels"][level], group["rows"] - column["missing"])
+                    for column, group in zip(columns, groups, strict=True)
+                ]
+                yield [f"{name} = {level}", *shares]
+        else:
+            yield [f"{name}, mean ± SD", *map(_moments, columns)]
+        if any(column["missing"] for column in columns):
+            missing = [_share(column["missing"], group["rows"]) for column, group in zip(columns, groups, strict=True)]
+            yield [f"{name} missing", *missing]
+
+
+def _worst(run: RunResults) -> Iterator[str]:
+    """Yield, beside each row of all sites, the site where most is missing."""
+    pooled, sites = run.summary.table1["pooled"], run.summary.table1["sites"]
+    known = {site: group for site, group in sites.items() if group["rows"] and group["columns"]}
+    for name, *_ in _rows(run, [pooled]):
+        column = name.removesuffix(" missing")
+        if not name.endswith(" missing") or not known:
+            yield ""
+            continue
+        shares = {site: group["columns"][column]["missing"] / group["rows"] for site, group in known.items()}
+        site = max(shares, key=lambda one: shares[one])
+        yield f"{percent(shares[site])} ({site})"
+
+
+def _moments(found: Group) -> str:
+    if found.get("mean") is None:
+        return "–"
+    return _figure(found["mean"]) + (f" ± {_figure(found['sd'])}" if found["sd"] is not None else "")
+
+
+def _figure(value: float) -> str:
+    size = abs(value)
+    return (f"{value:,.0f}" if size >= 1000 else f"{value:.1f}" if size >= 10 else f"{value:.3g}").replace("-", "−")
+
+
+def _share(count: int, whole: int) -> str:
+    return f"{count:,} ({percent(count / whole)})" if whole else "–"

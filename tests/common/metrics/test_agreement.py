@@ -1,0 +1,44 @@
+"""Agreement of numbers from sums against pandas on the samples themselves."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+import torch
+
+from rankdad.common.metrics import empty
+from rankdad.common.metrics.agreement import agreement, cells
+from rankdad.common.metrics.sums import parts
+from rankdad.common.tasks import Regression
+from tests.common.metrics.samples import draw, tallied
+
+TASK = Regression(name="regression")
+
+
+@pytest.mark.parametrize(("level", "scale"), [(0.0, 1.0), (170.0, 12.0), (-1e6, 1e-2)])
+def test_bland_and_altmans_figures_are_those_of_the_pooled_samples(level: float, scale: float) -> None:
+    outputs, labels = (one * scale + level for one in draw(TASK, 700, 1))
+    sites = zip(outputs.split([300, 1, 399]), labels.split([300, 1, 399]), strict=True)
+    total = sum((tallied(TASK, x, y, centre=level, scale=scale) for x, y in sites), start=empty(TASK))
+    part, table = parts(TASK, total), pd.DataFrame({"output": outputs[:, 0].numpy(), "label": labels.numpy()})
+    found = agreement(part, scale)
+    difference, average = table["output"] - table["label"], table.mean(axis=1)
+    assert found["mean"] == pytest.approx(difference.mean(), rel=1e-7)
+    assert found["sd"] == pytest.approx(difference.std(), rel=1e-7)
+    assert found["limits"] == pytest.approx(
+        [difference.mean() - 1.959964 * difference.std(), difference.mean() + 1.959964 * difference.std()], rel=1e-6
+    )
+    assert found["slope"] == pytest.approx(difference.cov(average) / average.var(), rel=1e-6)
+    for share, (low, high) in found["quantiles"].items():
+        exact = difference.quantile(float(share), interpolation="lower")
+        assert low - 1e-9 <= exact <= high + 1e-9
+        assert high - low < 0.2 * abs(exact) + 0.04 * scale
+    shown = cells(part.grid, scale, level)
+    assert sum(count for *_, count in shown) == 700
+    least, most = average.min(), average.max()
+    assert all(least - 0.25 * scale <= middle <= most + 0.25 * scale for middle, *_ in shown)
+
+
+def test_fewer_than_two_samples_have_no_agreement() -> None:
+    assert agreement(parts(TASK, empty(TASK)), 1.0) == {}
+    assert agreement(parts(TASK, tallied(TASK, torch.zeros(1, 1), torch.ones(1))), 1.0) == {}

@@ -1,0 +1,55 @@
+"""Runs side by side, on a terminal and as a page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import typer
+from typer.testing import CliRunner, Result
+
+from rankdad.remote.cli import mount
+from rankdad.remote.report.compare import compare
+from tests.conftest import run_document
+
+
+def command(*words: object) -> Result:
+    app = typer.Typer()
+    mount(app)
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def made(directory: Path, auc: float, loss: float, **changes: object) -> Path:
+    directory.mkdir()
+    (directory / "run.json").write_text(json.dumps(run_document(**changes)))
+    interval = {"low": auc - 0.05, "high": auc + 0.05, "method": "DeLong"}
+    metrics = {"test": {"samples": 90, "auc": auc, "loss": loss}, "intervals": {"auc": interval}}
+    summary = {"status": "completed", "epochs": 4, "best_epoch": 3, "steps": 12, "metrics": metrics}
+    (directory / "summary.json").write_text(json.dumps(summary))
+    return directory
+
+
+def test_each_run_has_a_column_and_the_best_of_a_row_a_star(tmp_path: Path) -> None:
+    first = made(tmp_path / "first", 0.8, 0.5)
+    second = made(tmp_path / "second", 0.7, 0.4, method={"name": "rank-dad", "rank": 3})
+    table, _ = compare([first, second])
+    rows = {name: cells for name, *cells in table.rows}
+    assert table.head == ["", "first", "second"], "both are called small: their directories tell them apart"
+    assert rows["AUC"] == ["0.800 (0.750 to 0.850) *", "0.700 (0.650 to 0.750)"]
+    assert rows["loss"] == ["0.500", "0.400 *"], "less is better"
+    assert rows["method"] == ["dsgd", "rank-dad, rank 3"]
+    assert rows["epochs, best"] == ["4, 3", "4, 3"]
+    done = command("compare", first, second, "--html", tmp_path / "page.html")
+    assert done.exit_code == 0, done.output
+    assert "0.800 (0.750 to 0.850) *" in done.output
+    page = (tmp_path / "page.html").read_text()
+    assert "0.800 (0.750 to 0.850) *" in page
+    assert "It ranks a row of a class above one of another in 80\N{NO-BREAK SPACE}% of pairs" in page
+
+
+def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path) -> None:
+    first = made(tmp_path / "first", 0.8, 0.5)
+    assert "expected at least two" in str(command("compare", first).exception)
+    assert "holds no run" in str(command("compare", first, tmp_path).exception)
+    other = made(tmp_path / "other", 0.8, 0.5, task={"name": "regression"})
+    assert "their metrics are not the same" in str(command("compare", first, other).exception)

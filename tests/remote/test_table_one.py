@@ -1,0 +1,148 @@
+"""Table 1 against pandas on the rows of all sites, and what it warns of before the first step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from rankdad.common.policy import EVERYTHING
+from rankdad.common.spec import RunSpec
+from rankdad.local.data import read_site
+from rankdad.remote.aggregator import Aggregator
+from rankdad.remote.view import PlainView, Waiting
+from rankdad.simulations.lockstep import run
+from tests.conftest import SITES, run_spec
+
+DATA = {
+    "reader": "csv",
+    "file": "table.csv",
+    "features": ["age", "weight", "sex"],
+    "categorical": {"sex": ["f", "m"]},
+    "label": "sick",
+    "values": ["no", "yes"],
+    "missing": "impute",
+}
+
+
+def spec_of(**changes: Any) -> RunSpec:
+    base: dict[str, Any] = {"task": {"name": "classification", "classes": 2}, "data": DATA, "training": {"epochs": 1}}
+    return run_spec(**base | changes)
+
+
+def tables(count: int = 120) -> dict[str, pd.DataFrame]:
+    noise, found = np.random.default_rng(0), {}
+    for site in SITES:
+        sick = noise.random(count) < 0.4
+        found[site] = pd.DataFrame(
+            {
+                "age": noise.normal(60, 10, count) + 5 * sick,
+                "weight": noise.normal(80, 12, count),
+                "sex": noise.choice(["f", "m"], count),
+                "sick": np.where(sick, "yes", "no"),
+            }
+        )
+    return found
+
+
+def trained(
+    spec: RunSpec, found: dict[str, pd.DataFrame], folder: Path, min_rows: int = 1, say: list[str] | None = None
+) -> dict[str, Any]:
+    data = {}
+    for place, (site, table) in enumerate(found.items()):
+        (folder / site).mkdir(parents=True, exist_ok=True)
+        table.to_csv(folder / site / "table.csv", index=False)
+        data[site] = read_site(spec, folder / site, place)
+    policy = EVERYTHING.model_copy(update={"min_rows": min_rows})
+
+    def look(aggregator: Aggregator) -> None:
+        progress = aggregator.recorder.progress
+        if say is not None and not progress.step:
+            with console.capture() as shown:
+                PlainView(progress, Waiting, console).tick()
+            say[:] = shown.get().splitlines()
+
+    console = Console(width=400)
+    run(spec, data, folder / "run", policies=dict.fromkeys(found, policy), on_round=look)
+    document: dict[str, Any] = json.loads((folder / "run" / "summary.json").read_text())
+    return document
+
+
+@pytest.mark.parametrize(
+    "evaluation",
+    [{"name": "holdout"}, {"name": "k-fold", "folds": 3, "refit": False}, {"name": "leave-one-site-out"}],
+    ids=lambda given: given["name"],
+)
+def test_table_1_is_that_of_pandas_on_all_rows(tmp_path: Path, evaluation: dict[str, Any]) -> None:
+    found = tables()
+    for place, table in enumerate(found.values()):
+        table.loc[: 10 + 5 * place, "age"] = np.nan
+        table.loc[100:103, "sex"] = np.nan
+    spec = spec_of(evaluation=evaluation)
+    table1 = trained(spec, found, tmp_path)["table1"]
+    for name, table in {"pooled": pd.concat(found.values()), **found}.items():
+        group = table1["pooled"] if name == "pooled" else table1["sites"][name]
+        assert group["rows"] == len(table)
+        assert group["label"]["counts"] == [int((table["sick"] == value).sum()) for value in ("no", "yes")]
+        for column in ("age", "weight"):
+            shown = group["columns"][column]
+            assert shown["missing"] == int(table[column].isna().sum())
+            assert shown["mean"] == pytest.approx(table[column].mean(), rel=1e-6)  # inputs are float32
+            assert shown["sd"] == pytest.approx(table[column].std(), rel=1e-6)
+        sex = group["columns"]["sex"]
+        assert sex["missing"] == int(table["sex"].isna().sum())
+        assert sex["levels"] == table["sex"].value_counts().reindex(["f", "m"]).to_dict()
+    assert table1["warnings"] == []
+
+
+def test_a_label_that_is_a_number_has_mean_and_deviation(tmp_path: Path) -> None:
+    found = tables()
+    for table in found.values():
+        table["sick"] = np.where(table["sick"] == "yes", 2.5, -1.0) + table["age"] / 7
+    found["gamma"]["sick"] += 50
+    data = {**DATA, "values": []}
+    summary = trained(spec_of(task={"name": "regression"}, data=data), found, tmp_path)
+    pooled = pd.concat(found.values())["sick"]
+    assert summary["table1"]["pooled"]["label"] == pytest.approx({"mean": pooled.mean(), "sd": pooled.std()}, rel=1e-9)
+    assert "gamma" in summary["warnings"]["shifted-label"]
+
+
+def test_what_worries_is_said_before_training(tmp_path: Path) -> None:
+    found = tables()
+    found["alpha"].loc[:110, "weight"] = np.nan
+    found["beta"]["sex"] = "f"
+    found["beta"]["age"] *= 10
+    found["gamma"]["sick"] = np.where(np.arange(120) < 110, "yes", "no")
+    said: list[str] = []
+    summary = trained(spec_of(), found, tmp_path, say=said)
+    table1 = summary["table1"]
+    assert [line.partition("(")[0] for line in table1["warnings"]] == [
+        "alpha lacks more than 20 % of weight ",
+        "beta has no row with sex = m ",
+        "beta may have other units: age is about 10 times larger ",
+        "gamma: sick = yes in 92 % of its rows, 35 % at the median site: is the label the same?",
+    ]
+    assert said[-4:] == [f"warning: {line}" for line in table1["warnings"]], "before the first step"
+    kinds = {"gaps-over-20-percent": ["alpha"], "levels-absent": ["beta"], "other-units": ["beta"]}
+    assert {name: summary["warnings"][name] for name in kinds} == kinds
+
+
+def test_a_policy_lets_nothing_of_few_values_out(tmp_path: Path) -> None:
+    """Of few values there is no mean, neither in the sums nor as the difference of two of them."""
+    found = tables()
+    found["alpha"].loc[5:, "weight"] = np.nan
+    spec = spec_of(training={"epochs": 1, "batch_size": 200})
+    table1 = trained(spec, found, tmp_path, min_rows=8)["table1"]
+    assert table1["sites"]["alpha"]["columns"]["weight"] == {"missing": 120, "mean": None, "sd": None}
+    held = read_site(spec, tmp_path / "beta", 1).splits[0]
+    rows = [*held.validation.tolist(), *held.test.tolist()]
+    found["beta"].loc[rows[3:], "age"] = np.nan  # three values among what is not trained on
+    table1 = trained(spec, found, tmp_path / "again", min_rows=8)["table1"]
+    shown, train = table1["sites"]["beta"]["columns"]["age"], found["beta"]["age"].iloc[held.train.tolist()]
+    assert shown["mean"] == pytest.approx(train.mean(), rel=1e-6), "the three would be what is left of two sums"
+    assert shown["missing"] == 120 - len(train)
