@@ -45,7 +45,7 @@ def spec_of(evaluation: dict[str, Any], method: dict[str, Any], **training: Any)
         preparation={"standardise": "federated"},
         evaluation=evaluation,
         method=method,
-        training={"epochs": 3, "monitor": "loss", **training},
+        training={"epochs": 2, "monitor": "loss", **training},
     )
 
 
@@ -165,7 +165,7 @@ def test_a_rerun_of_folds_gives_the_same_bits_and_every_sample_is_tested_once(tm
     assert [(row["site"], row["samples"]) for row in sites] == [("alpha", "40"), ("beta", "30"), ("gamma", "21")]
     assert len(set(one.summary["weights_sha256"].values()) | {one.summary["aggregator_sha256"]}) == 1
     per_epoch = [max(-(-len(site.splits[fold].train) // 8) for site in data.values()) for fold in range(4)]
-    assert one.summary["steps"] == 3 * sum(per_epoch)
+    assert one.summary["steps"] == 2 * sum(per_epoch)
 
 
 def test_a_number_is_learnt_and_told_in_its_own_unit(tmp_path: Path) -> None:
