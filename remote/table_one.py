@@ -20,6 +20,7 @@ from rankdad.common.tasks import Classification, Regression
 
 GAPS = 0.2  # of a column's rows: more worry
 APART = 0.8  # standardised mean difference; more is a large one
+FEWEST = 10  # values of a column from which a site's can be told to lie elsewhere
 EXPECTED = 5.0  # rows of a level, or class, that a site lacks: fewer are missing by chance
 FACTOR = 5.0  # of means, and of deviations: other units, not another population
 MAX_CELLS = 20_000  # sites · columns, beyond which only all sites together have columns
@@ -168,7 +169,7 @@ def _absent(name: str, present: int, levels: Mapping[str, int], of_all: Group) -
 def _unlike(name: str, present: int, levels: Mapping[str, int], of_all: Group) -> Iterator[str]:
     """Yield the level whose share differs most from that of the median site, if it does much."""
     middle = of_all["shares"]
-    gaps = {level: _distance(count / present, middle[level]) for level, count in levels.items() if present}
+    gaps = {level: _distance(count / present, middle[level]) for level, count in levels.items() if present >= FEWEST}
     level = max(gaps, key=lambda one: gaps[one], default="")
     if gaps and gaps[level] > APART:
         share = levels[level] / present
@@ -183,7 +184,7 @@ def _distance(one: float, other: float) -> float:
 
 def _moved(name: str, present: int, own: Group, middle: Group) -> tuple[bool, str] | None:
     """Return whether a column's numbers are as if in other units, and how they differ; None if they do not much."""
-    if own["sd"] is None or middle["sd"] is None:
+    if own["sd"] is None or middle["sd"] is None or present < FEWEST:
         return None
     mean, sd = middle["mean"], middle["sd"]
     means = f"mean {_short(own['mean'])}, {_short(mean)} at the median site"

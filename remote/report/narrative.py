@@ -260,13 +260,13 @@ def warnings(run: RunResults) -> Iterator[str]:
             "Look at the label, the inputs, and whether they are standardised."
         )
     table1 = run.summary.table1
-    yield from (f"{sentence}." for sentence in table1.get("warnings", ()))
     for kind, sites in run.summary.warnings.items():
         if kind in table1.get("worries", ()):
             continue
         meaning = WARNINGS.get(kind, f"warns: {kind.replace('-', ' ')}")
         meaning = meaning if len(sites) == 1 else meaning.replace("has ", "have ", 1).replace("warns", "warn", 1)
         yield f"{count(len(sites), 'site')} {meaning} ({_listed(sites)})."
+    yield from (sentence if sentence.endswith("?") else f"{sentence}." for sentence in table1.get("warnings", ()))
     if dropped := run.summary.rows_dropped:
         each = [f"{site} {rows:,}" for site, rows in dropped.items()]
         yield f"{count(sum(dropped.values()), 'row')} of data left out: {_listed(each)}."

@@ -67,9 +67,11 @@ def dress(axes: Axes, x: str, y: str) -> None:
 def legend(axes: Axes) -> None:
     """Put the legend above the axes, where it hides nothing, in as many columns as fit."""
     labels = axes.get_legend_handles_labels()[1]
-    longest = max(map(len, labels), default=1) + 6
+    if not labels:
+        return
+    longest = max(map(len, labels)) + 6
     columns = max(1, min(len(labels), LEGEND // longest))
-    axes.legend(
+    shown = axes.legend(
         loc="lower right",
         bbox_to_anchor=(1, 1),
         ncols=columns,
@@ -78,6 +80,8 @@ def legend(axes: Axes) -> None:
         borderaxespad=0.2,
         columnspacing=1.2,
     )
+    for text in shown.get_texts():
+        text.set_parse_math(False)  # names of outcomes are no formulas
 
 
 def wheel(place: int) -> str:

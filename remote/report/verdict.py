@@ -70,7 +70,8 @@ def _quality(run: RunResults) -> Iterator[str]:
         yield f"On average its predictions are {_short(test['mae'])} off{within}."
     else:
         which = "with the outcome above one without it" if _only_outcome(run) else "of a class above one of another"
-        yield f"It ranks a row {which} in {percent(test['auc'])} of pairs: AUC {number(test['auc'])}{within}."
+        pairs = percent(test["auc"], int(test["auc"] > 0.985))
+        yield f"It ranks a row {which} in {pairs} of pairs: AUC {number(test['auc'])}{within}."
 
 
 def _risk(run: RunResults) -> Iterator[str]:

@@ -19,5 +19,6 @@ def drawings(monkeypatch: pytest.MonkeyPatch) -> list[RunResults]:
         drawn.append(run)
         return FIGURES
 
-    monkeypatch.setitem(sys.modules, "rankdad.remote.report.run_plots", SimpleNamespace(run_plots=run_plots))
+    stand_in = SimpleNamespace(run_plots=run_plots, run_drawings=lambda run, captions: {})
+    monkeypatch.setitem(sys.modules, "rankdad.remote.report.run_plots", stand_in)
     return drawn

@@ -233,7 +233,8 @@ def test_odd_data_of_a_site_are_told_in_the_summary_and_the_run_ends_well(tmp_pa
         data[site] = read_site(spec, tmp_path / site, place)
     summary = Trace(spec, data, tmp_path / "run").summary
     assert summary["status"] == "completed"
-    assert summary["warnings"] == {"one-class": ["beta"], "fewer-samples-than-folds": ["gamma"]}
+    odd = {"one-class": ["beta"], "fewer-samples-than-folds": ["gamma"], "shifted-label": ["beta"]}
+    assert summary["warnings"] == odd
     assert summary["rows_dropped"] == {"alpha": 2}
     assert summary["metrics"]["test"]["samples"] == 18 + 12 + 3
     assert len(set(summary["weights_sha256"].values()) | {summary["aggregator_sha256"]}) == 1

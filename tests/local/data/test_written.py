@@ -124,7 +124,11 @@ def test_a_workbooks_sheet_is_the_one_that_is_not_empty_or_is_named(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["data.xlsx", "data.parquet", "data.csv.gz"])
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 bad", b"PAR1 bad PAR1", gzip.compress(ROWS.encode())[:40]])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"PK\x03\x04 bad", b"PAR1 bad PAR1", gzip.compress(ROWS.encode())[:40]],
+    ids=["empty", "zip", "parquet", "gzip"],
+)
 def test_damage_is_said_in_one_sentence(tmp_path: Path, name: str, content: bytes) -> None:
     with pytest.raises(DataError, match=f"{name}: (is |begins|has )"):
         read(tmp_path, content, name=name)

@@ -21,13 +21,15 @@ import typer
 from PIL import Image, ImageChops
 from typer.testing import CliRunner, Result
 
+from rankdad.common.documents import validate
 from rankdad.common.errors import UserError
+from rankdad.common.spec import RunSpec
 from rankdad.platforms.coinstac.displays import displayed
 from rankdad.remote.cli import mount
 from rankdad.remote.fold_metrics import FoldMetrics
 from rankdad.remote.report.evaluation_plots import MAX_NAMED_SITES
-from rankdad.remote.report.run_plots import run_plots
-from rankdad.remote.report.run_report import report
+from rankdad.remote.report.run_plots import run_drawings, run_plots
+from rankdad.remote.report.run_report import CAPTIONS, report
 from rankdad.remote.report.run_results import METRICS, STEPS, PlanSummary, RunMetrics, RunResults, Summary, read_results
 from rankdad.remote.report.run_results import SITES as SITE_COLUMNS
 from rankdad.remote.result import show_result
@@ -182,7 +184,7 @@ def test_the_best_epoch_is_one_number_everywhere(finished: Path, capsys: pytest.
     table = read_results(finished).metrics
     validated = table[(table["split"] == "validation") & (table["site"] == "pooled")].set_index("epoch")["auc"]
     assert list(validated.index) == [1, 2, 3]
-    best = list(validated.index)[int(validated.argmax())]
+    best = [1, 2, 3][int(validated.argmax())]
     assert summary["best_epoch"] == best == int(table[table["split"] == "test"]["epoch"].iloc[0])
     assert f"the best epoch, {best} of at most 3" in Page(report(finished)).text
     show_result(summary, finished)
@@ -357,6 +359,16 @@ def test_curves_of_folds_go_as_far_as_they_have_come(folds: int) -> None:
     cut = dataclasses.replace(several, metrics=several.metrics[several.metrics["fold"] < folds - 1])
     changed = [name for name, png in run_plots(cut).items() if drawn[name] != png]
     assert changed == ["loss_over_epochs", "auc_over_epochs", "accuracy_over_epochs"], "the unfinished fold is drawn"
+
+
+def test_names_are_no_formulas_and_no_tags() -> None:
+    run = results(["a"], epochs=1)
+    named = {"reader": "csv", "file": "t.csv", "features": ["x"], "label": "y", "values": ["$\\frac$", "<b>&", "_c"]}
+    document = run_document(data=named, federation={"sites": ["a"]})
+    drawn = run_drawings(dataclasses.replace(run, spec=validate(RunSpec, document)), CAPTIONS)
+    assert "$\\frac$" in drawn["roc"]
+    assert "<b>" not in drawn["roc"]
+    assert "&lt;b&gt;&amp;" in drawn["roc"]
 
 
 def test_nothing_to_draw_is_no_figure() -> None:
