@@ -25,6 +25,7 @@ EXPECTED = 5.0  # rows of a level, or class, that a site lacks: fewer are missin
 FACTOR = 5.0  # of means, and of deviations: other units, not another population
 MAX_CELLS = 20_000  # sites · columns, beyond which only all sites together have columns
 MAX_NAMED = 4  # columns in a sentence
+OTHER = "any other"  # level of a categorical column for values that the schema does not list
 
 Sums = Mapping[str, Tensor]
 Group = dict[str, Any]
@@ -76,13 +77,15 @@ def _columns(spec: RunSpec, sums: list[Sums], rows: int) -> Iterator[tuple[str, 
     ]
     for column in spec.data.inputs:
         levels = spec.data.categorical.get(column, ())
+        if spec.data.levels(column) > len(levels):
+            levels = (*levels, OTHER)
         missing = rows - sum(int(one[at][0]) for one in table)
         if levels:
             counts = [sum(int(one[at + place][1]) for one in table) for place in range(len(levels))]
             yield column, {"missing": missing, "levels": dict(zip(levels, counts, strict=True))}
         else:
             yield column, {"missing": missing, **_moments([one[at] for one in table])}
-        at += len(levels) or 1
+        at += (len(levels) or 1) + spec.data.is_indicated(column)
 
 
 def _moments(parts: list[tuple[float, float, float]]) -> dict[str, float | None]:

@@ -12,14 +12,13 @@ from matplotlib.figure import Figure
 from rankdad.common.tasks import Classification
 from rankdad.remote.report import plot_style
 from rankdad.remote.report.narrative import baseline_name
-from rankdad.remote.report.plot_style import BLACK, BLUE, GREY, MEASURES, ORANGE, legend, plain_axes, shortened
+from rankdad.remote.report.plot_style import BLACK, BLUE, GREY, MEASURES, legend, plain_axes, shortened
 from rankdad.remote.report.run_results import BASELINE, LABEL_CELLS, RANKED, RunResults, class_names
 
 MAX_NAMED_SITES = 30  # more sites stand without their names, in the metric's order
 DARKEST = 0.55  # of a cell: its count is read on it, by day and by night
 MAX_CLASSES_WITH_COUNTS = 12
 MAX_CLASSES_WITH_NAMES = 40
-ALONE = "alone_"  # prefix of the metrics of a model that was trained at the site alone
 
 
 def forest(run: RunResults, name: str) -> Figure | None:
@@ -35,12 +34,9 @@ def forest(run: RunResults, name: str) -> Figure | None:
     figure, axes = plain_axes(f"test {MEASURES[name]}", "", height=min(height, 8.0))
     if {f"{name}_low", f"{name}_high"} <= set(sites.columns):
         axes.hlines(places, sites[f"{name}_low"], sites[f"{name}_high"], color=BLUE, lw=1.2)
-    for prefix, label, marker, colour in (
-        (BASELINE, baseline_name(run), "D", GREY),
-        (ALONE, "trained there alone", "^", ORANGE),
-    ):
-        if prefix + name in sites and not (prefix == BASELINE and name in RANKED):
-            axes.plot(sites[prefix + name], places, ls="", marker=marker, mfc="none", mec=colour, ms=6, label=label)
+    if BASELINE + name in sites and name not in RANKED:
+        of_guess = sites[BASELINE + name]
+        axes.plot(of_guess, places, ls="", marker="D", mfc="none", mec=GREY, ms=6, label=baseline_name(run))
     axes.plot(sites[name], places, "s", color=BLUE, ms=5 if named else 2.5, label="model, with its 95 % interval")
     pooled, interval = run.test.get(name), run.summary.metrics.intervals.get(name)
     if pooled is not None:

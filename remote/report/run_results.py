@@ -68,8 +68,6 @@ class RunMetrics(Part, extra="ignore"):
     """What predicted risks of each outcome are worth: see `common.metrics.risk.risk_summary`."""
     agreement: dict[str, Any] = Field(default={})
     """How predicted numbers differ from true ones: see `common.metrics.agreement.agreement`."""
-    references: dict[str, Values] = Field(default={})
-    """Test metrics of other models in the same folds, by their name, such as `linear` and `local`."""
 
 
 class Summary(Part, extra="ignore"):

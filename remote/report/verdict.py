@@ -12,11 +12,6 @@ from rankdad.remote.report.run_results import BASELINE, RunResults, finite
 
 MAX_SITES = 8  # named in a sentence
 CLOSE = 0.1  # of a slope from 1, or an intercept from 0: as good as right
-REFERENCES = {
-    "linear": "a linear model of the same inputs",
-    "local": "each hospital's own model",
-    "alone": "each hospital's own model",
-}
 
 
 def verdict(run: RunResults) -> list[str]:
@@ -25,7 +20,7 @@ def verdict(run: RunResults) -> list[str]:
         return []
     regression = isinstance(run.spec.task, Regression)
     found = [" ".join([*_studied(run), *_quality(run)]), " ".join(_number(run) if regression else _risk(run))]
-    return [text for text in [*found, " ".join(_references(run)), *_sites(run)] if text]
+    return [text for text in [*found, *_sites(run)] if text]
 
 
 def _studied(run: RunResults) -> Iterator[str]:
@@ -119,18 +114,6 @@ def _number(run: RunResults) -> Iterator[str]:
     if found := run.summary.metrics.agreement:
         low, high = found["limits"]
         yield f"19 of 20 predictions lie between {_short(low)} and {_short(high)} of the true value."
-
-
-def _references(run: RunResults) -> Iterator[str]:
-    """Yield what the model adds over others that were tested in the same folds, where the run has such."""
-    name = "mae" if isinstance(run.spec.task, Regression) else "auc"
-    for reference, values in run.summary.metrics.references.items():
-        value = finite(values).get(name)
-        if value is not None and name in run.test:
-            gain = (run.test[name] - value) * (-1 if name == "mae" else 1)
-            worth = f"better by {number(abs(gain))}" if gain > 0 else f"no better (by {number(abs(gain))} worse)"
-            what = REFERENCES.get(reference, reference)
-            yield f"Against {what}, which reaches {NAMES[name]} {number(value)}, it is {worth}."
 
 
 def _sites(run: RunResults) -> Iterator[str]:

@@ -19,6 +19,8 @@ def drawings(monkeypatch: pytest.MonkeyPatch) -> list[RunResults]:
         drawn.append(run)
         return FIGURES
 
-    stand_in = SimpleNamespace(run_plots=run_plots, run_drawings=lambda run, captions: {})
+    stand_in = SimpleNamespace(
+        run_plots=run_plots, run_drawings=lambda run, captions: inline
+    )
     monkeypatch.setitem(sys.modules, "rankdad.remote.report.run_plots", stand_in)
     return drawn
