@@ -15,7 +15,8 @@ from rankdad.common.written import Written
 from rankdad.local.data.cells import labels_of
 from rankdad.local.data.reading import MISSING, Array
 from rankdad.local.data.sheets import PARQUET, WORKBOOKS
-from rankdad.local.data.tables import Table, holder, read_table
+from rankdad.local.data.table_files import read_table
+from rankdad.local.data.tables import Table, holder
 from rankdad.simulations.pools import Rows
 
 

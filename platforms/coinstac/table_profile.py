@@ -102,7 +102,7 @@ def describe(filled: Filled, data: Path, min_rows: int) -> Described:
     if filled.whole:
         profile = Profile(min_rows=min_rows, columns=_known_columns(filled.draft["data"], data))
         return Described(profile, profile)
-    from rankdad.local.data.tables import read_table
+    from rankdad.local.data.table_files import read_table
 
     table = read_table(data)
     if not len(table):
