@@ -55,12 +55,13 @@ def validate(model: type[P], document: object, *, file: str | Path | None = None
     try:
         return model.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        found = sorted(_problems(error, document, model), key=lambda one: UNKNOWN not in one[1])  # typos explain others
+        errors = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")  # typos explain others
         (field, problem), *others = [
-            (".".join(part for part in (under, path) if part) or "the whole file", said) for path, said in found
+            (".".join(part for part in (under, path) if part) or "the whole file", said)
+            for path, said in _problems(errors[:MAX_PROBLEMS], document, model)
         ]
-        listed = "".join(f"; {path}: {said}" for path, said in others[: MAX_PROBLEMS - 1])
-        more = f"; and {len(found) - MAX_PROBLEMS} more" if len(found) > MAX_PROBLEMS else ""
+        listed = "".join(f"; {path}: {said}" for path, said in others)
+        more = f"; and {len(errors) - MAX_PROBLEMS} more" if len(errors) > MAX_PROBLEMS else ""
         raise SpecError(field, problem + listed + more, file=file) from None
 
 
@@ -69,12 +70,15 @@ def problems(model: type[BaseModel], document: object) -> list[tuple[str, str]]:
     try:
         model.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        return _problems(error, document, model)
+        return _problems(error.errors(), document, model)
     return []
 
 
-def _problems(error: ValidationError, document: object, model: type[BaseModel]) -> list[tuple[str, str]]:
-    return [(_field(one["loc"], document), _problem(dict(one), model, document)) for one in error.errors()]
+def _problems(errors: Sequence[Any], document: object, model: type[BaseModel]) -> list[tuple[str, str]]:
+    places: dict[str, list[str]] = {}
+    for name, path in _places(model):
+        places.setdefault(name, []).append(path or "the whole object")
+    return [(path, _problem(one, path, places)) for one in errors for path in [_field(one["loc"], document)]]
 
 
 def load_json(path: str | Path) -> Any:
@@ -223,7 +227,7 @@ def _models(annotation: object) -> Iterator[type[BaseModel]]:
             yield from _models(inner)
 
 
-def _problem(error: dict[str, Any], model: type[BaseModel], document: object) -> str:
+def _problem(error: dict[str, Any], path: str, places: Mapping[str, list[str]]) -> str:
     kind, context = error["type"], error.get("ctx", {})
     if kind == "missing":
         return "is missing"
@@ -231,9 +235,8 @@ def _problem(error: dict[str, Any], model: type[BaseModel], document: object) ->
         return f"got {_shown(error['input'])}, expected a list: [{_shown(error['input'])}]"
     if kind == "extra_forbidden":
         name = str(error["loc"][-1])
-        own = _field(error["loc"], document).rpartition(".")[0]
-        elsewhere = dict.fromkeys(path or "the whole object" for known, path in _places(model) if known == name)
-        if elsewhere and own not in elsewhere and len(elsewhere) <= 3:
+        elsewhere = dict.fromkeys(places.get(name, ()))
+        if 0 < len(elsewhere) <= 3 and path.rpartition(".")[0] not in elsewhere:
             return f"{UNKNOWN}: it belongs in {' or '.join(elsewhere)}"
         near = difflib.get_close_matches(name, sorted(_known_names(Part) - {name}), n=1, cutoff=0.7)
         return f"{UNKNOWN}: " + (f"did you mean {near[0]}?" if near else "remove it or correct its name")

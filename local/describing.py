@@ -18,7 +18,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.written import Written
 from rankdad.local.data.files import tables_in
 from rankdad.local.data.profile import MAX_LEVELS, Column, Profile, compared, profile_of
-from rankdad.local.data.tables import read_guessing
+from rankdad.local.data.table_files import read_guessing
 
 FEW = 8  # levels that are shown of a column
 

@@ -14,7 +14,8 @@ from rankdad.common.patterns import escaped
 from rankdad.common.table_schema import COLUMN
 from rankdad.local.data.files import TABLES, tables_in
 from rankdad.local.data.profile import MAX_LEVELS, Column, Profile, compared, profile_of
-from rankdad.local.data.tables import nearest, read_guessing
+from rankdad.local.data.table_files import read_guessing
+from rankdad.local.data.tables import nearest
 
 MANY_CLASSES = 10  # values of a label of whole numbers beyond which it is a number
 MANY_NOTES = 5  # of what looks odd

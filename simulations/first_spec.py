@@ -14,8 +14,8 @@ from rankdad.simulations.first_schema import Guess, guess_schema, hospitals
 from rankdad.simulations.spec import SimulationFile
 
 FOLDS = 5
-STEPS = 120  # of training in all: more make a linear model of many inputs worse
-EPOCHS = (10, 120)  # fewest and most
+STEPS = 120  # of training in all
+WIDE = 20  # rows for each input below which a model is trained in smaller steps, and its weights are held small
 RANK = 2
 SPARE = 1.3  # rows of the smallest hospital in a step over what its policy asks for: folds are not exact
 DEALT = 40  # rows of one table for each site to which it is dealt out, at least
@@ -78,9 +78,14 @@ def _settings(
     train = 1 - 1 / FOLDS
     most = min(math.ceil(max(rows) * train / 16), math.floor(min(rows) * train / (SPARE * least)))
     steps = max(1, min(10, most))
-    epochs = min(EPOCHS[1], max(EPOCHS[0], math.ceil(STEPS / steps)))
     large = sum(rows) >= max(LARGE, 50 * inputs)
-    rate = 0.003 if large else 0.01 if sum(rows) >= 20 * inputs else 0.005
+    wide = sum(rows) < WIDE * inputs
+    optimizer = {
+        "name": "adam",
+        "lr": 0.003 if large else 0.005 if wide else 0.01,
+        "weight_decay": 2.0 if wide else 0.01,
+    }
+    epochs = max(10, math.ceil((4 * STEPS / 3 if wide else STEPS) / steps))
     model = {"name": "mlp", "hidden": [64, 32], "dropout": 0.2} if large else {"name": "linear"}
     what = "a network" if large else "a linear model"
     notes.append(f"{what} for {sum(rows)} rows of {inputs} inputs; {steps} steps an epoch, {epochs} epochs")
@@ -93,7 +98,7 @@ def _settings(
             "batch_size": math.ceil(max(rows) * train / steps),
             "batches": "even",
             "validation": 0,
-            "optimizer": {"name": "adam", "lr": rate, "weight_decay": 0.01},
+            "optimizer": optimizer,
         },
         "method": {"name": "rank-dad", "rank": RANK},
     }

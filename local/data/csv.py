@@ -9,7 +9,8 @@ from rankdad.common.data import CsvData
 from rankdad.local.data.encoding import encode
 from rankdad.local.data.files import each, find, read_each, read_one
 from rankdad.local.data.reading import Reading, is_folder
-from rankdad.local.data.tables import Table, join, keys_of, read_table
+from rankdad.local.data.table_files import read_table
+from rankdad.local.data.tables import Table, join, keys_of
 
 
 def read_csv(path: Path, data: CsvData, dtype: str, *, keep: Sequence[str] = (), training: bool = True) -> Reading:

@@ -8,7 +8,8 @@ from rankdad.common.errors import DataError
 from rankdad.common.patterns import fits, is_pattern
 from rankdad.common.written import Written
 from rankdad.local.data.sheets import PARQUET, WORKBOOKS
-from rankdad.local.data.tables import Table, append, read_table
+from rankdad.local.data.table_files import read_table
+from rankdad.local.data.tables import Table, append
 
 TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", *WORKBOOKS, *PARQUET)  # how tables' names end
 

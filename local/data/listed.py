@@ -14,7 +14,8 @@ from rankdad.common.imaging import ListedData
 from rankdad.local.data.cells import as_labels, labels_of
 from rankdad.local.data.formats import check_fits
 from rankdad.local.data.reading import MISSING, Array, Reading, check_file, shown
-from rankdad.local.data.tables import Table, holder, keys_of, read_table
+from rankdad.local.data.table_files import read_table
+from rankdad.local.data.tables import Table, holder, keys_of
 
 Load = Callable[[Path], Array]
 Fault = Callable[[int, str], DataError]

@@ -1,10 +1,9 @@
-"""Tables: read from files, and joined. Every fault is named with its file, row and column."""
+"""Tables: their cells, and how they are joined. Every fault is named with its file, row and column."""
 
 from __future__ import annotations
 
 import difflib
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,16 +12,10 @@ from typing import Any
 import pandas as pd
 
 from rankdad.common.errors import DataError
-from rankdad.common.table_schema import canonical, composed
+from rankdad.common.table_schema import canonical
 from rankdad.common.written import Written
-from rankdad.local.data.dialect import SAMPLE, Decimals, decimals_of, delimiter_of, marked
-from rankdad.local.data.formats import check_text, opened
+from rankdad.local.data.dialect import Decimals
 from rankdad.local.data.reading import MISSING, number, shown
-from rankdad.local.data.sheets import PARQUET, WORKBOOKS, read_parquet, read_workbook
-
-
-class EncodingError(DataError):
-    """A table is not in UTF-8, and nobody has said what else it is in."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,119 +92,6 @@ class Table:
 def subjects_file(row: int) -> str:
     """Return what others hear of the file of a row's subject, which may be called as the subject is."""
     return f"the file of sample {row + 1}"
-
-
-def read_table(path: Path, written: Written | None = None, *, header: bool = False) -> Table:
-    """Read a table: text (.csv, .tsv and what else it is called; .gz), a workbook (.xlsx) or a Parquet file.
-
-    What separates columns and decimals is found where nobody says it. Empty rows are passed over.
-
-    Args:
-        path: of the file.
-        written: what the schema says of it.
-        header: whether to read no more of a text than the names of the columns.
-
-    Raises:
-        DataError: the file is missing, empty, in no encoding that is known or no table, or two columns have one name.
-        UserError: the library for its format is not installed.
-    """
-    written = written or Written()
-    delimiter: str | None = None
-    if path.suffix.lower() in PARQUET:
-        frame = read_parquet(path)
-    else:
-        if path.suffix.lower() in WORKBOOKS:
-            cells = read_workbook(path, written.sheet)
-        else:
-            cells, delimiter = _text(path, written, header)
-            cells = cells.map(str.strip)
-        cells.index += 1
-        if not (cells.iloc[0] != "").any():
-            raise DataError(
-                path, "has nothing in its first row, expected a row of column names and a row for each sample"
-            )
-        frame = cells.iloc[1:].set_axis(cells.iloc[0].tolist(), axis=1)
-    frame = frame.set_axis([composed(str(name)) for name in frame.columns], axis=1)
-    frame = frame[(frame != "").any(axis=1)]
-    table = Table(path, frame, written)
-    texts = {name: [c for c in frame[name].tolist() if isinstance(c, str)] for name in frame.columns if name}
-    return replace(table, decimals=decimals_of(texts, written.decimal, delimiter))
-
-
-def _text(path: Path, written: Written, header: bool) -> tuple[pd.DataFrame, str]:
-    """Return all cells of a text, and what separates them."""
-    check_text(path, "a table as text: save it as CSV in UTF-8")
-    try:
-        with opened(path) as file:
-            sample = file.read(SAMPLE)
-        first = _rows(sample).partition("\n")[0]
-        delimiter = written.delimiter or marked(first)
-        if delimiter is None:
-            tabs = path.name.lower().removesuffix(".gz").endswith(".tsv")
-            delimiter = "\t" if tabs else delimiter_of(path, _rows(sample))
-        skipped = int(marked(first) is not None)
-        for encoding in ("utf-8-sig", written.encoding):
-            if encoding is None:
-                said = "is not text in UTF-8: save it as CSV with that encoding"
-                raise EncodingError(path, said, hint=', or name its own in the schema\'s data: "encoding": "cp1252"')
-            try:
-                cells = _parsed(path, delimiter, encoding, skipped, 1 if header else None)
-                break
-            except UnicodeDecodeError:
-                if encoding == written.encoding:
-                    raise DataError(path, f"is not text in {encoding} either, which data.encoding names") from None
-    except pd.errors.EmptyDataError:
-        what = "has nothing in its first row" if path.stat().st_size else "is empty"
-        raise DataError(path, f"{what}, expected a row of column names and a row for each sample") from None
-    except pd.errors.ParserError as error:
-        words = re.sub(r"row (\d+)", lambda found: f"row {int(found[1]) + 1}", str(error).strip())  # it counts from 0
-        raise DataError(path, f"is not a readable table: {words.rpartition('error: ')[2]}") from None
-    except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror or error}") from None
-    cells.index += skipped
-    return cells, delimiter
-
-
-def _rows(sample: bytes) -> str:
-    """Return the whole rows at a file's beginning; letters may be wrong."""
-    text = sample.decode("utf-8-sig", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
-    return text.rpartition("\n")[0] if len(sample) == SAMPLE and "\n" in text else text
-
-
-def _parsed(path: Path, delimiter: str, encoding: str, skipped: int, rows: int | None) -> pd.DataFrame:
-    return pd.read_csv(
-        path,
-        sep=delimiter,
-        header=None,
-        skiprows=skipped,
-        nrows=rows,
-        dtype=str,
-        na_filter=False,
-        skip_blank_lines=False,
-        skipinitialspace=True,
-        encoding=encoding,
-        compression="gzip" if path.suffix.lower() == ".gz" else None,
-    )
-
-
-def read_guessing(path: Path, written: Written | None = None) -> tuple[Table, str | None]:
-    """Read a table to look at it: in cp1252 if it is not in UTF-8 and nobody has said what it is in.
-
-    Returns:
-        The table, and what is to be told of the guess.
-
-    Raises:
-        DataError: as `read_table`.
-    """
-    written = written or Written()
-    try:
-        return read_table(path, written), None
-    except EncodingError:
-        table = read_table(path, written.model_copy(update={"encoding": "cp1252"}))
-    words = [*map(str, table.frame.columns), *(str(cell) for cell in table.frame.to_numpy().flat)]
-    word = next((word for word in words if not word.isascii()), "")
-    said = f"is not in UTF-8; in cp1252 its first such word is {shown(word)}: if that is right, name it in the schema, "
-    return table, f'{path}: {said}"encoding": "cp1252"'
 
 
 def append(tables: Sequence[Table]) -> Table:

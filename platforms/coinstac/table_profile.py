@@ -23,7 +23,8 @@ from rankdad.common.table_schema import COLUMN, Column, Level, canonical
 from rankdad.local.data.columns import all_columns
 from rankdad.local.data.profile import is_identifier
 from rankdad.local.data.reading import MISSING
-from rankdad.local.data.tables import nearest, read_table
+from rankdad.local.data.table_files import read_table
+from rankdad.local.data.tables import nearest
 from rankdad.platforms.coinstac.fields import FIELDS
 from rankdad.platforms.coinstac.form import FormError
 from rankdad.platforms.coinstac.inputs import Filled

@@ -19,8 +19,7 @@ def drawings(monkeypatch: pytest.MonkeyPatch) -> list[RunResults]:
         drawn.append(run)
         return FIGURES
 
-    stand_in = SimpleNamespace(
-        run_plots=run_plots, run_drawings=lambda run, captions: inline
-    )
+    inline = {name: f"<svg>{name}</svg>" for name in FIGURES}
+    stand_in = SimpleNamespace(run_plots=run_plots, run_drawings=lambda run, captions: inline)
     monkeypatch.setitem(sys.modules, "rankdad.remote.report.run_plots", stand_in)
     return drawn

@@ -100,6 +100,21 @@ def test_table_1_is_that_of_pandas_on_all_rows(tmp_path: Path, evaluation: dict[
     assert table1["warnings"] == []
 
 
+def test_other_levels_and_indicators_take_no_place_of_the_columns_after_them(tmp_path: Path) -> None:
+    found = tables()
+    for table in found.values():
+        table.loc[:4, "sex"], table.loc[5:8, "sex"] = "x", np.nan
+        table.loc[:10, "age"] = np.nan
+    data = {**DATA, "features": ["age", "sex", "weight"], "categorical_other": ["sex"], "missing_indicators": ["*"]}
+    for column, shown in trained(spec_of(data=data), found, tmp_path)["table1"]["pooled"]["columns"].items():
+        cells = pd.concat(found.values())[column]
+        assert shown["missing"] == int(cells.isna().sum()), column
+        if column == "sex":
+            assert shown["levels"] == {"f": (cells == "f").sum(), "m": (cells == "m").sum(), "any other": 15}
+        else:
+            assert shown["mean"] == pytest.approx(cells.mean(), rel=1e-6)
+
+
 def test_a_label_that_is_a_number_has_mean_and_deviation(tmp_path: Path) -> None:
     found = tables()
     for table in found.values():

@@ -24,7 +24,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.tasks import Classification
 from rankdad.local.data import read_samples, read_site
 from rankdad.local.data.npz import read_arrays, read_npz
-from rankdad.local.data.tables import read_table
+from rankdad.local.data.table_files import read_table
 from tests.conftest import examples, run_spec
 
 TABLE = b"id,age,sex,group\n1,30,M,0\n2,40,F,1\n3,50,M,0\n4,60,F,1\n"

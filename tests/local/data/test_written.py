@@ -25,7 +25,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.written import Written
 from rankdad.local.data import read_samples
 from rankdad.local.data.reading import Reading
-from rankdad.local.data.tables import read_table
+from rankdad.local.data.table_files import read_table
 from tests.conftest import run_spec
 
 ROWS = "id,age,Größe,sex,ill\nP1,63,183.04,m,0\nP2,41,170.5,f,1\nP3,50,166,f,0\nP4,77,159.25,m,1\n"
