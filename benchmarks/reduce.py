@@ -18,18 +18,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.networks import patches, pixels, sequences
-from rankdad.common.capture import FactorCapture
 from rankdad.common.documents import validate
 from rankdad.common.errors import DataError, UserError
-from rankdad.common.factors import Factor, Matrix
-from rankdad.common.methods import Contribution, Method, State, method_for
-from rankdad.common.plan import Plan, make_plan
-from rankdad.common.reduction.block import block
-from rankdad.common.reduction.exact import exact
-from rankdad.common.reduction.spi import spi
-from rankdad.common.replica import Replica
-from rankdad.common.routes import Payload, gather, scatter
-from rankdad.common.seeds import derive
+from rankdad.common.gradients.capture import FactorCapture
+from rankdad.common.gradients.factors import Factor, Matrix
+from rankdad.common.gradients.methods import Contribution, Method, State, method_for
+from rankdad.common.gradients.reduction.block import block
+from rankdad.common.gradients.reduction.exact import exact
+from rankdad.common.gradients.reduction.spi import spi
+from rankdad.common.gradients.routes import Payload, gather, scatter
+from rankdad.common.protocol.plan import Plan, make_plan
+from rankdad.common.run.replica import Replica
+from rankdad.common.run.seeds import derive
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import Samples
 from rankdad.local.data.npz import read_arrays

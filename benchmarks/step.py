@@ -202,9 +202,9 @@ def _our_server(ledger: LedgerOptions | None, listening: socket.socket, sites: i
 def _our_client(port: int, size: int, steps: int, index: int, sites: int) -> list[float]:
     import torch
 
-    from rankdad.common.messages import Ask, Hello, Kind, Message, Step
-    from rankdad.common.plan import make_plan
-    from rankdad.common.replica import Replica
+    from rankdad.common.protocol.messages import Ask, Hello, Kind, Message, Step
+    from rankdad.common.protocol.plan import make_plan
+    from rankdad.common.run.replica import Replica
     from rankdad.local.config import SiteConfig
     from rankdad.local.drivers.drive import drive
     from rankdad.local.drivers.http import AggregatorClient

@@ -13,8 +13,8 @@ from pydantic import Field
 
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import PolicyError
-from rankdad.common.message_sizes import step_bytes
-from rankdad.common.plan import Plan
+from rankdad.common.protocol.message_sizes import step_bytes
+from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import MethodSpec, PositiveInt, PowerSgd, RankDad, RunSpec, TopRows
 
 MethodName = Literal["dsgd", "dad", "edad", "rank-dad", "powersgd", "top-rows"]

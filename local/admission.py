@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import FewSamplesError, PolicyError
-from rankdad.common.messages import DataWarning
-from rankdad.common.plan import Plan
 from rankdad.common.policy import FEWER_SAMPLES, Policy, refusal, rows_sent
 from rankdad.common.preparation import Preparing
+from rankdad.common.protocol.messages import DataWarning
+from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_sizes
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import SiteData

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rankdad.common.preparation import Fit
-from rankdad.common.tasks import Classification, MultiLabel, TaskSpec
+from rankdad.common.spec.tasks import Classification, MultiLabel, TaskSpec
 
 
 def guess(task: TaskSpec, labels: Tensor, fit: Fit) -> Tensor:

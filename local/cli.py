@@ -71,10 +71,10 @@ def resolve(
     """Replace the patterns among a run's features by the columns that a site's tables have."""
     import json
 
-    from rankdad.common.data import TableData
     from rankdad.common.documents import load_json, validate
     from rankdad.common.errors import UserError
     from rankdad.common.spec import RunSpec
+    from rankdad.common.spec.data import TableData
     from rankdad.local.data.columns import resolved
 
     document = load_json(file)

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from rankdad.common import __version__
-from rankdad.common.capture import FactorCapture
 from rankdad.common.errors import ModelError, NonFiniteError, ProtocolError, RankdadError, UserError
-from rankdad.common.factors import norm
-from rankdad.common.messages import Body, Buffers, Evaluation, Goodbye, Hello, Kind, Sketch, Sums
-from rankdad.common.plan import Plan
+from rankdad.common.gradients.capture import FactorCapture
+from rankdad.common.gradients.factors import norm
+from rankdad.common.gradients.routes import Payload, gather
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Preparing
-from rankdad.common.replica import saved_buffers
-from rankdad.common.routes import Payload, gather
+from rankdad.common.protocol.messages import Body, Buffers, Evaluation, Goodbye, Hello, Kind, Sketch, Sums
+from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_sizes
+from rankdad.common.run.replica import saved_buffers
+from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import Due, RunState
-from rankdad.common.seeds import derive
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import check_steps
 from rankdad.local.data import Samples, SiteData

@@ -15,7 +15,7 @@ from rich.table import Table as Grid
 
 from rankdad.common.errors import DataError, UserError, visible
 from rankdad.common.spec import RunSpec
-from rankdad.common.written import Written
+from rankdad.common.spec.written import Written
 from rankdad.local.data.files import tables_in
 from rankdad.local.data.profile import MAX_LEVELS, Column, Profile, compared, profile_of
 from rankdad.local.data.table_files import read_guessing

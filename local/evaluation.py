@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from rankdad.common.errors import ModelError, NonFiniteError
 from rankdad.common.metrics import Tally, empty, tally
-from rankdad.common.tasks import TaskSpec
+from rankdad.common.spec.tasks import TaskSpec
 from rankdad.local.baseline import guess
 from rankdad.local.data import Samples
 from rankdad.local.data.prepared import Prepared, Split

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rankdad.common.tasks import Classification, MultiLabel, TaskSpec
+from rankdad.common.spec.tasks import Classification, MultiLabel, TaskSpec
 
 
 def losses(task: TaskSpec, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -11,13 +11,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankdad.common.artifacts import Which, load_model
 from rankdad.common.errors import DataError, UserError
 from rankdad.common.metrics import summarise, tally
 from rankdad.common.preparation import Preparing
+from rankdad.common.run.artifacts import Which, load_model
 from rankdad.common.spec import RunSpec
-from rankdad.common.table_schema import Labelled
-from rankdad.common.tasks import MultiLabel, Regression, shown
+from rankdad.common.spec.table_schema import Labelled
+from rankdad.common.spec.tasks import MultiLabel, Regression, shown
 from rankdad.local.data import SiteData, read_samples
 from rankdad.local.data.reading import Array
 from rankdad.local.evaluation import outputs_of

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 from rankdad.common import __version__
-from rankdad.common.artifacts import save_model
-from rankdad.common.checkpoints import EVERY, Checkpoints
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import RankdadError, SpecError, UnreachableError, UserError, visible
 from rankdad.common.logs import MAX_LINE, log_names
 from rankdad.common.memory import check_memory
-from rankdad.common.message_sizes import step_bytes
-from rankdad.common.messages import failure_message
-from rankdad.common.plan import Plan, make_plan
 from rankdad.common.policy import Policy
-from rankdad.common.protocol import pack_failure
-from rankdad.common.replica import Replica
+from rankdad.common.protocol.codec import pack_failure
+from rankdad.common.protocol.message_sizes import step_bytes
+from rankdad.common.protocol.messages import failure_message
+from rankdad.common.protocol.plan import Plan, make_plan
+from rankdad.common.run.artifacts import save_model
+from rankdad.common.run.checkpoints import EVERY, Checkpoints
+from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted

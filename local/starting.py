@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from rankdad.common.checkpoints import Checkpoints, take_over
 from rankdad.common.errors import UserError
 from rankdad.common.policy import Policy
+from rankdad.common.run.checkpoints import Checkpoints, take_over
 from rankdad.common.run.state import RunState
 from rankdad.local.training import TrainingState
 

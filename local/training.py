@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import RunFailedError
-from rankdad.common.messages import Ask, Body, Comparison, Failure, Kind, Message, PooledMetrics, Step
-from rankdad.common.methods import State
-from rankdad.common.plan import Plan
+from rankdad.common.gradients.methods import State
+from rankdad.common.gradients.reduction.feedback import Residuals, interpolate_residual
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Fit, OwnFit
-from rankdad.common.reduction.feedback import Residuals, interpolate_residual
+from rankdad.common.protocol.messages import Ask, Body, Comparison, Failure, Kind, Message, PooledMetrics, Step
+from rankdad.common.protocol.plan import Plan
+from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState
-from rankdad.common.seeds import derive
+from rankdad.common.run.weight_sketch import furthest
 from rankdad.common.spec import RunSpec
-from rankdad.common.weight_sketch import furthest
 from rankdad.local.contributions import Contributions, Tested
 from rankdad.local.data import SiteData
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from rankdad.common import __version__
 
 if TYPE_CHECKING:
-    from rankdad.common.capture import FactorCapture
-    from rankdad.common.factors import Factor, concatenate
-    from rankdad.common.reduction.block import block
-    from rankdad.common.reduction.exact import exact
-    from rankdad.common.reduction.spi import spi
+    from rankdad.common.gradients.capture import FactorCapture
+    from rankdad.common.gradients.factors import Factor, concatenate
+    from rankdad.common.gradients.reduction.block import block
+    from rankdad.common.gradients.reduction.exact import exact
+    from rankdad.common.gradients.reduction.spi import spi
     from rankdad.common.spec import RunSpec
 
 __all__ = ["Factor", "FactorCapture", "RunSpec", "__version__", "block", "concatenate", "exact", "spi"]

@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import NonFiniteError, RunFailedError
-from rankdad.common.factors import MAX_NORM, norm
-from rankdad.common.messages import (
+from rankdad.common.gradients.factors import MAX_NORM, norm
+from rankdad.common.gradients.methods import Contribution, State
+from rankdad.common.gradients.methods.base import shares
+from rankdad.common.metrics import Tally, summarise
+from rankdad.common.protocol.messages import (
     Body,
     Buffers,
     Comparison,
@@ -31,14 +34,11 @@ from rankdad.common.messages import (
     Step,
     Sums,
 )
-from rankdad.common.methods import Contribution, State
-from rankdad.common.methods.base import shares
-from rankdad.common.metrics import Tally, summarise
-from rankdad.common.plan import Plan
+from rankdad.common.protocol.plan import Plan
+from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState
-from rankdad.common.seeds import derive
+from rankdad.common.run.weight_sketch import distance
 from rankdad.common.spec import RunSpec
-from rankdad.common.weight_sketch import distance
 from rankdad.remote.rounds import Ready
 
 B = TypeVar("B", bound=Body)

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-from rankdad.common.artifacts import save_model
 from rankdad.common.errors import ProtocolError, RankdadError, RunFailedError, UserError, visible
-from rankdad.common.messages import Failure, Farewell, Hello, Kind, Message, Roster, Step
-from rankdad.common.methods import State
-from rankdad.common.plan import make_plan
+from rankdad.common.gradients.methods import State
+from rankdad.common.gradients.wire import is_lossless
 from rankdad.common.preparation import Preparing
-from rankdad.common.protocol import pack, unpack
-from rankdad.common.replica import Replica
+from rankdad.common.protocol.codec import pack, unpack
+from rankdad.common.protocol.messages import Failure, Farewell, Hello, Kind, Message, Roster, Step
+from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.artifacts import save_model
+from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
-from rankdad.common.wire import is_lossless
 from rankdad.remote.aggregation import aggregate
 from rankdad.remote.checks import Checks
 from rankdad.remote.persistence import LEDGER, LedgerOptions, Persistence

@@ -32,7 +32,7 @@ from starlette.types import Receive, Scope, Send
 
 from rankdad.common import __version__
 from rankdad.common.errors import ProtocolError
-from rankdad.common.message_sizes import body_limit
+from rankdad.common.protocol.message_sizes import body_limit
 from rankdad.remote.auth import Identity
 from rankdad.remote.connections import ConnectionRegistry
 from rankdad.remote.host import Host

@@ -12,12 +12,12 @@ from typing import Literal
 import torch
 
 from rankdad.common.errors import ProtocolError
-from rankdad.common.factors import Factor
-from rankdad.common.messages import Buffers, Evaluation, Hello, Message, Step, Sums
-from rankdad.common.methods.edad import EdadMethod
-from rankdad.common.plan import Plan
+from rankdad.common.gradients.factors import Factor
+from rankdad.common.gradients.methods.edad import EdadMethod
 from rankdad.common.preparation import Preparing
-from rankdad.common.replica import saved_buffers
+from rankdad.common.protocol.messages import Buffers, Evaluation, Hello, Message, Step, Sums
+from rankdad.common.protocol.plan import Plan
+from rankdad.common.run.replica import saved_buffers
 from rankdad.common.run.state import MAX_STEPS, RunState
 from rankdad.common.spec import RunSpec
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import torch
 
-from rankdad.common.artifacts import save_model
-from rankdad.common.checkpoints import Checkpoints
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import UserError
-from rankdad.common.messages import Kind
-from rankdad.common.plan import make_plan
 from rankdad.common.preparation import Preparing
-from rankdad.common.protocol import unpack
-from rankdad.common.replica import Replica
+from rankdad.common.protocol.codec import unpack
+from rankdad.common.protocol.messages import Kind
+from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.artifacts import save_model
+from rankdad.common.run.checkpoints import Checkpoints
+from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.remote.ledger import oldest_update, read_updates

@@ -30,7 +30,7 @@ from rankdad.common.metrics import (
     within_sites,
 )
 from rankdad.common.preparation import Fit
-from rankdad.common.tasks import Classification, Regression, TaskSpec
+from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
 INTERVALS = frozenset(("accuracy", "auc", "mae", "pearson_r"))  # that a row of a site has
 MAX_OUTCOMES = 30  # more classes or labels have no curves

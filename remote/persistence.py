@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankdad.common.checkpoints import EVERY, Checkpoints
 from rankdad.common.errors import ProtocolError, UserError
-from rankdad.common.plan import Plan
-from rankdad.common.reduction.feedback import Residuals
+from rankdad.common.gradients.reduction.feedback import Residuals
+from rankdad.common.protocol.plan import Plan
+from rankdad.common.run.checkpoints import EVERY, Checkpoints
 from rankdad.common.run.state import RunState
 from rankdad.remote.ledger import Durability, Ledger, Retention
 from rankdad.remote.records import DamageError, Entry, Record

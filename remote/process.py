@@ -16,7 +16,7 @@ from rich.console import Console
 from rankdad.common.errors import RankdadError, RunFailedError
 from rankdad.common.logs import log_names
 from rankdad.common.memory import check_memory
-from rankdad.common.replica import Replica
+from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.audit import AUDIT, Audit

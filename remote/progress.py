@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankdad.common.messages import PooledMetrics
-from rankdad.common.plan import Plan
+from rankdad.common.protocol.messages import PooledMetrics
+from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import RunSpec
-from rankdad.common.tasks import TaskSpec
+from rankdad.common.spec.tasks import TaskSpec
 from rankdad.remote.fold_metrics import FoldMetrics
 
 AGGREGATOR = "aggregator"  # among sites' names: no site is called that

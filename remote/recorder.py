@@ -12,9 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
-from rankdad.common.factors import Factor
 from rankdad.common.files import write_json, write_whole
-from rankdad.common.messages import (
+from rankdad.common.gradients.factors import Factor
+from rankdad.common.metrics import Metrics, Tally, summarise
+from rankdad.common.preparation import Preparing
+from rankdad.common.protocol.messages import (
     Body,
     Comparison,
     Decision,
@@ -28,9 +30,7 @@ from rankdad.common.messages import (
     Step,
     Sums,
 )
-from rankdad.common.metrics import Metrics, Tally, summarise
-from rankdad.common.plan import Plan
-from rankdad.common.preparation import Preparing
+from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import RunSpec
 from rankdad.remote.progress import Progress
 from rankdad.remote.rounds import Ready

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from rankdad.common.plan import Plan
-from rankdad.common.protocol import unpack
+from rankdad.common.protocol.codec import unpack
+from rankdad.common.protocol.plan import Plan
 from rankdad.remote.ledger import Ledger
 from rankdad.remote.records import DamageError, Entry, Record
 from rankdad.remote.rounds import Barrier, Ready

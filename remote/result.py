@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rankdad.common.tasks import shown
+from rankdad.common.spec.tasks import shown
 from rankdad.remote.view import figures, size
 
 

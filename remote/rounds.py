@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from rankdad.common.errors import ProtocolError
-from rankdad.common.messages import Kind, Message
+from rankdad.common.protocol.messages import Kind, Message
 from rankdad.common.spec import Federation
 
 

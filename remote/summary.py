@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from rankdad.common import __version__
-from rankdad.common.messages import PooledMetrics
 from rankdad.common.metrics import Metrics
+from rankdad.common.protocol.messages import PooledMetrics
 from rankdad.remote.progress import Progress
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankdad.common.data import TableData
 from rankdad.common.spec import RunSpec
-from rankdad.common.table_schema import Labelled
-from rankdad.common.tasks import Classification, Regression
+from rankdad.common.spec.data import TableData
+from rankdad.common.spec.table_schema import Labelled
+from rankdad.common.spec.tasks import Classification, Regression
 
 GAPS = 0.2  # of a column's rows: more worry
 APART = 0.8  # standardised mean difference; more is a large one

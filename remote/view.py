@@ -13,7 +13,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from rankdad.common.tasks import shown
+from rankdad.common.spec.tasks import shown
 from rankdad.remote.progress import AGGREGATOR, Progress
 
 WAITING_PERIOD = 10.0  # seconds between two lines about the same wait

@@ -9,11 +9,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from rankdad.common.message_sizes import step_bytes
-from rankdad.common.methods.rank_dad import is_small
-from rankdad.common.plan import Plan
+from rankdad.common.gradients.methods.rank_dad import is_small
+from rankdad.common.gradients.routes import Route
 from rankdad.common.policy import Policy
-from rankdad.common.routes import Route
+from rankdad.common.protocol.message_sizes import step_bytes
+from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import parts
 from rankdad.common.spec import RankDad, RunSpec
 from rankdad.local.admission import admitted, check_steps

@@ -171,9 +171,9 @@ def check(
     """Validate a file, and print what would be sent; for a site's file, reach its aggregator."""
     from rankdad.common.documents import load_json, replace, validate
     from rankdad.common.memory import check_memory
-    from rankdad.common.plan import make_plan
     from rankdad.common.policy import EVERYTHING
-    from rankdad.common.replica import Replica
+    from rankdad.common.protocol.plan import make_plan
+    from rankdad.common.run.replica import Replica
     from rankdad.common.spec import RunSpec
     from rankdad.simulations.checking import check_policy, show_plan
     from rankdad.simulations.dealing import dealt_data
@@ -284,7 +284,7 @@ def _address(option: str, text: str) -> tuple[str, int]:
 
 def _changed_batch(spec: RunSpec, before: int) -> str:
     """Say what another number of sites does to the global batch and the learning rate."""
-    from rankdad.common.optimizer import lr_scale
+    from rankdad.common.run.optimizer import lr_scale
 
     training, sites = spec.training, len(spec.federation.sites)
     rates = [training.optimizer.lr * lr_scale(training, count) for count in (before, sites)]

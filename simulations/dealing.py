@@ -6,10 +6,10 @@ import importlib
 from pathlib import Path
 
 from rankdad.common.errors import SpecError
-from rankdad.common.patterns import is_pattern
 from rankdad.common.policy import FILE
 from rankdad.common.spec import RunSpec
-from rankdad.common.written import Written
+from rankdad.common.spec.patterns import is_pattern
+from rankdad.common.spec.written import Written
 from rankdad.local.config import SiteConfig
 from rankdad.local.data import SiteData, read_site
 from rankdad.simulations.datasets import Dataset

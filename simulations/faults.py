@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from rankdad.common.documents import Part
-from rankdad.common.seeds import derive
+from rankdad.common.run.seeds import derive
 from rankdad.common.spec import NonNegativeFloat, PositiveFloat, PositiveInt
 
 Direction = Literal["request", "response"]

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rankdad.common.errors import DataError, UserError
-from rankdad.common.patterns import escaped
-from rankdad.common.table_schema import COLUMN
+from rankdad.common.spec.patterns import escaped
+from rankdad.common.spec.table_schema import COLUMN
 from rankdad.local.data.files import TABLES, tables_in
 from rankdad.local.data.profile import MAX_LEVELS, Column, Profile, compared, profile_of
 from rankdad.local.data.table_files import read_guessing

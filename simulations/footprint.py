@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rankdad.common.checkpoints import EVERY, KEPT
-from rankdad.common.message_sizes import step_bytes
-from rankdad.common.methods.rank_dad import MAX_BATCHES, MAX_ROWS
+from rankdad.common.gradients.methods.rank_dad import MAX_BATCHES, MAX_ROWS
 from rankdad.common.metrics import tally_bytes
-from rankdad.common.plan import Plan
+from rankdad.common.protocol.message_sizes import step_bytes
+from rankdad.common.protocol.plan import Plan
+from rankdad.common.run.checkpoints import EVERY, KEPT
 from rankdad.remote.records import HEAD_BYTES
 
 CONTROL = 1024  # bytes of any message that is no step, beside what follows from the plan

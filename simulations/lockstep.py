@@ -18,10 +18,10 @@ from torch import Tensor
 
 from rankdad.common.documents import load_json
 from rankdad.common.errors import RankdadError, RunFailedError
-from rankdad.common.messages import Ask
 from rankdad.common.policy import EVERYTHING, Policy
-from rankdad.common.protocol import pack, unpack
-from rankdad.common.replica import Replica
+from rankdad.common.protocol.codec import pack, unpack
+from rankdad.common.protocol.messages import Ask
+from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted

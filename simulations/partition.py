@@ -11,10 +11,10 @@ from pydantic import Field, model_validator
 
 from rankdad.common.documents import Part
 from rankdad.common.errors import DataError, SpecError
-from rankdad.common.seeds import derive
+from rankdad.common.run.seeds import derive
 from rankdad.common.spec import PositiveFloat, RunSpec, SiteName
-from rankdad.common.table_schema import Column, Level, PositiveInt, canonical
-from rankdad.common.tasks import Regression, TaskSpec
+from rankdad.common.spec.table_schema import Column, Level, PositiveInt, canonical
+from rankdad.common.spec.tasks import Regression, TaskSpec
 from rankdad.simulations.datasets import Dataset, Rows
 
 DRAWS = 200  # of proportions, until no site has too few samples

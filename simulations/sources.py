@@ -10,8 +10,8 @@ from pydantic import Field
 
 from rankdad.common.documents import Part
 from rankdad.common.errors import DataError, UserError
-from rankdad.common.table_schema import canonical
-from rankdad.common.written import Written
+from rankdad.common.spec.table_schema import canonical
+from rankdad.common.spec.written import Written
 from rankdad.local.data.npz import NAMES, read_arrays
 from rankdad.simulations.archives import Archive, SpokenArabicDigits, Uea, named_arrays
 from rankdad.simulations.datasets import ArrayDataset

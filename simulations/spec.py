@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from rankdad.common.data import CsvData
 from rankdad.common.documents import Part, load_json, replace, validate
 from rankdad.common.errors import SpecError
 from rankdad.common.policy import Policy
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.data import CsvData
 from rankdad.local.config import Device
 from rankdad.simulations.faults import RelaySpec
 from rankdad.simulations.partition import ByColumn, Folder, Iid, Partition

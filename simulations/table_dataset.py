@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from rankdad.common.spec import RunSpec
-from rankdad.common.table_schema import Labelled
-from rankdad.common.written import Written
+from rankdad.common.spec.table_schema import Labelled
+from rankdad.common.spec.written import Written
 from rankdad.local.data.cells import labels_of
 from rankdad.local.data.reading import MISSING, Array
 from rankdad.local.data.sheets import PARQUET, WORKBOOKS

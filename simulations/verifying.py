@@ -12,19 +12,19 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from rankdad.common.capture import FactorCapture
 from rankdad.common.documents import validate
 from rankdad.common.errors import SpecError
-from rankdad.common.factors import Factor, Matrix
-from rankdad.common.messages import Kind, Message, Step
-from rankdad.common.methods import Contribution, Method, State, method_for
-from rankdad.common.plan import Plan, make_plan
-from rankdad.common.protocol import pack, unpack
-from rankdad.common.replica import Replica
-from rankdad.common.routes import Payload, Route, gather, scatter
-from rankdad.common.seeds import derive
+from rankdad.common.gradients.capture import FactorCapture
+from rankdad.common.gradients.factors import Factor, Matrix
+from rankdad.common.gradients.methods import Contribution, Method, State, method_for
+from rankdad.common.gradients.routes import Payload, Route, gather, scatter
+from rankdad.common.protocol.codec import pack, unpack
+from rankdad.common.protocol.messages import Kind, Message, Step
+from rankdad.common.protocol.plan import Plan, make_plan
+from rankdad.common.run.replica import Replica
+from rankdad.common.run.seeds import derive
 from rankdad.common.spec import PowerSgd, RankDad, RunSpec
-from rankdad.common.tasks import TaskSpec
+from rankdad.common.spec.tasks import TaskSpec
 from rankdad.local.data import Samples
 from rankdad.local.losses import mean_loss
 

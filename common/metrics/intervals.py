@@ -18,7 +18,7 @@ from torch import Tensor
 from rankdad.common.metrics.auc import delong_deviations
 from rankdad.common.metrics.summary import ROUNDING, balanced, deviations, summarise
 from rankdad.common.metrics.sums import Parts, Tally, parts
-from rankdad.common.tasks import Metric, Regression, TaskSpec
+from rankdad.common.spec.tasks import Metric, Regression, TaskSpec
 
 QUANTILE = NormalDist().inv_cdf(0.975)  # of intervals of 95 %
 

@@ -11,7 +11,7 @@ import torch
 from rankdad.common.metrics.auc import pairs
 from rankdad.common.metrics.summary import Metrics, correlation, deviations, mean_auc, r_squared
 from rankdad.common.metrics.sums import Tally, parts
-from rankdad.common.tasks import Metric, Regression, TaskSpec
+from rankdad.common.spec.tasks import Metric, Regression, TaskSpec
 
 
 @dataclass(frozen=True)

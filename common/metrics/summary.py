@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rankdad.common.metrics.auc import pairs
 from rankdad.common.metrics.sums import CALIBRATION_BINS, Parts, Tally, parts
-from rankdad.common.tasks import Classification, Metric, MultiLabel, Regression, TaskSpec
+from rankdad.common.spec.tasks import Classification, Metric, MultiLabel, Regression, TaskSpec
 
 ROUNDING = 1e-12  # a smaller share of the sum of squares is rounding, not variance
 

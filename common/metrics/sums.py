@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rankdad.common.metrics.auc import BINS, class_log_odds, score_bins
-from rankdad.common.tasks import Classification, Regression, TaskSpec
+from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
 CALIBRATION_BINS = 15
 MOMENTS = 7

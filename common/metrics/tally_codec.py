@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rankdad.common.metrics.sums import CALIBRATION_BINS, Parts, Tally, parts, shape
-from rankdad.common.tasks import Classification, MultiLabel, Regression, TaskSpec
+from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 
 MAX_COUNT = 2**31 - 1
 MAX_SUM = 1e300  # a thousand sites' sums add up to a finite number

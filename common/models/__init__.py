@@ -15,7 +15,7 @@ from rankdad.common.models.perceptron import perceptron
 from rankdad.common.models.recurrent import recurrent
 from rankdad.common.models.vit import vit
 from rankdad.common.models.weights import freeze, load_pretrained
-from rankdad.common.seeds import derive
+from rankdad.common.run.seeds import derive
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.model import Cnn, Cnn3d, Factory, Gru, Lstm, ModelSpec, Vit
 

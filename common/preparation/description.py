@@ -8,7 +8,7 @@ from torch import Tensor
 from rankdad.common.preparation import labels, moments
 from rankdad.common.preparation.rows import Rows
 from rankdad.common.preparation.stages import RAW, Field
-from rankdad.common.tasks import Regression, TaskSpec
+from rankdad.common.spec.tasks import Regression, TaskSpec
 
 
 def fields(task: TaskSpec, channels: int) -> tuple[Field, ...]:

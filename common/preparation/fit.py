@@ -12,7 +12,7 @@ from torch import Tensor
 from rankdad.common.preparation.combat import Pooled, SiteEffects
 from rankdad.common.preparation.layout import Layout
 from rankdad.common.spec import RunSpec
-from rankdad.common.tasks import Regression
+from rankdad.common.spec.tasks import Regression
 
 
 @dataclass(frozen=True, eq=False)

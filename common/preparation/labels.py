@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rankdad.common.tasks import Classification, MultiLabel
+from rankdad.common.spec.tasks import Classification, MultiLabel
 
 
 def counts_of(task: Classification | MultiLabel, labels: Tensor) -> Tensor:

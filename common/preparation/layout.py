@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rankdad.common.data import TableData, covariate_width
 from rankdad.common.preparation.moments import channels_of
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.data import TableData, covariate_width
 
 
 @dataclass(frozen=True, eq=False)

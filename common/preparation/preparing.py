@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rankdad.common.data import TableData
 from rankdad.common.errors import SpecError
 from rankdad.common.preparation import combat, description, labels, moments
 from rankdad.common.preparation.fit import Fit, OwnFit
@@ -15,7 +14,8 @@ from rankdad.common.preparation.layout import Layout
 from rankdad.common.preparation.rows import Rows
 from rankdad.common.preparation.stages import MOST_ROWS, RAW, Field, Stage
 from rankdad.common.spec import RunSpec
-from rankdad.common.tasks import Regression
+from rankdad.common.spec.data import TableData
+from rankdad.common.spec.tasks import Regression
 
 
 class Preparing:

@@ -9,8 +9,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rankdad.common.messages import Control, Count
-from rankdad.common.plan import Plan
+from rankdad.common.protocol.messages import Control, Count
+from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import PowerSgd, RunSpec
 
 

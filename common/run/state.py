@@ -14,7 +14,9 @@ from typing import Any, Literal
 from torch import Tensor
 
 from rankdad.common.errors import ProtocolError
-from rankdad.common.messages import (
+from rankdad.common.gradients.methods import method_for
+from rankdad.common.gradients.routes import Payload, scatter
+from rankdad.common.protocol.messages import (
     Buffers,
     Comparison,
     Decision,
@@ -26,14 +28,12 @@ from rankdad.common.messages import (
     Step,
     Sums,
 )
-from rankdad.common.methods import method_for
-from rankdad.common.plan import Plan
-from rankdad.common.replica import Replica, copies
-from rankdad.common.routes import Payload, scatter
+from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import parts
+from rankdad.common.run.replica import Replica, copies
 from rankdad.common.run.snapshot import Snapshot, check_snapshot, under
 from rankdad.common.spec import RunSpec
-from rankdad.common.tasks import LOWER_IS_BETTER
+from rankdad.common.spec.tasks import LOWER_IS_BETTER
 
 MAX_STEPS = 1_000_000  # of an epoch: everybody lists every site's
 SCALARS = tuple(name for name in Snapshot.model_fields if name not in ("steps", "roster", "missing"))

@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_va
 
 from rankdad.common.documents import Part
 from rankdad.common.spec.numbers import Fraction, UpToMillion
-from rankdad.common.table_schema import FileName
+from rankdad.common.spec.table_schema import FileName
 from rankdad.common.user_code import FunctionName
 
 Presets = Mapping[str, Mapping[str, Any]]  # by name: what fields they fill

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rankdad.common.documents import Part
-from rankdad.common.table_schema import Column
+from rankdad.common.spec.table_schema import Column
 
 
 class Combat(Part):

@@ -10,15 +10,15 @@ from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from rankdad.common.data import DataSpec, TableData, check_kept, check_task
 from rankdad.common.documents import Part, load_json, replace, validate
+from rankdad.common.spec.data import DataSpec, TableData, check_kept, check_task
 from rankdad.common.spec.evaluation import EvaluationSpec, Holdout, KFold, LeaveOneSiteOut
 from rankdad.common.spec.federation import Federation
 from rankdad.common.spec.method import MethodSpec, RankDad
 from rankdad.common.spec.model import Linear, ModelSpec
 from rankdad.common.spec.preparation import Preparation
+from rankdad.common.spec.tasks import Metric, TaskSpec
 from rankdad.common.spec.training import Training
-from rankdad.common.tasks import Metric, TaskSpec
 
 
 class RunSpec(Part):

@@ -15,7 +15,7 @@ from rankdad.common.spec.numbers import (
     PositiveInt,
     UpToMillion,
 )
-from rankdad.common.tasks import Metric
+from rankdad.common.spec.tasks import Metric
 
 
 class Adam(Part):

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankdad.common.data import CsvData, NpzData, TsData
-from rankdad.common.imaging import FunctionData, ImagesData, NiftiData
-from rankdad.common.messages import DataWarning
 from rankdad.common.preparation import Rows
-from rankdad.common.replica import weights_sha256
+from rankdad.common.protocol.messages import DataWarning
+from rankdad.common.run.replica import weights_sha256
 from rankdad.common.spec import KFold, RunSpec
-from rankdad.common.tasks import Classification
+from rankdad.common.spec.data import CsvData, NpzData, TsData
+from rankdad.common.spec.images import FunctionData, ImagesData, NiftiData
+from rankdad.common.spec.tasks import Classification
 from rankdad.local.data.behind import fewest_behind
 from rankdad.local.data.folds import Split, folds
 from rankdad.local.data.function import read_function

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rankdad.common.data import TableData
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.data import TableData
 from rankdad.local.data.folds import Split
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rankdad.common.table_schema import Labelled, canonical
-from rankdad.common.written import YEAR, Comparison, Date, Tabular
+from rankdad.common.spec.table_schema import Labelled, canonical
+from rankdad.common.spec.written import YEAR, Comparison, Date, Tabular
 from rankdad.local.data.reading import MISSING, MOST, Array, number, shown
 from rankdad.local.data.tables import Table, holder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeVar
 
-from rankdad.common.data import CsvData, FreesurferData, TableData, resolve_features
+from rankdad.common.spec.data import CsvData, FreesurferData, TableData, resolve_features
 
 T = TypeVar("T", bound=TableData)
 

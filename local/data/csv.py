@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankdad.common.data import CsvData
+from rankdad.common.spec.data import CsvData
 from rankdad.local.data.encoding import encode
 from rankdad.local.data.files import each, find, read_each, read_one
 from rankdad.local.data.reading import Reading, is_folder

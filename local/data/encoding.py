@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rankdad.common.data import TableData
 from rankdad.common.errors import DataError
-from rankdad.common.patterns import fits
-from rankdad.common.table_schema import canonical
-from rankdad.common.written import chosen
+from rankdad.common.spec.data import TableData
+from rankdad.common.spec.patterns import fits
+from rankdad.common.spec.table_schema import canonical
+from rankdad.common.spec.written import chosen
 from rankdad.local.data.cells import as_labels, column_codes, column_dates, column_numbers, labels_of
 from rankdad.local.data.reading import MISSING, Array, Reading, shown
 from rankdad.local.data.tables import Table, holder

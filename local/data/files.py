@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rankdad.common.errors import DataError
-from rankdad.common.patterns import fits, is_pattern
-from rankdad.common.written import Written
+from rankdad.common.spec.patterns import fits, is_pattern
+from rankdad.common.spec.written import Written
 from rankdad.local.data.sheets import PARQUET, WORKBOOKS
 from rankdad.local.data.table_files import read_table
 from rankdad.local.data.tables import Table, append

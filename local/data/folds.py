@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import DataError
-from rankdad.common.seeds import derive
+from rankdad.common.run.seeds import derive
 from rankdad.common.spec import Holdout, KFold, RunSpec
 from rankdad.local.data.reading import Array, Reading
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from rankdad.common.data import FreesurferData
 from rankdad.common.errors import DataError
 from rankdad.common.files import is_within
+from rankdad.common.spec.data import FreesurferData
 from rankdad.local.data.encoding import encode
 from rankdad.local.data.files import each, read_each, read_one
 from rankdad.local.data.formats import check_text

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from rankdad.common.errors import DataError, RankdadError, one_line
-from rankdad.common.imaging import FunctionData
-from rankdad.common.tasks import TaskSpec
+from rankdad.common.spec.images import FunctionData
+from rankdad.common.spec.tasks import TaskSpec
 from rankdad.common.user_code import resolve
 from rankdad.local.data.npz import NAMES, samples_of
 from rankdad.local.data.reading import Array, Reading

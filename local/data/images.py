@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankdad.common.errors import DataError, UserError
-from rankdad.common.imaging import ImagesData
-from rankdad.common.table_schema import canonical
+from rankdad.common.spec.images import ImagesData
+from rankdad.common.spec.table_schema import canonical
 from rankdad.local.data.listed import find, read_listed, stack
 from rankdad.local.data.reading import Array, Reading
 from rankdad.local.data.tables import nearest

@@ -10,7 +10,7 @@ import numpy as np
 
 from rankdad.common.errors import DataError
 from rankdad.common.files import is_within
-from rankdad.common.imaging import ListedData
+from rankdad.common.spec.images import ListedData
 from rankdad.local.data.cells import as_labels, labels_of
 from rankdad.local.data.formats import check_fits
 from rankdad.local.data.reading import MISSING, Array, Reading, check_file, shown

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from rankdad.common.errors import DataError, UserError
-from rankdad.common.imaging import NiftiData
+from rankdad.common.spec.images import NiftiData
 from rankdad.local.data.listed import read_listed
 from rankdad.local.data.reading import Array, Reading
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from rankdad.common.data import NpzData, TsData
 from rankdad.common.errors import DataError, one_line
-from rankdad.common.imaging import FunctionData
-from rankdad.common.table_schema import canonical
-from rankdad.common.tasks import Classification, MultiLabel, TaskSpec
+from rankdad.common.spec.data import NpzData, TsData
+from rankdad.common.spec.images import FunctionData
+from rankdad.common.spec.table_schema import canonical
+from rankdad.common.spec.tasks import Classification, MultiLabel, TaskSpec
 from rankdad.local.data.formats import HEAD, check_fits, format_of
 from rankdad.local.data.reading import MISSING, Array, Reading, check_file, shown
 

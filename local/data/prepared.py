@@ -8,10 +8,10 @@ from typing import Literal
 from torch import Tensor
 
 from rankdad.common.preparation import Fit, OwnFit, Preparing
-from rankdad.common.replica import Replica
+from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
-from rankdad.common.tasks import Regression
+from rankdad.common.spec.tasks import Regression
 from rankdad.local.data import Samples, SiteData
 
 Split = Literal["validation", "test"]

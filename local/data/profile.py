@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from rankdad.common.errors import visible
-from rankdad.common.table_schema import canonical
+from rankdad.common.spec.table_schema import canonical
 from rankdad.local.data.cells import DATE
 from rankdad.local.data.reading import MISSING, Array, shown
 from rankdad.local.data.tables import Table

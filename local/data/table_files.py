@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 
 from rankdad.common.errors import DataError
-from rankdad.common.table_schema import composed
-from rankdad.common.written import Written
+from rankdad.common.spec.table_schema import composed
+from rankdad.common.spec.written import Written
 from rankdad.local.data.dialect import SAMPLE, decimals_of, delimiter_of, marked
 from rankdad.local.data.formats import check_text, opened
 from rankdad.local.data.reading import shown

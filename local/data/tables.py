@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 
 from rankdad.common.errors import DataError
-from rankdad.common.table_schema import canonical
-from rankdad.common.written import Written
+from rankdad.common.spec.table_schema import canonical
+from rankdad.common.spec.written import Written
 from rankdad.local.data.dialect import Decimals
 from rankdad.local.data.reading import MISSING, number, shown
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from rankdad.common.data import TsData
 from rankdad.common.errors import DataError
-from rankdad.common.table_schema import canonical
-from rankdad.common.tasks import TaskSpec
+from rankdad.common.spec.data import TsData
+from rankdad.common.spec.table_schema import canonical
+from rankdad.common.spec.tasks import TaskSpec
 from rankdad.local.data.formats import check_fits, check_text
 from rankdad.local.data.npz import padded, samples_of
 from rankdad.local.data.reading import MISSING, Array, Reading, is_folder, number, shown

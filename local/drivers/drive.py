@@ -6,9 +6,9 @@ from collections.abc import Callable, Generator
 from typing import TypeVar
 
 from rankdad.common.errors import ProtocolError, RankdadError, RunFailedError, UnreachableError, visible
-from rankdad.common.messages import Ask, Message, failure_message
-from rankdad.common.plan import Plan
-from rankdad.common.protocol import pack, pack_failure, unpack
+from rankdad.common.protocol.codec import pack, pack_failure, unpack
+from rankdad.common.protocol.messages import Ask, Message, failure_message
+from rankdad.common.protocol.plan import Plan
 from rankdad.local.drivers.http import AggregatorClient
 
 R = TypeVar("R")

@@ -15,8 +15,8 @@ import httpx
 from rankdad.common.documents import parse_json
 from rankdad.common.errors import RankdadError, UnreachableError, UserError, visible
 from rankdad.common.memory import available
-from rankdad.common.message_sizes import body_limit
-from rankdad.common.plan import Plan
+from rankdad.common.protocol.message_sizes import body_limit
+from rankdad.common.protocol.plan import Plan
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.bounded import TooLargeError
 from rankdad.local.drivers.connecting import open_transport, said_by_tls

@@ -17,7 +17,7 @@ from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import ProtocolError, RankdadError, SpecError
 from rankdad.common.files import write_json
 from rankdad.common.memory import check_memory
-from rankdad.common.replica import Replica
+from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.platforms.coinstac import outputs
 from rankdad.platforms.coinstac.completion import complete

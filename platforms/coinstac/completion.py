@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rankdad.common.data import CsvData, FreesurferData, resolve_features
 from rankdad.common.documents import problems, validate
 from rankdad.common.errors import SpecError, UserError
-from rankdad.common.patterns import is_pattern, literal
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.data import CsvData, FreesurferData, resolve_features
+from rankdad.common.spec.patterns import is_pattern, literal
 from rankdad.platforms.coinstac.fields import FIELDS
 from rankdad.platforms.coinstac.form import FormError
 from rankdad.platforms.coinstac.inputs import Filled, with_sites

@@ -8,8 +8,8 @@ from itertools import islice
 from torch import nn
 
 from rankdad.common.errors import SpecError
-from rankdad.common.message_sizes import body_limit
-from rankdad.common.plan import Plan, make_plan
+from rankdad.common.protocol.message_sizes import body_limit
+from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.spec import Edad, RankDad, RunSpec
 
 MAX_BYTES = 100 * 2**20  # of one message over the platform's WebSocket

@@ -13,9 +13,9 @@ from typing import Any
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import UserError
 from rankdad.common.files import is_within
-from rankdad.common.patterns import is_pattern
 from rankdad.common.policy import Policy
 from rankdad.common.spec import RESERVED, SiteName
+from rankdad.common.spec.patterns import is_pattern
 from rankdad.platforms.coinstac.fields import FIELDS, FILES, FOLDER, TABLE_FILES
 from rankdad.platforms.coinstac.form import FormField, Problem
 from rankdad.platforms.coinstac.inputs import Filled

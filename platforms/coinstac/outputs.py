@@ -25,7 +25,7 @@ from pydantic import (
 
 from rankdad.common.documents import Part
 from rankdad.common.errors import ProtocolError, visible
-from rankdad.common.messages import Count, Digest
+from rankdad.common.protocol.messages import Count, Digest
 from rankdad.common.spec import SiteName
 from rankdad.platforms.coinstac.form import Line, Problem
 from rankdad.platforms.coinstac.table_profile import Profile

@@ -16,7 +16,7 @@ from rankdad.common.errors import DataError, PolicyError, RankdadError, SpecErro
 from rankdad.common.files import write_json
 from rankdad.common.memory import check_memory
 from rankdad.common.models import build_model
-from rankdad.common.plan import make_plan
+from rankdad.common.protocol.plan import make_plan
 from rankdad.common.spec import RunSpec
 from rankdad.platforms.coinstac import outputs
 from rankdad.platforms.coinstac.completion import check_opened, complete_alone

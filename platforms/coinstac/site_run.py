@@ -9,14 +9,14 @@ from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
-from rankdad.common.artifacts import save_model
 from rankdad.common.documents import validate
 from rankdad.common.errors import DataError, PolicyError, RankdadError
 from rankdad.common.files import write_json
-from rankdad.common.messages import Ask, Message
-from rankdad.common.plan import Plan, make_plan
-from rankdad.common.protocol import pack, unpack
-from rankdad.common.replica import Replica
+from rankdad.common.protocol.codec import pack, unpack
+from rankdad.common.protocol.messages import Ask, Message
+from rankdad.common.protocol.plan import Plan, make_plan
+from rankdad.common.run.artifacts import save_model
+from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted

@@ -16,10 +16,10 @@ from typing import Annotated, Any
 import pandas as pd
 from pydantic import AfterValidator, Field
 
-from rankdad.common.data import CsvData, FreesurferData
 from rankdad.common.documents import Part, validate
 from rankdad.common.errors import DataError
-from rankdad.common.table_schema import COLUMN, Column, Level, canonical
+from rankdad.common.spec.data import CsvData, FreesurferData
+from rankdad.common.spec.table_schema import COLUMN, Column, Level, canonical
 from rankdad.local.data.columns import all_columns
 from rankdad.local.data.profile import is_identifier
 from rankdad.local.data.reading import MISSING

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rankdad.common.errors import UserError
-from rankdad.common.tasks import LOWER_IS_BETTER
+from rankdad.common.spec.tasks import LOWER_IS_BETTER
 from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.narrative import NAMES, STATUS, count, duration, number
 from rankdad.remote.report.rendering import render

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 
-from rankdad.common.tasks import Classification
+from rankdad.common.spec.tasks import Classification
 from rankdad.remote.report import plot_style
 from rankdad.remote.report.narrative import baseline_name
 from rankdad.remote.report.plot_style import BLACK, BLUE, GREY, MEASURES, legend, plain_axes, shortened

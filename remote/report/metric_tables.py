@@ -10,7 +10,7 @@ from typing import Any
 
 from rankdad.common.metrics import Spread
 from rankdad.common.spec import LeaveOneSiteOut
-from rankdad.common.tasks import Classification
+from rankdad.common.spec.tasks import Classification
 from rankdad.remote.report.narrative import NAMES, number, percent
 from rankdad.remote.report.run_results import BASELINE, LABEL_CELLS, RANKED, RunResults, class_names, finite, rows_of
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut
-from rankdad.common.tasks import Classification, Regression
+from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.remote.report.run_results import RunResults, finite
 
 NAMES = {

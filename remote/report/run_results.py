@@ -19,8 +19,8 @@ from rankdad.common.errors import UserError, one_line
 from rankdad.common.metrics import BINS, Interval, Risks, Spread
 from rankdad.common.metrics.auc import bin_edges
 from rankdad.common.spec import RunSpec
-from rankdad.common.table_schema import Labelled
-from rankdad.common.tasks import Classification, Regression
+from rankdad.common.spec.table_schema import Labelled
+from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.remote.table_one import outcome_names
 
 TEXT = ("split", "site", "left_out")

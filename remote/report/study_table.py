@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rankdad.common.tasks import Regression
+from rankdad.common.spec.tasks import Regression
 from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.narrative import percent
 from rankdad.remote.report.run_results import RunResults

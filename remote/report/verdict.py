@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rankdad.common.spec.evaluation import Holdout, LeaveOneSiteOut
-from rankdad.common.tasks import Classification, Regression
+from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.remote.report.narrative import NAMES, baseline_name, count, number, percent
 from rankdad.remote.report.run_results import BASELINE, RunResults, finite
 

@@ -16,16 +16,16 @@ from typer.testing import CliRunner
 from benchmarks import networks
 from benchmarks.cli import app
 from benchmarks.reduce import METHODS, NETWORKS, REDUCERS, bench_reduce, error, optimal_error
-from rankdad.common.capture import FactorCapture
 from rankdad.common.errors import UserError
-from rankdad.common.factors import Factor
-from rankdad.common.methods import Contribution, State, method_for
-from rankdad.common.plan import make_plan
-from rankdad.common.reduction.block import block
-from rankdad.common.reduction.exact import exact
-from rankdad.common.reduction.spi import spi
-from rankdad.common.replica import Replica
-from rankdad.common.routes import Payload, gather, scatter
+from rankdad.common.gradients.capture import FactorCapture
+from rankdad.common.gradients.factors import Factor
+from rankdad.common.gradients.methods import Contribution, State, method_for
+from rankdad.common.gradients.reduction.block import block
+from rankdad.common.gradients.reduction.exact import exact
+from rankdad.common.gradients.reduction.spi import spi
+from rankdad.common.gradients.routes import Payload, gather, scatter
+from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import Samples
 from rankdad.simulations.sources import Digits

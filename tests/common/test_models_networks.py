@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankdad.common.errors import SpecError
-from rankdad.common.methods import State, method_for
+from rankdad.common.gradients.methods import State, method_for
+from rankdad.common.gradients.routes import choose_routes, scatter
 from rankdad.common.models import build_model
-from rankdad.common.plan import make_plan
-from rankdad.common.replica import Replica
-from rankdad.common.routes import choose_routes, scatter
+from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
-from tests.common.steps import BATCHES, assert_equal, exchange, pooled_gradients, site_gradients
-from tests.common.test_capture import check
+from tests.common.gradients.steps import BATCHES, assert_equal, exchange, pooled_gradients, site_gradients
+from tests.common.gradients.test_capture import check
 from tests.conftest import run_spec
 
 TASKS: dict[str, tuple[dict[str, Any], int]] = {

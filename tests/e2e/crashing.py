@@ -17,8 +17,8 @@ from typing import Any
 
 from rich.console import Console
 
-from rankdad.common.plan import make_plan
-from rankdad.common.replica import Replica
+from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.local.config import SiteConfig
 from rankdad.remote.ledger import Retention, oldest_update, read_updates

@@ -20,9 +20,9 @@ import httpx
 import safetensors.torch
 from starlette.responses import Response
 
-from rankdad.common.capture import FactorCapture
-from rankdad.common.messages import Kind
-from rankdad.common.replica import Replica
+from rankdad.common.gradients.capture import FactorCapture
+from rankdad.common.protocol.messages import Kind
+from rankdad.common.run.replica import Replica
 from rankdad.local import site
 from rankdad.local.drivers.bounded import BoundedTransport
 from rankdad.remote import aggregator

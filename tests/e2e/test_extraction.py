@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import PolicyError, ProtocolError, RankdadError
-from rankdad.common.factors import Factor
-from rankdad.common.messages import Ask, Body, Comparison, Evaluation, Hello, Kind, Message, Roster, Step
-from rankdad.common.plan import Plan, make_plan
+from rankdad.common.gradients.factors import Factor
+from rankdad.common.gradients.routes import Payload
 from rankdad.common.policy import EVERYTHING, Policy
-from rankdad.common.protocol import pack, unpack
-from rankdad.common.replica import Replica
-from rankdad.common.routes import Payload
+from rankdad.common.protocol.codec import pack, unpack
+from rankdad.common.protocol.messages import Ask, Body, Comparison, Evaluation, Hello, Kind, Message, Roster, Step
+from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.batches import batch_sizes
+from rankdad.common.run.replica import Replica
+from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState
-from rankdad.common.seeds import derive
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
 from rankdad.local.data import SiteData, read_site

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from rankdad.common.errors import ProtocolError
-from rankdad.common.messages import Ask, Failure, Kind, Message
-from rankdad.common.plan import Plan
 from rankdad.common.policy import EVERYTHING
-from rankdad.common.protocol import pack, unpack
-from rankdad.common.replica import Replica
+from rankdad.common.protocol.codec import pack, unpack
+from rankdad.common.protocol.messages import Ask, Failure, Kind, Message
+from rankdad.common.protocol.plan import Plan
+from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.local.data import read_site
 from rankdad.local.drivers.http import AggregatorClient

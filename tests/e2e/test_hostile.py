@@ -20,13 +20,13 @@ from typing import Any
 import msgpack
 import torch
 
-from rankdad.common.message_sizes import body_limit
-from rankdad.common.messages import Goodbye, Kind, Message
 from rankdad.common.policy import EVERYTHING
-from rankdad.common.protocol import pack
-from rankdad.common.replica import Replica
+from rankdad.common.protocol.codec import pack
+from rankdad.common.protocol.message_sizes import body_limit
+from rankdad.common.protocol.messages import Goodbye, Kind, Message
+from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
-from rankdad.common.weight_sketch import PARTS
+from rankdad.common.run.weight_sketch import PARTS
 from rankdad.local.data import SiteData
 from rankdad.local.drivers.drive import drive
 from rankdad.local.drivers.http import AggregatorClient

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from rankdad.common import __version__
 from rankdad.common.documents import MAX_DEPTH
 from rankdad.common.errors import RankdadError
-from rankdad.common.messages import Ask
 from rankdad.common.models import build_model
-from rankdad.common.plan import make_plan
+from rankdad.common.protocol.messages import Ask
+from rankdad.common.protocol.plan import make_plan
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.bounded import BoundedTransport, TooLargeError
 from rankdad.local.drivers.drive import drive

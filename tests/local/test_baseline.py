@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rankdad.common.preparation import Fit
-from rankdad.common.tasks import Classification, MultiLabel, Regression
+from rankdad.common.spec.tasks import Classification, MultiLabel, Regression
 from rankdad.local.baseline import guess
 
 CLASSES, LABELS = Classification(classes=3), MultiLabel(name="multi-label", labels=2)

@@ -18,11 +18,11 @@ import pytest
 import torch
 
 from rankdad.common.errors import SpecError, UnreachableError, UserError
-from rankdad.common.messages import Ask, Failure, Goodbye, Kind, Message
 from rankdad.common.models import build_model
-from rankdad.common.plan import make_plan
-from rankdad.common.protocol import pack, unpack
-from rankdad.common.weight_sketch import PARTS
+from rankdad.common.protocol.codec import pack, unpack
+from rankdad.common.protocol.messages import Ask, Failure, Goodbye, Kind, Message
+from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.weight_sketch import PARTS
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.drive import drive
 from rankdad.local.drivers.http import AggregatorClient, RefusedError

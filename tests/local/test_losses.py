@@ -10,7 +10,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional as F
 
 from rankdad.common.preparation import Preparing, Rows
-from rankdad.common.tasks import Classification, MultiLabel, Regression, TaskSpec
+from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 from rankdad.local.losses import losses, mean_loss
 from tests.conftest import run_spec
 

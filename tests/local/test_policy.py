@@ -14,14 +14,14 @@ import torch
 from rankdad.common import __version__
 from rankdad.common.documents import validate
 from rankdad.common.errors import DataError, PolicyError, SpecError
-from rankdad.common.factors import Factor
-from rankdad.common.message_sizes import step_bytes
-from rankdad.common.messages import Failure
-from rankdad.common.methods import State, method_for
+from rankdad.common.gradients.factors import Factor
+from rankdad.common.gradients.methods import State, method_for
 from rankdad.common.models import build_model
-from rankdad.common.plan import make_plan
 from rankdad.common.policy import UNREDUCED, MethodName, Policy
-from rankdad.common.protocol import unpack
+from rankdad.common.protocol.codec import unpack
+from rankdad.common.protocol.message_sizes import step_bytes
+from rankdad.common.protocol.messages import Failure
+from rankdad.common.protocol.plan import make_plan
 from rankdad.common.spec import MethodSpec, RunSpec
 from rankdad.local.admission import admitted
 from rankdad.local.config import SiteConfig

@@ -14,10 +14,10 @@ import msgpack
 import pytest
 
 from rankdad.common.errors import ProtocolError, RankdadError
-from rankdad.common.messages import Ask, Kind
 from rankdad.common.policy import EVERYTHING
-from rankdad.common.protocol import pack, unpack
-from rankdad.common.replica import Replica
+from rankdad.common.protocol.codec import pack, unpack
+from rankdad.common.protocol.messages import Ask, Kind
+from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import SiteData, read_site

@@ -10,7 +10,7 @@ import pytest
 
 from rankdad.common.errors import RankdadError, SpecError
 from rankdad.common.models import build_model
-from rankdad.common.plan import make_plan
+from rankdad.common.protocol.plan import make_plan
 from rankdad.platforms.coinstac import aggregator_node
 from rankdad.platforms.coinstac.limits import MAX_BYTES, check_size, largest_message
 from tests.conftest import run_spec

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from rankdad.common.documents import validate
 from rankdad.common.errors import RankdadError
 from rankdad.common.models import build_model
-from rankdad.common.plan import make_plan
-from rankdad.common.replica import weights_sha256
+from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.replica import weights_sha256
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import read_site
 from rankdad.platforms.coinstac import aggregator_node, site_run

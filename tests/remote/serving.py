@@ -16,9 +16,9 @@ from typing import Any
 import torch
 import uvicorn
 
-from rankdad.common.messages import Hello, Kind, Message, Step
-from rankdad.common.protocol import pack
-from rankdad.common.replica import Replica
+from rankdad.common.protocol.codec import pack
+from rankdad.common.protocol.messages import Hello, Kind, Message, Step
+from rankdad.common.run.replica import Replica
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.app import Routes
 from rankdad.remote.audit import Audit

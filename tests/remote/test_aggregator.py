@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from rankdad.common.errors import ProtocolError, SpecError
-from rankdad.common.factors import Factor
-from rankdad.common.messages import Failure, Hello, Kind, Message, Step
-from rankdad.common.protocol import pack, unpack
-from rankdad.common.replica import Replica
+from rankdad.common.gradients.factors import Factor
+from rankdad.common.protocol.codec import pack, unpack
+from rankdad.common.protocol.messages import Failure, Hello, Kind, Message, Step
+from rankdad.common.run.replica import Replica
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.report.run_report import report
 from tests.conftest import SITES, run_spec

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from rankdad.common.messages import Roster
-from rankdad.common.protocol import unpack
+from rankdad.common.protocol.codec import unpack
+from rankdad.common.protocol.messages import Roster
 from rankdad.local.drivers.http import AggregatorClient
 from rankdad.remote import app, host
 from rankdad.remote.aggregator import Update

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from rankdad.common.errors import ProtocolError
-from rankdad.common.factors import Factor
-from rankdad.common.messages import Buffers, Evaluation, Hello, Kind, Message, Step, Sums
-from rankdad.common.protocol import pack, unpack
+from rankdad.common.gradients.factors import Factor
+from rankdad.common.protocol.codec import pack, unpack
+from rankdad.common.protocol.messages import Buffers, Evaluation, Hello, Kind, Message, Step, Sums
 from rankdad.local.data import SiteData
 from rankdad.remote.aggregator import Aggregator, Answers
 from rankdad.remote.ledger import Ledger

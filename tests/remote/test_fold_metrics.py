@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rankdad.common.metrics import Tally, empty, summarise
-from rankdad.common.tasks import TaskSpec
+from rankdad.common.spec.tasks import TaskSpec
 from rankdad.remote.fold_metrics import FoldMetrics
 from tests.common.metrics.samples import TASKS, draw, pooled, tallied
 

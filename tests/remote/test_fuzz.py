@@ -15,13 +15,15 @@ import msgpack
 import numpy as np
 import pytest
 
-from rankdad.common import arrays, messages, protocol, weight_sketch, wire
 from rankdad.common.errors import ProtocolError
-from rankdad.common.messages import Failure, Kind, Message
+from rankdad.common.gradients import wire
 from rankdad.common.metrics import tally_codec
 from rankdad.common.preparation import stages
-from rankdad.common.protocol import pack_failure
-from rankdad.common.run import state
+from rankdad.common.protocol import arrays, messages
+from rankdad.common.protocol import codec as protocol
+from rankdad.common.protocol.codec import pack_failure
+from rankdad.common.protocol.messages import Failure, Kind, Message
+from rankdad.common.run import state, weight_sketch
 from rankdad.local.data import SiteData, read_site
 from rankdad.remote import checks
 from rankdad.remote.aggregator import Aggregator, Answers, Update

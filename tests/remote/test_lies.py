@@ -12,8 +12,12 @@ import pytest
 import torch
 
 from rankdad.common.errors import ProtocolError
-from rankdad.common.factors import Factor
-from rankdad.common.messages import (
+from rankdad.common.gradients.factors import Factor
+from rankdad.common.metrics import Tally
+from rankdad.common.metrics.sums import parts
+from rankdad.common.policy import EVERYTHING
+from rankdad.common.protocol.codec import pack, unpack
+from rankdad.common.protocol.messages import (
     Ask,
     Body,
     Buffers,
@@ -28,14 +32,10 @@ from rankdad.common.messages import (
     Step,
     Sums,
 )
-from rankdad.common.metrics import Tally
-from rankdad.common.metrics.sums import parts
-from rankdad.common.policy import EVERYTHING
-from rankdad.common.protocol import pack, unpack
-from rankdad.common.replica import Replica
+from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
-from rankdad.common.tasks import Classification
-from rankdad.common.weight_sketch import PARTS
+from rankdad.common.run.weight_sketch import PARTS
+from rankdad.common.spec.tasks import Classification
 from rankdad.local.data import SiteData
 from rankdad.local.training import Result, TrainingState, train
 from rankdad.remote.aggregator import Aggregator

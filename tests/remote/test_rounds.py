@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rankdad.common.errors import ProtocolError
-from rankdad.common.messages import Decision, Kind, Message
+from rankdad.common.protocol.messages import Decision, Kind, Message
 from rankdad.remote.rounds import Answer, Barrier, BarrierState, Effect, Ready
 
 SITES = ("alpha", "beta")

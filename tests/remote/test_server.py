@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankdad.common.errors import RankdadError, UnreachableError
-from rankdad.common.replica import Replica
+from rankdad.common.run.replica import Replica
 from rankdad.local.drivers.http import AggregatorClient
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.audit import Audit

@@ -12,11 +12,11 @@ import msgpack
 import pytest
 import torch
 
-from rankdad.common.arrays import pack_sums
 from rankdad.common.errors import ProtocolError
-from rankdad.common.messages import Failure, Kind, Message, Sums
-from rankdad.common.protocol import pack
-from rankdad.common.replica import Replica
+from rankdad.common.protocol.arrays import pack_sums
+from rankdad.common.protocol.codec import pack
+from rankdad.common.protocol.messages import Failure, Kind, Message, Sums
+from rankdad.common.run.replica import Replica
 from rankdad.remote.aggregator import Aggregator
 from tests.conftest import SITES, run_spec
 from tests.remote.test_aggregator import hello_of

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from rankdad.common.messages import PooledMetrics
-from rankdad.common.tasks import Classification
+from rankdad.common.protocol.messages import PooledMetrics
+from rankdad.common.spec.tasks import Classification
 from rankdad.remote.fold_metrics import FoldMetrics
 from rankdad.remote.progress import Progress
 from rankdad.remote.view import LiveView, PlainView, Waiting, view_of

@@ -11,12 +11,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from rankdad.common.factors import Factor
-from rankdad.common.message_sizes import step_bytes
-from rankdad.common.methods import Contribution, dad
+from rankdad.common.gradients.factors import Factor
+from rankdad.common.gradients.methods import Contribution, dad
+from rankdad.common.gradients.routes import Payload
 from rankdad.common.models import build_model
-from rankdad.common.plan import make_plan
-from rankdad.common.routes import Payload
+from rankdad.common.protocol.message_sizes import step_bytes
+from rankdad.common.protocol.plan import make_plan
 from rankdad.local.data import SiteData
 from rankdad.simulations.checking import show_plan
 from rankdad.simulations.verifying import show_verification, verify

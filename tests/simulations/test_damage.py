@@ -15,10 +15,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from rankdad.common.checkpoints import Checkpoints
 from rankdad.common.errors import ProtocolError, RankdadError, UserError
-from rankdad.common.plan import make_plan
-from rankdad.common.replica import Replica
+from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.checkpoints import Checkpoints
+from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import SiteData, read_site

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import RunFailedError
-from rankdad.common.plan import make_plan
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.preparation import Preparing
-from rankdad.common.protocol import unpack
-from rankdad.common.replica import Replica
+from rankdad.common.protocol.codec import unpack
+from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import Samples, SiteData, read_site

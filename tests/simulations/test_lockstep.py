@@ -239,8 +239,8 @@ def test_one_site_alone_is_a_run(tmp_path: Path, site_data: Data) -> None:
 
 
 def test_bytes_never_exceed_the_plan(tmp_path: Path, site_data: Data) -> None:
-    from rankdad.common.message_sizes import step_bytes
-    from rankdad.common.plan import make_plan
+    from rankdad.common.protocol.message_sizes import step_bytes
+    from rankdad.common.protocol.plan import make_plan
 
     methods: list[tuple[str, dict[str, Any]]] = [
         ("dsgd", {}),

@@ -17,13 +17,13 @@ import safetensors.torch
 import torch
 from safetensors.torch import load_file
 
-from rankdad.common.checkpoints import Checkpoints, take_over
 from rankdad.common.errors import PolicyError, ProtocolError, UserError
-from rankdad.common.messages import Ask, Message
-from rankdad.common.plan import make_plan
 from rankdad.common.policy import EVERYTHING, Policy
-from rankdad.common.protocol import pack, unpack
-from rankdad.common.replica import Replica
+from rankdad.common.protocol.codec import pack, unpack
+from rankdad.common.protocol.messages import Ask, Message
+from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.checkpoints import Checkpoints, take_over
+from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import SiteData

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from rankdad.common.messages import Kind
+from rankdad.common.protocol.messages import Kind
 from rankdad.common.run.state import Due
 from rankdad.local.data import SiteData
 from rankdad.remote.aggregator import Aggregator

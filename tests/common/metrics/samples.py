@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rankdad.common.metrics import Tally, empty, tally
-from rankdad.common.tasks import Classification, MultiLabel, Regression, TaskSpec
+from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 
 TASKS: tuple[TaskSpec, ...] = (
     Classification(classes=2),

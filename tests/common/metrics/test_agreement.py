@@ -9,7 +9,7 @@ import torch
 from rankdad.common.metrics import empty
 from rankdad.common.metrics.agreement import agreement, cells
 from rankdad.common.metrics.sums import parts
-from rankdad.common.tasks import Regression
+from rankdad.common.spec.tasks import Regression
 from tests.common.metrics.samples import draw, tallied
 
 TASK = Regression(name="regression")

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rankdad.common.metrics import Metrics, summarise
-from rankdad.common.tasks import Classification, MultiLabel
+from rankdad.common.spec.tasks import Classification, MultiLabel
 from tests.common.metrics.samples import TASKS, draw, pooled, tallied
 from tests.conftest import examples
 

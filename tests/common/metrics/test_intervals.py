@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rankdad.common.metrics import Interval, empty, intervals
-from rankdad.common.tasks import Classification, MultiLabel, Regression
+from rankdad.common.spec.tasks import Classification, MultiLabel, Regression
 from tests.common.metrics.samples import TASKS, draw, tallied
 
 QUANTILE = 1.959963984540054

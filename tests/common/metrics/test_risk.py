@@ -23,7 +23,7 @@ from rankdad.common.metrics.risk import (
     thresholds,
 )
 from rankdad.common.metrics.sums import default_log_odds, parts
-from rankdad.common.tasks import Classification, MultiLabel
+from rankdad.common.spec.tasks import Classification, MultiLabel
 from tests.common.metrics.samples import draw, pooled
 
 BINARY = Classification(classes=2)

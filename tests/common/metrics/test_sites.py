@@ -10,7 +10,7 @@ import torch
 from sklearn.metrics import r2_score
 
 from rankdad.common.metrics import Metrics, Spread, empty, mean_over_sites, summarise, within_sites
-from rankdad.common.tasks import Classification, MultiLabel, Regression
+from rankdad.common.spec.tasks import Classification, MultiLabel, Regression
 from tests.common.metrics.samples import TASKS, draw, pooled, tallied
 
 SIZES = [40, 0, 1, 70]

@@ -13,7 +13,7 @@ from sklearn import metrics as oracle
 from torch import Tensor
 
 from rankdad.common.metrics import Tally, calibration, confusion, empty, summarise, tally
-from rankdad.common.tasks import Classification, MultiLabel, Regression, TaskSpec
+from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 from tests.common.metrics.samples import TASKS, draw, losses, pooled, tallied
 from tests.conftest import examples
 

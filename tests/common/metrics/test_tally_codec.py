@@ -22,7 +22,7 @@ from rankdad.common.metrics import (
     unpack_tally,
 )
 from rankdad.common.metrics.sums import parts
-from rankdad.common.tasks import Classification, MultiLabel, Regression, TaskSpec
+from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 from tests.common.metrics.samples import TASKS, draw, tallied
 from tests.conftest import examples
 

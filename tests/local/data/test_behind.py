@@ -9,8 +9,8 @@ import torch
 
 from rankdad.common.errors import FewSamplesError
 from rankdad.common.models import build_model
-from rankdad.common.plan import make_plan
 from rankdad.common.policy import Policy
+from rankdad.common.protocol.plan import make_plan
 from rankdad.local.admission import admitted
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.data.behind import fewest_behind

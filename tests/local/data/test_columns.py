@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rankdad.common.data import CsvData, FreesurferData
 from rankdad.common.errors import DataError, SpecError
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.data import CsvData, FreesurferData
 from rankdad.local.data import read_samples
 from rankdad.local.data.columns import resolved
 from tests.conftest import SHARED, run_spec

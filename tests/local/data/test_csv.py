@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdad.common.data import CsvData, covariate_width
 from rankdad.common.errors import DataError
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.data import CsvData, covariate_width
 from rankdad.local.data import read_samples
 from rankdad.local.data.csv import csv_samples
 from rankdad.local.data.tables import Table

@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rankdad.common import memory
-from rankdad.common.data import NpzData
 from rankdad.common.errors import DataError
 from rankdad.common.spec import RunSpec
-from rankdad.common.tasks import Classification
+from rankdad.common.spec.data import NpzData
+from rankdad.common.spec.tasks import Classification
 from rankdad.local.data import read_samples, read_site
 from rankdad.local.data.npz import read_arrays, read_npz
 from rankdad.local.data.table_files import read_table

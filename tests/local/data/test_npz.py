@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankdad.common.data import NpzData
 from rankdad.common.errors import DataError
-from rankdad.common.tasks import Classification, MultiLabel, Regression, TaskSpec
+from rankdad.common.spec.data import NpzData
+from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 from rankdad.local.data.npz import read_npz
 from rankdad.local.data.reading import Reading
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankdad.common.data import TsData
 from rankdad.common.documents import validate
 from rankdad.common.errors import DataError, SpecError
-from rankdad.common.tasks import Classification, Regression, TaskSpec
+from rankdad.common.spec.data import TsData
+from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 from rankdad.local.data import read_samples, read_site
 from rankdad.local.data.reading import Reading
 from rankdad.local.data.ts import parse, read_ts

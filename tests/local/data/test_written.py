@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from rankdad.common.errors import DataError, SpecError, UserError
 from rankdad.common.preparation.layout import Layout
 from rankdad.common.spec import RunSpec
-from rankdad.common.written import Written
+from rankdad.common.spec.written import Written
 from rankdad.local.data import read_samples
 from rankdad.local.data.reading import Reading
 from rankdad.local.data.table_files import read_table

@@ -1,0 +1,99 @@
+"""The exchanges of a step: which arrays each message holds, in which order, in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from rankdad.common.gradients.routes import Route
+from rankdad.common.gradients.wire import wire_bytes
+from rankdad.common.spec import Dsgd, Edad, MethodSpec, PowerSgd
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One entry of a payload: arrays of equally many rows.
+
+    Args:
+        name: of the parameter.
+        rows: how many at most; how many exactly where they are fixed.
+        widths: of the arrays: two are a factor's Δ and A, one is a matrix.
+        fixed: whether the number of rows never changes, and so does not travel.
+    """
+
+    name: str
+    rows: int
+    widths: tuple[int, ...]
+    fixed: bool = False
+
+    def size(self, wire: str, rows: int | None = None) -> int:
+        """Return the size on the wire, in bytes, of this many rows; without an argument, of all."""
+        rows = self.rows if rows is None else rows
+        return sum(wire_bytes(wire, rows, width) for width in self.widths)
+
+
+@dataclass(frozen=True)
+class MessageLayout:
+    """What one message carries.
+
+    Args:
+        slots: in order.
+        aligned: whether all slots have equally many rows.
+    """
+
+    slots: tuple[Slot, ...]
+    aligned: bool = False
+
+    @property
+    def variable(self) -> int:
+        """How many slots say how many rows they have."""
+        return sum(not slot.fixed for slot in self.slots)
+
+    def payload_bytes(self, wire: str) -> int:
+        """Return the largest size of the payload in bytes."""
+        return sum(slot.size(wire) for slot in self.slots)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One exchange of a step: what a site sends, and what comes back."""
+
+    up: MessageLayout
+    down: MessageLayout
+
+
+def exchanges(method: MethodSpec, routes: Sequence[Route], sites: int) -> tuple[Exchange, ...]:
+    """Return a step's exchanges.
+
+    Args:
+        method: of the run.
+        routes: of every trained parameter.
+        sites: how many there are.
+    """
+    if isinstance(method, Dsgd) and method.exchanges == "per-tensor":
+        return tuple(_both_ways([_dense(route)]) for route in routes)
+    if isinstance(method, PowerSgd):
+        left = (_dense(r) if r.up is None else Slot(r.name, r.up, (r.matrix[0],), fixed=True) for r in routes)
+        right = [Slot(r.name, r.up, (r.matrix[1],), fixed=True) for r in routes if r.up is not None]
+        return (_both_ways(left), _both_ways(right)) if right else (_both_ways(left),)
+    if isinstance(method, Edad):
+        activations = [Slot(r.name, r.up or 0, (r.matrix[1] - (r.bias is not None),)) for r in routes]
+        up = (*activations, replace(activations[-1], widths=(routes[-1].matrix[0],)))
+        down = tuple(replace(slot, rows=slot.rows * sites) for slot in up)
+        return (Exchange(MessageLayout(up, aligned=True), MessageLayout(down, aligned=True)),)
+    up, down = tuple(_slot(r, r.up) for r in routes), tuple(_slot(r, r.down) for r in routes)
+    return (Exchange(MessageLayout(up), MessageLayout(down)),)
+
+
+def _both_ways(slots: Iterable[Slot]) -> Exchange:
+    layout = MessageLayout(tuple(slots))
+    return Exchange(layout, layout)
+
+
+def _slot(route: Route, rows: int | None) -> Slot:
+    return _dense(route) if rows is None else Slot(route.name, rows, route.matrix)
+
+
+def _dense(route: Route) -> Slot:
+    out, columns = route.matrix
+    return Slot(route.name, out, (columns,), fixed=True)

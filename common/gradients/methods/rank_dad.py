@@ -1,0 +1,192 @@
+"""rank-dAD: factors reduced at each site, concatenated, and reduced again at the aggregator.
+
+With error feedback a reduction's residual, what was meant minus what the other end decodes, joins the next step's
+matrix before it is reduced: nothing of a gradient is lost, it only arrives later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from rankdad.common.errors import NonFiniteError
+from rankdad.common.gradients.factors import Factor, Matrix
+from rankdad.common.gradients.methods.base import Aggregated, Contribution, Exchanges, Method, State, pooled, received
+from rankdad.common.gradients.reduction.block import block
+from rankdad.common.gradients.reduction.exact import exact
+from rankdad.common.gradients.reduction.feedback import (
+    Residuals,
+    leading_rows,
+    minus_matrix,
+    minus_rows,
+    plus_matrix,
+    plus_rows,
+)
+from rankdad.common.gradients.reduction.spi import spi
+from rankdad.common.gradients.routes import Payload, Route
+from rankdad.common.gradients.wire import is_lossless
+from rankdad.common.run.seeds import derive
+from rankdad.common.spec import RankDad
+
+WARM_ITERATIONS, COLD_ITERATIONS = 1, 6  # of the block reducer, with and without the last update's basis
+LAST_CHANCE_ITERATIONS = 2  # warm, but without feedback, which would make up for what one iteration misses
+OVERSAMPLING = 8
+MAX_ROWS = 192  # of gradient and residual together before they are reduced, whatever the batch
+MAX_BATCHES = 2.5  # the same in rows of the gradient: every third step pays for the two before
+
+
+class RankDadMethod(Method):
+    """Reduced factors, with error feedback at the site, the aggregator, both or neither.
+
+    Source: arXiv 2102.09631, Algorithms 1 and 2; the feedback is ours, after Vogels 2019 (arXiv 1905.13727).
+    """
+
+    def __init__(self, spec: RankDad, routes: tuple[Route, ...]) -> None:
+        self._spec = spec
+        self._routes = routes
+
+    def step(self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None) -> Exchanges:
+        """Reduce gradients plus residuals and send them; a site out of data sends no rows and keeps its residuals."""
+        residuals = state.residuals
+        sent = gradients
+        if share > 0:
+            feedback = self._spec.feedback in ("site", "both")
+            sent, residuals = self._reduce(gradients, share, state, seed, feedback=feedback, up=True, max_rows=max_rows)
+        update = yield sent
+        return State(residuals, self.bases([update]))
+
+    def bases(self, updates: Sequence[Payload]) -> Mapping[str, Tensor]:
+        """Return the rows of the update's factors."""
+        pairs = zip(self._routes, updates[0], strict=True)
+        return {route.name: value.activation for route, value in pairs if isinstance(value, Factor)}
+
+    def aggregate(self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int) -> Aggregated:
+        """Concatenate all sites' rows and reduce them again."""
+        feedback = self._spec.feedback in ("aggregator", "both")
+        update, residuals = self._reduce(pooled(contributions), 1.0, state, seed, feedback=feedback, up=False)
+        return update, State(residuals, self.bases([update]))
+
+    def _reduce(
+        self,
+        payload: Payload,
+        share: float,
+        state: State,
+        seed: int,
+        *,
+        feedback: bool,
+        up: bool,
+        max_rows: int | None = None,
+    ) -> tuple[Payload, Residuals]:
+        """Return what is sent, within rank, tolerance and the site's own limit, and what is kept."""
+        residuals = state.residuals if feedback else {}
+        meant: list[Matrix] = []
+        components: list[Matrix] = []
+        rows: list[int] = []  # kept of each; 0 lets a residual grow
+        for route, value in zip(self._routes, payload, strict=True):
+            matrix = self._meant(route, value, residuals.get(route.name), share) if feedback else value
+            rows.append(_rows_to_keep(route, matrix, value) if feedback else 0)
+            meant.append(matrix)
+            # spi, which finds one row after the other, would take as long for each that is only kept.
+            behind = 0 if self._spec.reducer == "spi" else rows[-1]
+            limit = _limit(route, up, max_rows)
+            components.append(self._components(route, matrix, limit, behind, state, derive(seed, route.name)))
+        sent = tuple(
+            value.leading(self._rows_to_send(value, _limit(route, up, max_rows)))
+            if isinstance(value, Factor)
+            else value
+            for route, value in zip(self._routes, components, strict=True)
+        )
+        if not feedback:
+            return sent, {}
+        return sent, {
+            route.name: self._residual(matrix, leading, part, kept, share)
+            for route, matrix, leading, kept, part in zip(self._routes, meant, components, rows, sent, strict=True)
+            if route.up is not None or not self._lossless(matrix)
+        }
+
+    def _meant(self, route: Route, value: Matrix, residual: Matrix | None, share: float) -> Matrix:
+        """Return gradient plus residual: rows where the residual is kept as rows, else a new matrix."""
+        if route.up is None and self._lossless(value):
+            return value
+        if route.residual is not None and isinstance(value, Factor) and not isinstance(residual, Tensor):
+            return plus_rows(value, residual, share)
+        # A layer that capture could not follow in this step, or once before, goes on as a matrix.
+        return plus_matrix(value, residual.gradient() if isinstance(residual, Factor) else residual, share)
+
+    def _components(
+        self, route: Route, matrix: Matrix, limit: int | None, kept: int, state: State, seed: int
+    ) -> Matrix:
+        """Reduce a matrix to the rows that are sent, and behind them as many as are to be kept."""
+        if limit is None:
+            return matrix
+        basis = state.bases.get(route.name)
+        try:
+            return self._reduced(matrix, limit + kept, basis, seed, tolerance=0.0 if kept else self._spec.tolerance)
+        except ValueError:
+            raise NonFiniteError(f"the gradient of {route.name}") from None
+
+    def _reduced(self, matrix: Matrix, rank: int, basis: Tensor | None, seed: int, *, tolerance: float) -> Factor:
+        """Reduce a matrix by the spec's reducer."""
+        spec = self._spec
+        if spec.reducer == "exact" or (spec.reducer == "auto" and is_small(matrix, rank)):
+            return exact(matrix, rank, tolerance=tolerance)
+        if spec.reducer == "spi":
+            return spi(matrix, rank, tolerance=tolerance, seed=seed, iterations=spec.iterations)
+        warm = LAST_CHANCE_ITERATIONS if spec.feedback == "none" else WARM_ITERATIONS
+        iterations = COLD_ITERATIONS if basis is None or not len(basis) else warm
+        return block(
+            matrix, rank, basis=basis, tolerance=tolerance, seed=seed, iterations=iterations, oversampling=OVERSAMPLING
+        )
+
+    def _rows_to_send(self, components: Factor, limit: int | None) -> int:
+        assert limit is not None
+        if components.rows <= limit or not self._spec.tolerance:
+            return min(components.rows, limit)
+        sizes = torch.linalg.vector_norm(
+            components.delta[:limit], dim=1
+        )  # the singular values, those to keep among them
+        return int((sizes > self._spec.tolerance * sizes[0]).sum())
+
+    def _residual(self, meant: Matrix, components: Matrix, sent: Matrix, kept: int, share: float) -> Matrix:
+        """Return what was meant minus what the other end decodes, as it will be applied.
+
+        Where it is `kept` in few rows, the `components` behind those sent stand for all that was meant.
+        """
+        decoded = sent if self._lossless(sent) else received(sent, self._spec.wire)
+        if isinstance(meant, Tensor):
+            return minus_matrix(meant, decoded, share)
+        assert isinstance(components, Factor)
+        assert isinstance(sent, Factor)
+        assert isinstance(decoded, Factor)
+        if kept and self._spec.reducer != "spi":
+            return leading_rows(components, sent, decoded, share)
+        rest = minus_rows(meant, decoded, share)
+        if not kept:
+            return rest
+        return block(rest, kept, iterations=WARM_ITERATIONS, oversampling=OVERSAMPLING)
+
+    def _lossless(self, value: Matrix) -> bool:
+        return is_lossless(self._spec.wire, (value.delta if isinstance(value, Factor) else value).dtype)
+
+
+def _limit(route: Route, up: bool, max_rows: int | None) -> int | None:
+    """Return how many rows of a parameter may travel; None where it travels dense."""
+    limit = route.up if up else route.down
+    return limit if limit is None or max_rows is None else min(limit, max_rows)
+
+
+def _rows_to_keep(route: Route, matrix: Matrix, gradient: Matrix) -> int:
+    """Return to how many rows a residual is reduced in this step: 0 where it may grow, or is kept as a matrix."""
+    if route.residual is None or not isinstance(matrix, Factor) or not isinstance(gradient, Factor):
+        return 0
+    most = max(MAX_ROWS, route.residual + int(MAX_BATCHES * gradient.rows))
+    return route.residual if matrix.rows > most else 0
+
+
+def is_small(matrix: Matrix, rank: int) -> bool:
+    """Tell whether an iteration is no cheaper than a decomposition."""
+    if isinstance(matrix, Factor):
+        return matrix.rows <= 2 * rank
+    return min(matrix.shape) <= rank + OVERSAMPLING

@@ -1,0 +1,216 @@
+"""Routes: how each parameter's gradient travels, chosen from shapes alone, and the order of a payload's entries."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rankdad.common.errors import SpecError, one_line
+from rankdad.common.gradients.capture import FactorCapture, linear_layers, unfollowed
+from rankdad.common.gradients.factors import Factor, Matrix
+from rankdad.common.gradients.wire import wire_bytes
+from rankdad.common.run.seeds import derive
+from rankdad.common.spec import Dsgd, Edad, PowerSgd, RankDad, RunSpec, TopRows
+
+PROBE_SAMPLES = 4
+RESIDUAL_ROWS = 16  # to which a residual is reduced: what is beyond them hardly changes the training
+Payload = tuple[Matrix, ...]
+
+
+@dataclass(frozen=True)
+class Route:
+    """How one parameter travels.
+
+    Args:
+        name: the parameter.
+        shape: its own shape.
+        bias: the bias that travels as the last column of the weight's matrix, if any.
+        captured: whether the gradient is captured as a factor; else its matrix is formed first.
+        up: rows of the factor that a site sends at most; None sends the matrix itself (dense).
+        down: the same for the aggregator.
+        residual: leading rows that error feedback keeps of what was not sent; None keeps all of it, as a matrix.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    bias: str | None = None
+    captured: bool = False
+    up: int | None = None
+    down: int | None = None
+    residual: int | None = None
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Shape [out, columns] of the gradient as a matrix, the bias's column included; a vector is one row."""
+        out = self.shape[0] if len(self.shape) > 1 else 1
+        return out, math.prod(self.shape) // max(out, 1) + (self.bias is not None)
+
+    def size(self, rows: int | None, wire: str) -> int:
+        """Return the size on the wire, in bytes, of a factor of so many rows, or of the whole matrix."""
+        out, columns = self.matrix
+        if rows is None:
+            return wire_bytes(wire, out, columns)
+        return wire_bytes(wire, rows, out) + wire_bytes(wire, rows, columns)
+
+
+def gather(
+    routes: tuple[Route, ...], factors: Mapping[str, Factor], dense: Mapping[str, Tensor], like: Tensor
+) -> Payload:
+    """Order a model's gradients by route, biases folded in.
+
+    Args:
+        routes: of the plan.
+        factors: by weight name.
+        dense: by parameter name.
+        like: a tensor of the dtype and device of what is missing.
+
+    Returns:
+        For each route a factor where one was captured, else the matrix [out, columns]. A parameter that this step did
+        not use has a zero matrix, or a factor without rows where factors travel.
+    """
+    values: list[Matrix] = []
+    for route in routes:
+        out, columns = route.matrix
+        if route.name in factors:
+            factor = factors[route.name]
+            values.append(factor.with_ones() if route.bias else factor)
+        elif route.name in dense:
+            matrix = dense[route.name].reshape(out, -1)
+            if route.bias:
+                bias = dense[route.bias] if route.bias in dense else matrix.new_zeros(out)
+                matrix = torch.cat([matrix, bias[:, None]], dim=1)
+            values.append(matrix)
+        elif route.up is None:
+            values.append(like.new_zeros(out, columns))
+        else:
+            values.append(Factor(like.new_zeros(0, out), like.new_zeros(0, columns)))
+    return tuple(values)
+
+
+def scatter(routes: tuple[Route, ...], payload: Payload) -> dict[str, Tensor]:
+    """Return the gradient of each parameter in its own shape: the reverse of `gather`."""
+    gradients: dict[str, Tensor] = {}
+    for route, value in zip(routes, payload, strict=True):
+        matrix = value.gradient() if isinstance(value, Factor) else value
+        if route.bias is not None:
+            gradients[route.bias] = matrix[:, -1]
+            matrix = matrix[:, :-1]
+        gradients[route.name] = matrix.reshape(route.shape)
+    return gradients
+
+
+def choose_routes(spec: RunSpec, model: nn.Module) -> tuple[tuple[Route, ...], tuple[str, ...]]:
+    """Choose how each trained parameter travels: as a factor, or dense where that is smaller.
+
+    Returns:
+        Routes in the model's order, and a sentence for every layer that looks like a factor but is not.
+
+    Raises:
+        SpecError: the model does not fit data or task, or no layer has a rank as large as the method's.
+    """
+    rows, warnings = _probe(spec, model)
+    warnings += tuple(
+        f"{name or 'the model'}: its factor is not used, {reason}" for name, reason in unfollowed(model).items()
+    )
+    layers = linear_layers(model)
+    routes: dict[str, Route] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            bias = layers[name][1] if name in rows else None
+            routes[name] = _route(spec, name, tuple(parameter.shape), bias, rows.get(name))
+    folded = {route.bias for route in routes.values()}
+    chosen = tuple(route for name, route in routes.items() if name not in folded)
+    if isinstance(spec.method, RankDad | PowerSgd):
+        largest = max((min(route.matrix) for route in routes.values()), default=1)
+        if spec.method.rank > largest:
+            raise SpecError(
+                "method.rank",
+                f"got {spec.method.rank}, expected at most {largest}: no layer's gradient has a larger rank",
+            )
+        if all(route.up is None for route in chosen):
+            warnings += (f"rank {spec.method.rank} makes no layer smaller: everything travels dense",)
+    return chosen, warnings
+
+
+def _route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, rows_per_sample: int | None) -> Route:
+    method, sites = spec.method, len(spec.federation.sites)
+    dense = Route(name, shape)
+    if isinstance(method, Dsgd) or len(shape) < 2:
+        return dense
+    rows = None  # some rows do not grow with the batch: hence at least the probe's
+    if rows_per_sample is not None:
+        rows = rows_per_sample * max(spec.training.batch_size, PROBE_SAMPLES) * spec.training.accumulate
+    if isinstance(method, RankDad):
+        # A reduction loses part of the bias; only feedback at both ends brings it back: without it, it goes dense.
+        kept = bias if method.feedback == "both" else None
+        route = Route(name, shape, kept, False, method.rank, method.rank)
+        # With more rows than that the product is the smaller operator, and autograd forms it anyway.
+        out, columns = route.matrix
+        route = replace(route, captured=rows is not None and rows * (out + columns) <= out * columns)
+        if route.captured and method.residual == "factors":
+            route = replace(route, residual=RESIDUAL_ROWS)
+        return _smaller(route, dense, method.wire)
+    if isinstance(method, PowerSgd):
+        route = Route(name, shape, None, False, method.rank, method.rank)  # biases exact, as published
+        return _smaller(route, dense, method.wire)
+    if rows is None:
+        return dense
+    if isinstance(method, Edad):
+        return Route(name, shape, bias, True, rows, rows * sites)
+    if isinstance(method, TopRows):
+        rows, bias = min(method.rows, rows), None  # three rows say little of a sum over all
+    route = Route(name, shape, bias, True, rows, rows * sites)
+    if route.size(route.down, method.wire) >= route.size(None, method.wire):
+        route = replace(route, down=None)
+    return _smaller(route, dense, method.wire)
+
+
+def _smaller(route: Route, dense: Route, wire: str) -> Route:
+    return route if route.size(route.up, wire) < route.size(None, wire) else dense
+
+
+def _probe(spec: RunSpec, model: nn.Module) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Run one synthetic batch on a copy: rows per sample of every weight whose factor equals autograd's gradient."""
+    try:
+        copied = copy.deepcopy(model).cpu().train()
+    except Exception as error:
+        raise SpecError("model", f"cannot be copied, to try it out: {one_line(error)}") from error
+    generator = torch.Generator().manual_seed(derive(spec.seed, "probe"))
+    with torch.no_grad():
+        for parameter in copied.parameters():  # a layer of zeros would let no gradient through
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.add_(0.01 * noise.to(parameter))
+    shape = (PROBE_SAMPLES, *spec.data.shape)
+    if spec.data.tokens is None:
+        inputs = torch.randn(shape, generator=generator, dtype=getattr(torch, spec.training.dtype))
+    else:
+        inputs = torch.randint(spec.data.tokens, shape, generator=generator)
+    with torch.random.fork_rng(devices=[]), FactorCapture(copied) as capture:
+        torch.default_generator.manual_seed(derive(spec.seed, "probe"))
+        try:
+            logits = copied(inputs)
+        except Exception as error:
+            raise SpecError(
+                "model", f"does not take inputs of shape {list(shape)} (data.shape): {one_line(error)}"
+            ) from error
+        expected = (PROBE_SAMPLES, spec.task.outputs)
+        if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
+            got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise SpecError("model", f"returned {got} for {PROBE_SAMPLES} samples, expected {list(expected)}")
+        F.mse_loss(logits, (torch.arange(logits.numel()) % 2).to(logits).reshape(expected)).backward()  # any loss does
+    rows: dict[str, int] = {}
+    warnings: list[str] = []
+    for name, factor in capture.factors().items():
+        gradient = copied.get_parameter(name).grad
+        assert gradient is not None
+        if torch.linalg.vector_norm(factor.gradient() - gradient) <= 1e-3 * torch.linalg.vector_norm(gradient):
+            rows[name] = math.ceil(factor.rows / PROBE_SAMPLES)
+        else:
+            warnings.append(f"{name} is also used outside its layer: its factor is not used")
+    return rows, tuple(warnings)

@@ -1,0 +1,235 @@
+"""The bytes of messages. Pure functions; bytes from the network are hostile until `unpack` has returned.
+
+A message is one msgpack map of a small header and raw little-endian numbers in an order that the plan fixes. Nothing on
+the wire names a class or a function.
+
+    every message       k kind · r round, uint64 · p exchange
+    an update that      i the sites that are in it, one bit for each in the plan's order; without it, all are
+    leaves a site out
+    a step              m weight, loss and gradient norm, float64 · n rows, uint32 for each slot where they vary ·
+                        b numbers as `common.wire` lays them out
+    any other kind      d, a map checked by its model in `common.messages`
+
+A step's body has one size for given rows, whatever the round, as long as no site is left out.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
+
+import msgpack
+from pydantic import ValidationError
+from torch import Tensor
+
+from rankdad.common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolError, RankdadError
+from rankdad.common.gradients.exchanges import MessageLayout, Slot
+from rankdad.common.gradients.factors import Factor, Matrix
+from rankdad.common.gradients.routes import Payload
+from rankdad.common.gradients.wire import decode, encode, finite
+from rankdad.common.protocol.message_sizes import body_limit
+from rankdad.common.protocol.messages import DOWN, UP, Body, Failure, Kind, Message, Step
+from rankdad.common.protocol.plan import Plan
+
+if sys.byteorder != "little":
+    raise ImportError("rankdad's wire is little-endian, and so must be the machine")
+
+MAX_LOSS = 1e300  # of one site, in sums or a step: a thousand sites' add up to a finite number
+CONTAINERS = 3  # maps and lists in any message: its own, its body's, and one in that
+T = TypeVar("T")
+_ROUND, _MEASURES = struct.Struct("<Q"), struct.Struct("<3d")
+
+
+def pack(message: Message, plan: Plan, *, up: bool) -> bytes:
+    """Return a message's bytes.
+
+    Raises:
+        NonFiniteError: a step's payload holds NaN or infinity.
+    """
+    head = _head(message)
+    if message.missing:
+        head["i"] = _bits(frozenset(range(len(plan.sites))) - message.missing, len(plan.sites))
+    body = message.body
+    if not isinstance(body, Step):
+        return bytes(msgpack.packb({**head, "d": body.model_dump()}))
+    layout = plan.layout(message.exchange, up=up)
+    arrays = _arrays(body.payload, layout)
+    try:
+        numbers = encode([array for slot in arrays for array in slot], plan.wire)
+    except OverflowError:
+        raise _not_encoded(layout, arrays, plan.wire) from None
+    rows = [len(slot_arrays[0]) for slot, slot_arrays in zip(layout.slots, arrays, strict=True) if not slot.fixed]
+    head |= {
+        "m": _MEASURES.pack(body.weight, body.loss, body.norm),
+        "n": struct.pack(f"<{len(rows)}I", *rows),
+        "b": numbers.numpy().data,
+    }
+    return bytes(msgpack.packb(head))
+
+
+def pack_failure(message: Message) -> bytes:
+    """Return the bytes of a failure, which need no plan: there may be none yet."""
+    assert isinstance(message.body, Failure)
+    return bytes(msgpack.packb({**_head(message), "d": message.body.model_dump()}))
+
+
+def unpack(data: bytes, plan: Plan, *, up: bool, device: str = "cpu") -> Message:
+    """Return the message that the bytes hold.
+
+    Raises:
+        ProtocolError: the bytes are no message of this plan; names the field and what was expected.
+    """
+    limit = body_limit(plan, up=up)
+    if len(data) > limit:
+        raise ProtocolError(413, f"the body has {len(data)} bytes, expected at most {limit}")
+    counted = _counting(CONTAINERS)
+    try:
+        document = msgpack.unpackb(
+            data,
+            max_bin_len=limit,
+            max_str_len=REASON_CHARACTERS * 4,
+            max_array_len=1000,
+            max_map_len=1000,
+            max_ext_len=0,
+            object_hook=counted,
+            list_hook=counted,
+        )
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise ProtocolError(422, f"the body is not msgpack within the limits: {error}") from None
+    if not isinstance(document, dict):
+        raise ProtocolError(422, "the body is not a map")
+    kind = document.get("k")
+    if type(kind) is not int or kind not in Kind.__members__.values():  # True is no kind
+        raise ProtocolError(422, f"k: got {_shown(kind)}, expected a kind from 1 to {max(Kind)}")
+    expected = {"k", "r", "p", "m", "n", "b"} if kind == Kind.STEP else {"k", "r", "p", "d"}
+    if set(document) - (set() if up else {"i"}) != expected:
+        raise ProtocolError(
+            422, f"the body has the keys {_shown(sorted(map(str, document)))}, expected {sorted(expected)}"
+        )
+    (round_,) = _ROUND.unpack(_binary(document, "r", _ROUND.size))
+    exchange = _count(document, "p", len(plan.exchanges) if kind == Kind.STEP else 1)
+    body: Body
+    if kind == Kind.STEP:
+        body = _unpack_step(document, plan, plan.layout(exchange, up=up), device)
+    else:
+        try:
+            body = cast(Body, (UP if up else DOWN)[Kind(kind)].model_validate(document["d"], context=plan))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            field = ".".join(str(part) for part in first["loc"])
+            raise ProtocolError(422, f"d.{field}: {first['msg'].removeprefix('Value error, ')}") from None
+    missing = _missing(document, len(plan.sites)) if "i" in document else frozenset[int]()
+    return Message(Kind(kind), round_, body, exchange, missing)
+
+
+def _head(message: Message) -> dict[str, Any]:
+    return {"k": int(message.kind), "r": _ROUND.pack(message.round), "p": message.exchange}
+
+
+def _counting(most: int) -> Callable[[T], T]:
+    """Return a hook for every finished map and list: a byte of theirs on the wire takes 64 of memory."""
+    left = most
+
+    def count(made: T) -> T:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ValueError(f"more than {most} maps and lists")
+        return made
+
+    return count
+
+
+def _bits(places: Iterable[int], count: int) -> bytes:
+    return sum(1 << place for place in places).to_bytes(math.ceil(count / 8), "little")
+
+
+def _missing(document: dict[str, Any], count: int) -> frozenset[int]:
+    bits = int.from_bytes(_binary(document, "i", math.ceil(count / 8)), "little")
+    if bits >> count:
+        raise ProtocolError(422, f"i: names a site beyond the {count} of the plan")
+    return frozenset(place for place in range(count) if not bits >> place & 1)
+
+
+def _arrays(payload: Payload, layout: MessageLayout) -> list[tuple[Tensor, ...]]:
+    """Return a payload's arrays by slot."""
+    arrays: list[tuple[Tensor, ...]] = []
+    for slot, value in zip(layout.slots, payload, strict=True):
+        pair = (value.delta, value.activation) if isinstance(value, Factor) else (value,)
+        rows = len(pair[0])
+        fits = rows == slot.rows if slot.fixed else rows <= slot.rows
+        if not fits or tuple(array.shape[1] for array in pair) != slot.widths:
+            got = " and ".join(str(list(array.shape)) for array in pair)
+            raise RuntimeError(f"{slot.name}: got {got}, but the plan has {slot.rows} rows of {slot.widths}")
+        arrays.append(pair)
+    return arrays
+
+
+def _unpack_step(document: dict[str, Any], plan: Plan, layout: MessageLayout, device: str) -> Step:
+    weight, loss, norm = _MEASURES.unpack(_binary(document, "m", _MEASURES.size))
+    for name, value, most in (("weight", weight, 2.0**53), ("loss", loss, MAX_LOSS), ("norm", norm, 1e300)):
+        if not abs(value) <= most or (name == "weight" and value < 0):
+            raise ProtocolError(422, f"m: got {name} {value}, expected at most {most:g}, a weight at least 0")
+    filled = _filled(layout, _binary(document, "n", 4 * layout.variable))
+    size = sum(slot.size(plan.wire, rows) for slot, rows in filled)
+    shapes = [(rows, width) for slot, rows in filled for width in slot.widths]
+    numbers = _binary(document, "b", size)
+    try:
+        arrays = iter(decode(numbers, shapes, plan.wire, device))
+    except OverflowError as error:
+        name = [slot.name for slot in layout.slots for _ in slot.widths][error.args[0]]
+        raise ProtocolError(422, f"b: the values of {name} hold NaN or infinity, expected finite numbers") from None
+    payload: list[Matrix] = []
+    for slot, _ in filled:
+        pair = [next(arrays) for _ in slot.widths]
+        payload.append(Factor(*pair) if len(pair) == 2 else pair[0])
+    return Step(weight, loss, norm, tuple(payload))
+
+
+def _filled(layout: MessageLayout, counts: bytes) -> list[tuple[Slot, int]]:
+    """Return every slot with the number of its rows, checked."""
+    given = iter(struct.unpack(f"<{layout.variable}I", counts))
+    filled = [(slot, slot.rows if slot.fixed else next(given)) for slot in layout.slots]
+    for slot, rows in filled:
+        if rows > slot.rows:
+            raise ProtocolError(422, f"n: {rows} rows for {slot.name}, expected at most {slot.rows}")
+        if layout.aligned and rows != filled[0][1]:
+            raise ProtocolError(
+                422, f"n: {rows} rows for {slot.name}, expected as many as for the first, {filled[0][1]}"
+            )
+    return filled
+
+
+def _not_encoded(layout: MessageLayout, arrays: list[tuple[Tensor, ...]], wire: str) -> RankdadError:
+    """Say which parameter's numbers cannot travel, and why."""
+    for slot, pair in zip(layout.slots, arrays, strict=True):
+        if not all(finite(array) for array in pair):
+            return NonFiniteError(f"the gradient of {slot.name}")
+        try:
+            encode(pair, wire)
+        except OverflowError:
+            return RankdadError(f"the gradient of {slot.name} is too large for {wire}: choose a wider method.wire")
+    raise AssertionError("called for arrays of which one cannot be encoded")
+
+
+def _count(document: dict[str, Any], key: str, limit: int) -> int:
+    value = document[key]
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < limit:
+        raise ProtocolError(422, f"{key}: got {_shown(value)}, expected a whole number from 0 to {limit - 1}")
+    return value
+
+
+def _binary(document: dict[str, Any], key: str, size: int) -> bytes:
+    value = document[key]
+    if not isinstance(value, bytes) or len(value) != size:
+        got = f"{len(value)} bytes" if isinstance(value, bytes) else _shown(value)
+        raise ProtocolError(422, f"{key}: got {got}, expected {size} bytes")
+    return value
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,55 @@
+"""How large messages are at most: what a sender announces, a receiver reads and a policy allows."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import msgpack
+
+from rankdad.common.protocol.plan import Plan
+
+CONTROL_BYTES = 1 << 16  # a hello, decision, goodbye or failure
+HEADER_BYTES = 50  # of a step: keys, round and measures; not the exchange and the two counted buffers
+
+
+def body_limit(plan: Plan, *, up: bool, replica: bool = True) -> int:
+    """Return the largest size of a message's body, in bytes, for this plan.
+
+    Args:
+        plan: of the run.
+        up: whether it is a contribution.
+        replica: whether an update may hold a whole replica, as after a comparison.
+    """
+    largest = _largest_bytes(plan, up)
+    return largest if up else max(largest + _missing_bytes(plan), CONTROL_BYTES + replica * plan.replica_bytes)
+
+
+@lru_cache(maxsize=16)
+def _largest_bytes(plan: Plan, up: bool) -> int:
+    """Return the size of the largest body but for a replica's: asked for with every message."""
+    steps = (body_bytes(plan, exchange, up=up) for exchange in range(len(plan.exchanges)))
+    return max(*steps, CONTROL_BYTES + plan.control_bytes)
+
+
+def step_bytes(plan: Plan, *, up: bool) -> int:
+    """Return the size of a step's bodies, all exchanges together, with all slots full, in bytes: never exceeded."""
+    return sum(body_bytes(plan, exchange, up=up) for exchange in range(len(plan.exchanges)))
+
+
+def body_bytes(plan: Plan, exchange: int, *, up: bool) -> int:
+    """Return the size of the body of one exchange with all its slots full, in bytes: never exceeded."""
+    layout = plan.layout(exchange, up=up)
+    rows, numbers = 4 * layout.variable, layout.payload_bytes(plan.wire)
+    return HEADER_BYTES + len(msgpack.packb(exchange)) + _head_bytes(rows) + rows + _head_bytes(numbers) + numbers
+
+
+def _head_bytes(size: int) -> int:
+    """Return what msgpack puts before so many bytes."""
+    return 2 if size < 2**8 else 3 if size < 2**16 else 5
+
+
+def _missing_bytes(plan: Plan) -> int:
+    """Return what an update is longer by if it leaves a site out."""
+    bits = math.ceil(len(plan.sites) / 8)
+    return 2 + _head_bytes(bits) + bits

@@ -1,0 +1,273 @@
+"""Messages: what sites and aggregator say to each other. Their bytes are `common.protocol`'s business."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationInfo
+from torch import Tensor
+
+from rankdad.common.errors import REASON_CHARACTERS, RankdadError, one_line, visible
+from rankdad.common.gradients.routes import Payload
+from rankdad.common.metrics import Tally, pack_tally, unpack_tally
+from rankdad.common.protocol.arrays import (
+    pack_buffers,
+    pack_counts,
+    pack_sums,
+    unpack_buffers,
+    unpack_counts,
+    unpack_sums,
+)
+from rankdad.common.run.replica import pack_parameters, unpack_parameters
+from rankdad.common.run.weight_sketch import unpack_sketch
+
+if TYPE_CHECKING:
+    from rankdad.common.protocol.plan import Plan
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Measure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Figure = Annotated[float, Field(allow_inf_nan=False)]
+Reason = Annotated[str, Field(max_length=REASON_CHARACTERS), AfterValidator(visible)]
+Name = Annotated[str, Field(max_length=63), AfterValidator(visible)]
+DataWarning = Literal["one-class", "fewer-samples-than-folds", "missing-classes", "sets-too-small-to-evaluate"]
+
+
+def packed(
+    pack: Callable[[Any], bytes], unpack: Callable[[bytes, Plan, Mapping[str, Any]], object]
+) -> tuple[BeforeValidator, PlainSerializer]:
+    """Return how a field travels as bytes: a message that is read has the plan as its context, one that is made none.
+
+    Args:
+        pack: of the field's value.
+        unpack: of the bytes, the plan and the fields before it; raises a ValueError that says what is wrong.
+    """
+
+    def read(value: object, info: ValidationInfo) -> object:
+        if info.context is None:
+            return value
+        if not isinstance(value, bytes):
+            raise ValueError("Input should be a valid bytes")
+        return unpack(value, info.context, info.data)
+
+    return BeforeValidator(read), PlainSerializer(pack)
+
+
+Counts = tuple[tuple[int, ...], ...]
+SAMPLES = packed(pack_counts, lambda data, plan, _: unpack_counts(data, plan.folds, 3))
+ROSTER = packed(pack_counts, lambda data, plan, _: unpack_counts(data, plan.folds, len(plan.sites)))
+SUMS = packed(
+    pack_sums, lambda data, plan, known: unpack_sums(data, plan.folds, plan.stage_size(known.get("stage", "")))
+)
+BUFFERS = packed(pack_buffers, lambda data, plan, _: unpack_buffers(data, plan.buffers))
+TALLY = packed(pack_tally, lambda data, plan, _: unpack_tally(plan.task, data))
+BASELINE = packed(
+    lambda tally: pack_tally(tally) if tally else b"",
+    lambda data, plan, known: unpack_tally(plan.task, data) if data or known.get("split") == "test" else None,
+)
+SKETCH = packed(pack_sums, lambda data, *_: unpack_sketch(data))
+PARAMETERS = packed(pack_parameters, lambda data, *_: unpack_parameters(data))
+
+
+class Kind(IntEnum):
+    """What a round exchanges."""
+
+    HELLO = 1
+    STEP = 2
+    BUFFERS = 3
+    EVALUATION = 4
+    DECISION = 5
+    GOODBYE = 6
+    FAILURE = 7
+    COMPARISON = 8
+    SUMS = 9
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Step:
+    """A step's payload, in either direction.
+
+    Args:
+        weight: denominator of the mean loss: a site's own, or all sites' together.
+        loss: mean loss over that weight.
+        norm: norm of the site's gradient, or of the update.
+        payload: factors and matrices in the plan's order.
+    """
+
+    weight: float
+    loss: float
+    norm: float
+    payload: Payload
+
+
+class Control(BaseModel):
+    """The body of a message that is no step. Its numbers are decoded and checked when it is read, and never again."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
+
+
+class Hello(Control):
+    """A site introduces itself: what must be equal everywhere, and how many samples it has.
+
+    `samples` are [folds, 3]: to train, to validate, to test. `dropped` rows of its data were left out.
+    """
+
+    version: Name
+    spec_sha256: Digest
+    plan_sha256: Digest
+    weights_sha256: Digest
+    samples: Annotated[Counts, *SAMPLES]
+    dropped: Count
+    warnings: Annotated[list[DataWarning], Field(max_length=10)]
+
+
+class Roster(Control):
+    """The answer to hello: training samples of every site, [folds, sites] in the plan's order."""
+
+    train: Annotated[Counts, *ROSTER]
+
+
+class Sums(Control):
+    """What preparation needs of the training samples: float64 [folds, …], a site's own or all sites' added up."""
+
+    stage: Name
+    values: Annotated[Tensor, *SUMS]
+
+
+class Buffers(Control):
+    """A model's buffers such as BatchNorm's statistics, in either direction, with the training samples behind them."""
+
+    samples: Count
+    values: Annotated[dict[str, Tensor], *BUFFERS]
+
+
+class Evaluation(Control):
+    """A site's tally of one split, and at a test that of guesses from the site's own labels alone."""
+
+    split: Literal["validation", "test"]
+    fold: Count
+    epoch: Count
+    tally: Annotated[Tally, *TALLY]
+    baseline: Annotated[Tally | None, *BASELINE]
+
+
+class PooledMetrics(Control):
+    """The answer to an evaluation: metrics over all sites, by name; null where there was nothing to measure.
+
+    `absent` counts the classes that have no AUC; `auc_error` bounds what the histograms make of it.
+    """
+
+    split: Literal["validation", "test"]
+    fold: Count
+    epoch: Count
+    samples: Count
+    values: Annotated[dict[Name, Figure | None], Field(max_length=20)]
+    auc_error: Measure | None
+    absent: Count
+
+
+class Decision(Control):
+    """End of an epoch, in either direction: whether its model is the best so far, whether to stop."""
+
+    epoch: Count
+    best: bool
+    stop: bool
+
+
+class Sketch(Control):
+    """A site's weights in a few numbers, as `common.weight_sketch` makes them."""
+
+    weights: Annotated[Tensor, *SKETCH]
+
+
+class Comparison(Control):
+    """How far the sites' weights are apart, relative to their size; past the limit, the weights that all take over."""
+
+    drift: Measure
+    replica: Annotated[dict[str, Tensor], *PARAMETERS]
+
+
+class Goodbye(Control):
+    """A site has ended with these weights."""
+
+    weights_sha256: Digest
+    sketch: Annotated[Tensor, *SKETCH]
+
+
+class Farewell(Control):
+    """The answer to goodbye: the digest of every site that was there, and how far their weights are apart."""
+
+    weights_sha256: Annotated[dict[Name, Digest], Field(max_length=1000)]
+    drift: Measure
+
+
+class Failure(Control):
+    """A site cannot go on, or the answer that tells the others so.
+
+    One that has not begun may only have to mend something and come again: then it is not `final`.
+    """
+
+    site: Name
+    reason: Reason
+    final: bool = True
+
+
+Body = Step | Control
+UP: dict[Kind, type[Control]] = {
+    Kind.HELLO: Hello,
+    Kind.BUFFERS: Buffers,
+    Kind.EVALUATION: Evaluation,
+    Kind.DECISION: Decision,
+    Kind.GOODBYE: Goodbye,
+    Kind.FAILURE: Failure,
+    Kind.COMPARISON: Sketch,
+    Kind.SUMS: Sums,
+}
+DOWN: dict[Kind, type[Control]] = {
+    **UP,
+    Kind.HELLO: Roster,
+    Kind.EVALUATION: PooledMetrics,
+    Kind.GOODBYE: Farewell,
+    Kind.COMPARISON: Comparison,
+}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Message:
+    """A contribution (up) or an update (down).
+
+    Args:
+        kind: of the round.
+        round: its number, from 0 without gaps over the whole run.
+        body: what it carries.
+        exchange: within one optimizer step.
+        missing: places in the plan of the sites that an update leaves out; a contribution's is empty.
+    """
+
+    kind: Kind
+    round: int
+    body: Body
+    exchange: int = 0
+    missing: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A trainer's question whether a round is complete already: answered with its update, or with None.
+
+    Args:
+        round: its number.
+    """
+
+    round: int
+
+
+def failure_message(site: str, round_: int, error: BaseException, *, final: bool = True) -> Message:
+    """Return the message by which a site says that it cannot go on, or only that it has to mend something first."""
+    reason = error.public_message if isinstance(error, RankdadError) else one_line(error)
+    if isinstance(error, KeyboardInterrupt):
+        reason = "a person stopped it"
+    return Message(Kind.FAILURE, round_, Failure(site=site, reason=visible(reason), final=final))

@@ -1,0 +1,165 @@
+"""The plan: what all agree on before the first round, and the exact layout of every payload.
+
+It follows from the spec and the initial model alone, so that sites and aggregator make it independently and compare
+digests. Whether a layer's factor really covers its weight is found out by one synthetic batch on a copy of the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import nn
+
+from rankdad.common import __version__
+from rankdad.common.gradients.exchanges import Exchange, MessageLayout, exchanges
+from rankdad.common.gradients.methods.edad import chain
+from rankdad.common.gradients.routes import Route, choose_routes
+from rankdad.common.metrics import tally_bytes
+from rankdad.common.preparation import Preparing
+from rankdad.common.protocol.arrays import BufferSlot
+from rankdad.common.run.replica import saved_buffers, weights_sha256
+from rankdad.common.spec import Edad, RunSpec
+from rankdad.common.spec.tasks import TaskSpec
+
+
+@dataclass(frozen=True)
+class StageSize:
+    """One round of preparation: its name, and how many numbers of each fold it adds up."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all agree on: compared by digest in the hello round.
+
+    Args:
+        version: of rankdad.
+        torch: version of torch's numerics.
+        spec_sha256: digest of the spec.
+        weights_sha256: digest of the initial weights.
+        sites: names in the order of concatenation.
+        seed: of everything random.
+        threads: of tensor operations.
+        wire: how numbers travel.
+        routes: of every trained parameter, in the model's order.
+        exchanges: of one step: what messages carry.
+        buffers: of the model, in its order.
+        task: what is predicted.
+        folds: how many times the run trains.
+        stages: names and sizes of the sums that preparation needs of every fold.
+        dense_bytes: size of one full gradient in float32, what dsgd sends.
+        replica_bytes: largest size of a replica's state: weights, buffers and moments.
+        warnings: layers that look like factors but are not, one sentence each.
+    """
+
+    version: str
+    torch: str
+    spec_sha256: str
+    weights_sha256: str
+    sites: tuple[str, ...]
+    seed: int
+    threads: int
+    wire: str
+    routes: tuple[Route, ...]
+    exchanges: tuple[Exchange, ...]
+    buffers: tuple[BufferSlot, ...]
+    task: TaskSpec
+    folds: int
+    stages: tuple[StageSize, ...]
+    dense_bytes: int
+    replica_bytes: int
+    warnings: tuple[str, ...]
+
+    def __hash__(self) -> int:
+        """Return a hash that is quick to take: what is asked for with every message is kept by plan."""
+        return hash((self.spec_sha256, self.weights_sha256))
+
+    @property
+    def factor_names(self) -> frozenset[str]:
+        """Names of the weights whose factors are captured."""
+        return frozenset(route.name for route in self.routes if route.captured)
+
+    def layout(self, exchange: int, *, up: bool) -> MessageLayout:
+        """Return what a message of a step's exchange carries."""
+        return self.exchanges[exchange].up if up else self.exchanges[exchange].down
+
+    def stage_size(self, name: str) -> int:
+        """Return how many numbers of each fold a stage of preparation adds up.
+
+        Raises:
+            ValueError: the run has no such stage.
+        """
+        for stage in self.stages:
+            if stage.name == name:
+                return stage.size
+        raise ValueError(f"no stage of preparation is called {name[:40]!r}")
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Size of the model's buffers, in bytes."""
+        return sum(buffer.size for buffer in self.buffers)
+
+    @property
+    def control_bytes(self) -> int:
+        """Largest size of the numbers in a message that is no step: buffers, counts, sums, or two tallies."""
+        counts = 4 * self.folds * max(3, len(self.sites))
+        sums = 8 * self.folds * max((stage.size for stage in self.stages), default=0)
+        return max(self.buffer_bytes, counts, sums, 2 * tally_bytes(self.task))
+
+    def document(self) -> dict[str, object]:
+        """Return the plan as JSON, with its own digest."""
+        return {**self._plain(), "sha256": self.sha256()}
+
+    def _plain(self) -> dict[str, object]:
+        return {**asdict(self), "task": self.task.model_dump(mode="json")}
+
+    def sha256(self) -> str:
+        """Return the digest of the plan's JSON form."""
+        return hashlib.sha256(json.dumps(self._plain(), sort_keys=True).encode()).hexdigest()
+
+
+def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
+    """Make the plan from the spec and the initial model.
+
+    Raises:
+        SpecError: the model does not take the data's shape or does not return logits of the task's classes, or the
+            method does not fit it.
+    """
+    if isinstance(spec.method, Edad):
+        chain(model)
+    routes, warnings = choose_routes(spec, model)
+    preparing = Preparing(spec)
+    return Plan(
+        version=__version__,
+        torch=torch.__version__.split("+")[0],
+        spec_sha256=spec.sha256(),
+        weights_sha256=weights_sha256(model.state_dict()),
+        sites=spec.federation.sites,
+        seed=spec.seed,
+        threads=spec.training.threads,
+        wire=spec.method.wire,
+        routes=routes,
+        exchanges=exchanges(spec.method, routes, len(spec.federation.sites)),
+        buffers=tuple(
+            BufferSlot(name, str(buffer.dtype).removeprefix("torch."), tuple(buffer.shape))
+            for name, buffer in saved_buffers(model).items()
+        ),
+        task=spec.task,
+        folds=spec.folds,
+        stages=tuple(StageSize(name, preparing.size(name)) for name in preparing.stages),
+        dense_bytes=4 * sum(p.numel() for p in model.parameters() if p.requires_grad),
+        replica_bytes=_replica_bytes(model),
+        warnings=warnings,
+    )
+
+
+def _replica_bytes(model: nn.Module) -> int:
+    tensors = model.state_dict().values()
+    moments: int = sum(2 * p.numel() * p.element_size() + 8 for p in model.parameters() if p.requires_grad)
+    values: int = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return 4096 + 1024 * len(tensors) + values + moments

@@ -1,0 +1,215 @@
+"""Checkpoints: all that a process needs to go on with a run, in one file that is whole or not there.
+
+The last two are kept. A file is safetensors: tensors by name, and one JSON object as its metadata. Nothing in it names
+code. Its name holds the round and a digest of all its bytes; a damaged one is passed over, and kept under another name.
+
+    000000000057-9f86d081884c7d65.safetensors
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from rankdad.common.errors import ProtocolError, UserError, one_line
+from rankdad.common.files import sync_path
+from rankdad.common.gradients.factors import Factor
+from rankdad.common.gradients.reduction.feedback import Residuals
+from rankdad.common.protocol.plan import Plan
+from rankdad.common.run.replica import copies
+from rankdad.common.run.snapshot import Snapshot, under
+from rankdad.common.run.state import RunState
+
+SHARED = ("replica/", "best/", "basis/", "total/")  # what of a checkpoint is the same everywhere
+KEPT = 2
+EVERY = 50  # steps between two checkpoints
+FORMAT = 2  # of the document
+
+_NAME = re.compile(r"(\d{12})(?:-([0-9a-f]{16}))?\.safetensors")  # without digest: of an earlier version
+_SIZE = struct.Struct("<I")
+Loaded = tuple[dict[str, Any], dict[str, Tensor]]
+_log = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """A process's checkpoints in a folder of their own.
+
+    Args:
+        folder: made with the first checkpoint.
+        plan: of the run.
+        owner: whose they are.
+        data_sha256: digest of the data that the owner goes on with; None does not ask for the same.
+        sync: whether a checkpoint is on the disk, not only with the operating system, before the older one goes.
+    """
+
+    def __init__(
+        self, folder: Path, plan: Plan, owner: str, *, data_sha256: str | None = None, sync: bool = False
+    ) -> None:
+        self.folder = folder
+        self.damaged: set[Path] = set()  # and not yet renamed
+        self._owner, self._data_sha256 = {"format": FORMAT, "plan_sha256": plan.sha256(), "owner": owner}, data_sha256
+        self._sync = sync
+        self._whole: list[Path] = []  # as this process has read or written them
+
+    def save(self, state: RunState, residuals: Residuals, document: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint between two steps, and remove all but the last two that are whole.
+
+        Args:
+            state: of the run.
+            residuals: of the process.
+            document: what else it needs, as JSON.
+
+        Raises:
+            UserError: the disk is full or broken; the last checkpoint stays.
+        """
+        tensors = state.tensors() | _tensors(residuals)
+        whole = {**self._owner, **(document or {}), "course": state.snapshot().model_dump()}
+        if self._data_sha256 is not None:
+            whole["data_sha256"] = self._data_sha256
+        temporary = self.folder / "new.tmp"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            while self.damaged:
+                damaged = self.damaged.pop()
+                damaged.replace(damaged.with_suffix(".damaged"))
+            safetensors.torch.save_file(tensors, temporary, {"": json.dumps(whole)})
+            temporary.chmod(0o600)
+            if self._sync:
+                sync_path(temporary)
+            path = self.folder / f"{state.round:012d}-{_digest(temporary)}.safetensors"
+            os.replace(temporary, path)  # noqa: PTH105
+            if self._sync:
+                sync_path(self.folder)
+        except (OSError, SafetensorError) as error:
+            temporary.unlink(missing_ok=True)
+            raise UserError(f"{temporary}: the checkpoint cannot be written: {error}") from None
+        before = [old for old in self._whole if _round(old) != state.round]
+        self._whole = [*before, path][-KEPT:]
+        for old in self._paths():
+            if old not in self._whole:
+                old.unlink(missing_ok=True)
+
+    def load(self, state: RunState, most_steps: int | None = None) -> tuple[dict[str, Any], Residuals] | None:
+        """Go on from the newest readable checkpoint: return its document and residuals; None if there is none.
+
+        Args:
+            state: of the run; changed in place.
+            most_steps: passes over checkpoints of more steps.
+
+        Raises:
+            UserError: the checkpoint is that of another run, plan, version or owner, or the owner has other data.
+        """
+        for path in reversed(self._paths()):
+            document, tensors = self._read(path) or ({}, {})
+            if not document or (most_steps is not None and document["course"]["steps"] > most_steps):
+                continue
+            try:
+                state.load(Snapshot.model_validate_json(json.dumps(document["course"])), tensors)
+            except (ValueError, KeyError, RuntimeError, RecursionError) as error:
+                raise UserError(f"{path}: is no checkpoint of this run: {one_line(error)}") from None
+            self._whole = [path]
+            device = next(state.replica.model.parameters()).device
+            return document, _residuals({name: value.to(device) for name, value in tensors.items()})
+        return None
+
+    def oldest(self) -> int | None:
+        """Return the round of the older of two whole checkpoints: none before it will be gone back to."""
+        return _round(self._whole[0]) if len(self._whole) == KEPT else None
+
+    def snapshot(self) -> bytes | None:
+        """Return the newest readable checkpoint for a site that has lost its own, or None; see `take_over`."""
+        for path in reversed(self._paths()):
+            if (checkpoint := self._read(path)) is not None:
+                document, tensors = checkpoint
+                course = json.dumps(document["course"]).encode()
+                shared = {name: value for name, value in tensors.items() if name.startswith(SHARED)}
+                return _SIZE.pack(len(course)) + course + safetensors.torch.save(shared)
+        return None
+
+    def _paths(self) -> list[Path]:
+        return sorted(path for path in self.folder.glob("*.safetensors") if _NAME.fullmatch(path.name))
+
+    def _read(self, path: Path) -> Loaded | None:
+        """Return a checkpoint's document and tensors; None if it is damaged.
+
+        Raises:
+            UserError: it is whole, and somebody else's, of another version, or of other data.
+        """
+        match = _NAME.fullmatch(path.name)
+        if match is None or match[2] is None:
+            raise UserError(f"{path}: is a checkpoint of an earlier rankdad: finish the run with the one that began it")
+        try:
+            whole = _digest(path) == match[2]
+        except OSError:  # a disk that cannot read what it holds
+            whole = False
+        if not whole:
+            self.damaged.add(path)
+            self._whole = [known for known in self._whole if known != path]
+            _log.warning("%s: the checkpoint is damaged, and passed over: is the disk failing?", path)
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                document = json.loads(file.metadata()[""])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            owner = {name: document.get(name) for name in self._owner}
+        except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(f"{path}: is no checkpoint of rankdad: {one_line(error)}") from None
+        if owner != self._owner:
+            raise UserError(
+                f"{path}: is a checkpoint of another run, version or owner; choose another output, or remove "
+                f"{self.folder}"
+            )
+        if self._data_sha256 not in (None, document.get("data_sha256")):
+            raise UserError(
+                f"data: other samples, labels or splits than {path} was trained on: a site goes on with the same data"
+            )
+        return document, tensors
+
+
+def take_over(state: RunState, snapshot: bytes) -> None:
+    """Go to where a snapshot of another process stands.
+
+    Raises:
+        ProtocolError: it is none of this run.
+    """
+    try:
+        (size,) = _SIZE.unpack_from(snapshot)
+        course = Snapshot.model_validate_json(snapshot[_SIZE.size : _SIZE.size + size])
+        state.load(course, safetensors.torch.load(snapshot[_SIZE.size + size :]))
+    except (struct.error, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ProtocolError(502, f"the aggregator's snapshot cannot be used: {one_line(error)}") from None
+
+
+def _round(path: Path) -> int:
+    return int(path.name[:12])
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def _tensors(residuals: Residuals) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for name, residual in residuals.items():
+        if isinstance(residual, Factor):
+            tensors |= {f"delta/{name}": residual.delta, f"activation/{name}": residual.activation}
+        else:
+            tensors[f"residual/{name}"] = residual
+    return copies(tensors)
+
+
+def _residuals(tensors: Mapping[str, Tensor]) -> Residuals:
+    deltas, activations = under("delta", tensors), under("activation", tensors)
+    return {name: Factor(deltas[name], activations[name]) for name in deltas} | under("residual", tensors)

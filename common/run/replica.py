@@ -1,0 +1,186 @@
+"""A replica: model and optimizer, kept equal at every site because all apply the same gradients in the same order."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from rankdad.common.errors import ProtocolError
+from rankdad.common.models import build_model
+from rankdad.common.run.optimizer import learning_rate, lr_scale, make_optimizer
+from rankdad.common.run.weight_sketch import sketch
+from rankdad.common.spec import Adam, RunSpec
+
+
+class Replica:
+    """The model and its optimizer.
+
+    Args:
+        spec: the run.
+        allowed_factories: model factories that the caller permits.
+        device: where the model lives.
+        weights: folder with the files of pretrained weights.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        allowed_factories: Collection[str] = (),
+        device: str = "cpu",
+        weights: Path | None = None,
+    ) -> None:
+        self.model: nn.Module = build_model(spec, allowed_factories, weights).to(device)
+        self._training = spec.training
+        self._scale = lr_scale(spec.training, len(spec.federation.sites))
+        self._trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self._optimizer = make_optimizer(spec.training, list(self._trained.values()))
+        # What is wrapped around it for profilers takes as long as a small network's step.
+        self._take_step = inspect.unwrap(type(self._optimizer).step)
+        self.step = 0
+        self.steps_per_epoch = 1
+
+    def apply(self, gradients: Mapping[str, Tensor]) -> None:
+        """Clip the aggregated gradients and take one optimizer step at the scheduled learning rate.
+
+        Args:
+            gradients: by parameter name, each in its parameter's shape.
+        """
+        for name, parameter in self._trained.items():
+            gradient = gradients.get(name)
+            parameter.grad = None if gradient is None else _laid_out_as(parameter, gradient)
+        if self._training.clip is not None:
+            nn.utils.clip_grad_norm_(self._trained.values(), self._training.clip)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._scale * learning_rate(self._training, self.step, self.steps_per_epoch)
+        with torch.no_grad():
+            self._take_step(self._optimizer)
+        for parameter in self._trained.values():
+            parameter.grad = None
+        self.step += 1
+
+    def restart(self, weights: Mapping[str, Tensor]) -> None:
+        """Begin anew from some weights: without moments, at step 0."""
+        self.load(weights)
+        self._optimizer = make_optimizer(self._training, list(self._trained.values()))
+        self.step = 0
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over weights and buffers; names that are not given stay as they are."""
+        self.model.load_state_dict(dict(weights), strict=False)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return a copy of all weights and buffers on the CPU."""
+        return copies(self.model.state_dict())
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Return copies of the parameters, as an update carries them after a comparison.
+
+        Moments stay everywhere as they are: they come of the updates alone, and whoever chose them would choose the
+        next step's weights. So do buffers, which each site has of its own until the epoch ends.
+        """
+        return copies(dict(self.model.named_parameters()))
+
+    def check_parameters(self, named: Mapping[str, Tensor]) -> None:
+        """Check that parameters are of this model.
+
+        Raises:
+            ProtocolError: they are not.
+        """
+        expected = {name: (value.dtype, value.shape) for name, value in self.model.named_parameters()}
+        if {name: (value.dtype, value.shape) for name, value in named.items()} != expected:
+            raise ProtocolError(502, "d.replica: holds other weights than this model has")
+
+    def sketch(self) -> Tensor:
+        """Return the sketch of the parameters; see `common.weight_sketch`."""
+        return sketch(dict(self.model.named_parameters()))
+
+    def state(self) -> dict[str, Tensor]:
+        """Return copies of weights, buffers and the optimizer's moments by name, on the CPU: all but the step."""
+        tensors = {f"weights/{name}": value for name, value in self.model.state_dict().items()}
+        for name, parameter in self._trained.items():
+            moments = self._optimizer.state.get(parameter, {})
+            tensors |= {f"{key}/{name}": value for key, value in moments.items() if isinstance(value, Tensor)}
+        return copies(tensors)
+
+    def load_state(self, tensors: Mapping[str, Tensor], step: int) -> None:
+        """Go back to a state that `state` has returned, after so many steps.
+
+        Raises:
+            RuntimeError, KeyError, ValueError: it is not that of this model; a fused optimizer would read and write
+                beyond a moment that is too small, and miss one that is not there.
+        """
+        self.step = step
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            key, _, parameter = name.partition("/")
+            parts.setdefault(key, {})[parameter] = value
+        self.model.load_state_dict(parts.pop("weights"))
+        known = {"step", "exp_avg", "exp_avg_sq"} if isinstance(self._training.optimizer, Adam) else {"momentum_buffer"}
+        if parts and (parts.keys() != known or len({frozenset(moments) for moments in parts.values()}) > 1):
+            raise ValueError(f"expected {', '.join(sorted(known))} of every trained weight, and nothing else")
+        for key, moments in parts.items():
+            for name, value in moments.items():
+                owner = self._trained[name]
+                like = torch.empty(()) if key == "step" else owner
+                if value.shape != like.shape or value.dtype != like.dtype:
+                    raise ValueError(f"{key} of {name}: got {list(value.shape)}, expected {list(like.shape)}")
+                self._optimizer.state[owner][key] = (
+                    value.to(owner.device) if key == "step" else _laid_out_as(owner, value)
+                )
+
+    def digest(self) -> str:
+        """Return the sha256 of all weights and buffers."""
+        return weights_sha256(self.model.state_dict())
+
+
+def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """Return a gradient or moment in its parameter's strides: fused optimizers read its memory in that order."""
+    gradient = gradient.to(parameter).reshape(parameter.shape)
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+
+
+def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies on the CPU, contiguous as files and messages have them."""
+    contiguous = torch.contiguous_format
+    return {name: value.detach().cpu().clone(memory_format=contiguous) for name, value in tensors.items()}
+
+
+def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that are saved with a model, such as BatchNorm's running statistics."""
+    saved = model.state_dict()
+    return {name: saved[name] for name, _ in model.named_buffers() if name in saved}
+
+
+def pack_parameters(named: Mapping[str, Tensor]) -> bytes:
+    """Return named parameters as bytes; none are no bytes."""
+    return safetensors.torch.save(dict(named)) if named else b""
+
+
+def unpack_parameters(data: bytes) -> dict[str, Tensor]:
+    """Return named parameters; of which model, `Replica.check_parameters` tells.
+
+    Raises:
+        ValueError: the bytes hold no weights.
+    """
+    try:
+        return safetensors.torch.load(data) if data else {}
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise ValueError(f"holds no weights: {error}") from None
+
+
+def weights_sha256(weights: Mapping[str, Tensor]) -> str:
+    """Return the sha256 of named tensors: names, dtypes, shapes and raw bytes, in order of name."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        value = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

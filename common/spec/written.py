@@ -1,0 +1,180 @@
+"""How tables are written, and what their cells mean: the same at every site, though their files may differ."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from rankdad.common.documents import Part
+from rankdad.common.spec.patterns import fits
+from rankdad.common.spec.table_schema import Column, Labelled, Level
+
+Encoding = Literal[
+    "cp1250",
+    "cp1251",
+    "cp1252",
+    "cp1253",
+    "cp1254",
+    "cp1257",
+    "cp437",
+    "cp850",
+    "iso-8859-1",
+    "iso-8859-2",
+    "iso-8859-15",
+    "mac-roman",
+    "koi8-r",
+    "shift-jis",
+    "gb18030",
+    "big5",
+    "euc-kr",
+]
+COMPARISON = re.compile(r"(>=|<=|>|<)\s*([+-]?[0-9]+(?:\.[0-9]+)?)")
+YEAR = 365.25  # days
+
+
+class Written(Part):
+    """How the cells of tables are written; what is null is found in each file."""
+
+    delimiter: Literal[",", ";", "\t", "|"] | None = None
+    """What separates a table's columns; null finds it, in each file by itself."""
+    decimal: Literal[".", ","] | None = None
+    """What stands before a number's decimals; null finds it, in each file by itself, and refuses what could be read in
+    two ways, such as 1,234."""
+    encoding: Encoding | None = None
+    """How letters are written in files that are not in UTF-8, such as cp1252, which Excel writes in the west of Europe;
+    null refuses them."""
+    sheet: Annotated[str, Field(min_length=1, max_length=31)] | None = None
+    """Name of a workbook's sheet; null takes the only one that is not empty."""
+    missing_values: tuple[Level, ...] | dict[Column, tuple[Level, ...]] = ()
+    """What else says that a value is missing, in all columns or by column (or pattern of columns). Always missing are:
+    nothing, NA, N/A, #N/A, <NA>, NaN, null and none, in letters of either case."""
+
+    def tokens_of(self, column: str) -> frozenset[str]:
+        """Return what else says that a column's value is missing."""
+        if not isinstance(self.missing_values, dict):
+            return frozenset(self.missing_values)
+        return frozenset(token for entry, own in self.missing_values.items() if fits(column, entry) for token in own)
+
+
+class Comparison:
+    """A rule such as "> 0".
+
+    Raises:
+        ValueError: it is none.
+    """
+
+    def __init__(self, text: str) -> None:
+        found = COMPARISON.fullmatch(text.strip())
+        if found is None:
+            raise ValueError(f'got {json.dumps(text)}, expected a comparison such as "> 0" or ">= 2.5"')
+        self.sign, self.bound = found[1], float(found[2])
+
+    def holds(self, numbers: Any) -> Any:
+        """Return of each number whether it fulfils the rule; NaN does not."""
+        greater = self.sign.startswith(">")
+        strict = numbers > self.bound if greater else numbers < self.bound
+        return strict | (numbers == self.bound) if self.sign.endswith("=") else strict
+
+
+def _comparison(text: str) -> str:
+    Comparison(text)
+    return text
+
+
+class Tabular(Written, Labelled):
+    """A table with a row per sample."""
+
+    since_the_first: ClassVar[frozenset[str]] = frozenset(  # left out of the hashed form where they say nothing
+        (*Written.model_fields, "positive", "merge", "categorical_other", "dates", "log", "clip", "missing_indicators")
+    )
+
+    positive: Annotated[str, AfterValidator(_comparison)] | None = None
+    """Rule such as "> 0" for a label of numbers: those that fulfil it are the second of the two classes that
+    `values` then only names."""
+    merge: Annotated[dict[Level, tuple[Level, ...]], Field(max_length=1000)] = Field(default={})
+    """Values of the label that are one class, by its name among `values`: {"ill": [1, 2, 3]}. A class without an entry
+    is the value of its name."""
+
+    @property
+    def members(self) -> tuple[tuple[str, ...], ...]:
+        """For each class the label's values that mean it."""
+        return tuple(self.merge.get(value, (value,)) for value in self.values)
+
+    @model_validator(mode="after")
+    def _rules_fit(self) -> Tabular:
+        if self.positive is not None and (len(self.values) != 2 or self.merge):
+            raise ValueError("positive: makes two classes, expected two values, their names; and nothing in merge")
+        for name in self.merge:
+            if name not in self.values:
+                raise ValueError(f"merge: {name} is not among the values")
+        known = [value for own in self.members for value in own]
+        twice = sorted({value for value in known if known.count(value) > 1})
+        if twice and len(set(self.values)) == len(self.values):
+            raise ValueError(f"merge: {twice[0]} is in two classes")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_says_nothing(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields, held = type(self).model_fields, handler(self)
+        return {
+            name: value
+            for name, value in held.items()
+            if name not in self.since_the_first or getattr(self, name) != fields[name].default
+        }
+
+
+class Date(Part):
+    """What number a date becomes: the time since another, so that a date of visit can be an age."""
+
+    since: Column
+    """A date, such as "2000-01-31", or the name of a column with one, such as that of birth."""
+    unit: Literal["years", "days"] = "years"
+    """Years of 365.25 days, or days."""
+    order: Literal["day/month/year", "month/day/year"] | None = None
+    """What 03/04/2020 means; null refuses dates with slashes. Read in any case: 2020-04-03 and 3.4.2020 (day first)."""
+
+    def day(self, text: str) -> float:
+        """Return a date's number of days.
+
+        Raises:
+            ValueError: it is none, or might be two; says what would be read.
+        """
+        parts = re.fullmatch(
+            r"(\d{4})-(\d\d?)-(\d\d?)(?:[T ][\d:.]*)?|(\d\d?)\.(\d\d?)\.(\d{4})|(\d\d?)/(\d\d?)/(\d{4})", text
+        )
+        expected = "expected a date such as 2020-04-03 or 3.4.2020"
+        if parts is None:
+            raise ValueError(expected)
+        if parts[7] and self.order is None:
+            raise ValueError(f"{expected}: with slashes, data.dates needs the order of day and month")
+        year, month, day = (parts[1], parts[2], parts[3]) if parts[1] else (parts[6], parts[5], parts[4])
+        if parts[7]:
+            first, second = (parts[7], parts[8]) if self.order == "day/month/year" else (parts[8], parts[7])
+            year, month, day = parts[9], second, first
+        try:
+            return float(datetime.date(int(year), int(month), int(day)).toordinal())
+        except ValueError:
+            raise ValueError(f"{expected} that is in the calendar") from None
+
+    @property
+    def start(self) -> float | None:
+        """Number of days of a fixed beginning; None where it is a column's."""
+        return self.day(self.since) if re.fullmatch(r"\d{4}-\d\d-\d\d", self.since) else None
+
+    @model_validator(mode="after")
+    def _begins_in_the_calendar(self) -> Date:
+        try:
+            _ = self.start
+        except ValueError as error:
+            raise ValueError(f"since: got {self.since}, {error}") from None
+        return self
+
+
+def chosen(column: str, entries: Sequence[str]) -> bool:
+    """Tell whether a column is one of some, or of those for which patterns stand."""
+    return any(fits(column, entry) for entry in entries)

@@ -1,0 +1,291 @@
+"""The wire: what is packed comes back, a body is as large as the plan says, and everything else is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from typing import Any
+
+import msgpack
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankdad.common.errors import NonFiniteError, ProtocolError, RankdadError
+from rankdad.common.gradients.factors import Factor
+from rankdad.common.gradients.routes import Payload
+from rankdad.common.gradients.wire import as_received, decode, encode, is_lossless, wire_bytes
+from rankdad.common.metrics import tally_bytes
+from rankdad.common.models import build_model
+from rankdad.common.protocol.codec import pack, unpack
+from rankdad.common.protocol.message_sizes import body_bytes, body_limit
+from rankdad.common.protocol.messages import Evaluation, Failure, Goodbye, Kind, Message, Step
+from rankdad.common.protocol.plan import Plan, make_plan
+from rankdad.common.run.weight_sketch import PARTS
+from tests.common.metrics.samples import tallied
+from tests.conftest import examples, run_spec
+
+
+def plan_of(**changes: Any) -> Plan:
+    spec = run_spec(
+        **({"method": {"name": "rank-dad", "rank": 3}, "model": {"name": "mlp", "hidden": [16, 16]}} | changes)
+    )
+    return make_plan(spec, build_model(spec))
+
+
+PLAN = plan_of()
+
+
+def payload_of(plan: Plan, rows: int, seed: int = 0, phase: int = 0, *, up: bool = True) -> Payload:
+    """Random numbers in every slot of a layout, so many rows where they are free."""
+    generator = torch.Generator().manual_seed(seed)
+    values: list[Factor | torch.Tensor] = []
+    for slot in plan.layout(phase, up=up).slots:
+        kept = slot.rows if slot.fixed else min(rows, slot.rows)
+        arrays = [torch.randn(kept, width, generator=generator) for width in slot.widths]
+        values.append(Factor(*arrays) if len(arrays) == 2 else arrays[0])
+    return tuple(values)
+
+
+def step_of(rows: int, seed: int = 0) -> Message:
+    return Message(Kind.STEP, 7, Step(8.0, 0.5, 1.25, payload_of(PLAN, rows, seed)))
+
+
+@settings(max_examples=examples(30))
+@given(rows=st.integers(0, 3), seed=st.integers(0, 99))
+def test_a_step_comes_back(rows: int, seed: int) -> None:
+    sent = step_of(rows, seed)
+    got = unpack(pack(sent, PLAN, up=True), PLAN, up=True)
+    assert (got.kind, got.round, got.exchange) == (Kind.STEP, 7, 0)
+    assert isinstance(got.body, Step)
+    assert isinstance(sent.body, Step)
+    assert (got.body.weight, got.body.loss, got.body.norm) == (8.0, 0.5, 1.25)
+    for a, b in zip(got.body.payload, sent.body.payload, strict=True):
+        if isinstance(b, Factor):
+            assert isinstance(a, Factor)
+            assert torch.equal(a.delta, b.delta)
+            assert torch.equal(a.activation, b.activation)
+        else:
+            assert isinstance(a, torch.Tensor)
+            assert torch.equal(a, b)
+
+
+METHODS: list[dict[str, Any]] = [
+    {"name": "dsgd"},
+    {"name": "dsgd", "exchanges": "per-tensor"},
+    {"name": "dad"},
+    {"name": "edad"},
+    {"name": "top-rows"},
+    {"name": "rank-dad", "rank": 3},
+    {"name": "powersgd", "rank": 3},
+]
+
+
+@pytest.mark.parametrize("wire", ["float32", "float64", "bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method["name"])
+def test_a_body_has_the_size_that_the_plan_predicts_in_every_exchange(method: dict[str, Any], wire: str) -> None:
+    """Exactly, whatever the round, with all rows; fewer rows are fewer bytes; the header is 64 bytes at most."""
+    if (method["name"], wire) == ("edad", "int8"):
+        pytest.skip("edad refuses int8")
+    plan = plan_of(method=method | {"wire": wire})
+    per_tensor = len(plan.routes) if "exchanges" in method else 1
+    assert len(plan.exchanges) == (2 if method["name"] == "powersgd" else per_tensor)
+    for phase in range(len(plan.exchanges)):
+        for up in (True, False):
+            payload = payload_of(plan, 10**6, 0, phase, up=up)
+            layout = plan.layout(phase, up=up)
+            for round_ in (0, 2**31):
+                body = pack(Message(Kind.STEP, round_, Step(1.0, 0.5, 2.0, payload), phase), plan, up=up)
+                assert len(body) == body_bytes(plan, phase, up=up)
+                assert len(body) - layout.payload_bytes(wire) - 4 * layout.variable <= 64
+                got = unpack(body, plan, up=up)
+                assert (got.round, got.exchange) == (round_, phase)
+            if layout.variable:
+                short = Step(1.0, 0.5, 2.0, payload_of(plan, 1, 0, phase, up=up))
+                assert len(pack(Message(Kind.STEP, 0, short, phase), plan, up=up)) < len(body)
+
+
+def test_a_step_of_many_exchanges_has_a_header_of_the_size_that_the_plan_predicts() -> None:
+    plan = plan_of(method={"name": "dsgd", "exchanges": "per-tensor"}, model={"name": "mlp", "hidden": [2] * 64})
+    for phase in (0, 127, 128, len(plan.exchanges) - 1):
+        body = pack(Message(Kind.STEP, 0, Step(1.0, 0.5, 2.0, payload_of(plan, 1, 0, phase)), phase), plan, up=True)
+        assert len(body) == body_bytes(plan, phase, up=True)
+        assert unpack(body, plan, up=True).exchange == phase
+
+
+@pytest.mark.parametrize(("wire", "error"), [("bfloat16", 2**-8), ("float16", 2**-11), ("int8", None)])
+def test_fewer_bits_are_decoded_to_float32(wire: str, error: float | None) -> None:
+    plan = plan_of(method={"name": "rank-dad", "rank": 3, "wire": wire})
+    payload = payload_of(plan, 3)
+    body = pack(Message(Kind.STEP, 0, Step(1.0, 0.0, 0.0, payload)), plan, up=True)
+    got = unpack(body, plan, up=True).body
+    assert isinstance(got, Step)
+    for sent, found in zip(payload, got.payload, strict=True):
+        for a, b in zip(_tensors(sent), _tensors(found), strict=True):
+            assert b.dtype == torch.float32
+            largest = float(a.abs().max()) / 254 + 1e-6  # half of an int8 step
+            assert torch.allclose(a, b, rtol=error or 0.0, atol=1e-6 if error else largest)
+
+
+def _tensors(value: Factor | torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (value.delta, value.activation) if isinstance(value, Factor) else (value,)
+
+
+def test_a_number_too_large_for_the_wire_is_not_sent_as_infinity() -> None:
+    plan = plan_of(method={"name": "dsgd", "wire": "float16"})
+    payload = tuple(torch.full(route.matrix, 1e5) for route in plan.routes)
+    with pytest.raises(RankdadError, match=r"the gradient of 1\.weight is too large for float16"):
+        pack(Message(Kind.STEP, 0, Step(1.0, 0.0, 0.0, payload)), plan, up=True)
+
+
+def test_non_finite_numbers_are_named_and_not_sent() -> None:
+    payload = payload_of(PLAN, 3)
+    assert isinstance(payload[0], Factor)
+    payload[0].delta[0, 0] = float("nan")
+    with pytest.raises(NonFiniteError, match=PLAN.routes[0].name):
+        pack(Message(Kind.STEP, 0, Step(1.0, 0.0, 0.0, payload)), PLAN, up=True)
+
+
+def changed(message: bytes, **changes: Any) -> bytes:
+    packed: bytes = msgpack.packb(msgpack.unpackb(message) | changes)
+    return packed
+
+
+ROUND = bytes(8)
+NAN = torch.tensor([float("nan")]).numpy().tobytes()
+GOOD = pack(step_of(3), PLAN, up=True)
+BUFFER: bytes = msgpack.unpackb(GOOD)["b"]
+SCORES = torch.tensor([[2.0, 0.5, 0.1], [0.3, 0.2, 0.9], [0.3, 1.2, 0.9]])
+TALLY = tallied(PLAN.task, SCORES, torch.tensor([0, 1, 1]))
+EVALUATION = Evaluation(split="test", fold=0, epoch=0, tally=TALLY, baseline=TALLY)
+
+
+def evaluation(**changes: Any) -> bytes:
+    document = msgpack.unpackb(pack(Message(Kind.EVALUATION, 0, EVALUATION), PLAN, up=True))
+    packed: bytes = msgpack.packb(document | {"d": document["d"] | changes})
+    return packed
+
+
+def hello(**changes: Any) -> bytes:
+    digest = "0" * 64
+    fields = {"version": "1", "spec_sha256": digest, "plan_sha256": digest, "weights_sha256": digest}
+    body = fields | {"samples": bytes(12), "dropped": 0, "warnings": []} | changes
+    packed: bytes = msgpack.packb({"k": 1, "r": ROUND, "p": 0, "d": body})
+    return packed
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "not msgpack"),
+        (b"\xc1", "not msgpack"),
+        (b"\x93\x01\x02\x03", "not a map"),
+        (GOOD[:-1], "not msgpack"),
+        (GOOD + b"\x00", "not msgpack"),
+        (b"\x91" * 5000, "not msgpack"),
+        (msgpack.packb({"k": 2, "x": msgpack.ExtType(1, b"os.system")}), "not msgpack"),
+        (msgpack.packb({"k": 2, "x": [{}] * 900}), "more than 3 maps and lists"),
+        (msgpack.packb([[[]] * 900] * 40), "more than 3 maps and lists"),
+        (msgpack.packb({"k": 99}), "k: got 99"),
+        (msgpack.packb({"k": True}), "k: got True"),
+        (msgpack.packb({"k": 2}), "keys"),
+        (changed(GOOD, extra=1), "keys"),
+        (changed(GOOD, r=-1), "r: got -1"),
+        (changed(GOOD, r=b"1234567"), "r: got 7 bytes"),
+        (changed(GOOD, p=1), "p: got 1"),
+        (changed(GOOD, p=True), "p: got True"),
+        (changed(GOOD, m=1.0), "m: got 1.0"),
+        (changed(GOOD, m=struct.pack("<3d", -1, 0, 0)), "m: got weight -1"),
+        (changed(GOOD, m=struct.pack("<3d", 1, float("nan"), 0)), "m: got loss nan"),
+        (changed(GOOD, m=struct.pack("<3d", 1, 0, float("inf"))), "m: got norm inf"),
+        (changed(GOOD, m=struct.pack("<3d", 1, 1e308, 0)), r"m: got loss 1e\+308"),
+        (changed(GOOD, n=b""), "n: got 0 bytes"),
+        (changed(GOOD, n=b"\xff" * 4 * 2), "rows for"),
+        (changed(GOOD, b=BUFFER[:-4]), "b: got"),
+        (changed(GOOD, b="text"), "b: got 'text'"),
+        (changed(GOOD, b=NAN + BUFFER[4:]), "hold NaN"),
+        (msgpack.packb({"k": 6, "r": ROUND, "p": 0, "d": {"weights_sha256": "../x"}}), "weights_sha256"),
+        (msgpack.packb({"k": 6, "r": ROUND, "p": 0, "d": 3}), "d."),
+        (msgpack.packb({"k": 7, "r": ROUND, "p": 0, "d": {"site": "a", "reason": "x" * 501}}), "reason"),
+        (evaluation(tally=b"1234"), "d.tally: got 4 bytes"),
+        (evaluation(tally=b"\xff" * tally_bytes(PLAN.task)), "d.tally: a count is larger than"),
+        (evaluation(baseline=b""), "d.baseline: got 0 bytes"),
+        (evaluation(split="validation", baseline=b"1"), "d.baseline: got 1 bytes"),
+        (evaluation(fold=-1), "d.fold: "),
+        (msgpack.packb({"k": 9, "r": ROUND, "p": 0, "d": {"stage": "sums", "values": b""}}), "no stage of preparation"),
+        (hello(samples=b"1234"), "d.samples: got 4 bytes, expected 12"),
+        (hello(warnings=["x"]), "d.warnings.0: "),
+        (hello(warnings=["one-class"] * 11), "d.warnings: "),
+        (hello(dropped=-1), "d.dropped: "),
+    ],
+)
+def test_nonsense_is_refused_with_a_reason(body: bytes, reason: str) -> None:
+    with pytest.raises(ProtocolError, match=reason) as error:
+        unpack(body, PLAN, up=True)
+    assert error.value.status == 422
+    assert len(str(error.value)) < 300
+
+
+def test_a_body_beyond_the_plan_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(ProtocolError) as error:
+        unpack(bytes(body_limit(PLAN, up=True) + 1), PLAN, up=True)
+    assert error.value.status == 413
+
+
+@settings(max_examples=examples(200))
+@given(data=st.data())
+def test_mutations_of_a_real_message_never_raise_anything_else(data: st.DataObject) -> None:
+    body = bytearray(data.draw(st.sampled_from([GOOD, pack(Message(Kind.EVALUATION, 0, EVALUATION), PLAN, up=True)])))
+    for _ in range(data.draw(st.integers(1, 6))):
+        body[data.draw(st.integers(0, min(80, len(body) - 1)))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(ProtocolError):
+        unpack(bytes(body), PLAN, up=True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        Goodbye(weights_sha256="0" * 64, sketch=torch.zeros(PARTS, dtype=torch.float64)),
+        Failure(site="alpha", reason="no disk"),
+        EVALUATION,
+    ],
+)
+def test_control_messages_come_back(body: Any) -> None:
+    kinds: dict[type, Kind] = {Goodbye: Kind.GOODBYE, Failure: Kind.FAILURE, Evaluation: Kind.EVALUATION}
+    kind = kinds[type(body)]
+    packed = pack(Message(kind, 3, body), PLAN, up=True)
+    assert pack(unpack(packed, PLAN, up=True), PLAN, up=True) == packed
+
+
+def test_rows_that_do_not_fit_together_are_refused() -> None:
+    edad = plan_of(method={"name": "edad"})
+    payload = list(payload_of(edad, 4))
+    last = payload[-1]
+    assert isinstance(last, torch.Tensor)
+    payload[-1] = last[:3]
+    uneven = pack(Message(Kind.STEP, 0, Step(1.0, 0.0, 0.0, tuple(payload))), edad, up=True)
+    with pytest.raises(ProtocolError, match="expected as many as for the first, 4"):
+        unpack(uneven, edad, up=True)
+
+
+@settings(max_examples=examples(60))
+@given(
+    shapes=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 150)), min_size=1, max_size=4),
+    wire=st.sampled_from(["float32", "float64", "bfloat16", "float16", "int8"]),
+    scale=st.sampled_from([1e-12, 1.0, 1e4]),
+    seed=st.integers(0, 99),
+)
+def test_what_is_decoded_is_what_the_sender_thinks(
+    shapes: list[tuple[int, int]], wire: str, scale: float, seed: int
+) -> None:
+    """On this rests error feedback: the residual is taken of what the other end has."""
+    generator = torch.Generator().manual_seed(seed)
+    arrays = [scale * torch.randn(shape, generator=generator) for shape in shapes]
+    data = encode(arrays, wire).numpy().tobytes()
+    assert len(data) == sum(wire_bytes(wire, *shape) for shape in shapes)
+    for array, found in zip(arrays, decode(data, shapes, wire), strict=True):
+        assert torch.equal(found.to(array.dtype), as_received(array, wire))
+        if is_lossless(wire, array.dtype):
+            assert torch.equal(found.float(), array)
+        assert float((found - array).abs().sum()) <= 0.01 * float(array.abs().sum()) + 1e-6

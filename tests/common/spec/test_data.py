@@ -1,0 +1,143 @@
+"""The schema of the data: an old spec keeps its digest, and nonsense is named by its field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankdad.common.documents import validate
+from rankdad.common.errors import SpecError
+from rankdad.common.spec import RunSpec
+from rankdad.common.spec.data import TableData, covariate_width, resolve_features
+from rankdad.common.spec.table_schema import canonical
+from tests.conftest import run_spec
+
+CSV: dict[str, Any] = {
+    "reader": "csv",
+    "file": "brains.csv",
+    "features": ["age", "sex", "volume"],
+    "categorical": {"sex": ["M", "F"]},
+    "label": "group",
+    "values": ["control", "patient", 3],
+}
+FREESURFER: dict[str, Any] = {
+    "reader": "freesurfer",
+    "covariates": "people.csv",
+    "key": "file",
+    "features": ["eTIV"],
+    "covariate_features": ["age", "sex"],
+    "categorical": {"sex": ["M", "F"]},
+    "label": "group",
+    "values": ["control", "patient", 3],
+}
+
+
+@pytest.mark.parametrize("reader", [{}, {"reader": "npz"}])
+def test_the_canonical_form_of_a_npz_schema_is_what_it_was_before_there_were_others(reader: dict[str, str]) -> None:
+    spec = run_spec(data={"shape": [6]} | reader)
+    form = json.dumps(spec.model_dump(mode="json")["data"], sort_keys=True, separators=(",", ":"))
+    assert form == '{"file":"data.npz","reader":"npz","scale":1.0,"shape":[6],"tokens":null}'
+
+
+@pytest.mark.parametrize("data", [CSV, FREESURFER])
+def test_a_table_says_its_shape_before_it_is_read(data: dict[str, Any]) -> None:
+    spec = run_spec(data=data)
+    assert spec.data.shape == (4,)
+    assert spec.data.tokens is None
+    assert validate(RunSpec, spec.model_dump(mode="json")) == spec
+
+
+def test_the_spelling_of_a_value_is_not_its_meaning() -> None:
+    one, other = (run_spec(data=CSV | {"values": values}) for values in ([0, 1.0, "b"], [" 0.0", "1", "b "]))
+    assert one.sha256() == other.sha256()
+    assert run_spec(data=CSV | {"values": [1, 0, "b"]}).sha256() != one.sha256()
+
+
+@given(st.one_of(st.text(max_size=20), st.integers(), st.floats()))
+def test_a_canonical_value_stays_itself(value: object) -> None:
+    assert canonical(canonical(value)) == canonical(value)
+
+
+@given(st.integers(-(10**14), 10**14))
+def test_a_whole_number_has_one_form(number: int) -> None:
+    assert {canonical(form) for form in (number, f" {number:06}", f"{number}.0", float(number))} == {str(number)}
+
+
+def test_digits_that_a_float_would_lose_tell_values_apart() -> None:
+    assert canonical("100000000000000000001") != canonical("100000000000000000002")
+
+
+@pytest.mark.parametrize(
+    ("data", "field", "said"),
+    [
+        (CSV | {"reader": "cvs"}, "data", "got the name 'cvs', expected one of 'npz', 'csv', 'freesurfer'"),
+        (CSV | {"values": [0, 1]}, "data", "values: got 2, expected one for each of 3 task.classes"),
+        (CSV | {"values": [0, "0.0", 1]}, "data", "values: 0 stands there more than once"),
+        (CSV | {"values": [0, 1, None]}, "data.values[2]", "got null"),
+        (CSV | {"features": []}, "data", "features: got none"),
+        (CSV | {"features": ["age", "sex", "age"]}, "data", "features: age stands there more than once"),
+        (CSV | {"label": "age"}, "data", "label: age is among the features too"),
+        (CSV | {"key": "age"}, "data", "key: age is among the features too"),
+        (CSV | {"key": "group"}, "data", "label: group is the key too"),
+        (CSV | {"group": "age"}, "data", "group: age is among the features too"),
+        (CSV | {"categorical": {"group": ["a"]}}, "data", "categorical: group is the label"),
+        (
+            CSV | {"categorical": {"site": ["a"]}},
+            "preparation",
+            "data.categorical: site is neither among the inputs nor",
+        ),
+        (CSV | {"categorical": {"sex": ["M", "M"]}}, "data", "sex: M stands there more than once"),
+        (CSV | {"covariates": "people.csv"}, "data", "key: is missing"),
+        (CSV | {"file": "../people.csv"}, "data.file", 'got "../people.csv"'),
+        (CSV | {"file": ["a.csv", "b/*.csv"]}, "data.file", 'got "b/*.csv"'),
+        (CSV | {"file": []}, "data.file", "got no name"),
+        (CSV | {"shape": [4]}, "data.shape", "not known here"),
+        (
+            FREESURFER | {"categorical": {"eTIV": ["1"]}},
+            "data",
+            "eTIV is a region, expected one of the covariate_features",
+        ),
+    ],
+)
+def test_nonsense_is_named(data: dict[str, Any], field: str, said: str) -> None:
+    with pytest.raises(SpecError) as error:
+        run_spec(data=data)
+    assert error.value.field == field
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("keep", "said"),
+    [
+        (["site", "age"], ""),
+        (["group"], "harmonise.keep: group is what is predicted"),
+        (["site", "site"], "harmonise.keep: site stands there more than once"),
+        (["age"], "data.categorical: site is neither among the inputs nor in harmonise.keep"),
+    ],
+)
+def test_kept_columns_may_have_levels_of_their_own(keep: list[str], said: str) -> None:
+    data = CSV | {"categorical": {"sex": ["M", "F"], "site": ["a", "b", "c"]}}
+    preparation = {"harmonise": {"name": "combat", "keep": keep}}
+    if not said:
+        spec = run_spec(data=data, preparation=preparation)
+        assert isinstance(spec.data, TableData)
+        assert (spec.data.shape, covariate_width(spec.data, spec.preparation.keep)) == ((4,), 3)
+        return
+    with pytest.raises(SpecError, match=said) as error:
+        run_spec(data=data, preparation=preparation)
+    assert error.value.field == "preparation"
+
+
+def test_patterns_are_checked_when_they_are_resolved() -> None:
+    data = run_spec(data=CSV | {"features": ["v*", "[*]"], "label": "vol"}).data
+    assert isinstance(data, TableData)
+    whole = resolve_features(data, ["vol", "v1", "v?", "w", "v1"])
+    assert (whole.features, whole.inputs) == (("v1", "v[?]", "[*]"), ("v1", "v?", "*"))
+    assert resolve_features(whole, []) == whole
+    for columns, said in ((["x"], '"v\\*" stands for no column'), (["v\n1"], "stands for a column 'v.n1': rename it")):
+        with pytest.raises(SpecError, match=said):
+            resolve_features(data, columns)
