@@ -15,7 +15,11 @@ else
     echo "the kits of an earlier start are used; down --volumes removes them"
 fi
 
-$as_owner rankdad split /run.json --output /tmp/split
+# The image has scikit-learn's digits as a file, and no scikit-learn.
+if grep -q '"source": {"name": "digits"}' /run.json; then
+    set -- --set 'simulation.source={"name": "npz", "path": "/opt/rankdad/digits.npz"}'
+fi
+$as_owner rankdad split /run.json --output /tmp/split "$@"
 for site in ${parties#aggregator }; do
     [ -d "/tmp/split/$site" ] || { echo "error: the run has no site $site, expected ${parties#aggregator }" >&2; exit 2; }
     cp /tmp/split/"$site"/data/* "/kits/$site/data/"

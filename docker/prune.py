@@ -1,14 +1,27 @@
-"""Removes from an environment what no program runs: tests, sources in C, stubs."""
+"""Keeps scikit-learn's digits as a file, and removes from an environment what no program runs.
+
+That is tests, sources in C, stubs, and scikit-learn with all that it needs: the rest of the image computes without it.
+"""
 
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
+DIGITS = """
+import sys
+import numpy as np
+from sklearn.datasets import load_digits
+
+x, y = load_digits(return_X_y=True)
+np.savez_compressed(sys.argv[1], x=x.astype(np.uint8), y=y.astype(np.uint8))
+"""
 UNUSED = (
     *("**/tests", "torch/test", "torch/bin/*[tT]est*", "torch/bin/protoc*", "torch/include", "torch/share"),
     *("**/*.[ch]", "**/*.pyi"),
+    *("sklearn", "scikit_learn*", "scipy*", "joblib*", "threadpoolctl*", "narwhals*", "cloudpickle*"),
 )
 
 
@@ -29,4 +42,6 @@ def prune(environment: Path) -> None:
 
 
 if __name__ == "__main__":
-    prune(Path(sys.argv[1]))
+    environment = Path(sys.argv[1])
+    subprocess.run([environment / "bin" / "python", "-IBc", DIGITS, environment / "digits.npz"], check=True)
+    prune(environment)

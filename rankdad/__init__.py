@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 __all__ = ["Factor", "FactorCapture", "RunSpec", "__version__", "block", "concatenate", "exact", "spi"]
 
 _ROOMS = {
-    "Factor": "common.factors",
-    "FactorCapture": "common.capture",
+    "Factor": "common.gradients.factors",
+    "FactorCapture": "common.gradients.capture",
     "RunSpec": "common.spec",
-    "block": "common.reduction.block",
-    "concatenate": "common.factors",
-    "exact": "common.reduction.exact",
-    "spi": "common.reduction.spi",
+    "block": "common.gradients.reduction.block",
+    "concatenate": "common.gradients.factors",
+    "exact": "common.gradients.reduction.exact",
+    "spi": "common.gradients.reduction.spi",
 }
 
 
