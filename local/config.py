@@ -61,6 +61,8 @@ class SiteConfig(Part):
     @field_validator("aggregator")
     @classmethod
     def _is_address(cls, value: str) -> str:
+        if re.search(r"[@?#]", value):  # it is logged
+            raise ValueError("expected an address without a user, password or query: token_file names the token's file")
         if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", value):
             raise ValueError(f"got {value!r}, expected an address such as http://10.0.0.1:8765")
         return value

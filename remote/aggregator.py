@@ -329,7 +329,7 @@ class Aggregator:
             DamageError: a record that is needed is not there, or cannot be read.
         """
         ledger = self.persistence.ledger
-        for ready, record in replay(ledger, self.plan, self.barrier, self._clock(), self._reset):
+        for ready, record in replay(ledger, self.plan, self.barrier, self._clock, self._reset):
             update = self.aggregate(ready)
             if record.damage is not None:
                 ledger.mend(record.round, update.packed)

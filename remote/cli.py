@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rankdad.command import LogJson, Quiet, Verbose
-from rankdad.common.errors import UserError
+from rankdad.common.errors import UserError, visible
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.remote.ledger import Durability, Retention
 
@@ -142,9 +142,9 @@ def compare(
     found, runs = run(directories)
     shown = Table(box=box.SIMPLE_HEAD)
     for name in found.head:
-        shown.add_column(Text(name), justify="right" if name else "left", overflow="fold")
+        shown.add_column(Text(visible(name)), justify="right" if name else "left", overflow="fold")
     for row in found.rows:
-        shown.add_row(*map(Text, row))
+        shown.add_row(*(Text(visible(cell)) for cell in row))
     Console().print(shown)
     typer.echo("* is the best value of a row; in brackets 95 % intervals")
     if html is not None:

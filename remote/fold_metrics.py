@@ -10,6 +10,8 @@ from functools import reduce
 from operator import add
 from typing import Any
 
+import torch
+
 from rankdad.common.metrics import (
     Metrics,
     Risks,
@@ -22,11 +24,9 @@ from rankdad.common.metrics import (
     empty,
     intervals,
     mean_over_sites,
-    pack_tally,
     parts,
     risk_summary,
     summarise,
-    unpack_tally,
     within_sites,
 )
 from rankdad.common.preparation import Fit
@@ -72,7 +72,7 @@ class FoldMetrics:
     def state(self) -> dict[str, Any]:
         """Return the state as JSON."""
         tallies = {
-            name: {site: base64.b64encode(zlib.compress(pack_tally(tally))).decode() for site, tally in totals.items()}
+            name: {site: _written(tally) for site, tally in totals.items()}
             for name, totals in (("models", self._models), ("baselines", self._baselines))
         }
         around = {"centre": self._centre, "scale": self._scale, "log_odds": self._log_odds}
@@ -82,7 +82,7 @@ class FoldMetrics:
         """Take over a state that `state` returned."""
         for totals, name in ((self._models, "models"), (self._baselines, "baselines")):
             for site, text in state[name].items():
-                totals[site] = unpack_tally(self._task, zlib.decompress(base64.b64decode(text)))
+                totals[site] = _read(text, totals[site])
         self._folds = [Metrics(**fold) for fold in state["folds"]]
         self._centre, self._scale, self._log_odds = (state["around"][name] for name in ("centre", "scale", "log_odds"))
 
@@ -152,3 +152,15 @@ class FoldMetrics:
         first = int(isinstance(self._task, Classification) and self._task.classes == 2)
         chosen = range(first, len(scores)) if len(scores) <= MAX_OUTCOMES else range(0)
         return [(at, Risks.of(scores[at], self._log_odds[at])) for at in chosen]
+
+
+def _written(tally: Tally) -> str:
+    """Return a sum of tallies as text: sums of many folds may be beyond what one tally has on the wire."""
+    return base64.b64encode(zlib.compress(tally.counts.numpy().tobytes() + tally.sums.numpy().tobytes())).decode()
+
+
+def _read(text: str, like: Tally) -> Tally:
+    """Return the sum of tallies in a text, shaped like another."""
+    data, end = bytearray(zlib.decompress(base64.b64decode(text))), like.counts.nbytes
+    counts, sums = torch.frombuffer(data[:end], dtype=torch.int64), torch.frombuffer(data[end:], dtype=torch.float64)
+    return Tally(counts.reshape(like.counts.shape), sums.reshape(like.sums.shape))

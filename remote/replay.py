@@ -12,7 +12,7 @@ from rankdad.remote.rounds import Barrier, Ready
 
 
 def replay(
-    ledger: Ledger, plan: Plan, barrier: Barrier, now: float, reset: Callable[[int, int], None]
+    ledger: Ledger, plan: Plan, barrier: Barrier, clock: Callable[[], float], reset: Callable[[int, int], None]
 ) -> Iterator[tuple[Ready, Record]]:
     """Yield each complete round's contributions and its recorded update; the caller then opens the next round.
 
@@ -22,7 +22,7 @@ def replay(
         ledger: of the run.
         plan: of the run.
         barrier: at the round of the last checkpoint.
-        now: seconds on the barrier's clock.
+        clock: the barrier's, in seconds.
         reset: called with a site's place and a round, where the site has lost its state.
 
     Raises:
@@ -38,14 +38,14 @@ def replay(
         elif record.entry is Entry.UPDATE:
             for place in _lost(record, plan, barrier):
                 raise damage.get(place) or ledger.lacks(Entry.CONTRIBUTION, record.round)
-            (ready,) = barrier.close(now)
+            (ready,) = barrier.close(clock())
             assert isinstance(ready, Ready)
             yield ready, record
             damage = {}
         elif record.damage is not None:  # the site sends it again, unless the round is complete
             damage[record.site] = record.damage
         else:
-            barrier.put(plan.sites[record.site], record.body, unpack(record.body, plan, up=True), now)
+            barrier.put(plan.sites[record.site], record.body, unpack(record.body, plan, up=True), clock())
 
 
 def _lost(update: Record, plan: Plan, barrier: Barrier) -> set[int]:

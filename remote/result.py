@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rankdad.common.spec.tasks import shown
-from rankdad.remote.view import figures, size
+from rankdad.remote.view import figures, size, times_fewer
 
 
 def _show_study(metrics: dict[str, Any]) -> None:
@@ -47,7 +47,7 @@ def show_result(summary: dict[str, Any], directory: Path) -> None:
         print(f"dropped: {sum(summary['rows_dropped'].values())} rows of data at {len(summary['rows_dropped'])} sites")
     up, down = summary["bytes_up_per_site_step"], summary["bytes_down_per_site_step"]
     ratio = summary["times_fewer_bytes_than_dense"] or 0.0
-    print(f"traffic: {size(up)} up, {size(down)} down per site and step, {ratio:.1f} times fewer than full gradients")
+    print(f"traffic: {size(up)} up, {size(down)} down per site and step, {times_fewer(ratio)} than full gradients")
     digest = next(iter(summary["weights_sha256"].values()), "")
     for site, steps in summary["left_out"].items():
         print(f"quorum:  {site} was left out of {steps} of {summary['steps']} steps")

@@ -17,6 +17,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.table_schema import Labelled
 from rankdad.common.spec.tasks import Classification, Regression
+from rankdad.common.spec.written import chosen
 
 GAPS = 0.2  # of a column's rows: more worry
 APART = 0.8  # standardised mean difference; more is a large one
@@ -24,6 +25,7 @@ FEWEST = 10  # values of a column from which a site's can be told to lie elsewhe
 EXPECTED = 5.0  # rows of a level, or class, that a site lacks: fewer are missing by chance
 FACTOR = 5.0  # of means, and of deviations: other units, not another population
 MAX_CELLS = 20_000  # sites · columns, beyond which only all sites together have columns
+MAX_RATIO = 20.0  # logarithm of it: what is said of more
 MAX_NAMED = 4  # columns in a sentence
 OTHER = "any other"  # level of a categorical column for values that the schema does not list
 
@@ -44,15 +46,20 @@ def table_one(spec: RunSpec, sums: Mapping[str, Sums]) -> dict[str, Any]:
     """
     assert isinstance(spec.data, TableData)
     sites = {site: _group(spec, [own]) for site, own in sums.items()}
+    pooled = _group(spec, list(sums.values()))
     found = list(_worries(spec, {site: group for site, group in sites.items() if group["rows"]}))
     kinds: dict[str, list[str]] = {}
+    counts = pooled["label"].get("counts", ())
+    absent = [outcome_names(spec)(place) for place, count in enumerate(counts) if not count]
     for kind, site, _ in found:
         kinds.setdefault(kind, []).append(site)
     if len(sites) * len(spec.data.inputs) > MAX_CELLS:
         for group in sites.values():
             group["columns"] = {}
-    sentences = [sentence for _, _, sentence in found]
-    return {"pooled": _group(spec, list(sums.values())), "sites": sites, "warnings": sentences, "worries": kinds}
+    sentences = [f"no row of any site has {name}: can it be learned?" for name in absent]
+    sentences += [sentence for _, _, sentence in found]
+    kinds |= {"outcome-absent": list(sites)} if absent else {}
+    return {"pooled": pooled, "sites": sites, "warnings": sentences, "worries": kinds}
 
 
 def _group(spec: RunSpec, sums: list[Sums]) -> Group:
@@ -84,8 +91,16 @@ def _columns(spec: RunSpec, sums: list[Sums], rows: int) -> Iterator[tuple[str, 
             counts = [sum(int(one[at + place][1]) for one in table) for place in range(len(levels))]
             yield column, {"missing": missing, "levels": dict(zip(levels, counts, strict=True))}
         else:
-            yield column, {"missing": missing, **_moments([one[at] for one in table])}
+            unit = {"unit": unit} if (unit := _unit(spec.data, column)) else {}
+            yield column, {"missing": missing, **unit, **_moments([one[at] for one in table])}
         at += (len(levels) or 1) + spec.data.is_indicated(column)
+
+
+def _unit(data: TableData, column: str) -> str:
+    """Return what a column's numbers are where the schema makes others of its cells."""
+    date = data.dates.get(column)
+    units = [f"{date.unit} since {date.since}"] if date else []
+    return ", ".join(units + ["natural logarithm"] * chosen(column, data.log))
 
 
 def _moments(parts: list[tuple[float, float, float]]) -> dict[str, float | None]:
@@ -193,8 +208,8 @@ def _moved(name: str, present: int, own: Group, middle: Group) -> tuple[bool, st
     means = f"mean {_short(own['mean'])}, {_short(mean)} at the median site"
     ratios = _ratio(own["mean"], mean), _ratio(own["sd"], sd)
     if any(all(sign * ratio > math.log(FACTOR) for ratio in ratios) for sign in (-1, 1)):
-        factor, more = math.exp(abs(ratios[0])), "larger" if ratios[0] > 0 else "smaller"
-        return True, f"{name} is about {factor:.0f} times {more} ({means})"
+        factor, more = math.exp(min(abs(ratios[0]), MAX_RATIO)), "larger" if ratios[0] > 0 else "smaller"
+        return True, f"{name} is about {factor:,.0f} times {more} ({means})"
     spread, gap = math.sqrt((own["sd"] ** 2 + sd**2) / 2), abs(own["mean"] - mean)
     noise = 3 * spread * math.sqrt(1 / present + 1 / middle["count"])
     if gap > max(APART * spread, noise):
@@ -204,7 +219,7 @@ def _moved(name: str, present: int, own: Group, middle: Group) -> tuple[bool, st
 
 def _ratio(own: float, other: float) -> float:
     """Return the logarithm of how many times larger a number is; 0 where signs differ or one is 0."""
-    return math.log(own / other) if own * other > 0 else 0.0
+    return math.log(abs(own)) - math.log(abs(other)) if own and other and (own > 0) == (other > 0) else 0.0
 
 
 def _middle_label(spec: RunSpec, groups: list[Group]) -> Group:

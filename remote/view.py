@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -204,8 +205,8 @@ def figures(values: Mapping[str, float | None], auc_error: float | None) -> list
     """Return metrics as people read them."""
     words = []
     for name, value in values.items():
-        bound = "" if name != "auc" or auc_error is None else f" (± {auc_error:.0e})"
-        words.append(f"{shown(name)} {_number(value, 5 if name == 'auc' else 4)}{bound}")
+        error = "" if name != "auc" or auc_error is None else f" (± {bound(auc_error)})"
+        words.append(f"{shown(name)} {_number(value, 5 if name == 'auc' else 4)}{error}")
     return words
 
 
@@ -213,7 +214,20 @@ def _bytes(p: Progress) -> str:
     if not p.step:
         return "nothing sent yet"
     up, down = (size(p.per_site_step(total)) for total in (p.up, p.down))
-    return f"{up} up, {down} down per site and step, {p.ratio:.1f} times fewer than dsgd"
+    return f"{up} up, {down} down per site and step, {times_fewer(p.ratio)} than dsgd"
+
+
+def times_fewer(ratio: float) -> str:
+    """Return how bytes compare with others, of which there are so many times as many."""
+    return f"{ratio:.1f} times fewer" if ratio >= 1 or not ratio else f"{1 / ratio:.1f} times more"
+
+
+def bound(error: float) -> str:
+    """Return a bound in one digit, rounded up: it still is one."""
+    if not error > 0:
+        return f"{error:.0e}"
+    unit = 10.0 ** math.floor(math.log10(error))
+    return f"{math.ceil(error / unit - 1e-9) * unit:.0e}"
 
 
 def _left(p: Progress) -> str:
@@ -226,7 +240,7 @@ def _left(p: Progress) -> str:
 
 
 def _number(value: float | None, digits: int = 4) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
+    return "–" if value is None else f"{value:.{digits}f}" if abs(value) < 1e9 else f"{value:.3e}"
 
 
 def size(count: float) -> str:

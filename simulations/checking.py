@@ -18,7 +18,7 @@ from rankdad.common.run.batches import parts
 from rankdad.common.spec import RankDad, RunSpec
 from rankdad.local.admission import admitted, check_steps
 from rankdad.local.data import SiteData
-from rankdad.remote.view import size
+from rankdad.remote.view import size, times_fewer
 from rankdad.simulations.footprint import WINDOW, footprint
 
 
@@ -54,7 +54,7 @@ def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
     up, down = step_bytes(plan, up=True), step_bytes(plan, up=False)
     console.print(
         f"{spec.method.name}, {len(plan.sites)} sites: at most {up:,} bytes up and {down:,} down per site and step, "
-        f"{2 * plan.dense_bytes / (up + down):.1f} times fewer than full gradients ({plan.dense_bytes:,})",
+        f"{times_fewer(2 * plan.dense_bytes / (up + down))} than full gradients ({plan.dense_bytes:,})",
         highlight=False,
     )
     kept = footprint(plan)

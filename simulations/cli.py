@@ -181,7 +181,7 @@ def check(
     from rankdad.simulations.spec import read_simulation
 
     document = replace(load_json(file), set_ or [])
-    if isinstance(document, dict) and "aggregator" in document:
+    if isinstance(document, dict) and ("aggregator" in document or isinstance(document.get("data"), str)):
         from rankdad.local.config import SiteConfig
         from rankdad.local.site import check_site
 

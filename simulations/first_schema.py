@@ -18,6 +18,7 @@ from rankdad.local.data.table_files import read_guessing
 from rankdad.local.data.tables import nearest
 
 MANY_CLASSES = 10  # values of a label of whole numbers beyond which it is a number
+MANY_VISITS = 20  # rows of one patient
 MANY_NOTES = 5  # of what looks odd
 SUSPICION = re.compile(r"-?[\d.]+ (stands in \d+|in every row)|its median")
 SITE = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -215,8 +216,10 @@ def _task(
     few = all(len(column.levels) == column.distinct for column in columns)
     values = _ordered({level for column in columns for level in column.levels}) if few else []
     if positive is not None:
-        if not numbers:
-            raise UserError(f"--positive: column {label} holds no numbers that a rule could be for")
+        for one, column in zip(found, columns, strict=True):
+            if column.kind not in ("number", "empty") or column.others:
+                where = " and ".join(map(str, one.tables))
+                raise UserError(f"--positive: column {label} of {where} holds more than numbers, which a rule is for")
         return {"name": "classification", "classes": 2}, ["no", "yes"]
     whole = all(float(value).is_integer() for value in values) if numbers else True
     if numbers and not (few and whole and len(values) <= MANY_CLASSES):
@@ -243,7 +246,7 @@ def _subjects(found: Sequence[Hospital], names: Iterable[str], data: dict[str, A
         return
     for name in names:
         columns = [one.columns[name] for one in found]
-        if name == data["label"] or not all(column.kind == "id" and not column.missing for column in columns):
+        if name == data["label"] or not all(_names_patients(column) for column in columns):
             continue
         if all(column.most == 1 for column in columns):
             data["key"] = name
@@ -253,6 +256,12 @@ def _subjects(found: Sequence[Hospital], names: Iterable[str], data: dict[str, A
             most = max(column.most for column in columns)
             notes.append(f"column {name} names up to {most} rows: it is the group, whose rows stay in one fold")
         return
+
+
+def _names_patients(column: Column) -> bool:
+    """Tell whether a column looks as if it named patients, each in few rows."""
+    repeats = column.kind == "text" and 1 < column.most <= MANY_VISITS
+    return not column.missing and (column.kind == "id" or repeats)
 
 
 def _no_input(name: str, found: Sequence[Hospital]) -> str | None:

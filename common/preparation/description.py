@@ -8,7 +8,8 @@ from torch import Tensor
 from rankdad.common.preparation import labels, moments
 from rankdad.common.preparation.rows import Rows
 from rankdad.common.preparation.stages import RAW, Field
-from rankdad.common.spec.tasks import Regression, TaskSpec
+from rankdad.common.spec.data import TableData
+from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
 
 def fields(task: TaskSpec, channels: int) -> tuple[Field, ...]:
@@ -25,6 +26,33 @@ def fields(task: TaskSpec, channels: int) -> tuple[Field, ...]:
         Field("table-sums", width, "sum", RAW, whole=True),
         Field("table-squares", width, "square", whole=True),
     )
+
+
+def is_level(data: TableData) -> Tensor:
+    """Return which columns of the inputs say whether a row has some level, bool [channels]."""
+    places: list[bool] = []
+    for column in data.inputs:
+        levels = data.levels(column)
+        places += [levels > 0] * (levels or 1) + [False] * data.is_indicated(column)
+    return torch.tensor(places)
+
+
+def contradiction(task: TaskSpec, sums: dict[str, Tensor], levels: Tensor) -> str | None:
+    """Return what no table adds up to among a site's sums; None if nothing."""
+    rows, counts, totals, squares = (sums[f"table-{name}"] for name in ("rows", "counts", "sums", "squares"))
+    label = sums["table-label"]
+    if (counts > rows).any():
+        return "table-counts: expected no more than table-rows"
+    if (totals[counts == 0] != 0).any() or (squares[counts <= 1] != 0).any():
+        return "table-sums: expected none of no values, and table-squares none of one"
+    of_levels = totals[levels]
+    if ((of_levels < 0) | (of_levels > counts[levels]) | (of_levels != of_levels.floor())).any():
+        return "table-sums: expected of a level as many rows as have it"
+    if isinstance(task, Classification) and label.sum() != rows:
+        return "table-label: expected classes that add up to table-rows"
+    if not isinstance(task, Regression) and (label > rows).any():
+        return "table-label: expected no more than table-rows"
+    return None
 
 
 def sums(task: TaskSpec, rows: Rows, channels: int) -> dict[str, Tensor]:

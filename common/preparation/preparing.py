@@ -39,6 +39,7 @@ class Preparing:
         self._combat = spec.preparation.harmonise if len(self._layout.harmonised) else None
         self._balance = not isinstance(spec.task, Regression) and spec.task.class_weights == "balanced"
         table = isinstance(spec.data, TableData)
+        self._levels = description.is_level(spec.data) if isinstance(spec.data, TableData) else None
         self._table = description.fields(spec.task, self._layout.channels) if table else ()
         self._stages = self._needed(table)
 
@@ -61,8 +62,12 @@ class Preparing:
             whole: that it has for the run.
         """
         found = self._stages[stage]
-        problem = found.check(contribution, rows, whole)
-        return problem or (combat.contradiction(found.unpack(contribution)) if stage == "site-effects" else None)
+        problem, sums = found.check(contribution, rows, whole), found.unpack(contribution)
+        if stage == "site-effects":
+            problem = problem or combat.contradiction(sums)
+        if stage == "labels" and self._levels is not None:
+            problem = problem or description.contradiction(self._task, sums, self._levels)
+        return problem
 
     def contribution(
         self, stage: str, totals: Mapping[str, Tensor], rows: Rows, described: Rows | None = None

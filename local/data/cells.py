@@ -13,11 +13,18 @@ from rankdad.common.spec.written import YEAR, Comparison, Date, Tabular
 from rankdad.local.data.reading import MISSING, MOST, Array, number, shown
 from rankdad.local.data.tables import Table, holder
 
+LABEL_RULE = ": data.positive is a rule for numbers; write one, or list what stands for missing in data.missing_values"
 DATE = re.compile(r"\d{1,4}([-./])\d\d?\1\d{1,4}\b")
 
 
-def column_numbers(table: Table, column: str, dtype: str = "float64") -> Array:
+def column_numbers(table: Table, column: str, dtype: str = "float64", hint: str = "") -> Array:
     """Return a column as numbers that a dtype can hold, float64 [rows]; NaN where one is missing.
+
+    Args:
+        table: that has the column.
+        column: its name.
+        dtype: that the numbers have to fit into.
+        hint: what to do about a cell that holds something else; found out without one.
 
     Raises:
         DataError: a cell holds something else.
@@ -28,7 +35,7 @@ def column_numbers(table: Table, column: str, dtype: str = "float64") -> Array:
     wrong = [row for row in np.flatnonzero(~(np.abs(found) <= most)).tolist() if texts[row].lower() not in MISSING]
     if wrong:
         problem = f"holds {shown(texts[wrong[0]])}, expected a finite number of at most {most:.0e}"
-        raise table.error(wrong[0], column, problem, hint=_advice(table, column, texts, wrong))
+        raise table.error(wrong[0], column, problem, hint=hint or _advice(table, column, texts, wrong))
     return found
 
 
@@ -117,7 +124,7 @@ def labels_of(data: Labelled, tables: Sequence[Table]) -> Array:
     for target in data.targets:
         table = holder(tables, target)
         if rule is not None:
-            numbers = column_numbers(table, target)
+            numbers = column_numbers(table, target, hint=LABEL_RULE)
             columns.append(np.where(np.isnan(numbers), np.nan, rule.holds(numbers)))
         else:
             columns.append(column_codes(table, target, levels, hint) if levels else column_numbers(table, target))

@@ -13,6 +13,7 @@ from rankdad.common.spec import LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification
 from rankdad.remote.report.narrative import NAMES, number, percent
 from rankdad.remote.report.run_results import BASELINE, LABEL_CELLS, RANKED, RunResults, class_names, finite, rows_of
+from rankdad.remote.view import bound
 
 
 @dataclass(frozen=True)
@@ -146,12 +147,12 @@ def _within(share: Mapping[str, float]) -> str:
 
 
 def _bounded(value: float | None, error: float | None) -> str:
-    return number(value) + (f" ± {error:.1g}" if error else "")
+    return number(value) + (f" ± {bound(error)}" if error else "")
 
 
 def _estimate(one: Mapping[str, float]) -> str:
     value = f"{number(one['value'], 2)} ({number(one['low'], 2)} to {number(one['high'], 2)})"
-    return value + (f", ± {one['error']:.1g}" if one["error"] >= 0.005 else "")
+    return value + (f", ± {bound(one['error'])}" if one["error"] >= 0.005 else "")
 
 
 def last_validation(run: RunResults) -> tuple[str, NumberTable] | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.remote.report.run_results import RunResults, finite
+from rankdad.remote.view import bound, times_fewer
 
 NAMES = {
     "auc": "AUC",
@@ -218,8 +219,7 @@ def ratio(run: RunResults) -> str:
     times = run.summary.times_fewer_bytes_than_dense
     if times is None:
         return "–"
-    fewer = f"{number(times, 1)} times fewer bytes" if times >= 1 else f"{number(1 / times, 1)} times more bytes"
-    return f"{fewer}, both ways together"
+    return f"{times_fewer(times)} bytes, both ways together"
 
 
 def notes(run: RunResults) -> Iterator[str]:
@@ -247,7 +247,7 @@ def notes(run: RunResults) -> Iterator[str]:
         yield f"{absent} {kind} no AUC, for lack of samples, and are left out of its mean."
     if "auc_error" in run.test:
         error = run.test["auc_error"]
-        yield f"AUCs come from histograms of scores: the one of all samples is off by at most {error:.1g}."
+        yield f"AUCs come from histograms of scores: the one of all samples is off by at most {bound(error)}."
 
 
 def warnings(run: RunResults) -> Iterator[str]:

@@ -65,7 +65,8 @@ def _rows(run: RunResults, groups: list[Group]) -> Iterator[list[str]]:
                 ]
                 yield [f"{name} = {level}", *shares]
         else:
-            yield [f"{name}, mean ± SD", *map(_moments, columns)]
+            unit = f" ({columns[0]['unit']})" if "unit" in columns[0] else ""
+            yield [f"{name}{unit}, mean ± SD", *map(_moments, columns)]
         if any(column["missing"] for column in columns):
             missing = [_share(column["missing"], group["rows"]) for column, group in zip(columns, groups, strict=True)]
             yield [f"{name} missing", *missing]

@@ -72,7 +72,18 @@ def test_who_does_not_serve_what_it_should_is_not_healthy(waiting: tuple[str, st
 
 
 def test_it_runs_under_any_user(waiting: tuple[str, str]) -> None:
-    out = run("--user", "4321:4321", image(), "simulate", SPEC, *DIGITS, "--output", "/tmp/r", "--set", "run.training.epochs=1")
+    out = run(
+        "--user",
+        "4321:4321",
+        image(),
+        "simulate",
+        SPEC,
+        *DIGITS,
+        "--output",
+        "/tmp/r",
+        "--set",
+        "run.training.epochs=1",
+    )
     assert "weights: equal at all sites" in out
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from rankdad.common import memory
 from rankdad.common.errors import RankdadError, UserError
@@ -175,3 +176,9 @@ def test_the_results_folder_is_the_same_whenever_a_run_asks(tmp_path: Path) -> N
     (tmp_path / "predictions").mkdir()
     (tmp_path / "run-id").unlink()
     assert results_folder(tmp_path, "small", third) == tmp_path / f"small-{third}", "whose they are is not known"
+
+
+@pytest.mark.parametrize("address", ["https://me:secret@host:1", "https://host:1/?token=secret", "http://host#secret"])
+def test_an_address_holds_no_secret_since_it_is_logged(address: str) -> None:
+    with pytest.raises(ValidationError, match="without a user, password or query"):
+        SiteConfig(name="alpha", aggregator=address, data=".", output=".")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from rankdad.common.metrics import Tally, empty, summarise
 from rankdad.common.spec.tasks import TaskSpec
@@ -44,6 +45,16 @@ def test_figures_are_of_all_folds_and_go_on_from_json(task: TaskSpec) -> None:
         assert (row["site"], row["samples"]) == (site, of_both.samples)
         assert {name: row[name] for name in task.metrics} == of_both.values
         assert {name: row[f"baseline_{name}"] for name in task.metrics} == guessed.values
+
+
+def test_sums_of_folds_may_be_beyond_what_one_tally_has_on_the_wire() -> None:
+    task = TASKS[0]
+    study, again, one = FoldMetrics(task, SITES), FoldMetrics(task, SITES), tallied(task, *draw(task, 40, 0))
+    large = Tally(one.counts * 2**25, torch.full_like(one.sums, 9e299))
+    for _ in range(2):
+        study.add(dict.fromkeys(SITES, large), dict.fromkeys(SITES, large))
+    again.restore(json.loads(json.dumps(study.state())))
+    assert again.state() == study.state()
 
 
 def test_all_samples_are_pooled_as_if_they_were_of_one_site() -> None:

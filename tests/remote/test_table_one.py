@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from rankdad.common.policy import EVERYTHING
+from rankdad.common.preparation import Preparing
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import read_site
 from rankdad.remote.aggregator import Aggregator
@@ -145,6 +146,32 @@ def test_what_worries_is_said_before_training(tmp_path: Path) -> None:
     assert said[-4:] == [f"warning: {line}" for line in table1["warnings"]], "before the first step"
     kinds = {"gaps-over-20-percent": ["alpha"], "levels-absent": ["beta"], "other-units": ["beta"]}
     assert {name: summary["warnings"][name] for name in kinds} == kinds
+
+
+@pytest.mark.parametrize(
+    ("field", "place", "value", "said"),
+    [
+        ("table-counts", 0, 121.0, "table-counts"),
+        ("table-rows", 0, 60.0, "table-counts: expected no more than table-rows"),
+        ("table-sums", 2, 600.0, "table-sums: expected of a level"),
+        ("table-sums", 2, -5.0, "table-sums: expected of a level"),
+        ("table-sums", 2, 1.5, "table-sums: expected of a level"),
+        ("table-label", 0, 119.0, "table-label: expected classes that add up"),
+    ],
+)
+def test_sums_that_no_table_has_are_refused(tmp_path: Path, field: str, place: int, value: float, said: str) -> None:
+    spec, found = spec_of(), tables()
+    found["alpha"].to_csv(tmp_path / "table.csv", index=False)
+    prepared = read_site(spec, tmp_path, 0)
+    preparing = Preparing(spec)
+    vector = preparing.contribution("labels", {}, prepared.summed(0), prepared.described())
+    assert preparing.check("labels", vector, 120, 120) is None
+    start = 0
+    for one in preparing._stages["labels"].fields:
+        if one.name == field:
+            vector[start + place] = value
+        start += one.size
+    assert said in str(preparing.check("labels", vector, 120, 120))
 
 
 def test_a_policy_lets_nothing_of_few_values_out(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_without_a_rule_stages_are_classes_and_the_rule_is_offered(folder: Path)
     ("label", "positive", "said"),
     [
         ("Stadum", None, r"has no column Stadum; did you mean Stadium\?"),
-        ("Geschlecht", "> 0", "--positive: column Geschlecht holds no numbers"),
+        ("Geschlecht", "> 0", "--positive: column Geschlecht of .* holds more than numbers"),
         ("Aufnahme", None, "column Aufnahme has more than 20 different values"),
         ("Stadium", "above 0", 'got "above 0", expected a comparison'),
     ],

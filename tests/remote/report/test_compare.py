@@ -47,6 +47,13 @@ def test_each_run_has_a_column_and_the_best_of_a_row_a_star(tmp_path: Path) -> N
     assert "It ranks a row of a class above one of another in 80\N{NO-BREAK SPACE}% of pairs" in page
 
 
+def test_a_terminal_is_told_no_control_characters(tmp_path: Path) -> None:
+    first, second = (made(tmp_path / name, 0.8, 0.5) for name in ("a", "b\x1b[31m"))
+    done = command("compare", first, second)
+    assert done.exit_code == 0, done.output
+    assert "\x1b" not in done.output
+
+
 def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path) -> None:
     first = made(tmp_path / "first", 0.8, 0.5)
     assert "expected at least two" in str(command("compare", first).exception)
