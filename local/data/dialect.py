@@ -17,6 +17,7 @@ from rankdad.local.data.reading import shown
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 SAMPLE = 1 << 16  # bytes in which the delimiter is looked for
+POINTED = (";", "\t", "|")  # separate columns also where a point stands between thousands
 DECIMALS = re.compile(r"^[+-]?\d*([.,])\d+(?:[eE][+-]?\d+)?$", re.MULTILINE)  # of numbers with one mark
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}[.,]\d{3}")  # what might be one with a mark between thousands
 GROUPED = re.compile(r"[+-]?\d{1,3}(?:([.,])\d{3})+(?:(?!\1)([.,])\d+)?")
@@ -118,6 +119,6 @@ def decimals_of(texts: Mapping[str, Sequence[str]], named: str | None, delimiter
         return Decimals(frozenset(commas | set(maybe[","])), dict.fromkeys(set(maybe["."]) - commas, why))
     why = "may be a decimal or a whole number with a mark between thousands: say in the schema, data.decimal"
     doubtful = {column: why for column in maybe[","] if column not in sure["."]}
-    if delimiter == ";" and not sure["."]:
+    if delimiter in POINTED and not sure["."]:
         doubtful |= dict.fromkeys(maybe["."], why)
     return Decimals(frozenset(), doubtful)

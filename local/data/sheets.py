@@ -17,6 +17,8 @@ from rankdad.local.data.reading import check_file
 
 WORKBOOKS, PARQUET = (".xlsx", ".xlsm"), (".parquet", ".pq")
 FOLDS = 20  # times its XML's size that a workbook takes as cells, at most
+CELL = 100  # bytes that a cell takes, about
+ROWS, COLUMNS = 1 << 20, 1 << 14  # of a sheet, at most
 
 
 def read_workbook(path: Path, sheet: str | None) -> pd.DataFrame:
@@ -26,30 +28,63 @@ def read_workbook(path: Path, sheet: str | None) -> pd.DataFrame:
         DataError: it is no workbook, or it is not plain which sheet is meant.
         UserError: the library is not installed.
     """
-    _need("openpyxl", path, "excel")
+    openpyxl = _need("openpyxl", path, "excel")
     check_file(path)
     try:
         with zipfile.ZipFile(path) as archive:
             check_fits(path, "its cells", FOLDS * sum(part.file_size for part in archive.infolist()))
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), path.open("rb") as file:
             warnings.simplefilter("ignore")  # of styles that openpyxl does not know
-            sheets = pd.read_excel(path, sheet_name=None, header=None, dtype=object, na_filter=False, engine="openpyxl")
+            book = openpyxl.load_workbook(file, read_only=True, data_only=True, keep_links=False)
+            names = [found.title for found in book.worksheets]
+            sheets = {found.title: _cells(path, found) for found in book.worksheets if sheet in (None, found.title)}
     except OSError as error:
         raise DataError(path, f"cannot be read: {error.strerror or error}") from None
     except DataError:
         raise
     except Exception as error:  # of a damaged file openpyxl raises what it likes
         raise DataError(path, f"is not a readable workbook ({type(error).__name__}): save it again as .xlsx") from None
-    filled = {name: cells for name, cells in sheets.items() if (cells.map(_plain) != "").to_numpy().any()}
-    if sheet is not None and sheet not in sheets:
-        names = ", ".join(map(str, sheets))
-        raise DataError(path, f"has no sheet {sheet}, which data.sheet names", hint=f"; it has {names}")
-    if sheet is None and len(filled) != 1:
+    filled = [cells for cells in sheets.values() if cells]
+    if sheet is not None and not sheets:
+        raise DataError(path, f"has no sheet {sheet}, which data.sheet names", hint=f"; it has {', '.join(names)}")
+    if len(filled) != 1:
         what = f"has {len(filled)} sheets that are not empty" if filled else "is empty"
         expected = "name one in the schema, data.sheet" if filled else "expected a row of column names"
         raise DataError(path, f"{what}: {expected}")
-    cells = sheets[sheet] if sheet is not None else next(iter(filled.values()))
-    return cells.map(_plain)
+    (cells,) = filled
+    width = max(map(len, cells))
+    return pd.DataFrame([[*row, *[""] * (width - len(row))] for row in cells], dtype=object)
+
+
+def _cells(path: Path, sheet: Any) -> list[list[Any]]:
+    """Return a sheet's rows up to the last one that is not empty, each up to its last such cell.
+
+    Raises:
+        DataError: they do not fit into memory: two cells far from each other make a large table.
+    """
+    sheet.reset_dimensions()  # what a file says of its size may be wrong
+    rows: list[list[Any]] = []
+    width = checked = 0
+    for number, row in enumerate(sheet.rows, start=1):
+        if number > ROWS or len(row) > COLUMNS:
+            raise DataError(path, f"has a sheet of more than {ROWS:,} rows or {COLUMNS:,} columns")
+        cells = [_valued(cell) for cell in row]
+        while cells and cells[-1] == "":
+            cells.pop()
+        if cells:
+            width = max(width, len(cells))
+            if (needed := CELL * width * number) > checked:
+                check_fits(path, f"its {number:,} rows of {width:,} columns", needed)
+                checked = needed + needed // 4  # asked again once they are a quarter more
+            rows += [[]] * (number - 1 - len(rows))
+            rows.append(cells)
+    return rows
+
+
+def _valued(cell: Any) -> Any:
+    """Return what a workbook's cell holds: "" for an error such as #N/A, an integer where there are no decimals."""
+    value = "" if cell.data_type == "e" else _plain(cell.value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def read_parquet(path: Path) -> pd.DataFrame:
@@ -63,8 +98,9 @@ def read_parquet(path: Path) -> pd.DataFrame:
     check_file(path)
     parquet = importlib.import_module("pyarrow.parquet")
     try:
-        rows = parquet.read_metadata(path)
-        check_fits(path, "its columns", sum(rows.row_group(i).total_byte_size for i in range(rows.num_row_groups)))
+        size = parquet.read_metadata(path)  # its bytes tell little: a value that stands in all rows is written once
+        what = f"its {size.num_rows:,} rows of {size.num_columns:,} columns"
+        check_fits(path, what, CELL * size.num_rows * size.num_columns)
         frame: pd.DataFrame = pd.read_parquet(path, engine="pyarrow", dtype_backend="numpy_nullable")
     except OSError as error:
         raise DataError(path, f"cannot be read: {error.strerror or error}") from None
@@ -92,9 +128,9 @@ def _plain(cell: Any) -> Any:
     return cell
 
 
-def _need(library: str, path: Path, extra: str) -> None:
+def _need(library: str, path: Path, extra: str) -> Any:
     try:
-        importlib.import_module(library)
+        return importlib.import_module(library)
     except ImportError:
         said = f"a {path.suffix} file needs {library}: pip install 'rankdad[{extra}]' (or pip install {library})"
         raise UserError(f"{path}: {said}") from None

@@ -17,6 +17,8 @@ from rankdad.local.data.reading import shown
 from rankdad.local.data.sheets import PARQUET, WORKBOOKS, read_parquet, read_workbook
 from rankdad.local.data.tables import Table
 
+FOLDS = 20  # times its size that a text takes as cells, at most
+
 
 class EncodingError(DataError):
     """A table is not in UTF-8, and nobody has said what else it is in."""
@@ -61,7 +63,7 @@ def read_table(path: Path, written: Written | None = None, *, header: bool = Fal
 
 def _text(path: Path, written: Written, header: bool) -> tuple[pd.DataFrame, str]:
     """Return all cells of a text, and what separates them."""
-    check_text(path, "a table as text: save it as CSV in UTF-8")
+    check_text(path, "a table as text: save it as CSV in UTF-8", FOLDS)
     try:
         with opened(path) as file:
             sample = file.read(SAMPLE)
