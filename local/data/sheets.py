@@ -100,7 +100,8 @@ def read_parquet(path: Path) -> pd.DataFrame:
     try:
         size = parquet.read_metadata(path)  # its bytes tell little: a value that stands in all rows is written once
         what = f"its {size.num_rows:,} rows of {size.num_columns:,} columns"
-        check_fits(path, what, CELL * size.num_rows * size.num_columns)
+        text = sum(size.row_group(i).total_byte_size for i in range(size.num_row_groups))
+        check_fits(path, what, CELL * size.num_rows * size.num_columns + text)
         frame: pd.DataFrame = pd.read_parquet(path, engine="pyarrow", dtype_backend="numpy_nullable")
     except OSError as error:
         raise DataError(path, f"cannot be read: {error.strerror or error}") from None

@@ -17,7 +17,7 @@ from rankdad.local.data.reading import shown
 from rankdad.local.data.sheets import PARQUET, WORKBOOKS, read_parquet, read_workbook
 from rankdad.local.data.tables import Table
 
-FOLDS = 20  # times its size that a text takes as cells, at most
+FOLDS = 20  # times its size that a text takes as cells, about
 
 
 class EncodingError(DataError):

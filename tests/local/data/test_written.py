@@ -279,7 +279,6 @@ numbers = st.builds(
 )
 @example([("1.234", "5"), ("2.345", "6")], (";", ","))
 @example([("1.234", "5.5")], (";", ","))
-@example([("1.234", "5"), ("12.500", "6")], ("\t", ","))
 def test_a_number_is_never_read_as_another(rows: list[tuple[str, str]], form: tuple[str, str]) -> None:
     delimiter, mark = form
     quote = '"' if delimiter == mark else ""
