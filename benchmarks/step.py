@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import logging
 import multiprocessing
 import os
 import signal
@@ -23,6 +24,7 @@ from rich.table import Table
 
 from rankdad.common.documents import validate
 from rankdad.common.errors import UserError
+from rankdad.common.logs import LogOptions, set_up
 from rankdad.common.spec import RunSpec
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.simulations.simulator import import_before_forking, simulate
@@ -163,6 +165,7 @@ def barrier_seconds(
 
 def _quietly(server: Callable[..., None], listening: socket.socket, sites: int, size: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    set_up(LogOptions(logging.WARNING))
     if isinstance(server, partial):
         server(listening, sites, size)
     else:

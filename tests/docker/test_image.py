@@ -94,7 +94,7 @@ def test_a_users_package_is_found_whatever_its_name(tmp_path: Path) -> None:
 
     def check(factory: str) -> str:
         model = json.dumps({"name": "factory", "factory": factory})
-        options = ("--set", f"run.model={model}", "--allow-factory", factory)
+        options = (*DIGITS, "--set", f"run.model={model}", "--allow-factory", factory)
         return docker("run", "--rm", *HARDENED, *mount, image(), "check", SPEC, *options, check=False)
 
     assert "0.weight" in check("common:make")

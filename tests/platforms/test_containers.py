@@ -85,7 +85,7 @@ def form_alone(folder: Path, form: Mapping[str, Any], table: pd.DataFrame, share
     for node in platform.sites:
         for path in shown["global_stats"]:
             assert (node.output / path).read_bytes().startswith(b"\x89PNG")
-        assert (node.output / "report.html").read_text().count("data:image/png;base64,") >= 3
+        assert (node.output / "report.html").read_text().count("<svg") >= 3
     return shown
 
 
