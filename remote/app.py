@@ -34,33 +34,36 @@ from rankdad.common import __version__
 from rankdad.common.errors import ProtocolError
 from rankdad.common.protocol.message_sizes import body_limit
 from rankdad.remote.auth import Identity
-from rankdad.remote.connections import ConnectionRegistry
+from rankdad.remote.connections import ConnectionRegistry, Timeouts
 from rankdad.remote.host import Host
 from rankdad.remote.web import HttpConnection
 
 CONTENT_TYPE = "application/msgpack"
 RUN_HEADER = "x-rankdad-run"
-BODY_SECONDS = 10.0  # seconds in which any body may come
-MIN_BYTES_PER_SECOND = 10_000  # bytes per second at which a larger one must come
-REFUSED_SECONDS = 2.0  # seconds in which the rest of a refused body is thrown away: a reset would cut off the answer
 
 Work = Callable[[Request], Awaitable[Response]]
 
 
 class Refusal(JSONResponse):
-    """An error in one line, after which the connection is closed."""
+    """An error in one line, after which the connection is closed.
 
-    def __init__(self, status: int, reason: str, *, unread: bool) -> None:
+    Args:
+        status: of HTTP.
+        reason: what was wrong.
+        unread: seconds in which the rest of the request's body is thrown away; 0 where nothing of it is left.
+    """
+
+    def __init__(self, status: int, reason: str, unread: float) -> None:
         super().__init__({"error": reason}, status, {"connection": "close"})
         self._unread = unread
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer at once, then throw away what still comes of the request."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": self.body, "more_body": self._unread})
+        await send({"type": "http.response.body", "body": self.body, "more_body": self._unread > 0})
         if self._unread:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REFUSED_SECONDS):
+                async with asyncio.timeout(self._unread):
                     while (await receive()).get("more_body"):
                         pass
             await send({"type": "http.response.body", "body": b""})
@@ -131,7 +134,7 @@ class Routes:
     def _refuse(self, request: Request, status: int, reason: str) -> Response:
         address = request.client.host if request.client else ""
         self._registry.audit.refused(address, str(request.path_params.get("site", ""))[:63], status, reason)
-        return Refusal(status, reason, unread="read" not in request.scope["state"])
+        return Refusal(status, reason, 0 if "read" in request.scope["state"] else self._registry.timeouts.refused)
 
     async def _run(self, request: Request) -> Response:
         self._admit(request)
@@ -158,7 +161,7 @@ class Routes:
     async def _contribute(self, request: Request) -> Response:
         site, connection = self._admit(request)
         self._check_run(request)
-        body = await read_body(request, self._limit)
+        body = await read_body(request, self._limit, self._registry.timeouts)
         return _update(await self._host.contribute(site, body, connection))
 
     async def _ask(self, request: Request) -> Response:
@@ -173,14 +176,14 @@ class Routes:
     async def _done(self, request: Request) -> Response:
         site, _ = self._admit(request)
         self._check_run(request)
-        await read_body(request, 0)
+        await read_body(request, 0, self._registry.timeouts)
         self._host.discount(site)
         return Response(status_code=204)
 
     async def _snapshot(self, request: Request) -> Response:
         site, connection = self._admit(request)
         self._check_run(request)
-        await read_body(request, 0)
+        await read_body(request, 0, self._registry.timeouts)
         snapshot = await self._host.call(partial(self._aggregator.snapshot, site))
         if snapshot is None:
             return Response(status_code=204)
@@ -214,7 +217,7 @@ class Routes:
             raise ProtocolError(409, f"{RUN_HEADER}: the request {problem}; ask for /run first")
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, limit: int, timeouts: Timeouts) -> bytes:
     """Read a body, counting its bytes and its time as they come.
 
     Raises:
@@ -225,7 +228,7 @@ async def read_body(request: Request, limit: int) -> bytes:
         raise ProtocolError(413, f"the body has {declared[:20]} bytes, expected at most {limit}")
     chunks, size, more, began = [], 0, True, asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout_at(began + BODY_SECONDS) as deadline:
+        async with asyncio.timeout_at(began + timeouts.body) as deadline:
             while more:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
@@ -236,9 +239,9 @@ async def read_body(request: Request, limit: int) -> bytes:
                     raise ProtocolError(413, f"the body has more than {limit} bytes")
                 chunks.append(chunk)
                 if more:
-                    deadline.reschedule(began + BODY_SECONDS + size / MIN_BYTES_PER_SECOND)
+                    deadline.reschedule(began + timeouts.body + size / timeouts.bytes_per_second)
     except TimeoutError:
-        raise ProtocolError(408, f"the body came slower than {MIN_BYTES_PER_SECOND} bytes per second") from None
+        raise ProtocolError(408, f"the body came slower than {timeouts.bytes_per_second} bytes per second") from None
     request.scope["state"]["read"] = True
     return b"".join(chunks)
 

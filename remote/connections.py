@@ -7,12 +7,32 @@ names a site. Of unauthenticated connections there are few, and the newest of a 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Protocol
 
 from rankdad.remote.audit import Audit
 
 MAX_UNAUTHENTICATED = 64  # connections
 MAX_PER_SITE = 4  # connections, and so requests at once: no pipelining
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long the aggregator waits for a caller, and holds a request.
+
+    Args:
+        headers: seconds for a TLS handshake, and for a request's headers.
+        body: seconds in which any body may come.
+        bytes_per_second: at which a larger body must come.
+        refused: seconds in which the rest of a refused body is thrown away: a reset would cut off the answer.
+        hold: seconds for which a request is held: proxies cut what stands idle for 30 or 60.
+    """
+
+    headers: float = 10.0
+    body: float = 10.0
+    bytes_per_second: int = 10_000
+    refused: float = 2.0
+    hold: float = 25.0
 
 
 class Connection(Protocol):
@@ -33,10 +53,11 @@ class ConnectionRegistry:
 
     Args:
         audit: log of refusals.
+        timeouts: of their requests.
     """
 
-    def __init__(self, audit: Audit) -> None:
-        self.audit = audit
+    def __init__(self, audit: Audit, timeouts: Timeouts = Timeouts()) -> None:
+        self.audit, self.timeouts = audit, timeouts
         self._unauthenticated: dict[Connection, None] = {}
         self._sites: dict[str, dict[Connection, None]] = {}
 

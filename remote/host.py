@@ -19,12 +19,12 @@ import torch
 from rankdad.common.errors import ProtocolError, RankdadError, UserError, one_line
 from rankdad.remote.aggregator import Aggregator, Answers, HalfwayError
 from rankdad.remote.audit import Audit
+from rankdad.remote.connections import Timeouts
 from rankdad.remote.progress import AGGREGATOR
 from rankdad.remote.web import HttpConnection
 
 LARGE_PLAN = 8 << 20  # bytes of a dense gradient from which the work of a round leaves the event loop
 QUIET = 60.0  # seconds in which the traceback of one place is not logged again
-HOLD = 25.0  # seconds for which a request is held: proxies cut what stands idle for 30 or 60
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class Held:
     Args:
         site: whose it is.
         connection: on which it came.
-        answer: the round's update; None if that takes longer than `HOLD`.
+        answer: the round's update; None if that takes longer than `Timeouts.hold`.
         began: round of the run when it came.
     """
 
@@ -56,11 +56,14 @@ class Host:
     Args:
         aggregator: the run.
         audit: log of who comes and goes.
+        hold: seconds for which a request is held, see `Timeouts`.
         large_plan: bytes of a dense gradient from which the work leaves the event loop.
     """
 
-    def __init__(self, aggregator: Aggregator, audit: Audit, large_plan: int = LARGE_PLAN) -> None:
-        self.aggregator, self.audit = aggregator, audit
+    def __init__(
+        self, aggregator: Aggregator, audit: Audit, hold: float = Timeouts.hold, large_plan: int = LARGE_PLAN
+    ) -> None:
+        self.aggregator, self.audit, self._seconds = aggregator, audit, hold
         self.ended = asyncio.Event()
         self.error: BaseException | None = None
         self.crashed = False  # by an error of its own, after which only another process can go on
@@ -83,7 +86,7 @@ class Host:
         self._departed.discard(site)
 
     async def contribute(self, site: str, body: bytes, connection: HttpConnection) -> bytes | None:
-        """Take a contribution, and return its round's update; None if that takes longer than `HOLD`.
+        """Take a contribution, and return its round's update; None if that takes longer than `Timeouts.hold`.
 
         Raises:
             ProtocolError: it has to be refused; nothing has changed then.
@@ -102,7 +105,7 @@ class Host:
             ProtocolError: see `Aggregator.recorded`.
         """
         try:
-            async with asyncio.timeout(HOLD):
+            async with asyncio.timeout(self._seconds):
                 update = await self.call(partial(self.aggregator.recorded, site, round_))
         except TimeoutError:
             return None, True
@@ -124,7 +127,7 @@ class Host:
         held = Held(site, connection, loop.create_future(), self.aggregator.barrier.round)
         self._held.setdefault(site, []).append(held)
         connection.waiting = held.answer
-        timer = loop.call_later(0 if self._leaving else HOLD, _answer, held.answer, None)
+        timer = loop.call_later(0 if self._leaving else self._seconds, _answer, held.answer, None)
         try:
             yield held
         finally:

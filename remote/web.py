@@ -17,7 +17,6 @@ from rankdad.common.errors import ProtocolError, UserError, one_line
 from rankdad.remote.auth import Context, names_of
 from rankdad.remote.connections import MAX_PER_SITE, ConnectionRegistry
 
-HEADERS_SECONDS = 10.0  # for a TLS handshake, and for a request's headers
 MAX_HEADER_BYTES = 1 << 14  # of a request but for its body: line, headers, sizes of chunks, trailers
 FRAMED = 8  # bytes of a body that make up for one byte of its chunks' sizes
 
@@ -111,8 +110,9 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.close()
 
     def _await_headers(self) -> None:
+        seconds = self._registry.timeouts.headers
         self._deadline = self.loop.call_later(
-            HEADERS_SECONDS, lambda: self._refuse(408, f"the headers did not come within {HEADERS_SECONDS:g} s")
+            seconds, lambda: self._refuse(408, f"the headers did not come within {seconds:g} s")
         )
 
     def _end_wait(self) -> None:
@@ -173,7 +173,8 @@ class Handshake:
         try:
             context = secure()
             loop = asyncio.get_running_loop()
-            await loop.connect_accepted_socket(make, accepted, ssl=context, ssl_handshake_timeout=HEADERS_SECONDS)
+            seconds = self._registry.timeouts.headers
+            await loop.connect_accepted_socket(make, accepted, ssl=context, ssl_handshake_timeout=seconds)
         except (OSError, UserError) as error:
             accepted.close()
             cause = (context and context.failure) or error

@@ -23,7 +23,7 @@ from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.app import Routes
 from rankdad.remote.audit import Audit
 from rankdad.remote.auth import Context, Identity
-from rankdad.remote.connections import ConnectionRegistry
+from rankdad.remote.connections import ConnectionRegistry, Timeouts
 from rankdad.remote.host import LARGE_PLAN, Host
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.server import Uvicorn
@@ -85,6 +85,7 @@ def serving(
     secure: Callable[[], Context] | None = None,
     ledger: LedgerOptions | None = None,
     large_plan: int = LARGE_PLAN,
+    timeouts: Timeouts = Timeouts(),  # noqa: B008
     **changes: Any,
 ) -> Iterator[Served]:
     """Serve a run's routes until the test ends."""
@@ -93,8 +94,8 @@ def serving(
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     with contextlib.closing(Audit(directory / "audit.jsonl")) as audit:
-        host, ready = Host(aggregator, audit, large_plan), threading.Event()
-        registry = ConnectionRegistry(audit)
+        host, ready = Host(aggregator, audit, timeouts.hold, large_plan), threading.Event()
+        registry = ConnectionRegistry(audit, timeouts)
         app = Routes(host, identity or Identity(SITES), registry).app()
         options: dict[str, Any] = {"ws": "none", "loop": "none", "log_config": None, "lifespan": "off"}
         config = uvicorn.Config(app, http=HttpConnection, timeout_graceful_shutdown=1, log_level="critical", **options)

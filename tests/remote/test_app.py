@@ -17,8 +17,8 @@ import torch
 from rankdad.common.protocol.codec import unpack
 from rankdad.common.protocol.messages import Roster
 from rankdad.local.drivers.http import AggregatorClient
-from rankdad.remote import app, host
 from rankdad.remote.aggregator import Update
+from rankdad.remote.connections import Timeouts
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.rounds import Ready
 from tests.conftest import SITES, site_config
@@ -82,19 +82,17 @@ def test_a_round_is_answered_to_all_and_again_to_whoever_asks(served: Served) ->
     assert reason(ask(served, "GET", "/rounds/beta/2")) == (409, "r: got round 2, but the run is in round 1")
 
 
-def test_a_long_wait_is_answered_not_yet_and_the_body_counts_once(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(host, "HOLD", 0.05)
-    assert ask(served, "POST", "/rounds/alpha", served.hello("alpha")) == (202, b'{"status":"not yet"}')
-    assert ask(served, "GET", "/rounds/alpha/0") == (202, b'{"status":"not yet"}')
-    assert ask(served, "GET", "/rounds/beta/0") == (204, b"")
-    monkeypatch.setattr(host, "HOLD", 25.0)
-    asking = Later(served, "GET", "/rounds/alpha/0")
-    others = [Later(served, "POST", f"/rounds/{site}", served.hello(site)) for site in SITES[1:]]
-    assert asking.wait() == others[0].wait() == others[1].wait()
-    roster = unpack(asking.answer[1], served.aggregator.plan, up=False)
-    assert roster.body == Roster(train=((10, 11, 12),))
+def test_a_long_wait_is_answered_not_yet_and_the_body_counts_once(tmp_path: Path) -> None:
+    with serving(tmp_path / "run", timeouts=Timeouts(hold=0.2)) as served:
+        assert ask(served, "POST", "/rounds/alpha", served.hello("alpha")) == (202, b'{"status":"not yet"}')
+        assert ask(served, "GET", "/rounds/alpha/0") == (202, b'{"status":"not yet"}')
+        assert ask(served, "GET", "/rounds/beta/0") == (204, b"")
+        held = [Later(served, "POST", f"/rounds/{site}", served.hello(site)) for site in SITES[1:]]
+        for request in held:
+            request.wait()
+        status, update = ask(served, "GET", "/rounds/alpha/0")
+        assert status == 200
+        assert unpack(update, served.aggregator.plan, up=False).body == Roster(train=((10, 11, 12),))
 
 
 def test_an_answer_of_a_round_before_goes_to_nobody_who_waits_for_another(served: Served) -> None:
@@ -286,12 +284,10 @@ def test_a_site_that_has_died_may_return_and_the_end_does_not_wait_for_it(served
     assert drained.is_set()
 
 
-def test_a_body_must_not_be_slow(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "REFUSED_SECONDS", 0.1)
-    monkeypatch.setattr(app, "BODY_SECONDS", 0.2)
-    monkeypatch.setattr(app, "MIN_BYTES_PER_SECOND", 100_000)
-    head = f"POST /rounds/alpha HTTP/1.1\r\nhost: x\r\nx-rankdad-run: {served.aggregator.run_id}\r\n"
-    with served.connect() as slow:
+def test_a_body_must_not_be_slow(tmp_path: Path) -> None:
+    timeouts = Timeouts(body=0.2, bytes_per_second=100_000, refused=0.1)
+    with serving(tmp_path / "run", timeouts=timeouts) as served, served.connect() as slow:
+        head = f"POST /rounds/alpha HTTP/1.1\r\nhost: x\r\nx-rankdad-run: {served.aggregator.run_id}\r\n"
         slow.sendall(f"{head}content-length: 60000\r\n\r\n".encode() + bytes(10_000))  # 0.1 s more
         answer = slow.makefile("rb").read()
     assert answer.startswith(b"HTTP/1.1 408")

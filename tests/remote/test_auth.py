@@ -14,9 +14,9 @@ import pytest
 from rankdad.common.errors import ProtocolError, RankdadError, UserError
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.http import AggregatorClient
-from rankdad.remote import web
 from rankdad.remote.auth import Context, Identity, hashed, names_of, server_context
 from rankdad.remote.config import Access
+from rankdad.remote.connections import Timeouts
 from tests.conftest import SITES
 from tests.remote.certificates import Authority
 from tests.remote.serving import Served, serving
@@ -134,7 +134,7 @@ def mutual(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Ser
         context.maximum_version = ssl.TLSVersion[request.param]
         return context
 
-    with serving(tmp_path / "run", Identity(SITES, certificates=True), secure) as running:
+    with serving(tmp_path / "run", Identity(SITES, certificates=True), secure, timeouts=Timeouts(headers=1)) as running:
         yield running, authority
 
 
@@ -170,9 +170,8 @@ def test_mutual_tls_lets_in_whom_the_certificate_names(mutual: tuple[Served, Aut
     assert {line["address"] for line in served.audited()} == {"127.0.0.1"}
 
 
-def test_a_handshake_does_not_take_for_ever(mutual: tuple[Served, Authority], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handshake_does_not_take_for_ever(mutual: tuple[Served, Authority]) -> None:
     served, _ = mutual
-    monkeypatch.setattr(web, "HEADERS_SECONDS", 0.2)
     with served.connect() as silent, served.connect() as babbling:
         babbling.sendall(b"GET /run HTTP/1.1\r\n\r\n")
         babbling.recv(4096)

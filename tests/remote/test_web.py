@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from rankdad.remote import app, web
 from rankdad.remote.audit import MAX_PER_MINUTE, Audit
 from rankdad.remote.auth import Identity, hashed
-from rankdad.remote.connections import MAX_PER_SITE, MAX_UNAUTHENTICATED, ConnectionRegistry
+from rankdad.remote.connections import MAX_PER_SITE, MAX_UNAUTHENTICATED, ConnectionRegistry, Timeouts
 from tests.conftest import SITES
 from tests.remote.serving import Served, serving
 
@@ -24,10 +23,9 @@ TOKEN = "a" * 64
 
 
 @pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    monkeypatch.setattr(web, "HEADERS_SECONDS", 0.3)
-    monkeypatch.setattr(app, "REFUSED_SECONDS", 0.1)
-    with serving(tmp_path / "run", Identity(SITES, dict.fromkeys(SITES, hashed(TOKEN)))) as running:
+def served(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+    timeouts = Timeouts(headers=getattr(request, "param", 0.3), refused=0.1)
+    with serving(tmp_path / "run", Identity(SITES, dict.fromkeys(SITES, hashed(TOKEN))), timeouts=timeouts) as running:
         yield running
 
 
@@ -189,8 +187,8 @@ def test_chunks_as_a_proxy_makes_them_are_taken(served: Served) -> None:
             assert (answer.status, answer.read()[:1]) == (200, b"{")
 
 
-def test_the_unauthenticated_are_few_and_a_site_gets_in(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "HEADERS_SECONDS", 5.0)
+@pytest.mark.parametrize("served", [5.0], indirect=True)
+def test_the_unauthenticated_are_few_and_a_site_gets_in(served: Served) -> None:
     with contextlib.ExitStack() as stack:
         unauthenticated = [stack.enter_context(served.connect()) for _ in range(MAX_UNAUTHENTICATED + 6)]
         with served.connect() as site:
