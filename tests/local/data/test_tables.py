@@ -247,6 +247,7 @@ def test_it_is_what_pandas_would_make_of_it(ours: list[int], theirs: list[int], 
     assert (len(found.notes) > 0) == (len(expected) < len(brains) or len(expected) < len(people))
 
 
+@pytest.mark.slow
 @pytest.mark.shared_data
 def test_the_tables_of_a_real_consortium(tmp_path: Path) -> None:
     root = SHARED / "abide_freesurfer"
