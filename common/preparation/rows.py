@@ -39,12 +39,12 @@ class Rows:
             return Rows(self.inputs[:0], self.labels[:0], covariates, groups)
         if not self.inputs.is_floating_point() or not self.inputs.isnan().any():
             return self
-        few = behind(moments.present(self.inputs), self.groups) < fewest
+        few = count_behind(moments.present(self.inputs), self.groups) < fewest
         inputs = self.inputs.masked_fill(moments.along_channels(few, self.inputs.ndim), math.nan)
         return replace(self, inputs=inputs)
 
 
-def behind(members: Tensor, groups: Tensor | None) -> Tensor:
+def count_behind(members: Tensor, groups: Tensor | None) -> Tensor:
     """Return how many groups each set of samples is of; without groups how many samples it has.
 
     Args:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankdad.common.preparation import Rows, behind
+from rankdad.common.preparation import Rows, count_behind
 from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.run.replica import weights_sha256
 from rankdad.common.spec import KFold, RunSpec
@@ -166,7 +166,7 @@ class SiteData:
         inputs, groups = self.samples.inputs[rows], None if self.groups is None else self.groups[rows]
         if inputs.ndim == 2 and inputs.is_floating_point() and inputs.isnan().any():
             given = inputs[len(split.train) :].isnan().logical_not()
-            few = behind(given, None if groups is None else groups[len(split.train) :]) < self.fewest
+            few = count_behind(given, None if groups is None else groups[len(split.train) :]) < self.fewest
             inputs[len(split.train) :, few] = math.nan
         return Rows(inputs, self.samples.labels[rows], groups=groups).of_at_least(self.fewest)
 
