@@ -35,8 +35,9 @@ class Policy(Part):
     """What a site lets out, and in. The defaults let out what is summed up or reduced over enough samples."""
 
     min_rows: PositiveInt = 8
-    """Fewest samples behind anything that leaves the site in one round. A validation or test set with fewer is left
-    out of the evaluation; a run with steps of fewer is refused."""
+    """Fewest samples behind anything that leaves the site in one round; where the data name groups, such as patients,
+    fewest groups. A validation or test set with fewer is left out of the evaluation; a run with steps of fewer is
+    refused."""
     rows_per_rank: PositiveInt | None = 4
     """Fewest samples of a step for each row that is sent of a layer; null is no limit. Of few samples rank-dad then
     sends fewer rows than the spec allows; the other methods are refused. A layer that travels dense, since that is
@@ -83,16 +84,24 @@ class Policy(Part):
             allows = f"at most {self.max_upload:,} (max_upload)"
             raise refusal("method", f"sends up to {size:,} bytes a step", allows, {"max_upload": size}, "more bytes")
 
-    def check_step(self, spec: RunSpec, plan: Plan, samples: int) -> None:
+    def check_step(self, spec: RunSpec, plan: Plan, samples: int, people: int | None = None) -> None:
         """Check that a step of so many samples may send what the run sends.
+
+        Args:
+            spec: of the run.
+            plan: of the run.
+            samples: of the step.
+            people: of how many groups they may be at least; None where each sample is its own.
 
         Raises:
             PolicyError: it may not.
         """
-        if samples < self.min_rows:
-            asks = f"makes steps of {_count(samples, 'sample')} here"
+        count = samples if people is None else people
+        if count < self.min_rows:
+            grouped = f", maybe of {_count(count, 'group')}" if count < samples else ""
+            asks = f"makes steps of {_count(samples, 'sample')} here{grouped}"
             allows = f"none of fewer than {self.min_rows} (min_rows){LARGER_STEPS}"
-            raise refusal("training.batch_size", asks, allows, {"min_rows": samples}, FEWER_SAMPLES)
+            raise refusal("training.batch_size", asks, allows, {"min_rows": count}, FEWER_SAMPLES)
         most, rows = self.rank(samples), rows_sent(spec.method)
         if most is None or rows is None:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -38,35 +38,48 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
     """
     data = _evaluated(policy, data)
     largest = spec.training.step_size
-    sizes = [size for split in data.splits if len(split.train) for size in batch_sizes(len(split.train), largest)]
-    check_steps(policy, spec, plan, sizes)
-    data = replace(data, notes=(*data.notes, *_small_steps(policy, spec, data, min(sizes, default=0))))
+    sizes = [batch_sizes(len(split.train), largest) if len(split.train) else [] for split in data.splits]
+    check_steps(policy, spec, plan, data, sizes)
+    smallest = min((size for fold in sizes for size in fold), default=0)
+    data = replace(data, notes=(*data.notes, *_small_steps(policy, spec, data, smallest)))
+    units = "samples" if data.groups is None else "groups of samples"
     if Preparing(spec).stages:
-        fewest = fewest_behind(data.splits, torch.ones(len(data.samples), 1), spec.tested_folds).min()
-        _check_sums(policy, "evaluation", "holds out {} samples in a fold", fewest)
+        everyone = data.shares(torch.ones(len(data.samples), 1, dtype=torch.bool))
+        fewest = fewest_behind(data.splits, everyone, spec.tested_folds).min()
+        _check_sums(policy, "evaluation", f"holds out {{}} {units} in a fold", fewest)
+    if spec.tested_folds > spec.folds_per_repeat:  # whose sums, all taken together, are equations for few samples
+        equations = 1 + spec.tested_folds - spec.tested_folds // spec.folds_per_repeat
+        each = torch.tensor(data.people(torch.arange(len(data.samples))) // equations)
+        asks = f"repeats folds so often that there are {{}} {units} here for each sum that they tell"
+        _check_sums(policy, "evaluation.repeats", asks, each)
     if data.covariates is not None:
         for column, members in levels_of(spec, data.covariates):
-            asks = f"keeps {column}, of which a level has {{}} samples in a fold here, or in what it holds out"
-            fewest = fewest_behind(data.splits, members, spec.tested_folds).min()
+            asks = f"keeps {column}, of which a level has {{}} {units} in a fold here, or in what it holds out"
+            fewest = fewest_behind(data.splits, data.shares(members), spec.tested_folds).min()
             _check_sums(policy, "preparation.harmonise.keep", asks, fewest)
     return data
 
 
 def _evaluated(policy: Policy, data: SiteData) -> SiteData:
     """Leave out the validation and test sets that are too small, and say so."""
-    splits = data.splits
+    splits, units = data.splits, "" if data.groups is None else " groups"
     for name in ("validation", "test"):
-        sizes = [len(getattr(split, name)) for split in splits]
-        small = [size for size in sizes if 0 < size < policy.min_rows]
+        sets = [getattr(split, name) for split in splits]
+        people = [data.people(rows) for rows in sets]
+        small = [place for place, count in enumerate(people) if 0 < count < policy.min_rows]
         if not small:
             continue
         note = (
-            f"{name}: {sum(small)} samples are left out, in {len(small)} of {len(sizes)} folds: the set has "
-            f"{min(small)} there, and the policy evaluates none of fewer than {policy.min_rows} (min_rows)"
+            f"{name}: {sum(len(sets[place]) for place in small)} samples are left out, in {len(small)} of {len(sets)} "
+            f"folds: the set has {min(people[place] for place in small)}{units} there, and the policy evaluates none "
+            f"of fewer than {policy.min_rows} (min_rows)"
         )
         data = replace(data, warnings=(*data.warnings, TOO_SMALL), notes=(*data.notes, note))
     left = (
-        Split(one.train, *(rows if len(rows) >= policy.min_rows else rows[:0] for rows in (one.validation, one.test)))
+        Split(
+            one.train,
+            *(rows if data.people(rows) >= policy.min_rows else rows[:0] for rows in (one.validation, one.test)),
+        )
         for one in splits
     )
     return replace(data, splits=tuple(left), fewest=policy.min_rows, warnings=tuple(dict.fromkeys(data.warnings)))
@@ -97,17 +110,18 @@ def _binary_columns(inputs: Tensor) -> int:
     return int((((inputs == low) | (inputs == high) | inputs.isnan()).all(0) & (low < high)).sum())
 
 
-def check_steps(policy: Policy, spec: RunSpec, plan: Plan, sizes: Iterable[int]) -> None:
-    """Check that steps of these sizes may send what the run sends; those of no samples send nothing.
+def check_steps(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes: Sequence[Sequence[int]]) -> None:
+    """Check that steps of these sizes, in every fold, may send what the run sends; those of no samples send nothing.
 
     Raises:
         FewSamplesError: the smallest may not.
     """
-    smallest = min((size for size in sizes if size), default=None)
-    if smallest is None:
+    least = [min((size for size in fold if size), default=0) for fold in sizes]
+    if not any(least):
         return
+    people = min(data.fewest_people(fold, sizes[fold]) for fold, size in enumerate(least) if size)
     try:
-        policy.check_step(spec, plan, smallest)
+        policy.check_step(spec, plan, min(size for size in least if size), people)
     except PolicyError as error:
         raise FewSamplesError(error.field, error.problem) from None
 

@@ -97,8 +97,8 @@ class Contributions:
                 f"data: {got} samples to train on{fold_by_fold}, but this run began with {began}: a site goes on with "
                 "the same data"
             )
-        sizes = (size for fold in range(self._plan.folds) for size in self._run.batch_sizes(self._index, fold))
-        check_steps(policy, self._spec, self._plan, sizes)  # even batches are known only now
+        sizes = [self._run.batch_sizes(self._index, fold) for fold in range(self._plan.folds)]
+        check_steps(policy, self._spec, self._plan, self._data, sizes)  # even batches are known only now
 
     def check_totals(self, stage: str) -> None:
         """Check what a stage of preparation has added up to.
@@ -147,7 +147,8 @@ class Contributions:
             final = replica.weights()
             replica.load(self._run.best_weights)
         outputs = outputs_of(replica.model, samples.inputs, task.outputs)
-        tally, baseline = tally_of(task, prepared, split, outputs), None
+        groups = prepared.test_groups if split == "test" else None
+        tally, baseline = tally_of(task, prepared, split, outputs, groups), None
         if split == "test":
             replica.load(final)
             self._tested(due.fold, prepared.in_units(outputs))
@@ -161,8 +162,9 @@ class Contributions:
         if self._epoch != epoch:
             generator = torch.Generator()
             generator.manual_seed(derive(self._plan.seed, "order", self.prepared.order_key, epoch))
-            order = torch.randperm(len(train), generator=generator)
-            self._batches, self._epoch = order.split(run.batch_sizes(self._index)), epoch
+            order, sizes = torch.randperm(len(train), generator=generator), run.batch_sizes(self._index)
+            order = self._data.dealt(self._fold, order, sum(map(bool, sizes)))
+            self._batches, self._epoch = order.split(sizes), epoch
         rows = self._batches[run.step] if run.step < len(self._batches) else torch.arange(0)
         return train.take(rows.to(train.labels.device))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -38,16 +40,27 @@ def outputs_of(model: nn.Module, inputs: Tensor, width: int) -> Tensor:
     return stacked
 
 
-def tally_of(task: TaskSpec, prepared: Prepared, split: Split, outputs: Tensor) -> Tally:
-    """Return what outputs for a split add up to."""
+def tally_of(task: TaskSpec, prepared: Prepared, split: Split, outputs: Tensor, groups: Tensor | None = None) -> Tally:
+    """Return what outputs for a split add up to, over groups too where they are given."""
     samples: Samples = getattr(prepared, split)
-    labels, total = samples.labels.cpu(), empty(task)
+    labels, total = samples.labels.cpu(), empty(task, groups is not None)
     fit = prepared.around(split)
     centre, scale, base = fit.target_mean, fit.target_scale, fit.log_odds
-    for given, true in zip(outputs.split(BATCH), labels.split(BATCH), strict=True):
-        numbers, known = prepared.in_units(given), prepared.in_units(true)
-        total += tally(task, numbers, known, losses(task, given.double(), true), centre=centre, scale=scale, base=base)
+    for rows in batches(len(labels), groups):
+        given, true, own = outputs[rows], labels[rows], None if groups is None else groups[rows]
+        numbers, known, loss = prepared.in_units(given), prepared.in_units(true), losses(task, given.double(), true)
+        total += tally(task, numbers, known, loss, centre=centre, scale=scale, base=base, groups=own)
     return total
+
+
+def batches(samples: int, groups: Tensor | None) -> Iterator[Tensor]:
+    """Yield the rows of batches, each of about as many samples as fit, and of whole groups."""
+    if groups is None:
+        yield from torch.arange(samples).split(BATCH)
+        return
+    order, sizes = groups.argsort(stable=True), groups.unique(return_counts=True)[1]
+    batch = sizes.cumsum(0).div(BATCH, rounding_mode="floor")
+    yield from order.split(batch.bincount(sizes).long().tolist())
 
 
 def baseline_of(task: TaskSpec, prepared: Prepared) -> Tally:

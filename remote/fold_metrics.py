@@ -11,9 +11,11 @@ from operator import add
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rankdad.common.metrics import (
     Metrics,
+    Pairs,
     Risks,
     Tally,
     agreement,
@@ -23,7 +25,11 @@ from rankdad.common.metrics import (
     default_log_odds,
     empty,
     intervals,
+    mean_intervals,
+    mean_metrics,
     mean_over_sites,
+    mean_tally,
+    mean_values,
     parts,
     risk_summary,
     summarise,
@@ -37,21 +43,29 @@ MAX_OUTCOMES = 30  # more classes or labels have no curves
 
 
 class FoldMetrics:
-    """Adds up the test tallies of all folds.
+    """Adds up the test tallies of all folds; of a repeated cross-validation those of each repeat, whose mean counts.
 
     Args:
         task: what is predicted.
         sites: in the plan's order.
+        grouped: whether samples are of groups.
+        per_repeat: how many folds test every sample once; None for all of them.
     """
 
-    def __init__(self, task: TaskSpec, sites: tuple[str, ...]) -> None:
-        self._task, self._sites = task, sites
-        self._models = {site: empty(task) for site in sites}
-        self._baselines = {site: empty(task) for site in sites}
+    def __init__(
+        self, task: TaskSpec, sites: tuple[str, ...], *, grouped: bool = False, per_repeat: int | None = None
+    ) -> None:
+        self._task, self._sites, self._grouped, self._per_repeat = task, sites, grouped, per_repeat
+        self._models = [self._nothing(grouped)]  # of each repeat, by site
+        self._baselines = [self._nothing(False)]
+        self._tests = 0
         self._folds: list[Metrics] = []
         self._document: dict[str, Any] = {}  # of the folds so far
         self._centre, self._scale = 0.0, 1.0
         self._log_odds: list[float] = [] if isinstance(task, Regression) else default_log_odds(task).tolist()
+
+    def _nothing(self, grouped: bool) -> dict[str, Tally]:
+        return {site: empty(self._task, grouped) for site in self._sites}
 
     def around(self, fit: Fit) -> None:
         """Take note of what tests are counted around: what the first fold's training rows say."""
@@ -61,46 +75,72 @@ class FoldMetrics:
 
     def add(self, models: Mapping[str, Tally], baselines: Mapping[str, Tally]) -> None:
         """Add one fold's test."""
-        for totals, tallies in ((self._models, models), (self._baselines, baselines)):
-            for site, tally in tallies.items():
-                totals[site] += tally
         pooled = summarise(self._task, reduce(add, models.values()))
         if pooled.samples:
             self._folds.append(pooled)
+            if self._per_repeat and self._tests >= self._per_repeat * len(self._models):
+                self._models.append(self._nothing(self._grouped))
+                self._baselines.append(self._nothing(False))
+        for totals, tallies in ((self._models[-1], models), (self._baselines[-1], baselines)):
+            for site, tally in tallies.items():
+                totals[site] += tally
+        self._tests += 1
         self._document = {}
 
     def state(self) -> dict[str, Any]:
         """Return the state as JSON."""
         tallies = {
-            name: {site: _written(tally) for site, tally in totals.items()}
-            for name, totals in (("models", self._models), ("baselines", self._baselines))
+            name: [{site: _written(tally) for site, tally in totals.items()} for totals in repeats]
+            for name, repeats in (("models", self._models), ("baselines", self._baselines))
         }
         around = {"centre": self._centre, "scale": self._scale, "log_odds": self._log_odds}
-        return {**tallies, "folds": [asdict(fold) for fold in self._folds], "around": around}
+        folds = [asdict(fold) for fold in self._folds]
+        return {**tallies, "tests": self._tests, "folds": folds, "around": around}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over a state that `state` returned."""
-        for totals, name in ((self._models, "models"), (self._baselines, "baselines")):
-            for site, text in state[name].items():
-                totals[site] = _read(text, totals[site])
+        for totals, name, grouped in ((self._models, "models", self._grouped), (self._baselines, "baselines", False)):
+            like = empty(self._task, grouped)
+            totals[:] = [{site: _read(text, like) for site, text in one.items()} for one in state[name]]
+        self._tests = state["tests"]
         self._folds = [Metrics(**fold) for fold in state["folds"]]
         self._centre, self._scale, self._log_odds = (state["around"][name] for name in ("centre", "scale", "log_odds"))
 
     @property
+    def _whole(self) -> range:
+        """The repeats whose folds are all tested, or the first one."""
+        return range(max(1, self._tests // self._per_repeat) if self._per_repeat else 1)
+
+    def _of(self, repeats: list[dict[str, Tally]], site: str | None = None) -> list[Tally]:
+        """Return the sum of a site's tests, or all sites', in every repeat that counts."""
+        chosen = (repeats[at] for at in self._whole if at < len(repeats))
+        return [reduce(add, one.values()) if site is None else one[site] for one in chosen]
+
+    def _mean(self, tallies: list[Tally]) -> Metrics:
+        return mean_metrics([summarise(self._task, one) for one in tallies])
+
+    @property
     def pooled(self) -> Metrics | None:
         """Metrics of all test samples of all folds, each predicted by a model that has not seen it."""
-        total = reduce(add, self._models.values())
-        return summarise(self._task, total) if self._folds else None
+        return self._mean(self._of(self._models)) if self._folds else None
+
+    def groups(self, site: str | None = None) -> int | None:
+        """Return how many groups a site, or all, have tested; None where there are none."""
+        clusters = parts(self._task, mean_tally(self._of(self._models, site))).clusters
+        return None if clusters is None else round(clusters.count)
 
     def by_site(self) -> list[dict[str, Any]]:
         """Return a row for every site: samples, its metrics over all folds, their intervals, those of the baseline."""
         rows: list[dict[str, Any]] = []
         for site in self._sites:
-            model, baseline = (summarise(self._task, tallies[site]) for tallies in (self._models, self._baselines))
-            row: dict[str, Any] = {"site": site, "samples": model.samples, "absent": model.absent}
+            tallies = self._of(self._models, site)
+            model, baseline = self._mean(tallies), self._mean(self._of(self._baselines, site))
+            row: dict[str, Any] = {"site": site, "samples": model.samples}
+            row |= {"groups": self.groups(site)} if self._grouped else {}
+            row["absent"] = model.absent
             row |= {str(name): value for name, value in model.values.items()}
             row |= {f"baseline_{name}": value for name, value in baseline.values.items()}
-            limits = intervals(self._task, self._models[site])
+            limits = mean_intervals([intervals(self._task, one) for one in tallies])
             for name in (name for name in self._task.metrics if name in INTERVALS):
                 one = limits.get(name)
                 row |= {f"{name}_low": one and one.low, f"{name}_high": one and one.high}
@@ -114,44 +154,57 @@ class FoldMetrics:
         return self._document
 
     def _summed_up(self) -> dict[str, Any]:
-        task, tallies = self._task, list(self._models.values())
-        total, baseline = reduce(add, tallies), reduce(add, self._baselines.values())
-        sites = [metrics for tally in tallies if (metrics := summarise(task, tally)).samples]
+        task, totals = self._task, self._of(self._models)
+        total, mean = reduce(add, totals), mean_tally(totals)
+        metrics = [self._mean(self._of(self._models, site)) for site in self._sites]
+        sites = [one for one in metrics if one.samples]
+        limits = mean_intervals([intervals(task, one) for one in totals])
+        within = [within_sites(task, list(self._models[at].values())) for at in self._whole if at < len(self._models)]
         document: dict[str, Any] = {
             "sites": {name: asdict(spread) for name, spread in mean_over_sites(task, sites).items()},
             "folds": {name: asdict(spread) for name, spread in mean_over_sites(task, self._folds).items()},
-            "intervals": {name: asdict(interval) for name, interval in intervals(task, total).items()},
-            "within_sites": within_sites(task, tallies),
-            "baseline": summarise(task, baseline).values,
+            "intervals": {name: asdict(interval) for name, interval in limits.items()},
+            "within_sites": mean_values(within),
+            "baseline": self._mean(self._of(self._baselines)).values,
         }
         if not isinstance(task, Regression):
             document["confusion"] = confusion(task, total).tolist()
             document["calibration"] = calibration(task, total)
-            brier = parts(task, total).brier.tolist()
-            document["risks"] = [{"outcome": at, **risk_summary(one, brier[at])} for at, one in self._risks(total)]
+            brier = parts(task, mean).brier.tolist()
+            document["risks"] = [{"outcome": at, **risk_summary(one, brier[at])} for at, one in self._risks(mean)]
         else:
-            document["agreement"] = agreement(parts(task, total), self._scale)
+            document["agreement"] = agreement(parts(task, mean), self._scale)
         return document
 
     def predictions(self) -> tuple[str, list[dict[str, Any]]]:
         """Return what curves are drawn from: a name, and how many samples were predicted how, all sites together."""
-        task, total = self._task, reduce(add, self._models.values())
+        task, total = self._task, mean_tally(self._of(self._models))
         if isinstance(task, Regression):
             found = cells(parts(task, total).grid, self._scale, self._centre)
             return "differences", [dict(zip(("average", "low", "high", "samples"), one, strict=True)) for one in found]
         rows = []
         for outcome, one in self._risks(total):
             for at in (one.negatives + one.positives).nonzero().flatten().tolist():
-                counts = {"negatives": int(one.negatives[at]), "positives": int(one.positives[at])}
-                rows.append({"outcome": outcome, "bin": at, "low": float(one.edges[at]), **counts})
+                counts = {"negatives": _count(one.negatives[at]), "positives": _count(one.positives[at])}
+                effects = {f"{name}_effect": float(effect[at]) for name, effect in one.effects.items()}
+                rows.append({"outcome": outcome, "bin": at, "low": float(one.edges[at]), **counts, **effects})
         return "risks", rows
 
     def _risks(self, total: Tally) -> list[tuple[int, Risks]]:
         """Return the predictions of every outcome: of the second of two classes, or of every class or label."""
-        scores = parts(self._task, total).scores
+        part = parts(self._task, total)
+        scores, clusters = part.scores, part.clusters
         first = int(isinstance(self._task, Classification) and self._task.classes == 2)
         chosen = range(first, len(scores)) if len(scores) <= MAX_OUTCOMES else range(0)
-        return [(at, Risks.of(scores[at], self._log_odds[at])) for at in chosen]
+        pairs = {
+            at: Pairs.of(scores[at], clusters.scores[at - first], clusters.count) if clusters else None for at in chosen
+        }
+        return [(at, Risks.of(scores[at], self._log_odds[at], pairs[at])) for at in chosen]
+
+
+def _count(number: Tensor) -> int | float:
+    """Return a count; the mean of several repeats' may be no whole number."""
+    return int(number) if number == number.floor() else float(number)
 
 
 def _written(tally: Tally) -> str:

@@ -37,8 +37,11 @@ def show_result(summary: dict[str, Any], directory: Path) -> None:
         f"{_best(summary)}, {summary['seconds']:.1f} s"
     )
     if test.get("samples"):
-        known = {name: value for name, value in test.items() if name not in ("samples", "auc_error", "absent")}
-        print(f"test:    {', '.join(figures(known, test['auc_error']))}, {test['samples']} samples")
+        known = {
+            name: value for name, value in test.items() if name not in ("samples", "groups", "auc_error", "absent")
+        }
+        groups = f"{test['groups']} groups, " if "groups" in test else ""
+        print(f"test:    {', '.join(figures(known, test['auc_error']))}, {groups}{test['samples']} samples")
         _show_study(summary["metrics"])
     for warning, sites in summary["warnings"].items():
         named = ", ".join(sites[:5]) + ", …" * (len(sites) > 5)

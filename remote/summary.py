@@ -34,7 +34,7 @@ def summary(progress: Progress) -> dict[str, Any]:
         "folds": progress.folds,
         "metrics": {
             "validation": _metrics(progress.validation),
-            "test": _metrics(progress.study.pooled),
+            "test": _metrics(progress.study.pooled, progress.study.groups()),
             **progress.study.summary(),
         },
         "problems": progress.problems,
@@ -51,8 +51,9 @@ def summary(progress: Progress) -> dict[str, Any]:
     }
 
 
-def _metrics(metrics: PooledMetrics | Metrics | None) -> dict[str, Any] | None:
+def _metrics(metrics: PooledMetrics | Metrics | None, groups: int | None = None) -> dict[str, Any] | None:
     if metrics is None:
         return None
     values = {str(name): value for name, value in metrics.values.items()}
-    return {"samples": metrics.samples, **values, "auc_error": metrics.auc_error, "absent": metrics.absent}
+    counted = {} if groups is None else {"groups": groups}
+    return {"samples": metrics.samples, **counted, **values, "auc_error": metrics.auc_error, "absent": metrics.absent}

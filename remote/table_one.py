@@ -41,8 +41,9 @@ def table_one(spec: RunSpec, sums: Mapping[str, Sums]) -> dict[str, Any]:
         sums: of every site, as `common.preparation.description` makes them.
 
     Returns:
-        `pooled` and `sites`, each with `rows`, `label` and `columns`; `warnings`, a sentence each; `worries`, the sites
-        by kind of warning. A column of which a site's policy lets nothing out counts as missing there.
+        `pooled` and `sites`, each with `rows`, how many `groups` they are of if the schema has some, `label` and
+        `columns`; `warnings`, a sentence each; `worries`, the sites by kind of warning. A column of which a site's
+        policy lets nothing out counts as missing there.
     """
     assert isinstance(spec.data, TableData)
     sites = {site: _group(spec, [own]) for site, own in sums.items()}
@@ -72,7 +73,8 @@ def _group(spec: RunSpec, sums: list[Sums]) -> Group:
         label: Group = {**_moments(parts)}
     else:
         label = {"counts": [int(count) for count in torch.stack([one["table-label"] for one in sums]).sum(0)]}
-    return {"rows": rows, "label": label, "columns": dict(_columns(spec, sums, rows))}
+    groups = {"groups": sum(int(one["table-groups"]) for one in sums)} if spec.grouped else {}
+    return {"rows": rows, **groups, "label": label, "columns": dict(_columns(spec, sums, rows))}
 
 
 def _columns(spec: RunSpec, sums: list[Sums], rows: int) -> Iterator[tuple[str, Group]]:

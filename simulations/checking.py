@@ -31,13 +31,12 @@ def check_policy(policy: Policy, spec: RunSpec, plan: Plan, data: Sequence[SiteD
     policy.check(spec, plan)
     for site in data:
         admitted(policy, spec, plan, site)
-    sizes: list[int] = []  # of even batches, which a site alone does not know
-    for splits in zip(*(site.splits for site in data), strict=True):
-        counts = [len(split.train) for split in splits]
-        most = math.ceil(max(counts) / spec.training.step_size)
-        sizes += [size for count in counts for size in parts(count, most)]
-    if spec.training.batches == "even":
-        check_steps(policy, spec, plan, sizes)
+    if spec.training.batches != "even":
+        return
+    counts = [[len(split.train) for split in site.splits] for site in data]
+    most = [math.ceil(max(fold) / spec.training.step_size) for fold in zip(*counts, strict=True)]
+    for site, own in zip(data, counts, strict=True):  # of even batches, which a site alone does not know
+        check_steps(policy, spec, plan, site, [parts(count, steps) for count, steps in zip(own, most, strict=True)])
 
 
 def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:

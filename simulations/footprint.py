@@ -52,7 +52,8 @@ def footprint(plan: Plan) -> Footprint:
     tally, sums = tally_bytes(plan.task), 8 * plan.folds * sum(stage.size for stage in plan.stages)
     epoch = epoch_update + sites * (3 * control + plan.buffer_bytes + tally)
     beginning = (2 + len(plan.stages)) * control + 4 * plan.folds * max(3, sites) + sums
-    once = (sites + 1) * (beginning + plan.folds * control) + sites * (DIGEST + plan.folds * 2 * tally)
+    tested = tally + tally_bytes(plan.task, plan.grouped)
+    once = (sites + 1) * (beginning + plan.folds * control) + sites * (DIGEST + plan.folds * tested)
     checkpoint = 2 * plan.replica_bytes + _residual_bytes(plan) + sums + _study_bytes(plan)
     return Footprint(update + contributions, update, epoch, epoch_update, once, checkpoint)
 
@@ -61,7 +62,8 @@ def _study_bytes(plan: Plan) -> int:
     """Return the largest size of what the folds before have tested: two tallies a site, as text."""
     if plan.folds == 1:  # which is tested after the last checkpoint
         return 0
-    return len(plan.sites) * (2 * math.ceil(4 / 3 * tally_bytes(plan.task)) + CONTROL) + plan.folds * CONTROL
+    tallies = tally_bytes(plan.task) + tally_bytes(plan.task, plan.grouped)
+    return len(plan.sites) * (math.ceil(4 / 3 * tallies) + CONTROL) + plan.folds * CONTROL
 
 
 def _residual_bytes(plan: Plan) -> int:

@@ -41,12 +41,14 @@ def pooled_data(data: Mapping[str, SiteData]) -> SiteData:
     splits = tuple(_joined(fold, starts) for fold in zip(*(site.splits for site in sites), strict=True))
     covariates = [site.covariates for site in sites if site.covariates is not None]
     inputs, labels = (torch.cat([getattr(site.samples, part) for site in sites]) for part in ("inputs", "labels"))
+    own = [site.groups + start for site, start in zip(sites, starts, strict=True) if site.groups is not None]
     return SiteData(
         Samples(inputs, labels),
         splits,
         torch.cat(covariates) if covariates else None,
         tuple(key for site in sites for key in site.keys),
         sum(site.dropped for site in sites),
+        groups=torch.cat(own) if own else None,
     )
 
 

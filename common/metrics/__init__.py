@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from rankdad.common.metrics.agreement import agreement, cells
 from rankdad.common.metrics.auc import BINS
+from rankdad.common.metrics.clusters import Pairs
 from rankdad.common.metrics.intervals import Interval, intervals
+from rankdad.common.metrics.repeats import mean_intervals, mean_metrics, mean_tally, mean_values
 from rankdad.common.metrics.risk import Risks, risk_summary
 from rankdad.common.metrics.sites import Spread, mean_over_sites, within_sites
 from rankdad.common.metrics.summary import Metrics, calibration, confusion, summarise
@@ -19,6 +21,7 @@ __all__ = [
     "BINS",
     "Interval",
     "Metrics",
+    "Pairs",
     "Risks",
     "Spread",
     "Tally",
@@ -29,7 +32,11 @@ __all__ = [
     "default_log_odds",
     "empty",
     "intervals",
+    "mean_intervals",
+    "mean_metrics",
     "mean_over_sites",
+    "mean_tally",
+    "mean_values",
     "pack_tally",
     "parts",
     "risk_summary",

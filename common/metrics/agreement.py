@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rankdad.common.metrics.intervals import QUANTILE
+from rankdad.common.metrics.intervals import QUANTILE, group_deviation
 from rankdad.common.metrics.summary import deviations
 from rankdad.common.metrics.sums import Parts, difference_edges
 
@@ -35,6 +36,9 @@ def agreement(part: Parts, scale: float) -> dict[str, Any]:
     mean = (output - label) / n
     deviation = math.sqrt(deviations(output - label, square, n) / (n - 1))
     error, limit_error = deviation / math.sqrt(n), deviation * math.sqrt(1 / n + QUANTILE**2 / (2 * (n - 1)))
+    if part.clusters is not None:
+        error, *ends = (group_deviation(part, partial(_limit, deviations_away=at)) for at in (0, -QUANTILE, QUANTILE))
+        limit_error = max(ends)
     # average = (output + label) / 2; its squares follow from the others: output² + label² = square + 2 · product
     total_square = 2 * (label_square + output_square) - square
     spread = deviations(label + output, total_square, n) / 4
@@ -50,13 +54,21 @@ def agreement(part: Parts, scale: float) -> dict[str, Any]:
     }
 
 
+def _limit(totals: Tensor, deviations_away: float) -> Tensor:
+    """Return the mean difference and so many standard deviations more, from the number of samples and the moments."""
+    mean = (totals[2] - totals[1]) / totals[0]
+    if not deviations_away:  # of no width where all differ alike: a root of 0 has no slope
+        return mean
+    return mean + deviations_away * (totals[7] / totals[0] - mean.square()).clamp_min(0).sqrt()
+
+
 def _quantile(counts: Tensor, share: float, scale: float) -> list[float]:
     """Return the ends of the cell in which a quantile of the differences lies."""
     cell = int((counts.cumsum(0) >= share * counts.sum()).nonzero()[0])
     return [float(end) * scale for end in difference_edges()[cell : cell + 2]]
 
 
-def cells(grid: Tensor, scale: float, centre: float) -> list[tuple[float, float, float, int]]:
+def cells(grid: Tensor, scale: float, centre: float) -> list[tuple[float, float, float, int | float]]:
     """Return average, ends of the difference and count of every cell of the grid that holds a sample."""
     from rankdad.common.metrics.sums import AVERAGES, WIDEST_AVERAGE
 
@@ -66,7 +78,7 @@ def cells(grid: Tensor, scale: float, centre: float) -> list[tuple[float, float,
             centre + ((row + 0.5) * step - WIDEST_AVERAGE) * scale,
             edges[column],
             edges[column + 1],
-            int(grid[row, column]),
+            grid[row, column].item(),
         )
         for row, column in torch.nonzero(grid).tolist()
     ]

@@ -55,6 +55,16 @@ def pairs(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (positive * below).sum(dim=1) + unsure, unsure, positive.sum(dim=1) * negative.sum(dim=1)
 
 
+def placements(scores: Tensor) -> Tensor:
+    """Return by how much a sample of each bin moves each output's AUC, float64 [outputs, 2, bins]."""
+    negative, positive = scores[:, 0].double(), scores[:, 1].double()
+    negatives, positives = (one.sum(dim=1, keepdim=True).clamp_min(1) for one in (negative, positive))
+    above_negative = (negative.cumsum(dim=1) - negative / 2) / negatives
+    below_positive = (positives - positive.cumsum(dim=1) + positive / 2) / positives
+    area = (positive * above_negative).sum(dim=1, keepdim=True) / positives
+    return torch.stack([(below_positive - area) / negatives, (above_negative - area) / positives], dim=1)
+
+
 def delong_deviations(scores: Tensor) -> Tensor:
     """Return the standard error of each output's AUC, [outputs]; NaN with fewer than two positives or negatives.
 

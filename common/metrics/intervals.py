@@ -1,26 +1,30 @@
 """Confidence intervals of metrics from pooled out-of-fold predictions.
 
-They treat predictions as independent. In cross-validation each sample is predicted once, by a model that has not seen
-it. Models of different folds share training samples, so this is an approximation; a standard error over folds would be
-worse, because it treats folds as independent repetitions. Several samples of one person, or sites that differ, make the
-true interval wider. An interval of width zero (as for an AUC of 1) is left out.
+They treat predictions as independent, or those of a group (the visits of a patient) as one observation, where the
+tally has sums over groups. In cross-validation each sample is predicted once, by a model that has not seen it. Models
+of different folds share training samples, so this is an approximation; a standard error over folds would be worse,
+because it treats folds as independent repetitions. Sites that differ make the true interval wider. An interval of width
+zero (as for an AUC of 1) is left out.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 
 import torch
 from torch import Tensor
 
-from rankdad.common.metrics.auc import delong_deviations
-from rankdad.common.metrics.summary import ROUNDING, balanced, deviations, summarise
+from rankdad.common.metrics.auc import delong_deviations, placements
+from rankdad.common.metrics.clusters import LEAST, Pairs, sandwich, small_sample
+from rankdad.common.metrics.summary import ROUNDING, balanced, deviations, recalls, summarise
 from rankdad.common.metrics.sums import Parts, Tally, parts
 from rankdad.common.spec.tasks import Metric, Regression, TaskSpec
 
 QUANTILE = NormalDist().inv_cdf(0.975)  # of intervals of 95 %
+OVER_GROUPS = " over groups"
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Interval:
 def intervals(task: TaskSpec, total: Tally) -> dict[Metric, Interval]:
     """Return intervals of the metrics that have one: accuracy, AUC, balanced accuracy; mae and pearson_r.
 
+
     accuracy: Wilson's. Of several labels it counts samples, not labels: a sample's mean over labels lies between 0 and
     1, so its variance is at most that of hits and misses with the same mean.
     auc: DeLong's, of the binned scores. Of several classes or labels the standard error of the mean is at most the
@@ -48,6 +53,10 @@ def intervals(task: TaskSpec, total: Tally) -> dict[Metric, Interval]:
     balanced_accuracy: the delta method; of several labels conservative likewise.
     mae: the normal approximation of a mean of absolute errors.
     pearson_r: Fisher's z, which takes label and output for jointly normal.
+
+    Of samples in groups, and r2 too: the delta method over groups' sums, of r on Fisher's scale. Accuracy is Wilson's
+    of fewer samples, by the design effect; to DeLong's variance come the products of a group's placements. Of several
+    labels accuracy is conservative likewise.
 
     Args:
         task: what was predicted.
@@ -57,15 +66,17 @@ def intervals(task: TaskSpec, total: Tally) -> dict[Metric, Interval]:
     if part.samples == 0:
         return {}
     limits: dict[Metric, Interval | None]
-    if isinstance(task, Regression):
-        limits = {"mae": _mean_error(part), "pearson_r": _fisher(values["pearson_r"], part.samples)}
+    if part.clusters is not None:
+        limits = _over_groups(task, part, values)
+    elif isinstance(task, Regression):
+        limits = {"mae": _mean_error(part), "pearson_r": _fisher_of_samples(values["pearson_r"], part.samples)}
     else:
         several = task.name == "multi-label" and task.labels > 1
         errors = delong_deviations(part.scores)[(part.scores.sum(dim=2) > 0).all(dim=1)]
         delong = "DeLong" if task.outputs <= 2 and not several else "DeLong, standard errors averaged (conservative)"
         delta = "delta method, standard errors averaged (conservative)" if several else "delta method"
         limits = {
-            "accuracy": _wilson(values["accuracy"], part.samples),
+            "accuracy": _wilson(values["accuracy"], part.samples, "Wilson"),
             "auc": _normal(values["auc"], float(errors.mean()), delong),
             "balanced_accuracy": _normal(
                 values["balanced_accuracy"], float(balanced(part.confusion)[1].sqrt().mean()), delta
@@ -74,10 +85,92 @@ def intervals(task: TaskSpec, total: Tally) -> dict[Metric, Interval]:
     return {name: interval for name, interval in limits.items() if interval is not None}
 
 
-def _normal(value: float | None, error: float, method: str) -> Interval | None:
+def _over_groups(task: TaskSpec, part: Parts, values: Mapping[Metric, float | None]) -> dict[Metric, Interval | None]:
+    """Return intervals of samples in groups."""
+    clusters, several = part.clusters, ", standard errors averaged (conservative)"
+    assert clusters is not None
+    if isinstance(task, Regression):
+        errors = {name: group_deviation(part, metric) for name, metric in OF_NUMBERS.items()}
+        r = values["pearson_r"]
+        return {
+            "mae": _normal(values["mae"], errors["mae"], f"delta method{OVER_GROUPS}", most=math.inf),
+            "r2": _normal(values["r2"], errors["r2"], f"delta method{OVER_GROUPS}", least=-math.inf),
+            "pearson_r": _fisher(r, errors["pearson_r"] / (1 - r * r), f"Fisher z{OVER_GROUPS}")
+            if r is not None and abs(r) < 1 - ROUNDING and errors["pearson_r"] > 0
+            else None,
+        }
+    factor, first = small_sample(clusters.count, part.samples), len(part.scores) - len(clusters.scores)
+    ranked = [
+        auc_deviation(scores, Pairs.of(scores, matrix, clusters.count))
+        for scores, matrix in zip(part.scores[first:], clusters.scores, strict=True)
+        if bool(scores.any(dim=1).all())
+    ]
+    matrices, half = clusters.values, clusters.values.shape[1] // 2
+    shares = part.confusion.diagonal(dim1=1, dim2=2).sum(dim=1, keepdim=True).double() / part.samples
+    slopes = torch.cat([-shares.expand(-1, half), torch.ones(len(shares), half)], dim=1) / part.samples
+    accuracy, error = values["accuracy"], _deviation(slopes, matrices, factor)
+    number = part.samples**2 / float(matrices[0, :half, :half].sum())  # of samples if those of a group are all alike
+    if accuracy is not None and 0 < accuracy < 1:
+        number = accuracy * (1 - accuracy) / max(error**2, LEAST / part.samples)
+    limits: dict[Metric, Interval | None] = {
+        "accuracy": _wilson(accuracy, number, f"Wilson{OVER_GROUPS}{several * (len(shares) > 1)}"),
+        "auc": _normal(
+            values["auc"], fmean(ranked) if ranked else 0.0, f"DeLong{OVER_GROUPS}{several * (len(part.scores) > 2)}"
+        ),
+    }
+    if half == part.confusion.shape[1]:
+        recall, support, present = recalls(part.confusion)
+        slopes = torch.cat([-recall, torch.ones_like(recall)], dim=1) / support.repeat(1, 2) / present.unsqueeze(1)
+        name = f"delta method{OVER_GROUPS}{several * (len(shares) > 1)}"
+        limits["balanced_accuracy"] = _normal(values["balanced_accuracy"], _deviation(slopes, matrices, factor), name)
+    return limits
+
+
+def _deviation(slopes: Tensor, matrices: Tensor, factor: float) -> float:
+    """Return the mean over blocks of a figure's standard error, from its slopes [blocks, features]."""
+    variance = ((slopes.unsqueeze(1) @ matrices).squeeze(1) * slopes).sum(dim=1)
+    return float((variance * factor).clamp_min(0).sqrt().mean())
+
+
+def group_deviation(part: Parts, metric: Callable[[Tensor], Tensor]) -> float:
+    """Return the standard error of a function of a regression's number of samples and moments; 0 if it has none."""
+    assert part.clusters is not None
+    totals = torch.tensor([part.samples, *part.moments], dtype=torch.float64)
+    return sandwich(metric, totals, part.clusters.values[0], part.clusters.count)
+
+
+def auc_deviation(scores: Tensor, pairs: Pairs | None) -> float:
+    """Return the standard error of an AUC from its histograms [2, BINS] and, of groups, pairs of their samples."""
+    deviation = float(delong_deviations(scores[None]))
+    if pairs is None or math.isnan(deviation):
+        return deviation
+    return math.sqrt(max((deviation**2 + float(pairs.added(placements(scores[None])[0]))) * pairs.factor, 0.0))
+
+
+def _mae(totals: Tensor) -> Tensor:
+    return totals[6] / totals[0]
+
+
+def _r2(totals: Tensor) -> Tensor:
+    return 1 - totals[7] / (totals[3] - totals[1].square() / totals[0])
+
+
+def _r(totals: Tensor) -> Tensor:
+    samples, label, output, label_square, output_square, product, *_ = totals
+    spread = (label_square - label.square() / samples) * (output_square - output.square() / samples)
+    r: Tensor = (product - label * output / samples) / spread.sqrt()
+    return r
+
+
+OF_NUMBERS: Mapping[Metric, Callable[[Tensor], Tensor]] = {"mae": _mae, "r2": _r2, "pearson_r": _r}
+
+
+def _normal(
+    value: float | None, error: float, method: str, *, least: float = 0.0, most: float = 1.0
+) -> Interval | None:
     if value is None or not error > 0:
         return None
-    return Interval(max(0.0, value - QUANTILE * error), min(1.0, value + QUANTILE * error), method)
+    return Interval(max(least, value - QUANTILE * error), min(most, value + QUANTILE * error), method)
 
 
 def wilson(hits: Tensor, counts: Tensor, quantile: float = QUANTILE) -> tuple[Tensor, Tensor]:
@@ -89,11 +182,11 @@ def wilson(hits: Tensor, counts: Tensor, quantile: float = QUANTILE) -> tuple[Te
     return torch.where(counts > 0, low, 0.0), torch.where(counts > 0, high, 1.0)
 
 
-def _wilson(share: float | None, samples: int) -> Interval | None:
+def _wilson(share: float | None, samples: float, method: str) -> Interval | None:
     if share is None:
         return None
     low, high = wilson(*torch.tensor([share * samples, samples], dtype=torch.float64))
-    return Interval(float(low), float(high), "Wilson")
+    return Interval(float(low), float(high), method)
 
 
 def _mean_error(part: Parts) -> Interval | None:
@@ -107,9 +200,13 @@ def _mean_error(part: Parts) -> Interval | None:
     return Interval(max(0.0, mean - half), mean + half, "normal approximation")
 
 
-def _fisher(value: float | None, samples: int) -> Interval | None:
-    """Return the interval of a correlation by Fisher's transformation."""
+def _fisher_of_samples(value: float | None, samples: int) -> Interval | None:
     if value is None or samples < 4 or abs(value) > 1 - ROUNDING:
         return None
-    middle, half = math.atanh(value), QUANTILE / math.sqrt(samples - 3)
-    return Interval(math.tanh(middle - half), math.tanh(middle + half), "Fisher z")
+    return _fisher(value, 1 / math.sqrt(samples - 3), "Fisher z")
+
+
+def _fisher(value: float, error: float, method: str) -> Interval:
+    """Return the interval of a correlation by Fisher's transformation, from the standard error there."""
+    middle, half = math.atanh(value), QUANTILE * error
+    return Interval(math.tanh(middle - half), math.tanh(middle + half), method)

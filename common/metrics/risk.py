@@ -7,15 +7,17 @@ half a bin. What depends on where scores lie within their bins comes with the la
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from statistics import NormalDist
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rankdad.common.metrics.auc import bin_edges, delong_deviations, pairs
-from rankdad.common.metrics.intervals import QUANTILE, wilson
+from rankdad.common.metrics.auc import bin_edges, pairs
+from rankdad.common.metrics.clusters import Pairs
+from rankdad.common.metrics.intervals import QUANTILE, auc_deviation, wilson
 
 RISKS = (0.05, 0.1, 0.2, 0.3, 0.5)  # named thresholds
 GROUPS = 10  # of the calibration plot
@@ -32,16 +34,22 @@ class Risks:
         edges: float64 [BINS + 1], log-odds between which the bins lie.
         negatives: float64 [BINS], how many samples without the outcome each bin holds.
         positives: float64 [BINS], how many with it.
+        effects: of samples in groups, by how many times that makes the variance of a figure larger at every edge,
+            float64 [BINS + 1] each.
+        pairs: of samples of one group; None where there are no groups, or nobody knows.
     """
 
     edges: Tensor
     negatives: Tensor
     positives: Tensor
+    effects: Mapping[str, Tensor] = field(default_factory=dict)
+    pairs: Pairs | None = None
 
     @classmethod
-    def of(cls, scores: Tensor, base: float) -> Risks:
+    def of(cls, scores: Tensor, base: float, pairs: Pairs | None = None) -> Risks:
         """Return those of an output's histograms [2, BINS] around its base."""
-        return cls(bin_edges(base), scores[0].double(), scores[1].double())
+        effects = {} if pairs is None else pairs.at_edges()
+        return cls(bin_edges(base), scores[0].double(), scores[1].double(), effects, pairs)
 
     @property
     def counts(self) -> tuple[float, float]:
@@ -55,6 +63,10 @@ class Risks:
             torch.cat([one.flip(0).cumsum(0).flip(0), torch.zeros(1)]) for one in (self.negatives, self.positives)
         )
         return negatives, positives
+
+    def effect(self, figure: str) -> Tensor:
+        """Return by how many times groups make a figure's variance larger at every edge, [BINS + 1]."""
+        return self.effects.get(figure, torch.ones_like(self.edges))
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +89,9 @@ def roc(risks: Risks) -> Curve:
     """Return sensitivity (y) against 1 − specificity (x), from no positive prediction to all."""
     false, true = (one.flip(0) for one in risks.above)
     negatives, positives = risks.counts
-    (x_low, x_high), (y_low, y_high) = _at_once(false, negatives), _at_once(true, positives)
+    specificity, sensitivity = (risks.effect(name).flip(0) for name in ("specificity", "sensitivity"))
+    (x_low, x_high) = _at_once(false, negatives, specificity)
+    (y_low, y_high) = _at_once(true, positives, sensitivity)
     return Curve(false / max(negatives, 1), true / max(positives, 1), (x_high, y_low), (x_low, y_high))
 
 
@@ -85,14 +99,16 @@ def precision_recall(risks: Risks) -> Curve:
     """Return precision (y) against sensitivity (x), where anything is predicted."""
     false, true = (one.flip(0) for one in risks.above)
     some = true + false > 0
+    sensitivity, ppv = (risks.effect(name).flip(0)[some] for name in ("sensitivity", "ppv"))
     false, true = false[some], true[some]
     positives = risks.counts[1]
-    (x_low, x_high), (y_low, y_high) = _at_once(true, positives), _at_once(true, true + false)
+    (x_low, x_high) = _at_once(true, positives, sensitivity)
+    (y_low, y_high) = _at_once(true, true + false, ppv)
     return Curve(true / max(positives, 1), true / (true + false), (x_low, y_low), (x_high, y_high))
 
 
-def _at_once(hits: Tensor, counts: Tensor | float) -> tuple[Tensor, Tensor]:
-    return wilson(hits, torch.as_tensor(counts, dtype=torch.float64).expand_as(hits), JOINT)
+def _at_once(hits: Tensor, counts: Tensor | float, effect: Tensor) -> tuple[Tensor, Tensor]:
+    return wilson(hits / effect, torch.as_tensor(counts, dtype=torch.float64).expand_as(hits) / effect, JOINT)
 
 
 def average_precision(risks: Risks) -> tuple[float, float] | None:
@@ -128,7 +144,8 @@ def threshold(risks: Risks, edge: int, name: str) -> dict[str, Any]:
     }
     figures: dict[str, Any] = {"name": name, "risk": float(risks.edges[edge].sigmoid())}
     for figure, (hits, count) in pairs_of.items():
-        low, high = (float(one) for one in wilson(*torch.tensor([hits, count], dtype=torch.float64)))
+        ends = wilson(*(torch.tensor([hits, count], dtype=torch.float64) / risks.effect(figure)[edge]))
+        low, high = map(float, ends)
         figures[figure] = {"value": hits / count, "low": low, "high": high} if count else None
     return figures
 
@@ -166,7 +183,11 @@ def calibration_groups(risks: Risks) -> list[dict[str, float]]:
     middle, half = (points[1:] + points[:-1]) / 2, (points[1:] - points[:-1]) / 2
     sums = torch.zeros(4, GROUPS, dtype=torch.float64)
     sums.index_add_(1, place, torch.stack([both, risks.positives, both * middle, both * half]))
-    low, high = wilson(sums[1], sums[0])
+    effect = torch.ones(GROUPS, dtype=torch.float64)
+    if risks.pairs is not None:
+        members = (place == torch.arange(GROUPS).unsqueeze(1)).double().unsqueeze(1).expand(-1, 2, -1)
+        effect = risks.pairs.design_effects(members * torch.tensor([[0.0], [1.0]]), members)
+    low, high = wilson(sums[1] / effect, sums[0] / effect)
     return [
         {
             "predicted": float(sums[2, at] / sums[0, at]),
@@ -174,7 +195,7 @@ def calibration_groups(risks: Risks) -> list[dict[str, float]]:
             "observed": float(sums[1, at] / sums[0, at]),
             "low": float(low[at]),
             "high": float(high[at]),
-            "count": int(sums[0, at]),
+            "count": round(float(sums[0, at])),
         }
         for at in range(GROUPS)
         if sums[0, at]
@@ -207,15 +228,21 @@ def recalibration(risks: Risks) -> dict[str, Estimate]:
     zeros, ones = risks.negatives[used], risks.positives[used]
     if not zeros.sum() or not ones.sum() or len(z) < 2:
         return {}
-    whole = _maximum(torch.stack([torch.ones_like(z), z]), torch.zeros_like(z), zeros, ones, half)
-    large = _maximum(torch.ones_like(z)[None], z, zeros, ones, half)
+    both = None if risks.pairs is None else (risks.pairs, used)
+    whole = _maximum(torch.stack([torch.ones_like(z), z]), torch.zeros_like(z), zeros, ones, half, both)
+    large = _maximum(torch.ones_like(z)[None], z, zeros, ones, half, both)
     if whole is None or large is None:
         return {}
     return {"slope": whole[1], "intercept": whole[0], "in_the_large": large[0]}
 
 
-def _maximum(x: Tensor, offset: Tensor, zeros: Tensor, ones: Tensor, half: Tensor) -> list[Estimate] | None:
-    """Fit log-odds = offset + coefficients · x by Newton's method; x [coefficients, bins], its last row the scores."""
+def _maximum(
+    x: Tensor, offset: Tensor, zeros: Tensor, ones: Tensor, half: Tensor, grouped: tuple[Pairs, Tensor] | None
+) -> list[Estimate] | None:
+    """Fit log-odds = offset + coefficients · x by Newton's method; x [coefficients, bins], its last row the scores.
+
+    Of samples in groups `grouped` are their pairs, and which of all bins these are.
+    """
     both, several = zeros + ones, len(x) > 1
     found = torch.zeros(len(x), dtype=torch.float64)
     for _ in range(STEPS):
@@ -241,7 +268,13 @@ def _maximum(x: Tensor, offset: Tensor, zeros: Tensor, ones: Tensor, half: Tenso
         if several:
             moved[-1] += outcome - p
         error += (inverse @ moved).abs() @ (count * half)
-    spread = QUANTILE * inverse.diagonal().sqrt()
+    variance = inverse.diagonal()
+    if grouped is not None:
+        pairs, used = grouped
+        influence = torch.zeros(len(x), 2, len(used), dtype=torch.float64)
+        influence[:, :, used] = (inverse @ x).unsqueeze(1) * torch.stack([-p, 1 - p])
+        variance = ((variance + pairs.added(influence)) * pairs.factor).clamp_min(0)
+    spread = QUANTILE * variance.sqrt()
     rows = torch.stack([found, found - spread, found + spread, error], dim=1).tolist()
     return [Estimate(*row) for row in rows]
 
@@ -274,13 +307,13 @@ def risk_summary(risks: Risks, brier: float) -> dict[str, Any]:
     samples = negatives + positives
     (concordant,), (unsure,), (number,) = pairs(scores)
     area, error = (float(one / number) if number else None for one in (concordant, unsure))
-    deviation, precision = float(delong_deviations(scores)), average_precision(risks)
+    deviation, precision = auc_deviation(scores[0], risks.pairs), average_precision(risks)
     prevalence, value = positives / samples, brier / samples
     guess = prevalence * (1 - prevalence)
     known = area is not None and deviation > 0
     return {
-        "samples": int(samples),
-        "events": int(positives),
+        "samples": round(samples),
+        "events": round(positives),
         "auc": area,
         "auc_error": error,
         "auc_interval": [min(1.0, max(0.0, area + side * QUANTILE * deviation)) for side in (-1, 1)]
@@ -289,9 +322,23 @@ def risk_summary(risks: Risks, brier: float) -> dict[str, Any]:
         "average_precision": precision and precision[0],
         "average_precision_error": precision and precision[1],
         "brier": value,
+        **_brier_interval(risks, value),
         "brier_of_prevalence": guess,
         "brier_skill": 1 - value / guess if guess else None,
         "recalibration": {name: asdict(one) for name, one in recalibration(risks).items()},
         "calibration_groups": calibration_groups(risks),
         "thresholds": thresholds(risks),
     }
+
+
+def _brier_interval(risks: Risks, value: float) -> dict[str, list[float]]:
+    """Return the interval of a mean squared error of samples in groups; else none, for lack of their squares' sum."""
+    if risks.pairs is None:
+        return {}
+    middle = ((risks.edges[1:] + risks.edges[:-1]) / 2).sigmoid()
+    squares = torch.stack([middle.square(), (1 - middle).square()])
+    number = risks.pairs.counts.sum()
+    influence = (squares - (risks.pairs.counts * squares).sum() / number) / number
+    alone = (risks.pairs.counts * influence.square()).sum()
+    half = QUANTILE * float(((alone + risks.pairs.added(influence)) * risks.pairs.factor).clamp_min(0).sqrt())
+    return {"brier_interval": [max(0.0, value - half), min(1.0, value + half)]}

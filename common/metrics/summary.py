@@ -95,10 +95,15 @@ def balanced(matrices: Tensor) -> tuple[Tensor, Tensor]:
 
     A recall of n samples is a mean of n hits and misses; the recalls of different classes have no sample in common.
     """
-    hits, support = matrices.diagonal(dim1=1, dim2=2).double(), matrices.sum(dim=2).double()
-    recall, present = hits / support.clamp_min(1), (support > 0).sum(dim=1)
-    variance = recall * (1 - recall) / support.clamp_min(1)
+    recall, support, present = recalls(matrices)
+    variance = recall * (1 - recall) / support
     return recall.sum(dim=1) / present, variance.sum(dim=1) / present.square()
+
+
+def recalls(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each class's recall and its samples, at least 1, [groups, width], and how many classes there are."""
+    hits, support = matrices.diagonal(dim1=1, dim2=2).double(), matrices.sum(dim=2).double()
+    return hits / support.clamp_min(1), support.clamp_min(1), (support > 0).sum(dim=1)
 
 
 def deviations(total: float, square: float, samples: int) -> float:

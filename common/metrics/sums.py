@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from rankdad.common.metrics.auc import BINS, class_log_odds, score_bins
+from rankdad.common.metrics.clusters import KNOTS, Clusters, hats, products, square, triangle
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
 CALIBRATION_BINS = 15
 MOMENTS = 7
+MAX_WIDTH = 30  # classes of a confusion matrix; of more no balanced accuracy has its interval over groups
 AVERAGES, DIFFERENCES = 16, 80  # cells of the grid of numbers
 WIDEST_AVERAGE = 4.0  # standard deviations of the label from its mean: averages further out share the outermost cells
 DIFFERENCE_FINENESS, DIFFERENCE_REACH = 4.0, 5.1  # asinh(4 · 20): differences beyond 20 deviations share a cell
@@ -54,6 +59,7 @@ class Shape:
         width: classes of a confusion matrix.
         moments: sums of labels, outputs and errors.
         grid: cells of the grid of numbers.
+        clustered: whether samples are of groups, and sums over groups are among the sums.
     """
 
     outputs: int
@@ -61,17 +67,34 @@ class Shape:
     width: int
     moments: int
     grid: int
+    clustered: bool
 
     @property
-    def counts(self) -> tuple[int, int, int, int, int]:
-        """Sizes of a tally's counts: samples, histograms, confusion matrices, calibration, grid."""
+    def counts(self) -> tuple[int, int, int, int, int, int]:
+        """Sizes of a tally's counts: samples, histograms, confusion matrices, calibration, grid, groups of samples."""
         calibration = self.groups * CALIBRATION_BINS * 2
-        return 1, self.outputs * 2 * BINS, self.groups * self.width**2, calibration, self.grid
+        return 1, self.outputs * 2 * BINS, self.groups * self.width**2, calibration, self.grid, int(self.clustered)
 
     @property
-    def sums(self) -> tuple[int, int, int, int]:
-        """Sizes of a tally's sums: loss, confidences, squared errors of probabilities, moments."""
-        return 1, self.groups * CALIBRATION_BINS, self.outputs, self.moments
+    def sums(self) -> tuple[int, int, int, int, int, int]:
+        """Sizes of a tally's sums: loss, confidences, squared errors of probabilities, moments, products over groups
+        of values and of knots.
+        """
+        values = max(1, self.groups) * triangle(self.features) * self.clustered
+        scores = self.ranked * triangle(2 * KNOTS) * self.clustered
+        return 1, self.groups * CALIBRATION_BINS, self.outputs, self.moments, values, scores
+
+    @property
+    def features(self) -> int:
+        """How many values a group has in each block of products."""
+        if self.moments:
+            return 1 + self.moments
+        return 2 * self.width if self.width <= MAX_WIDTH else 2
+
+    @property
+    def ranked(self) -> int:
+        """How many outputs' scores have products: of two classes one tells the other."""
+        return self.outputs - (self.groups == 1 and self.outputs == 2)
 
 
 @dataclass(frozen=True)
@@ -91,6 +114,7 @@ class Parts:
         brier: float64 [outputs], sums of (probability − whether it is so)².
         moments: sums of label, output, label², output², label · output, |error| and error², the first five of
             deviations from the centre.
+        clusters: products over groups; None where samples are of no groups.
     """
 
     samples: int
@@ -102,15 +126,16 @@ class Parts:
     confidence: Tensor
     brier: Tensor
     moments: tuple[float, ...]
+    clusters: Clusters | None
 
 
-def shape(task: TaskSpec) -> Shape:
+def shape(task: TaskSpec, clustered: bool = False) -> Shape:
     """Return the sizes of a task's tally."""
     if isinstance(task, Regression):
-        return Shape(0, 0, 0, MOMENTS, AVERAGES * DIFFERENCES)
+        return Shape(0, 0, 0, MOMENTS, AVERAGES * DIFFERENCES, clustered)
     if isinstance(task, Classification):
-        return Shape(task.classes, 1, task.classes, 0, 0)
-    return Shape(task.labels, task.labels, 2, 0, 0)
+        return Shape(task.classes, 1, task.classes, 0, 0, clustered)
+    return Shape(task.labels, task.labels, 2, 0, 0, clustered)
 
 
 def default_log_odds(task: TaskSpec) -> Tensor:
@@ -120,9 +145,12 @@ def default_log_odds(task: TaskSpec) -> Tensor:
 
 def parts(task: TaskSpec, total: Tally) -> Parts:
     """Return views of a tally's parts."""
-    sizes = shape(task)
-    samples, scores, confusion, calibration, grid = total.counts.split(sizes.counts)
-    loss, confidence, brier, moments = total.sums.split(sizes.sums)
+    sizes = shape(task, len(total.counts) > sum(shape(task).counts))
+    samples, scores, confusion, calibration, grid, groups = total.counts.split(sizes.counts)
+    loss, confidence, brier, moments, values, ranked = total.sums.split(sizes.sums)
+    clusters = None
+    if sizes.clustered:
+        clusters = Clusters(float(groups), square(values, sizes.features), square(ranked, 2 * KNOTS))
     return Parts(
         int(samples),
         float(loss),
@@ -133,12 +161,13 @@ def parts(task: TaskSpec, total: Tally) -> Parts:
         confidence.reshape(sizes.groups, CALIBRATION_BINS),
         brier,
         tuple(moments.tolist()),
+        clusters,
     )
 
 
-def empty(task: TaskSpec) -> Tally:
+def empty(task: TaskSpec, clustered: bool = False) -> Tally:
     """Return the tally of no samples."""
-    sizes = shape(task)
+    sizes = shape(task, clustered)
     return Tally(
         torch.zeros(sum(sizes.counts), dtype=torch.int64),
         torch.zeros(sum(sizes.sums), dtype=torch.float64),
@@ -154,6 +183,7 @@ def tally(
     centre: float = 0.0,
     scale: float = 1.0,
     base: Tensor | None = None,
+    groups: Tensor | None = None,
 ) -> Tally:
     """Sum up a batch; outputs that are not finite make sums that are not.
 
@@ -167,12 +197,17 @@ def tally(
         scale: a number near the labels' standard deviation, the same at all sites: unit of the grid.
         base: log-odds [task.outputs] around which the AUC's bins are finest, the same at all sites, such as those of
             each class's frequency; those of a guess by default.
+        groups: int64 [n], which group each sample is of: none has samples in another batch; None where there are none.
     """
     outputs, labels, losses = outputs.detach().cpu().double(), labels.detach().cpu(), losses.detach().cpu().double()
     if isinstance(task, Regression):
         output, label = outputs.reshape(-1) - centre, labels.double().reshape(-1) - centre
         counts = torch.cat([torch.tensor([len(label)]), _grid(output, label, scale)])
-        return Tally(counts, torch.cat([losses.sum().reshape(1), _moments(output, label)]))
+        moments = _moments(output, label)
+        found = Tally(counts, torch.cat([losses.sum().reshape(1), moments.sum(dim=1)]))
+        if groups is None:
+            return found
+        return _clustered(found, groups, [torch.cat([torch.ones_like(label)[None], moments]).T])
     origin = default_log_odds(task) if base is None else base.cpu()
     if isinstance(task, Classification):
         log_odds, probability = class_log_odds(outputs), outputs.softmax(dim=1)
@@ -185,21 +220,29 @@ def tally(
         log_odds, positive, probability = outputs, labels > 0.5, outputs.sigmoid()
         cells, hit, confidence = 2 * positive + (outputs > 0).long(), positive, probability
     sizes = shape(task)
-    groups = torch.arange(sizes.groups)
+    matrices = torch.arange(sizes.groups)
     places = (confidence.nan_to_num(0.0) * CALIBRATION_BINS).long().clamp_max(CALIBRATION_BINS - 1)
-    places += CALIBRATION_BINS * groups
+    places += CALIBRATION_BINS * matrices
     # One count of all places: each kind of count starts where the one before it ends.
     _, confusion_at, calibration_at, *_ = torch.tensor(sizes.counts).cumsum(0).tolist()
+    bins = score_bins(log_odds - origin)
     positions = (
-        1 + (2 * torch.arange(sizes.outputs) + positive) * BINS + score_bins(log_odds - origin),
-        confusion_at + sizes.width**2 * groups + cells,
+        1 + (2 * torch.arange(sizes.outputs) + positive) * BINS + bins,
+        confusion_at + sizes.width**2 * matrices + cells,
         calibration_at + 2 * places + hit,
     )
     counts = torch.cat([one.reshape(-1) for one in positions]).bincount(minlength=sum(sizes.counts))
     counts[0] = len(labels)
     confidences = places.reshape(-1).bincount(confidence.reshape(-1), minlength=sizes.groups * CALIBRATION_BINS)
     brier = (probability - positive.double()).square().sum(dim=0)
-    return Tally(counts, torch.cat([losses.sum().reshape(1), confidences, brier]))
+    found = Tally(counts, torch.cat([losses.sum().reshape(1), confidences, brier]))
+    if groups is None:
+        return found
+    right = cells // sizes.width == cells % sizes.width
+    values = (_rows_and_hits(cells[:, at] // sizes.width, right[:, at], sizes) for at in range(sizes.groups))
+    weights, ranked = hats(), range(sizes.outputs - sizes.ranked, sizes.outputs)
+    scores = (_knots(weights[bins[:, at]], positive[:, at]) for at in ranked)
+    return _clustered(found, groups, chain(values, scores))
 
 
 def difference_edges() -> Tensor:
@@ -218,5 +261,24 @@ def _grid(output: Tensor, label: Tensor, scale: float) -> Tensor:
 
 def _moments(output: Tensor, label: Tensor) -> Tensor:
     error = output - label
-    terms = [label, output, label.square(), output.square(), label * output, error.abs(), error.square()]
-    return torch.stack(terms).sum(dim=1)
+    return torch.stack([label, output, label.square(), output.square(), label * output, error.abs(), error.square()])
+
+
+def _rows_and_hits(own: Tensor, right: Tensor, sizes: Shape) -> Tensor:
+    """Return for every sample which class it is of, and whether that was hit, [n, features]."""
+    if sizes.features < 2 * sizes.width:
+        return torch.stack([torch.ones(len(own)), right], dim=1).double()
+    rows = F.one_hot(own, sizes.width)
+    return torch.cat([rows, rows * right.unsqueeze(1)], dim=1).double()
+
+
+def _knots(weights: Tensor, positive: Tensor) -> Tensor:
+    """Return the weights of the knots of negatives and of positives, [n, 2 · KNOTS]."""
+    return torch.cat([weights * ~positive.unsqueeze(1), weights * positive.unsqueeze(1)], dim=1)
+
+
+def _clustered(found: Tally, groups: Tensor, numbers: Iterable[Tensor]) -> Tally:
+    """Return a batch's tally with the number of its groups, and products over them of each sample's numbers."""
+    names, of = groups.cpu().unique(return_inverse=True)
+    sums = [products(own, of, len(names)) for own in numbers]
+    return Tally(torch.cat([found.counts, torch.tensor([len(names)])]), torch.cat([found.sums, *sums]))

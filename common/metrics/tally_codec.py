@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from rankdad.common.metrics.clusters import KNOTS, Clusters, hats
 from rankdad.common.metrics.sums import CALIBRATION_BINS, Parts, Tally, parts, shape
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 
@@ -16,9 +17,10 @@ SLACK = 1e-6  # of what only rounding may break
 TINY = 1e-140  # squares of smaller numbers are lost
 
 
-def tally_bytes(task: TaskSpec) -> int:
-    """Return the size of a packed tally."""
-    return 4 * sum(shape(task).counts) + 8 * sum(shape(task).sums)
+def tally_bytes(task: TaskSpec, clustered: bool = False) -> int:
+    """Return the size of a packed tally, of samples in groups if it is `clustered`."""
+    sizes = shape(task, clustered)
+    return 4 * sum(sizes.counts) + 8 * sum(sizes.sums)
 
 
 def pack_tally(total: Tally) -> bytes:
@@ -32,15 +34,20 @@ def pack_tally(total: Tally) -> bytes:
     return _bytes(total.counts.to(torch.int32)) + _bytes(total.sums)
 
 
-def unpack_tally(task: TaskSpec, data: bytes) -> Tally:
+def unpack_tally(task: TaskSpec, data: bytes, clustered: bool = False) -> Tally:
     """Return the tally in bytes from the network, if some samples can have it.
+
+    Args:
+        task: what was predicted.
+        data: the bytes.
+        clustered: whether samples are of groups.
 
     Raises:
         ValueError: the size is wrong, a number is out of range, or numbers contradict one another.
     """
-    if len(data) != tally_bytes(task):
-        raise ValueError(f"got {len(data)} bytes, expected {tally_bytes(task)}")
-    end = 4 * sum(shape(task).counts)
+    if len(data) != tally_bytes(task, clustered):
+        raise ValueError(f"got {len(data)} bytes, expected {tally_bytes(task, clustered)}")
+    end = 4 * sum(shape(task, clustered).counts)
     counts = torch.frombuffer(bytearray(data[:end]), dtype=torch.int32).long()
     sums = torch.frombuffer(bytearray(data[end:]), dtype=torch.float64)
     if bool((counts < 0).any()):
@@ -57,6 +64,8 @@ def unpack_tally(task: TaskSpec, data: bytes) -> Tally:
         _check_moments(part)
     else:
         _check_counts(task, part)
+    if part.clusters is not None:
+        _check_clusters(part, part.clusters)
     return total
 
 
@@ -98,6 +107,68 @@ def _check_moments(part: Parts) -> None:
             raise ValueError("a sum is larger than its squares allow")
     if abs(square - (label_square - 2 * product + output_square)) > SLACK * (label_square + output_square) + tiny:
         raise ValueError("the squared errors are not those of labels and outputs")
+
+
+def _check_clusters(part: Parts, clusters: Clusters) -> None:
+    """There are groups whose sums have these products and, over groups, the totals that are known otherwise."""
+    groups, samples = clusters.count, part.samples
+    if not min(samples, 1) <= groups <= samples:
+        raise ValueError(f"{groups:g} groups of {samples} samples")
+    if not samples:
+        return
+    matrices, first = part.confusion, len(part.scores) - len(clusters.scores)
+    if part.moments:
+        totals = torch.tensor([[samples, *part.moments]], dtype=torch.float64)
+        label, output = totals[0, 3], totals[0, 4]
+        most = totals.square()
+        most[0, [1, 2, 5]] = torch.stack([samples * label, samples * output, label * output])
+        alone = torch.full((1, 8, 8), -math.inf, dtype=torch.float64)
+        squares = clusters.values[:, 0, 0]
+    else:
+        rows, hits = matrices.sum(dim=2).double(), matrices.diagonal(dim1=1, dim2=2).double()
+        if clusters.values.shape[1] < 2 * rows.shape[1]:
+            rows, hits = rows.sum(dim=1, keepdim=True), hits.sum(dim=1, keepdim=True)
+        totals, half = torch.cat([rows, hits], dim=1), rows.shape[1]
+        most, squares = totals.square(), clusters.values[:, :half, :half].sum(dim=(1, 2))
+        both = torch.diag_embed(hits)
+        alone = torch.cat([torch.cat([torch.diag_embed(rows), both], 2), torch.cat([both, both], 2)], 1)
+    _check_products("values", clusters.values, totals, most, alone, groups)
+    if len(clusters.scores):
+        weights, counts = hats(), part.scores[first:].double()
+        knots = (counts @ weights).flatten(1)
+        each = weights.T @ (counts.unsqueeze(3) * weights)  # [outputs, 2, KNOTS, KNOTS]
+        alone = torch.zeros_like(clusters.scores)
+        alone[:, :KNOTS, :KNOTS], alone[:, KNOTS:, KNOTS:] = each[:, 0], each[:, 1]
+        _check_products("scores", clusters.scores, knots, knots.square(), alone, groups)
+        squares = torch.cat([squares, clusters.scores.sum(dim=(1, 2))])
+    # Of so many samples in so many groups, none empty: as even as can be, or all but one sample in groups of one.
+    least, largest = samples**2 / groups, samples - groups + 1
+    if bool((squares < least * (1 - SLACK)).any() or (squares > (largest**2 + groups - 1) * (1 + SLACK)).any()):
+        raise ValueError(f"groups' squared sizes are not those of {groups:g} groups of {samples} samples")
+    if float(squares.max() - squares.min()) > SLACK * float(squares.max()):
+        raise ValueError("products over groups differ in the groups' sizes")
+
+
+def _check_products(name: str, matrices: Tensor, totals: Tensor, most: Tensor, alone: Tensor, groups: float) -> None:
+    """Check matrices [n, f, f] of products over groups.
+
+    Args:
+        name: of the sums.
+        matrices: that were sent.
+        totals: sums over all groups, [n, f].
+        most: that a square adds up to, [n, f].
+        alone: what samples contribute by themselves, [n, f, f].
+        groups: how many there are.
+    """
+    diagonal = matrices.diagonal(dim1=1, dim2=2)
+    if bool((diagonal < 0).any() or (diagonal > most * (1 + SLACK) + TINY).any()):
+        raise ValueError(f"a product of {name} is larger than its group's sums allow")
+    if bool((matrices < alone * (1 - SLACK) - SLACK).any()):
+        raise ValueError(f"a product of {name} is smaller than what samples add by themselves")
+    unit = diagonal.clamp_min(TINY**2).sqrt()
+    left = (matrices - totals.unsqueeze(2) * (totals / groups).unsqueeze(1)) / unit.unsqueeze(2) / unit.unsqueeze(1)
+    if not bool(left.isfinite().all()) or bool((torch.linalg.eigvalsh(left) < -SLACK * left.shape[1]).any()):
+        raise ValueError(f"products of {name} contradict one another")
 
 
 def _bytes(numbers: Tensor) -> bytes:

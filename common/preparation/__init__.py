@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from rankdad.common.preparation.fit import Fit, OwnFit
 from rankdad.common.preparation.preparing import Preparing
-from rankdad.common.preparation.rows import Rows
+from rankdad.common.preparation.rows import Rows, count_behind
 
-__all__ = ["Fit", "OwnFit", "Preparing", "Rows"]
+__all__ = ["Fit", "OwnFit", "Preparing", "Rows", "count_behind"]

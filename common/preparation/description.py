@@ -12,14 +12,15 @@ from rankdad.common.spec.data import TableData
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
 
-def fields(task: TaskSpec, channels: int) -> tuple[Field, ...]:
-    """Return the fields of the sums: rows, label, and of every column its values, their sum and spread.
+def fields(task: TaskSpec, channels: int, *, grouped: bool = False) -> tuple[Field, ...]:
+    """Return the fields of the sums: rows, groups if there are any, label, and of every column its values' sums.
 
     Squares are of deviations from the site's own mean: those of several sites add up with the help of their means.
     """
     number, width = isinstance(task, Regression), (channels,)
     return (
         Field("table-rows", (), "count", whole=True),
+        *((Field("table-groups", (), "count", whole=True),) if grouped else ()),
         Field("table-label", () if number else (task.outputs,), "sum" if number else "count", RAW, whole=True),
         Field("table-label-squares", (), "square", whole=True),
         Field("table-counts", width, "count", whole=True),
@@ -41,6 +42,9 @@ def contradiction(task: TaskSpec, sums: dict[str, Tensor], levels: Tensor) -> st
     """Return what no table adds up to among a site's sums; None if nothing."""
     rows, counts, totals, squares = (sums[f"table-{name}"] for name in ("rows", "counts", "sums", "squares"))
     label = sums["table-label"]
+    groups = sums.get("table-groups", rows)
+    if groups > rows or (groups == 0 and rows > 0):
+        return "table-groups: expected at least one, and no more than table-rows"
     if (counts > rows).any():
         return "table-counts: expected no more than table-rows"
     if (totals[counts == 0] != 0).any() or (squares[counts <= 1] != 0).any():
@@ -63,6 +67,7 @@ def sums(task: TaskSpec, rows: Rows, channels: int) -> dict[str, Tensor]:
     deviations, squares = moments.squares(rows.inputs, moments.means(counts, totals))
     return {
         "table-rows": torch.tensor(float(len(given))),
+        "table-groups": torch.tensor(float(rows.people)),
         "table-label": given.sum() if isinstance(task, Regression) else labels.counts_of(task, rows.labels),
         "table-label-squares": label_squares,
         "table-counts": counts,

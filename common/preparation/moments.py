@@ -32,12 +32,12 @@ def by_channel(inputs: Tensor) -> Tensor:
     return inputs.movedim(1, -1).reshape(-1, inputs.shape[1])
 
 
-def samples_with(inputs: Tensor) -> Tensor:
-    """Return how many samples have any value, NaN being none, in each channel."""
-    present = inputs.isnan().logical_not()
+def present(inputs: Tensor) -> Tensor:
+    """Return which samples have any value, NaN being none, in each channel, bool [samples, channels]."""
+    given = inputs.isnan().logical_not()
     if inputs.ndim <= 2:
-        return present.reshape(len(inputs), -1).sum(0)
-    return (present.any(1) if inputs.ndim == 3 else present.flatten(2).any(2)).sum(0)
+        return given.reshape(len(inputs), -1)
+    return given.any(1) if inputs.ndim == 3 else given.flatten(2).any(2)
 
 
 def along_channels(values: Tensor, dimensions: int) -> Tensor:

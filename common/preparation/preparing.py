@@ -40,7 +40,7 @@ class Preparing:
         self._balance = not isinstance(spec.task, Regression) and spec.task.class_weights == "balanced"
         table = isinstance(spec.data, TableData)
         self._levels = description.is_level(spec.data) if isinstance(spec.data, TableData) else None
-        self._table = description.fields(spec.task, self._layout.channels) if table else ()
+        self._table = description.fields(spec.task, self._layout.channels, grouped=spec.grouped) if table else ()
         self._stages = self._needed(table)
 
     @property

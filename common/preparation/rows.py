@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from rankdad.common.preparation import moments
@@ -18,19 +19,40 @@ class Rows:
         inputs: [n, *shape], float32 or float64, NaN where a value is missing; int64 for tokens.
         labels: int64 [n] for classes, float64 [n] for numbers, float64 [n, labels] of 0 and 1.
         covariates: float64 [n, …], what harmonisation keeps; None where it keeps nothing.
+        groups: int64 [n], what each row belongs to, such as a patient; None where each is its own.
     """
 
     inputs: Tensor
     labels: Tensor
     covariates: Tensor | None = None
+    groups: Tensor | None = None
+
+    @property
+    def people(self) -> int:
+        """How many groups the rows are of; without groups how many they are."""
+        return len(self.labels) if self.groups is None else len(self.groups.unique())
 
     def of_at_least(self, fewest: int) -> Rows:
-        """Return what may leave a site that lets out no sum of fewer samples: no rows, or rows without some columns."""
-        if len(self.inputs) < fewest:
-            covariates = None if self.covariates is None else self.covariates[:0]
-            return Rows(self.inputs[:0], self.labels[:0], covariates)
+        """Return what may leave a site that lets out no sum of fewer groups: no rows, or rows without some columns."""
+        if self.people < fewest:
+            covariates, groups = (None if one is None else one[:0] for one in (self.covariates, self.groups))
+            return Rows(self.inputs[:0], self.labels[:0], covariates, groups)
         if not self.inputs.is_floating_point() or not self.inputs.isnan().any():
             return self
-        few = moments.samples_with(self.inputs) < fewest
+        few = count_behind(moments.present(self.inputs), self.groups) < fewest
         inputs = self.inputs.masked_fill(moments.along_channels(few, self.inputs.ndim), math.nan)
-        return Rows(inputs, self.labels, self.covariates)
+        return replace(self, inputs=inputs)
+
+
+def count_behind(members: Tensor, groups: Tensor | None) -> Tensor:
+    """Return how many groups each set of samples is of; without groups how many samples it has.
+
+    Args:
+        members: bool [samples, sets].
+        groups: int64 [samples].
+    """
+    if groups is None:
+        return members.sum(0)
+    names, of = groups.unique(return_inverse=True)
+    sums = torch.zeros(len(names), members.shape[1], dtype=torch.int64).index_add_(0, of, members.long())
+    return (sums > 0).sum(0)

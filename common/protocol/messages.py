@@ -63,7 +63,10 @@ SUMS = packed(
     pack_sums, lambda data, plan, known: unpack_sums(data, plan.folds, plan.stage_size(known.get("stage", "")))
 )
 BUFFERS = packed(pack_buffers, lambda data, plan, _: unpack_buffers(data, plan.buffers))
-TALLY = packed(pack_tally, lambda data, plan, _: unpack_tally(plan.task, data))
+TALLY = packed(
+    pack_tally,
+    lambda data, plan, known: unpack_tally(plan.task, data, plan.grouped and known.get("split") == "test"),
+)
 BASELINE = packed(
     lambda tally: pack_tally(tally) if tally else b"",
     lambda data, plan, known: unpack_tally(plan.task, data) if data or known.get("split") == "test" else None,

@@ -50,6 +50,7 @@ class Plan:
         exchanges: of one step: what messages carry.
         buffers: of the model, in its order.
         task: what is predicted.
+        grouped: whether samples are of groups, over which tests are summed up too.
         folds: how many times the run trains.
         stages: names and sizes of the sums that preparation needs of every fold.
         dense_bytes: size of one full gradient in float32, what dsgd sends.
@@ -69,6 +70,7 @@ class Plan:
     exchanges: tuple[Exchange, ...]
     buffers: tuple[BufferSlot, ...]
     task: TaskSpec
+    grouped: bool
     folds: int
     stages: tuple[StageSize, ...]
     dense_bytes: int
@@ -109,7 +111,7 @@ class Plan:
         """Largest size of the numbers in a message that is no step: buffers, counts, sums, or two tallies."""
         counts = 4 * self.folds * max(3, len(self.sites))
         sums = 8 * self.folds * max((stage.size for stage in self.stages), default=0)
-        return max(self.buffer_bytes, counts, sums, 2 * tally_bytes(self.task))
+        return max(self.buffer_bytes, counts, sums, tally_bytes(self.task) + tally_bytes(self.task, self.grouped))
 
     def document(self) -> dict[str, object]:
         """Return the plan as JSON, with its own digest."""
@@ -150,6 +152,7 @@ def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
             for name, buffer in saved_buffers(model).items()
         ),
         task=spec.task,
+        grouped=spec.grouped,
         folds=spec.folds,
         stages=tuple(StageSize(name, preparing.size(name)) for name in preparing.stages),
         dense_bytes=4 * sum(p.numel() for p in model.parameters() if p.requires_grad),

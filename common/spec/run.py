@@ -109,11 +109,21 @@ class RunSpec(Part):
         return self.training.monitor or self.task.metrics[0]
 
     @property
+    def grouped(self) -> bool:
+        """Whether a column says which samples belong together, such as those of a patient."""
+        return getattr(self.data, "group", None) is not None
+
+    @property
     def tested_folds(self) -> int:
         """How many times the run trains and tests."""
         if isinstance(self.evaluation, KFold):
-            return self.evaluation.folds
+            return self.evaluation.folds * self.evaluation.repeats
         return len(self.federation.sites) if isinstance(self.evaluation, LeaveOneSiteOut) else 1
+
+    @property
+    def folds_per_repeat(self) -> int:
+        """How many folds test every sample once."""
+        return self.evaluation.folds if isinstance(self.evaluation, KFold) else self.tested_folds
 
     @property
     def folds(self) -> int:

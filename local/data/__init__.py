@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankdad.common.preparation import Rows
+from rankdad.common.preparation import Rows, count_behind
 from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.run.replica import weights_sha256
 from rankdad.common.spec import KFold, RunSpec
@@ -64,8 +64,9 @@ class SiteData:
         splits: one for each time that the run trains.
         covariates: float64 [samples, …]; None where harmonisation keeps none.
         keys: name of each sample.
+        groups: int64 [samples], the number of what each belongs to, such as a patient; None where each is its own.
         dropped: how many rows of the source were left out.
-        fewest: samples behind any sum that leaves the site.
+        fewest: groups of samples behind any sum that leaves the site.
         warnings: what is counted at the aggregator too.
         notes: what the person at the site should be told, one sentence each.
     """
@@ -78,12 +79,57 @@ class SiteData:
     fewest: int = 1
     warnings: tuple[DataWarning, ...] = ()
     notes: tuple[str, ...] = ()
+    groups: Tensor | None = None
+
+    def shares(self, members: Tensor) -> Tensor:
+        """Return which part of its group's members each sample is, float64 [samples, sets]: they add up to groups.
+
+        Args:
+            members: which samples a set has, bool [samples, sets].
+        """
+        if self.groups is None:
+            return members.double()
+        sums = torch.zeros(int(self.groups.max()) + 1, members.shape[1], dtype=torch.float64)
+        sums.index_add_(0, self.groups, members.double())
+        return members / sums[self.groups].clamp_min(1)
+
+    def people(self, rows: Tensor) -> int:
+        """Return how many groups some of the samples are of; without groups, how many samples they are."""
+        return len(rows) if self.groups is None else len(self.groups[rows].unique())
+
+    def dealt(self, fold: int, order: Tensor, batches: int) -> Tensor:
+        """Return an order of a fold's training samples in which each batch has about as many of every group.
+
+        Samples are dealt out to batches in turn, group after group.
+
+        Args:
+            fold: its number.
+            order: of the samples, at random.
+            batches: into how many batches, which differ by at most one sample, they are cut.
+        """
+        if self.groups is None:
+            return order
+        of = self.groups[self.splits[fold].train][order]
+        first = torch.full((int(of.max()) + 1,), len(of)).scatter_reduce(0, of, torch.arange(len(of)), "amin")
+        order = order[first[of].argsort(stable=True)]
+        return torch.cat([order[batch::batches] for batch in range(batches)])
+
+    def fewest_people(self, fold: int, sizes: Sequence[int]) -> int:
+        """Return of how many groups the samples of a batch are at least, if a fold's batches have these sizes."""
+        batches, samples = sum(map(bool, sizes)), min((size for size in sizes if size), default=0)
+        if self.groups is None:
+            return samples
+        counts = self.groups[self.splits[fold].train].unique(return_counts=True)[1]
+        most = counts.add(batches - 1).div(batches, rounding_mode="floor").sort(descending=True).values
+        return int((most.cumsum(0) < samples).sum()) + 1
 
     def sha256(self) -> str:
         """Return the digest of samples, labels, covariates and splits."""
         tensors = {"inputs": self.samples.inputs, "labels": self.samples.labels}
         if self.covariates is not None:
             tensors["covariates"] = self.covariates
+        if self.groups is not None:
+            tensors["groups"] = self.groups
         for fold, split in enumerate(self.splits):
             tensors |= {f"{fold}/{name}": rows for name, rows in vars(split).items()}
         return weights_sha256(tensors)
@@ -99,8 +145,8 @@ class SiteData:
     def rows(self, fold: int) -> Rows:
         """Return a fold's training rows, for preparation."""
         rows = self.splits[fold].train
-        covariates = None if self.covariates is None else self.covariates[rows]
-        return Rows(self.samples.inputs[rows], self.samples.labels[rows], covariates)
+        covariates, groups = (None if one is None else one[rows] for one in (self.covariates, self.groups))
+        return Rows(self.samples.inputs[rows], self.samples.labels[rows], covariates, groups)
 
     def summed(self, fold: int) -> Rows:
         """Return what may leave the site in sums: a column that too few samples of some fold have is missing in all."""
@@ -117,11 +163,12 @@ class SiteData:
         split = self.splits[-1]
         held = torch.cat([split.validation, split.test])
         rows = torch.cat([split.train, held])
-        inputs = self.samples.inputs[rows]
+        inputs, groups = self.samples.inputs[rows], None if self.groups is None else self.groups[rows]
         if inputs.ndim == 2 and inputs.is_floating_point() and inputs.isnan().any():
-            few = self.samples.inputs[held].isnan().logical_not().sum(0) < self.fewest
+            given = inputs[len(split.train) :].isnan().logical_not()
+            few = count_behind(given, None if groups is None else groups[len(split.train) :]) < self.fewest
             inputs[len(split.train) :, few] = math.nan
-        return Rows(inputs, self.samples.labels[rows]).of_at_least(self.fewest)
+        return Rows(inputs, self.samples.labels[rows], groups=groups).of_at_least(self.fewest)
 
     def _too_few(self) -> Tensor | None:
         """Return which columns of a table with gaps too few samples have, in a fold or in what it holds out.
@@ -133,7 +180,7 @@ class SiteData:
             return None
         lacking, few = inputs.isnan(), torch.zeros(inputs.shape[1], dtype=torch.bool)
         for members in (~lacking, *([lacking] if self.covariates is not None else [])):
-            few |= fewest_behind(self.splits, members, len(self.splits)) < self.fewest
+            few |= fewest_behind(self.splits, self.shares(members), len(self.splits)) < self.fewest
         return few
 
 
@@ -197,6 +244,7 @@ def split_samples(spec: RunSpec, reading: Reading, site_index: int) -> SiteData:
     splits = folds(spec, reading, site_index)
     assert reading.labels is not None
     warnings = _warnings(spec, reading.labels)
+    groups = None if reading.groups is None else np.unique(reading.groups, return_inverse=True)[1]
     return SiteData(
         Samples(torch.from_numpy(reading.inputs), torch.from_numpy(reading.labels)),
         splits,
@@ -205,6 +253,7 @@ def split_samples(spec: RunSpec, reading: Reading, site_index: int) -> SiteData:
         reading.dropped,
         warnings=warnings,
         notes=reading.notes + tuple(MEANING[warning] for warning in warnings),
+        groups=None if groups is None else torch.from_numpy(groups),
     )
 
 

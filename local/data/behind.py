@@ -13,13 +13,14 @@ from rankdad.local.data.folds import Split
 
 
 def fewest_behind(splits: Sequence[Split], members: Tensor, tested: int) -> Tensor:
-    """Return for each set of samples how many of it, at least, a fold trains on or, of several folds, holds out.
+    """Return for each set of samples how much of it, at least, a fold trains on or, of several folds, holds out.
 
     All folds together tell the sums of all samples, and so those of what a fold holds out.
 
     Args:
         splits: of every fold.
-        members: bool [samples, sets].
+        members: [samples, sets], whether a sample is in a set; or its part of a group, no group being in two parts of
+            a fold: then groups are counted.
         tested: how many folds hold out samples to test; one more holds out none but for validation.
 
     Returns:
@@ -29,7 +30,8 @@ def fewest_behind(splits: Sequence[Split], members: Tensor, tested: int) -> Tens
     total, least = members.sum(0), torch.full((members.shape[1],), torch.inf, dtype=torch.float64)
     for fold, split in enumerate(splits):
         trained = members[split.train].sum(0)
-        for count in (trained, total - trained) if fold < tested and len(splits) > 1 else (trained,):
+        for exact in (trained, total - trained) if fold < tested and len(splits) > 1 else (trained,):
+            count = exact.round()  # parts of a group add up to one
             least = torch.where(count > 0, torch.minimum(least, count), least)
     return least
 

@@ -50,7 +50,8 @@ def folds(spec: RunSpec, reading: Reading, site_index: int) -> tuple[Split, ...]
         )
     units = _Units(spec, reading)
     if isinstance(spec.evaluation, KFold):
-        tests = [units.fold == fold for fold in range(spec.tested_folds)]
+        dealt = (units.folds(spec.evaluation.folds, repeat) for repeat in range(spec.evaluation.repeats))
+        tests = [own == fold for own in dealt for fold in range(spec.evaluation.folds)]
     else:
         everyone = np.ones(len(reading.labels), bool)
         tests = [everyone if fold == site_index else ~everyone for fold in range(spec.tested_folds)]
@@ -68,22 +69,33 @@ def folds(spec: RunSpec, reading: Reading, site_index: int) -> tuple[Split, ...]
 def _holdout(spec: RunSpec, reading: Reading, site_index: int) -> Split:
     """Split by the data's own `split` where they have one, else by fractions of a seeded permutation.
 
-    A test set of the data's own leaves validation to be drawn from the rest.
+    A test set of the data's own leaves validation to be drawn from the rest. Groups stay together: of those in which a
+    part ends, all samples are in it.
     """
     assert reading.labels is not None
     count = len(reading.labels)
     generator = torch.Generator().manual_seed(derive(spec.seed, "split", site_index))
     order = torch.randperm(count, generator=generator)
+    unit = order.argsort()  # of a sample: its own place, or that of the first of its group
+    if reading.groups is not None:
+        of = torch.from_numpy(np.unique(reading.groups, return_inverse=True)[1])
+        unit = torch.full((count,), count).scatter_reduce(0, of, unit, "amin")[of]
+        order = unit.argsort(stable=True)
     if reading.split is None:
         parts = torch.full((count,), TRAIN)
-        parts[order[: round(count * spec.training.test)]] = TEST
+        parts[_first(order, unit, round(count * spec.training.test))] = TEST
     else:
         parts = torch.from_numpy(reading.split).clone()
     if not bool((parts == VALIDATION).any()):
         rest = order[parts[order] == TRAIN]
         share = spec.training.validation / (1 - spec.training.test if reading.split is None else 1)
-        parts[rest[: round(len(rest) * share)]] = VALIDATION
+        parts[_first(rest, unit, round(len(rest) * share))] = VALIDATION
     return _split(parts.numpy())
+
+
+def _first(rows: Tensor, unit: Tensor, count: int) -> Tensor:
+    """Return so many of the rows, and what else is of the last one's unit."""
+    return rows[unit[rows] <= unit[rows[count - 1]]] if count else rows[:0]
 
 
 def _split(parts: Array) -> Split:
@@ -110,20 +122,20 @@ class _Units:
         self._seed = spec.evaluation.seed if isinstance(spec.evaluation, KFold) else spec.seed
         stratified = isinstance(spec.evaluation, KFold) and spec.evaluation.stratified
         self._strata = _strata(reading.labels[order][first]) if stratified else None
-        self.fold = self._folds(spec.tested_folds)[self._of]
 
     def _hashes(self, *what: str | int) -> list[int]:
         return [derive(*what, self._seed, str(name)) for name in self.names]
 
-    def _folds(self, count: int) -> Array:
-        hashes = self._hashes("fold")
+    def folds(self, count: int, repeat: int) -> Array:
+        """Return the fold of every sample, int64 [samples]; every repeat deals them out anew."""
+        hashes = self._hashes("fold", *([repeat] if repeat else []))
         if self._strata is None:
-            return np.array([number % count for number in hashes], np.int64)
+            return np.array([number % count for number in hashes], np.int64)[self._of]
         found, dealt = np.zeros(len(hashes), np.int64), 0
         for members in self._strata:
             for unit in sorted(members, key=hashes.__getitem__):
                 found[unit], dealt = dealt % count, dealt + 1
-        return found
+        return found[self._of]
 
     def chosen(self, fold: int, share: float, among: Array) -> Array:
         """Return which samples are in a part of about such a share, bool [samples]; whole units, from `among`."""

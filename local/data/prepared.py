@@ -30,6 +30,7 @@ class Prepared:
         first: what they say in the first fold.
         numbers: whether labels are numbers.
         order_key: what the order of batches is drawn from.
+        test_groups: which group each sample of the test is of; None where the run knows of none.
     """
 
     train: Samples
@@ -40,6 +41,7 @@ class Prepared:
     first: Fit
     numbers: bool
     order_key: str
+    test_groups: Tensor | None
 
     def in_units(self, outputs: Tensor) -> Tensor:
         """Return a network's outputs, or labels as it learns them, in the label's own unit where that is a number."""
@@ -74,4 +76,5 @@ def prepare(spec: RunSpec, data: SiteData, state: RunState, replica: Replica) ->
     )
     numbers = isinstance(spec.task, Regression)
     first, order_key = preparing.fit(state.totals_of(0)), data.order_key(state.fold)
-    return Prepared(train, validation, test, fit, own, first, numbers, order_key)
+    groups = data.groups[split.test] if spec.grouped and data.groups is not None else None
+    return Prepared(train, validation, test, fit, own, first, numbers, order_key, groups)

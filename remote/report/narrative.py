@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut
+from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut, RunSpec
 from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.remote.report.run_results import RunResults, finite
 from rankdad.remote.view import bound, times_fewer
@@ -41,6 +41,7 @@ UNSEEN = (
 )
 NEGLIGIBLE = 0.02  # a smaller difference of an AUC, R² or r is not worth a sentence
 CHANCE_MARGIN = 0.03  # a balanced accuracy that is no further above chance is chance
+PEOPLE = ("patient", "subject", "participant", "person")  # in the name of a group's column
 MAX_SITES_NAMED = 30  # in one warning
 
 
@@ -65,6 +66,18 @@ def duration(seconds: float) -> str:
 def count(number: int, noun: str) -> str:
     """Return a number of things: 1 site, 2 sites."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def group_noun(spec: RunSpec) -> str:
+    """Return what rows are of, in the singular: what the group's column is called, if that is a word for people."""
+    column = str(getattr(spec.data, "group", "")).lower()
+    return next((noun for noun in PEOPLE if noun in column), "group")
+
+
+def rows_tested(run: RunResults, noun: str) -> str:
+    """Return how many rows have been tested, and of how many groups: 1,024 patients, 3,680 rows."""
+    rows, groups = count(int(run.test.get("samples", 0)), noun), run.test.get("groups")
+    return rows if groups is None else f"{count(int(groups), group_noun(run.spec))}, {rows}"
 
 
 def status(run: RunResults) -> str:
@@ -105,9 +118,13 @@ def weights(run: RunResults) -> str:
 def tested(run: RunResults) -> str:
     """Return which samples were tested, and on which models."""
     evaluation, folds, tests = run.spec.evaluation, run.spec.tested_folds, run.tests
-    samples = count(int(run.test.get("samples", 0)), "sample")
+    samples = rows_tested(run, "sample")
     if isinstance(evaluation, KFold):
-        how = f"Cross-validation in {folds} folds at every site: {samples}, each unseen by the model that predicts it."
+        often = f" {evaluation.repeats} times" if evaluation.repeats > 1 else ""
+        how = f"Cross-validation{often} in {evaluation.folds} folds at every site: {samples}, each unseen by "
+        how += "the model that predicts it."
+        if often:
+            how += " Figures, and the ends of intervals, are means over the repeats, which add no samples."
     elif isinstance(evaluation, LeaveOneSiteOut):
         how = f"Leave one site out: each of the {folds} folds is a site, predicted by a model of all others; {samples}."
     else:
@@ -227,9 +244,10 @@ def notes(run: RunResults) -> Iterator[str]:
     metrics = run.summary.metrics
     if metrics.intervals:
         each = ", ".join(f"{NAMES.get(name, name)}: {one.method}" for name, one in metrics.intervals.items())
+        kind = f"{group_noun(run.spec)}s, not rows," if "groups" in run.test else "predictions"
         yield (
             f"95 % intervals ({each}) are for the predictions of all samples, each by a model that has not seen it. "
-            "They treat predictions as independent, and say nothing about other sites than these."
+            f"They treat {kind} as independent, and say nothing about other sites than these."
         )
     if isinstance(run.spec.evaluation, LeaveOneSiteOut):
         yield "Every fold is a site, so metrics over folds are metrics over sites."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ SITES = ("site", "samples")
 RANKED = ("auc", "pearson_r")  # undefined at a site for a baseline that is constant there
 LABEL_CELLS = ("true negatives", "false positives", "false negatives", "true positives")
 BASELINE = "baseline_"  # prefix of the metrics of the guess that knows only the site
+EFFECT = "_effect"  # suffix of columns: how much wider groups make a figure's interval, as variances
 RISKS = ("outcome", "bin", "low", "negatives", "positives")
 DIFFERENCES = ("average", "low", "high", "samples")
 STEPS = ("step", "epoch", "loss", "seconds", "aggregation_seconds", "bytes_up", "bytes_down", "left_out")
@@ -155,7 +156,11 @@ class RunResults:
         bins, base = torch.tensor(rows["bin"].astype(int).to_numpy()), bin_edges(0.0)
         counts = torch.zeros(2, BINS, dtype=torch.float64)
         counts[:, bins] = torch.tensor(rows[["negatives", "positives"]].to_numpy(float).T)
-        return Risks.of(counts, float(rows["low"].iloc[0]) - float(base[bins[0]]))
+        risks = Risks.of(counts, float(rows["low"].iloc[0]) - float(base[bins[0]]))
+        # Between two bins that hold samples counts are those of the edge above.
+        place = torch.searchsorted(bins, torch.arange(BINS + 1)).clamp_max(len(bins) - 1)
+        written = {name.removesuffix(EFFECT): rows[name] for name in rows.columns if name.endswith(EFFECT)}
+        return replace(risks, effects={name: torch.tensor(own.to_numpy(float))[place] for name, own in written.items()})
 
     @property
     def outcomes(self) -> dict[str, dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rankdad.common.spec.evaluation import Holdout, LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, Regression
-from rankdad.remote.report.narrative import NAMES, baseline_name, count, number, percent
+from rankdad.remote.report.narrative import NAMES, baseline_name, count, number, percent, rows_tested
 from rankdad.remote.report.run_results import BASELINE, RunResults, finite
 
 MAX_SITES = 8  # named in a sentence
@@ -24,8 +24,8 @@ def verdict(run: RunResults) -> list[str]:
 
 
 def _studied(run: RunResults) -> Iterator[str]:
-    spec, test = run.spec, run.test
-    rows, hospitals = count(int(test["samples"]), "row"), count(len(spec.federation.sites), "hospital")
+    spec = run.spec
+    rows, hospitals = rows_tested(run, "row"), count(len(spec.federation.sites), "hospital")
     what = _what(run)
     if isinstance(spec.evaluation, Holdout):
         tested = f"tested on {rows} that were set aside at {hospitals}"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,8 +27,9 @@ from rankdad.common.protocol.plan import make_plan
 from rankdad.common.spec import MethodSpec, RunSpec
 from rankdad.local.admission import admitted
 from rankdad.local.config import SiteConfig
-from rankdad.local.data import Samples, SiteData
+from rankdad.local.data import Samples, SiteData, split_samples
 from rankdad.local.data.folds import Split
+from rankdad.local.data.reading import Reading
 from rankdad.local.site import check_site, run_site
 from tests.conftest import OPEN, run_spec, write_site
 from tests.local.test_http import Server
@@ -175,6 +178,43 @@ def test_a_split_that_is_too_small_is_not_evaluated() -> None:
     (split,) = data.splits
     assert [len(rows) for rows in (split.train, split.validation, split.test)] == [30, 5, 0]
     assert data.fewest == 5
+
+
+def grouped(data: SiteData, rows: int) -> SiteData:
+    """Of so many rows each patient."""
+    return replace(data, groups=torch.arange(len(data.samples)) // rows)
+
+
+def test_a_policy_counts_patients_where_rows_have_one() -> None:
+    """32 rows in 4 steps of 8 are of 8 patients with 4 rows each; with 8 rows each a patient is in every step twice."""
+    admit({"min_rows": 8}, grouped(data_of(32, 0, 0), 4))
+    with pytest.raises(PolicyError, match=r"steps of 8 samples here, maybe of 4 groups, .* fewer than 5"):
+        admit({"min_rows": 5}, grouped(data_of(32, 0, 0), 8))
+    data = admit({"min_rows": 3}, grouped(data_of(64, 12, 8), 4))
+    (split,) = data.splits
+    assert [len(split.validation), len(split.test)] == [12, 0], "three patients, and two"
+    assert "the set has 2 groups there" in data.notes[0]
+
+
+@pytest.mark.parametrize(("groups", "batches"), [(1, 4), (8, 4), (30, 7), (64, 4), (64, 1)])
+def test_batches_have_as_many_patients_as_the_policy_was_told(groups: int, batches: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    data = data_of(64, 0, 0)
+    data = replace(data, groups=torch.randint(0, groups, (64,), generator=generator))
+    sizes = [64 // batches + (batch < 64 % batches) for batch in range(batches)]
+    order = data.dealt(0, torch.randperm(64, generator=generator), batches)
+    assert order.sort().values.tolist() == list(range(64))
+    assert data.groups is not None
+    assert min(len(data.groups[rows].unique()) for rows in order.split(sizes)) >= data.fewest_people(0, sizes)
+
+
+def test_sums_of_many_repeats_are_refused_where_they_would_tell_samples() -> None:
+    """10 repeats of 3 folds are 21 equations: for 90 samples, 4 each."""
+    spec = run_spec(method=RANK_DAD, evaluation={"name": "k-fold", "folds": 3, "repeats": 10})
+    data = split_samples(spec, Reading("x", np.ones((90, 6), np.float32), np.arange(90) % 3), 0)
+    admitted(validate(Policy, {"min_rows": 4}), spec, make_plan(spec, build_model(spec)), data)
+    with pytest.raises(PolicyError, match=r"^evaluation.repeats: .* there are 4 samples here for each sum"):
+        admitted(validate(Policy, {"min_rows": 5}), spec, make_plan(spec, build_model(spec)), data)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from tests.lines import Lines
 
 MODEL = {"name": "factory", "factory": "tests.simulations.test_lockstep:masked"}
 TABLE = {"reader": "csv", "file": "d.csv", "features": ["a", "b"], "label": "y", "values": [0, 1, 2]}
+VISITS = TABLE | {"label": "age", "values": [], "group": "patient"}
 FEDERATED = {"standardise": "federated"}
 RUNS: dict[str, dict[str, Any]] = {
     "compared": {
@@ -58,9 +59,10 @@ RUNS: dict[str, dict[str, Any]] = {
         "task": {"name": "multi-label", "labels": 2},
         "model": {"name": "mlp", "hidden": [32, 32]},
     },
+    "visits": {"method": {"name": "dsgd"}, "task": {"name": "regression"}, "data": VISITS},
     "table": {
         "method": {"name": "dad"},
-        "data": TABLE,
+        "data": TABLE | {"group": "patient"},
         "preparation": {"harmonise": {"name": "combat", "keep": ["age"]}},
         "model": {"name": "mlp", "hidden": [64, 64]},
     },
@@ -163,8 +165,8 @@ def data_of(folder: Path, changes: dict[str, Any]) -> dict[str, SiteData]:
     for place, (site, count) in enumerate(zip(SITES, (40, 30, 21), strict=True)):
         labels = np.random.default_rng(place).integers(0, 2, (count, 2))
         own = write_site(folder / site, count, place, **({"y": labels} if spec.task.name == "multi-label" else {}))
-        rows = (f"{row % 5},{row % 7},{row},{row % 3}" for row in range(count))
-        (own / "d.csv").write_text("a,b,age,y\n" + "\n".join(rows))
+        rows = (f"{row % 5},{row % 7},{row},{row % 3},{row // 3}" for row in range(count))
+        (own / "d.csv").write_text("a,b,age,y,patient\n" + "\n".join(rows))
         found[site] = read_site(spec, own, place)
     return found
 

@@ -51,9 +51,11 @@ def tallied(
     centre: float = 0.0,
     scale: float = 1.0,
     base: Tensor | None = None,
+    groups: Tensor | None = None,
 ) -> Tally:
     """Tally samples, their losses with them."""
-    return tally(task, outputs, labels, losses(task, outputs, labels), centre=centre, scale=scale, base=base)
+    loss = losses(task, outputs, labels)
+    return tally(task, outputs, labels, loss, centre=centre, scale=scale, base=base, groups=groups)
 
 
 def pooled(task: TaskSpec, outputs: Tensor, labels: Tensor, sizes: list[int], *, centre: float = 0.0) -> Tally:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from rankdad.common.metrics import (
     BINS,
@@ -21,7 +22,7 @@ from rankdad.common.metrics import (
     tally_bytes,
     unpack_tally,
 )
-from rankdad.common.metrics.sums import parts
+from rankdad.common.metrics.sums import parts, shape
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 from tests.common.metrics.samples import TASKS, draw, tallied
 from tests.conftest import examples
@@ -52,17 +53,41 @@ def test_honest_tallies_come_through(
     assert torch.equal(found.sums, total.sums)
 
 
+@settings(max_examples=examples(60))
+@given(
+    task=st.sampled_from([*TASKS, Classification(classes=31)]),
+    seed=st.integers(0, 9999),
+    groups=st.lists(st.integers(0, 9), max_size=30),
+    scale=st.sampled_from([0.0, 1e-160, 1e-3, 1.0, 1e9, 1e40]),
+    centre=st.sampled_from([0.0, 1e-170, 5.0, -1e9]),
+    times=st.integers(1, 5),
+)
+def test_honest_tallies_of_groups_come_through(
+    task: TaskSpec, seed: int, groups: list[int], scale: float, centre: float, times: int
+) -> None:
+    total = empty(task, True)
+    for site in range(times):
+        outputs, labels = draw(task, len(groups), seed + site, scale)
+        total += tallied(task, outputs, labels, centre=centre, groups=torch.tensor(groups, dtype=torch.int64))
+    data = pack_tally(total)
+    assert len(data) == tally_bytes(task, True)
+    assert torch.equal(unpack_tally(task, data, True).sums, total.sums)
+    with pytest.raises(ValueError, match="expected"):
+        unpack_tally(task, data)
+
+
 @settings(max_examples=examples(100))
-@given(data=st.data(), task=st.sampled_from(TASKS))
-def test_hostile_bytes_are_refused_or_harmless(data: st.DataObject, task: TaskSpec) -> None:
+@given(data=st.data(), task=st.sampled_from(TASKS), clustered=st.booleans())
+def test_hostile_bytes_are_refused_or_harmless(data: st.DataObject, task: TaskSpec, clustered: bool) -> None:
     """Counts of a few samples and any numbers: what is let in adds up a thousand times to finite figures."""
     outputs, labels = draw(task, 8, 0)
-    changed = bytearray(pack_tally(tallied(task, outputs, labels)))
+    groups = torch.tensor([0, 0, 0, 1, 1, 2, 3, 4]) if clustered else None
+    changed = bytearray(pack_tally(tallied(task, outputs, labels, groups=groups)))
     ends = st.integers(0, 60) | st.integers(len(changed) - 60, len(changed) - 1)
     for at in data.draw(st.lists(ends.filter(lambda at: at < len(changed)), min_size=1, max_size=6)):
         changed[at] = data.draw(st.integers(0, 255))
     try:
-        found = unpack_tally(task, bytes(changed))
+        found = unpack_tally(task, bytes(changed), clustered)
     except ValueError:
         return
     thousand = Tally(found.counts * 1000, found.sums * 1000)
@@ -162,6 +187,46 @@ def test_a_grid_of_other_samples_is_refused() -> None:
     one_more("grid")(NUMBER, total)
     with pytest.raises(ValueError, match="grid"):
         unpack_tally(NUMBER, pack_tally(total))
+
+
+def change_products(name: str, change: Callable[[Tensor], object]) -> Callable[[TaskSpec, Tally], None]:
+    """Change the triangle of a tally's first products."""
+
+    def changed(task: TaskSpec, total: Tally) -> None:
+        *_, values, scores = total.sums.split(shape(task, True).sums)
+        change({"values": values, "scores": scores}[name])
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("task", "change", "reason"),
+    [
+        (CLASSES, set_count(-1, 21), "21 groups of 20 samples"),
+        (CLASSES, set_count(-1, 0), "0 groups"),
+        (CLASSES, set_count(-1, 20), "squared sizes"),
+        (CLASSES, change_products("values", lambda own: own[0].neg_()), "larger than its group's"),
+        (CLASSES, change_products("values", lambda own: own.mul_(30)), "larger than its group's"),
+        (CLASSES, change_products("values", lambda own: own.mul_(0.5)), "smaller than what samples add"),
+        (CLASSES, change_products("scores", lambda own: own.mul_(0.2)), "smaller than what samples add"),
+        (CLASSES, change_products("values", lambda own: own[1].add_(1)), "differ in the groups' sizes"),
+        (CLASSES, change_products("scores", lambda own: own.add_(50)), "larger than its group's"),
+        (NUMBER, change_products("values", lambda own: own.mul_(0.2)), "contradict"),
+        (NUMBER, change_products("values", lambda own: own[1].mul_(90)), "contradict"),
+        (NUMBER, change_products("values", lambda own: own[-1].mul_(90)), "larger than its group's"),
+        (NUMBER, change_products("values", lambda own: own[0].mul_(4)), "squared sizes"),
+        (NUMBER, change_products("values", lambda own: own[0].fill_(math.nan)), "NaN"),
+    ],
+)
+def test_products_that_no_groups_have_are_refused(
+    task: TaskSpec, change: Callable[[TaskSpec, Tally], None], reason: str
+) -> None:
+    outputs, labels = draw(task, 20, 4)
+    total = tallied(task, outputs, labels, groups=torch.arange(20) // 3)
+    unpack_tally(task, pack_tally(total), True)
+    change(task, total)
+    with pytest.raises(ValueError, match=reason):
+        unpack_tally(task, pack_tally(total), True)
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -134,6 +134,33 @@ def test_folds_and_validation_are_about_as_large_as_asked_for_and_follow_from_th
     assert 0.15 < (found[:5].argmax(axis=0) == other[:5].argmax(axis=0)).mean() < 0.25
 
 
+@settings(max_examples=examples(40))
+@given(groups=st.lists(st.sampled_from("abcdefghijkl"), min_size=20, max_size=60), seed=st.integers(0, 99))
+def test_a_holdout_keeps_groups_together_too(groups: list[str], seed: int) -> None:
+    spec = run_spec(seed=seed, training={"test": 0.3, "validation": 0.2})
+    if len(set(groups)) < 8:
+        return
+    reading = reading_of(list(map(str, range(len(groups)))), groups=groups)
+    (found,) = parts_of(folds(spec, reading, 0), len(groups))
+    assert len({(group, part) for group, part in zip(groups, found, strict=True)}) == len(set(groups))
+    assert (found == 2).sum() >= round(0.3 * len(groups))
+
+
+def test_every_repeat_deals_samples_out_anew_and_the_first_as_without_repeats() -> None:
+    keys = [f"subject-{row}" for row in range(300)]
+    groups = [f"{row // 3}" for row in range(300)]
+    spec = spec_of(3, repeats=4)
+    found = parts_of(folds(spec, reading_of(keys, groups=groups), 0), 300)
+    assert len(found) == spec.folds == 13
+    tests = found[:12].reshape(4, 3, 300) == 2
+    assert (tests.sum(axis=1) == 1).all(), "every repeat tests every sample once"
+    dealt = tests.argmax(axis=1)
+    assert (dealt[:, ::3] == dealt[:, 1::3]).all()
+    assert all(0.2 < (dealt[a] == dealt[b]).mean() < 0.5 for a in range(4) for b in range(a))
+    alone = parts_of(folds(spec_of(3, refit=False), reading_of(keys, groups=groups), 0), 300)
+    assert ((alone == 2) == tests[0]).all()
+
+
 @pytest.mark.parametrize("refit", [True, False])
 def test_a_site_is_tested_by_a_model_of_all_others(refit: bool) -> None:
     spec = run_spec(evaluation={"name": "leave-one-site-out", "refit": refit})

@@ -1,0 +1,56 @@
+"""The mean of figures over repetitions of a cross-validation: the samples are the same, their folds are others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add
+from statistics import fmean
+
+from rankdad.common.metrics.intervals import Interval
+from rankdad.common.metrics.summary import Metrics
+from rankdad.common.metrics.sums import Tally
+from rankdad.common.spec.tasks import Metric
+
+
+def mean_metrics(found: Sequence[Metrics]) -> Metrics:
+    """Return the mean of each metric over the repetitions that have it; the largest error of the AUC."""
+    if len(found) == 1:
+        return found[0]
+    errors = [one.auc_error for one in found if one.auc_error is not None]
+    samples, absent = round(fmean(one.samples for one in found)), max(one.absent for one in found)
+    return Metrics(samples, mean_values([one.values for one in found]), max(errors, default=None), absent)
+
+
+def mean_values(found: Sequence[Mapping[Metric, float | None]]) -> dict[Metric, float | None]:
+    """Return the mean of each value over the repetitions that have it."""
+    known = {name: [one[name] for one in found] for name in found[0]}
+    numbers = {name: [value for value in values if value is not None] for name, values in known.items()}
+    return {name: fmean(values) if values else None for name, values in numbers.items()}
+
+
+def mean_intervals(found: Sequence[Mapping[Metric, Interval]]) -> dict[Metric, Interval]:
+    """Return intervals whose ends are the means of those of the repetitions.
+
+    A repetition predicts the same samples again: it adds nothing to their number, and takes from the interval nothing
+    but the chance of how folds were dealt out.
+    """
+    if len(found) == 1:
+        return dict(found[0])
+    return {
+        name: Interval(
+            fmean(one[name].low for one in found),
+            fmean(one[name].high for one in found),
+            f"{interval.method}, mean of {len(found)} repeats",
+        )
+        for name, interval in found[0].items()
+        if all(name in one for one in found)
+    }
+
+
+def mean_tally(found: Sequence[Tally]) -> Tally:
+    """Return the mean of tallies, in which a sample counts once and each of its predictions in part."""
+    if len(found) == 1:
+        return found[0]
+    total = reduce(add, found)
+    return Tally(total.counts / len(found), total.sums / len(found))

@@ -1,0 +1,73 @@
+"""Visits of patients at three hospitals, in a cross-validation that is repeated: what the run says of them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rankdad.local.data import SiteData, read_site
+from rankdad.remote.report.narrative import rows_tested
+from rankdad.remote.report.run_results import read_results
+from rankdad.simulations import lockstep
+from tests.conftest import SITES, run_spec
+
+DATA = {"reader": "csv", "file": "v.csv", "features": ["a", "b"], "label": "ill", "values": [0, 1], "group": "patient"}
+
+
+def visits(folder: Path, **changes: Any) -> tuple[Any, dict[str, SiteData]]:
+    """Write each hospital's table: 40 patients who came 1 to 6 times."""
+    spec, found = (
+        run_spec(data=DATA, task={"name": "classification", "classes": 2}, model={"name": "linear"}, **changes),
+        {},
+    )
+    for place, site in enumerate(SITES):
+        rng = np.random.default_rng(place)
+        own = np.repeat(np.arange(40), rng.integers(1, 7, 40))
+        ill, level = rng.integers(0, 2, 40), rng.normal(size=40)
+        rows = [f"{site}-{one},{ill[one] + level[one] + rng.normal():.3f},{rng.normal():.3f},{ill[one]}" for one in own]
+        (folder / site).mkdir(parents=True, exist_ok=True)
+        (folder / site / "v.csv").write_text("patient,a,b,ill\n" + "\n".join(rows))
+        found[site] = read_site(spec, folder / site, place)
+    return spec, found
+
+
+def summary_of(folder: Path, evaluation: dict[str, Any]) -> dict[str, Any]:
+    spec, data = visits(folder / "data", evaluation=evaluation, training={"epochs": 1})
+    lockstep.run(spec, data, folder / "run")
+    found: dict[str, Any] = json.loads((folder / "run" / "summary.json").read_text())
+    return found
+
+
+def test_patients_are_counted_and_repeats_add_no_samples(tmp_path: Path) -> None:
+    once = summary_of(tmp_path / "once", {"name": "k-fold", "folds": 3})
+    twice = summary_of(tmp_path / "twice", {"name": "k-fold", "folds": 3, "repeats": 2})
+    for summary in (once, twice):
+        test, table1 = summary["metrics"]["test"], summary["table1"]
+        assert test["groups"] == table1["pooled"]["groups"] == 120
+        assert test["samples"] == table1["pooled"]["rows"] > 300
+        assert [table1["sites"][site]["groups"] for site in SITES] == [40, 40, 40]
+        assert all("over groups" in one["method"] for one in summary["metrics"]["intervals"].values())
+    assert twice["folds"] == 7
+    assert twice["metrics"]["folds"]["auc"]["count"] == 6
+    one, two = (summary["metrics"]["intervals"]["auc"] for summary in (once, twice))
+    assert two["high"] - two["low"] == pytest.approx(one["high"] - one["low"], rel=0.25), "not by √2 narrower"
+    run = tmp_path / "twice" / "run"
+    with (run / "metrics.csv").open(newline="") as file:
+        tests = [row for row in csv.DictReader(file) if row["split"] == "test" and row["site"] == "pooled"]
+    aucs = [float(row["auc"]) for row in tests if row["auc"]]
+    assert len(aucs) == 6
+    assert twice["metrics"]["test"]["auc"] == pytest.approx(np.mean(aucs), abs=0.05)
+    with (run / "risks.csv").open(newline="") as file:
+        assert sum(float(row["negatives"]) + float(row["positives"]) for row in csv.DictReader(file)) == pytest.approx(
+            twice["metrics"]["test"]["samples"]
+        )
+    results = read_results(run)
+    assert rows_tested(results, "row") == f"120 patients, {twice['metrics']['test']['samples']} rows"
+    risks = results.risks_of(1)
+    assert risks is not None
+    assert float(risks.effect("sensitivity").median()) > 1.5, "bands are those of patients"
