@@ -12,7 +12,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from rankdad.common.documents import Part, load_json, validate
-from rankdad.common.errors import PolicyError
+from rankdad.common.errors import FewSamplesError, PolicyError
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import MethodSpec, PositiveInt, PowerSgd, RankDad, RunSpec, TopRows
@@ -28,6 +28,9 @@ WHOLE = "the whole gradient of a layer, of as high a rank as there are samples: 
 CHOSEN = "a layer's gradient in directions that the aggregator chooses: single rows of it, if it likes"
 MORE_ROWS = "more rows of a layer's gradient for each sample: the more, the easier samples are told apart"
 FEWER_SAMPLES = "what fewer samples add up to: the fewer, the easier one is told apart, and of one it is the sample"
+PRODUCTS = (
+    "products of columns: of few samples these can be solved for single rows; without linear nothing asks for them"
+)
 LARGER_STEPS = ", which larger batches, full ones or fewer folds would respect"
 
 
@@ -108,6 +111,26 @@ class Policy(Part):
                 allows = f"at most {2 * most} (rows_per_rank {self.rows_per_rank})"
                 change = _fewer_per_row(samples, -(-rank // 2))
                 raise refusal(_rank_field(spec.method), asks, allows, change, WHOLE)
+
+    def check_products(self, columns: int, samples: int | None) -> None:
+        """Check that sums of products of so many columns over so many samples may leave the site.
+
+        They say as much as that many rows would.
+
+        Raises:
+            FewSamplesError: they may not.
+        """
+        limits = {"max_rank": self.max_rank} if self.max_rank is not None and columns > self.max_rank else {}
+        most = None if samples is None else self.rank(samples)
+        if most is not None and columns > most:
+            limits["rows_per_rank"] = self.rows_per_rank
+        if not limits:
+            return
+        asks = f"adds up products of {columns} columns for a linear model, of {samples} samples here"
+        allows = " and ".join(f"{name} {limit}" for name, limit in limits.items())
+        change = {"max_rank": columns} | _fewer_per_row(samples or 0, columns)
+        error = refusal("evaluation.references", asks, allows, {name: change[name] for name in limits}, PRODUCTS)
+        raise FewSamplesError(error.field, error.problem)
 
     def rank(self, samples: int) -> int | None:
         """Return how many rows of a layer a step of so many samples may send, whatever the spec; None is no limit."""

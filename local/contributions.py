@@ -13,6 +13,7 @@ from rankdad.common.errors import ModelError, NonFiniteError, ProtocolError, Ran
 from rankdad.common.gradients.capture import FactorCapture
 from rankdad.common.gradients.factors import norm
 from rankdad.common.gradients.routes import Payload, gather
+from rankdad.common.metrics import Tally
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import Body, Buffers, Evaluation, Goodbye, Hello, Kind, Sketch, Sums
@@ -29,6 +30,7 @@ from rankdad.local.evaluation import baseline_of, outputs_of, tally_of
 from rankdad.local.losses import mean_loss
 
 Tested = Callable[[int, Tensor], None]
+References = Callable[[Prepared], tuple[Tally, ...]]
 
 
 class Contributions:
@@ -41,11 +43,21 @@ class Contributions:
         run: where the run is, with the site's replica.
         index: of the site in the plan.
         tested: given every fold's outputs for its test samples.
+        references: returns the tallies of the plan's references for a fold's test samples.
     """
 
-    def __init__(self, spec: RunSpec, plan: Plan, data: SiteData, run: RunState, index: int, tested: Tested) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        plan: Plan,
+        data: SiteData,
+        run: RunState,
+        index: int,
+        tested: Tested,
+        references: References = lambda prepared: (),
+    ) -> None:
         self._spec, self._plan, self._data, self._run, self._index = spec, plan, data, run, index
-        self._tested = tested
+        self._tested, self._references = tested, references
         self._preparing = Preparing(spec)
         self._fold = self._epoch = -1  # of what follows
         self._prepared: Prepared | None = None
@@ -148,11 +160,14 @@ class Contributions:
             replica.load(self._run.best_weights)
         outputs = outputs_of(replica.model, samples.inputs, task.outputs)
         tally, baseline = tally_of(task, prepared, split, outputs), None
+        references: tuple[Tally, ...] = ()
         if split == "test":
             replica.load(final)
             self._tested(due.fold, prepared.in_units(outputs))
-            baseline = baseline_of(task, prepared)
-        return Evaluation(split=split, fold=due.fold, epoch=due.epoch, tally=tally, baseline=baseline)
+            baseline, references = baseline_of(task, prepared), self._references(prepared)
+        return Evaluation(
+            split=split, fold=due.fold, epoch=due.epoch, tally=tally, baseline=baseline, references=references
+        )
 
     def batch(self) -> Samples:
         """Return the samples of the next step: none if the site is out of data."""

@@ -1,4 +1,4 @@
-"""Test metrics of all folds: by site, over folds, and of a baseline that knows only the site."""
+"""Test metrics of all folds: by site, over folds, and of what the model is measured against."""
 
 from __future__ import annotations
 
@@ -42,12 +42,14 @@ class FoldMetrics:
     Args:
         task: what is predicted.
         sites: in the plan's order.
+        references: names of what the model is measured against beside the baseline, which knows only the site.
     """
 
-    def __init__(self, task: TaskSpec, sites: tuple[str, ...]) -> None:
-        self._task, self._sites = task, sites
-        self._models = {site: empty(task) for site in sites}
-        self._baselines = {site: empty(task) for site in sites}
+    def __init__(self, task: TaskSpec, sites: tuple[str, ...], references: tuple[str, ...] = ()) -> None:
+        self._task, self._sites, self._references = task, sites, references
+        names = ("models", "baseline", *references)
+        self._tallies = {name: {site: empty(task) for site in sites} for name in names}
+        self._models = self._tallies["models"]
         self._folds: list[Metrics] = []
         self._document: dict[str, Any] = {}  # of the folds so far
         self._centre, self._scale = 0.0, 1.0
@@ -59,11 +61,11 @@ class FoldMetrics:
         if fit.log_odds is not None:
             self._log_odds = fit.log_odds.tolist()
 
-    def add(self, models: Mapping[str, Tally], baselines: Mapping[str, Tally]) -> None:
-        """Add one fold's test."""
-        for totals, tallies in ((self._models, models), (self._baselines, baselines)):
+    def add(self, models: Mapping[str, Tally], others: Mapping[str, Mapping[str, Tally]]) -> None:
+        """Add one fold's test: by site the model's tallies, and by name those of what it is measured against."""
+        for name, tallies in {"models": models, **others}.items():
             for site, tally in tallies.items():
-                totals[site] += tally
+                self._tallies[name][site] += tally
         pooled = summarise(self._task, reduce(add, models.values()))
         if pooled.samples:
             self._folds.append(pooled)
@@ -72,15 +74,14 @@ class FoldMetrics:
     def state(self) -> dict[str, Any]:
         """Return the state as JSON."""
         tallies = {
-            name: {site: _written(tally) for site, tally in totals.items()}
-            for name, totals in (("models", self._models), ("baselines", self._baselines))
+            name: {site: _written(tally) for site, tally in totals.items()} for name, totals in self._tallies.items()
         }
         around = {"centre": self._centre, "scale": self._scale, "log_odds": self._log_odds}
         return {**tallies, "folds": [asdict(fold) for fold in self._folds], "around": around}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over a state that `state` returned."""
-        for totals, name in ((self._models, "models"), (self._baselines, "baselines")):
+        for name, totals in self._tallies.items():
             for site, text in state[name].items():
                 totals[site] = _read(text, totals[site])
         self._folds = [Metrics(**fold) for fold in state["folds"]]
@@ -93,19 +94,37 @@ class FoldMetrics:
         return summarise(self._task, total) if self._folds else None
 
     def by_site(self) -> list[dict[str, Any]]:
-        """Return a row for every site: samples, its metrics over all folds, their intervals, those of the baseline."""
+        """Return a row for every site: samples, its metrics over all folds, their intervals, those of the others."""
         rows: list[dict[str, Any]] = []
         for site in self._sites:
-            model, baseline = (summarise(self._task, tallies[site]) for tallies in (self._models, self._baselines))
+            model, baseline = (summarise(self._task, self._tallies[name][site]) for name in ("models", "baseline"))
             row: dict[str, Any] = {"site": site, "samples": model.samples, "absent": model.absent}
             row |= {str(name): value for name, value in model.values.items()}
             row |= {f"baseline_{name}": value for name, value in baseline.values.items()}
-            limits = intervals(self._task, self._models[site])
-            for name in (name for name in self._task.metrics if name in INTERVALS):
-                one = limits.get(name)
-                row |= {f"{name}_low": one and one.low, f"{name}_high": one and one.high}
+            row |= self._limits(self._models[site])
+            for name in self._references:
+                tally = self._tallies[name][site]
+                found = {"samples": tally.samples, **summarise(self._task, tally).values, **self._limits(tally)}
+                row |= {f"{name}_{key}": value for key, value in found.items()}
             rows.append(row)
         return rows
+
+    def _limits(self, tally: Tally) -> dict[str, float | None]:
+        """Return the ends of the intervals that a row of a site has."""
+        limits, named = intervals(self._task, tally), [name for name in self._task.metrics if name in INTERVALS]
+        ends = {f"{name}_low": (one := limits.get(name)) and one.low for name in named}
+        return ends | {f"{name}_high": (one := limits.get(name)) and one.high for name in named}
+
+    def _reference(self, name: str) -> dict[str, Any]:
+        """Return the metrics of what the model is measured against: over all sites, and over pairs of one site."""
+        task, tallies = self._task, list(self._tallies[name].values())
+        total = reduce(add, tallies)
+        return {
+            "samples": total.samples,
+            "values": summarise(task, total).values,
+            "intervals": {name: asdict(interval) for name, interval in intervals(task, total).items()},
+            "within_sites": within_sites(task, tallies),
+        }
 
     def summary(self) -> dict[str, Any]:
         """Return all metrics as JSON."""
@@ -115,7 +134,7 @@ class FoldMetrics:
 
     def _summed_up(self) -> dict[str, Any]:
         task, tallies = self._task, list(self._models.values())
-        total, baseline = reduce(add, tallies), reduce(add, self._baselines.values())
+        total, baseline = reduce(add, tallies), reduce(add, self._tallies["baseline"].values())
         sites = [metrics for tally in tallies if (metrics := summarise(task, tally)).samples]
         document: dict[str, Any] = {
             "sites": {name: asdict(spread) for name, spread in mean_over_sites(task, sites).items()},
@@ -123,6 +142,7 @@ class FoldMetrics:
             "intervals": {name: asdict(interval) for name, interval in intervals(task, total).items()},
             "within_sites": within_sites(task, tallies),
             "baseline": summarise(task, baseline).values,
+            "references": {name: self._reference(name) for name in self._references},
         }
         if not isinstance(task, Regression):
             document["confusion"] = confusion(task, total).tolist()

@@ -186,12 +186,14 @@ class Recorder:
     def _record_evaluation(self, ready: Ready, pooled: PooledMetrics) -> None:
         task, progress = self._spec.task, self.progress
         models: dict[str, Tally] = {}
-        baselines: dict[str, Tally] = {}
+        others: dict[str, dict[str, Tally]] = {name: {} for name in ("baseline", *self._plan.references)}
         for site, message in self._sent(ready):
             assert isinstance(message.body, Evaluation)
             models[site] = message.body.tally
             if message.body.baseline is not None:
-                baselines[site] = message.body.baseline
+                others["baseline"][site] = message.body.baseline
+            for name, tally in zip(self._plan.references, message.body.references, strict=False):
+                others[name][site] = tally
         rows: dict[str, PooledMetrics | Metrics] = {"pooled": pooled}
         rows |= {site: summarise(task, tally) for site, tally in models.items()}
         for site, metrics in rows.items():
@@ -199,7 +201,7 @@ class Recorder:
             figures = ["" if value is None else value for value in (*metrics.values.values(), metrics.auc_error)]
             self._metrics.row([pooled.fold, pooled.epoch + 1, pooled.split, site, loss, metrics.samples, *figures])
         if pooled.split == "test":
-            progress.study.add(models, baselines)
+            progress.study.add(models, others)
             for place in sorted(ready.missing):
                 progress.warnings.setdefault("left-out-of-a-test", []).append(self._plan.sites[place])
             if pooled.fold + 1 < progress.folds:

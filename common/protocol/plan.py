@@ -52,6 +52,7 @@ class Plan:
         task: what is predicted.
         folds: how many times the run trains.
         stages: names and sizes of the sums that preparation needs of every fold.
+        references: what the model is measured against at a test, beside a guess.
         dense_bytes: size of one full gradient in float32, what dsgd sends.
         replica_bytes: largest size of a replica's state: weights, buffers and moments.
         warnings: layers that look like factors but are not, one sentence each.
@@ -71,6 +72,7 @@ class Plan:
     task: TaskSpec
     folds: int
     stages: tuple[StageSize, ...]
+    references: tuple[str, ...]
     dense_bytes: int
     replica_bytes: int
     warnings: tuple[str, ...]
@@ -106,10 +108,10 @@ class Plan:
 
     @property
     def control_bytes(self) -> int:
-        """Largest size of the numbers in a message that is no step: buffers, counts, sums, or two tallies."""
+        """Largest size of the numbers in a message that is no step: buffers, counts, sums, or tallies."""
         counts = 4 * self.folds * max(3, len(self.sites))
         sums = 8 * self.folds * max((stage.size for stage in self.stages), default=0)
-        return max(self.buffer_bytes, counts, sums, 2 * tally_bytes(self.task))
+        return max(self.buffer_bytes, counts, sums, (2 + len(self.references)) * tally_bytes(self.task))
 
     def document(self) -> dict[str, object]:
         """Return the plan as JSON, with its own digest."""
@@ -151,6 +153,7 @@ def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
         ),
         task=spec.task,
         folds=spec.folds,
+        references=spec.evaluation.references,
         stages=tuple(StageSize(name, preparing.size(name)) for name in preparing.stages),
         dense_bytes=4 * sum(p.numel() for p in model.parameters() if p.requires_grad),
         replica_bytes=_replica_bytes(model),
