@@ -120,17 +120,17 @@ class Policy(Part):
         Raises:
             FewSamplesError: they may not.
         """
-        limits = {"max_rank": self.max_rank} if self.max_rank is not None and columns > self.max_rank else {}
-        most = None if samples is None else self.rank(samples)
+        most, change, allows = None if samples is None else self.rank(samples), dict[str, object](), list[str]()
+        if self.max_rank is not None and columns > self.max_rank:
+            change["max_rank"] = columns
+            allows.append(f"max_rank {self.max_rank}")
         if most is not None and columns > most:
-            limits["rows_per_rank"] = self.rows_per_rank
-        if not limits:
-            return
-        asks = f"adds up products of {columns} columns for a linear model, of {samples} samples here"
-        allows = " and ".join(f"{name} {limit}" for name, limit in limits.items())
-        change = {"max_rank": columns} | _fewer_per_row(samples or 0, columns)
-        error = refusal("evaluation.references", asks, allows, {name: change[name] for name in limits}, PRODUCTS)
-        raise FewSamplesError(error.field, error.problem)
+            change |= _fewer_per_row(samples or 0, columns)
+            allows.append(f"rows_per_rank {self.rows_per_rank}")
+        if change:
+            asks = f"adds up products of {columns} columns for a linear model, of {samples} samples here"
+            error = refusal("evaluation.references", asks, " and ".join(allows), change, PRODUCTS)
+            raise FewSamplesError(error.field, error.problem)
 
     def rank(self, samples: int) -> int | None:
         """Return how many rows of a layer a step of so many samples may send, whatever the spec; None is no limit."""

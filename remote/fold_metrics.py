@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import reduce
 from operator import add
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -61,9 +62,14 @@ class FoldMetrics:
         if fit.log_odds is not None:
             self._log_odds = fit.log_odds.tolist()
 
-    def add(self, models: Mapping[str, Tally], others: Mapping[str, Mapping[str, Tally]]) -> None:
-        """Add one fold's test: by site the model's tallies, and by name those of what it is measured against."""
-        for name, tallies in {"models": models, **others}.items():
+    def add(
+        self,
+        models: Mapping[str, Tally],
+        baselines: Mapping[str, Tally],
+        references: Mapping[str, Mapping[str, Tally]] = MappingProxyType({}),
+    ) -> None:
+        """Add one fold's test: tallies of the model, of the baseline, and by name of the other references."""
+        for name, tallies in {"models": models, "baseline": baselines, **references}.items():
             for site, tally in tallies.items():
                 self._tallies[name][site] += tally
         pooled = summarise(self._task, reduce(add, models.values()))
@@ -104,16 +110,19 @@ class FoldMetrics:
             row |= self._limits(self._models[site])
             for name in self._references:
                 tally = self._tallies[name][site]
-                found = {"samples": tally.samples, **summarise(self._task, tally).values, **self._limits(tally)}
-                row |= {f"{name}_{key}": value for key, value in found.items()}
+                row |= {f"{name}_samples": tally.samples}
+                row |= {f"{name}_{key}": value for key, value in summarise(self._task, tally).values.items()}
+                row |= {f"{name}_{key}": value for key, value in self._limits(tally).items()}
             rows.append(row)
         return rows
 
     def _limits(self, tally: Tally) -> dict[str, float | None]:
         """Return the ends of the intervals that a row of a site has."""
-        limits, named = intervals(self._task, tally), [name for name in self._task.metrics if name in INTERVALS]
-        ends = {f"{name}_low": (one := limits.get(name)) and one.low for name in named}
-        return ends | {f"{name}_high": (one := limits.get(name)) and one.high for name in named}
+        limits, ends = intervals(self._task, tally), dict[str, float | None]()
+        for name in (name for name in self._task.metrics if name in INTERVALS):
+            one = limits.get(name)
+            ends[f"{name}_low"], ends[f"{name}_high"] = (one.low, one.high) if one else (None, None)
+        return ends
 
     def _reference(self, name: str) -> dict[str, Any]:
         """Return the metrics of what the model is measured against: over all sites, and over pairs of one site."""

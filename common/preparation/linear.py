@@ -30,7 +30,8 @@ Sums = Mapping[str, Tensor]
 
 def lines(task: TaskSpec) -> int:
     """Return how many linear functions there are."""
-    return 1 if isinstance(task, Regression) or task.outputs == 2 and isinstance(task, Classification) else task.outputs
+    binary = isinstance(task, Classification) and task.classes == 2
+    return 1 if binary or isinstance(task, Regression) else task.outputs
 
 
 def stages(task: TaskSpec, inputs: int) -> dict[str, Stage]:
@@ -158,7 +159,7 @@ def _solved(matrix: Tensor, slope: Tensor) -> Tensor:
     """Return the least solution, with columns brought to one size first; NaN where there is none."""
     ends = matrix.diagonal().clamp_min(1e-300).sqrt()
     try:
-        inverse = torch.linalg.pinv(matrix / torch.outer(ends, ends), rtol=SMALLEST, hermitian=True)
+        inverse: Tensor = torch.linalg.pinv(matrix / torch.outer(ends, ends), rtol=SMALLEST, hermitian=True)
     except RuntimeError:  # of numbers so large that they have no eigenvalues
         return torch.full_like(slope, math.nan)
     return (inverse @ (slope / ends)) / ends

@@ -8,7 +8,6 @@ from pydantic import Field, field_validator
 
 from rankdad.common.documents import Part
 
-
 Reference = Literal["local", "linear", "site"]
 
 

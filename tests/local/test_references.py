@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +72,13 @@ def test_alone_is_a_run_of_one_site_bit_for_bit(
     assert len(heard) == 9
     for site in SITES:
         one = referenced(federation=federation | {"sites": [site]}, **changes)
-        outputs: dict[int, Tensor] = {}
-        run(
-            one, {site: data[site]}, tmp_path / site, tested=lambda _, fold, given, to=outputs: to.update({fold: given})
-        )
-        assert all(torch.equal(heard[site, fold], outputs[fold]) for fold in range(3))
+        outputs: dict[tuple[str, int], Tensor] = {}
+        run(one, {site: data[site]}, tmp_path / site, tested=partial(keep, outputs))
+        assert all(torch.equal(heard[site, fold], outputs[site, fold]) for fold in range(3))
+
+
+def keep(outputs: dict[tuple[str, int], Tensor], site: str, fold: int, given: Tensor) -> None:
+    outputs[site, fold] = given
 
 
 def test_who_does_not_ask_for_references_trains_the_same_weights(tmp_path: Path, site_data: Data) -> None:
@@ -200,7 +203,5 @@ def test_what_cannot_be_measured_is_refused_by_name() -> None:
     with pytest.raises(UserError, match="more than once"):
         run_spec(evaluation={"name": "holdout", "references": ["local", "local"]})
     wide = run_spec(data={"shape": [300]}, evaluation={"name": "holdout", "references": ["site"]})
-    with pytest.raises(
-        SpecError, match=r"evaluation.references: a linear model of 903 weights, expected .* at most 256"
-    ):
+    with pytest.raises(SpecError, match=r"references: a linear model of 903 weights, expected .* at most 256"):
         make_plan(wide, Replica(wide).model)
