@@ -42,6 +42,7 @@ UNSEEN = (
 NEGLIGIBLE = 0.02  # a smaller difference of an AUC, R² or r is not worth a sentence
 CHANCE_MARGIN = 0.03  # a balanced accuracy that is no further above chance is chance
 MAX_SITES_NAMED = 30  # in one warning
+MAX_SITES = 8  # in a sentence
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -65,6 +66,12 @@ def duration(seconds: float) -> str:
 def count(number: int, noun: str) -> str:
     """Return a number of things: 1 site, 2 sites."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def listed(sites: list[str]) -> str:
+    """Return names in a sentence, the first of many."""
+    more = f" and {len(sites) - MAX_SITES} more" if len(sites) > MAX_SITES else ""
+    return ", ".join(sites[:MAX_SITES]) + more
 
 
 def status(run: RunResults) -> str:
