@@ -20,6 +20,7 @@ MODELS = {
     "linear": "A linear model of all hospitals",
     "site": "A linear model of each hospital alone",
 }
+DIGITS = 3  # printed
 MAX_SITES = 40  # in the table; of more those that lose most by taking part
 
 
@@ -29,8 +30,9 @@ def measure(run: RunResults) -> Metric:
 
 
 def gain(name: Metric, model: float, other: float) -> float:
-    """Return by how much a model is better than another one; below 0 it is worse."""
-    return other - model if name in LOWER_IS_BETTER else model - other
+    """Return by how much a model is better than another one, as printed; below 0 it is worse."""
+    difference = round(model, DIGITS) - round(other, DIGITS)
+    return -difference if name in LOWER_IS_BETTER else difference
 
 
 def value(run: RunResults, reference: str) -> tuple[float | None, Interval | None]:
@@ -49,7 +51,11 @@ def worth(run: RunResults) -> Iterator[str]:
         if reached is not None:
             within = f" (95 % interval {number(interval.low)} to {number(interval.high)})" if interval else ""
             more = gain(name, run.test[name], reached)
-            less = f"{number(abs(more))} {'better' if more > 0 else 'worse'}" if abs(more) >= 0.0005 else "as good"
+            less = (
+                f"{number(abs(more))} {'better' if more > 0 else 'worse'}"
+                if abs(more) >= 10**-DIGITS / 2
+                else "as good"
+            )
             sure = ", which is no more than chance may make" if interval and _holds(interval, run.test[name]) else ""
             yield (
                 f"{MODELS[reference]} has an {NAMES[name]} of {number(reached)}{within}: this model is {less}{sure}."

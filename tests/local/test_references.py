@@ -26,6 +26,7 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 from rankdad.local.admission import admitted
+from rankdad.local.alone import alone_spec, train_alone
 from rankdad.local.data import SiteData
 from rankdad.local.references import References
 from rankdad.simulations.lockstep import run
@@ -75,6 +76,18 @@ def test_alone_is_a_run_of_one_site_bit_for_bit(
         outputs: dict[tuple[str, int], Tensor] = {}
         run(one, {site: data[site]}, tmp_path / site, tested=partial(keep, outputs))
         assert all(torch.equal(heard[site, fold], outputs[site, fold]) for fold in range(3))
+
+
+def test_a_site_that_comes_back_in_a_later_fold_makes_the_same_model_again(site_data: Data) -> None:
+    spec = referenced("local", model=MODEL)
+    data, own = site_data(spec)["alpha"], alone_spec(spec, "alpha")
+    undisturbed, again = (
+        [one for one in train_alone(own, data, Replica(own).model, fold) if one is not None] for fold in (0, 1)
+    )
+    assert [fold for fold, _ in undisturbed] == [0, 1, 2]
+    for (fold, outputs), (its, its_outputs) in zip(undisturbed[1:], again, strict=True):
+        assert fold == its
+        assert torch.equal(outputs, its_outputs)
 
 
 def keep(outputs: dict[tuple[str, int], Tensor], site: str, fold: int, given: Tensor) -> None:
