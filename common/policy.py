@@ -112,7 +112,7 @@ class Policy(Part):
                 change = _fewer_per_row(samples, -(-rank // 2))
                 raise refusal(_rank_field(spec.method), asks, allows, change, WHOLE)
 
-    def check_products(self, columns: int, samples: int | None) -> None:
+    def check_products(self, columns: int, samples: int) -> None:
         """Check that sums of products of so many columns over so many samples may leave the site.
 
         They say as much as that many rows would.
@@ -120,15 +120,16 @@ class Policy(Part):
         Raises:
             FewSamplesError: they may not.
         """
-        most, change, allows = None if samples is None else self.rank(samples), dict[str, object](), list[str]()
+        most, change, allows = self.rank(samples), dict[str, object](), list[str]()
         if self.max_rank is not None and columns > self.max_rank:
             change["max_rank"] = columns
             allows.append(f"max_rank {self.max_rank}")
         if most is not None and columns > most:
-            change |= _fewer_per_row(samples or 0, columns)
+            change |= _fewer_per_row(samples, columns)
             allows.append(f"rows_per_rank {self.rows_per_rank}")
         if change:
-            asks = f"adds up products of {columns} columns for a linear model, of {samples} samples here"
+            of = f"{_count(samples, 'sample')} that a fold trains on or holds out here"
+            asks = f"adds up products of {columns} columns for a linear model, of {of}"
             error = refusal("evaluation.references", asks, " and ".join(allows), change, PRODUCTS)
             raise FewSamplesError(error.field, error.problem)
 

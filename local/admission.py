@@ -44,9 +44,8 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
     if Preparing(spec).stages:
         fewest = fewest_behind(data.splits, torch.ones(len(data.samples), 1), spec.tested_folds).min()
         _check_sums(policy, "evaluation", "holds out {} samples in a fold", fewest)
-    if "linear" in spec.evaluation.references:
-        least = min((len(split.train) for split in data.splits if len(split.train)), default=None)
-        policy.check_products(math.prod(spec.data.shape) + 1, least)
+        if "linear" in spec.evaluation.references and fewest.isfinite():
+            policy.check_products(math.prod(spec.data.shape) + 1, int(fewest))
     if data.covariates is not None:
         for column, members in levels_of(spec, data.covariates):
             asks = f"keeps {column}, of which a level has {{}} samples in a fold here, or in what it holds out"
