@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rankdad.common.preparation.stages import Field, Stage
+from rankdad.common.preparation.stages import RAW, Field, Stage
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
 PENALTY = 1.0
@@ -64,7 +64,7 @@ def sums(task: TaskSpec, inputs: Tensor, labels: Tensor, weights: Tensor) -> dic
     rows = _rows(inputs)
     found = _lines(rows, weights)
     if isinstance(task, Regression):
-        true = labels.double().reshape(-1, 1)
+        true = labels.double().reshape(-1, 1).clamp(-MAX_OUTPUT, MAX_OUTPUT)
         expected, loss = found, (found - true).square().sum() / 2
         spread = torch.ones(len(rows), 1, 1, dtype=torch.float64)
     elif found.shape[1] == 1 or not isinstance(task, Classification):
@@ -130,7 +130,8 @@ def fitted(task: TaskSpec, inputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _rows(inputs: Tensor) -> Tensor:
-    return F.pad(inputs.double().flatten(1), (1, 0), value=1.0)
+    """Return rows with their intercept; means and scales that a site has spoilt make no number without bounds."""
+    return F.pad(inputs.double().flatten(1).nan_to_num(0.0).clamp(-RAW, RAW), (1, 0), value=1.0)
 
 
 def _lines(rows: Tensor, weights: Tensor) -> Tensor:

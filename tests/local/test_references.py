@@ -54,7 +54,7 @@ def test_alone_is_a_run_of_one_site_bit_for_bit(
     changes: dict[str, Any] = {
         "model": MODEL,
         "task": {"name": "classification", "classes": 3, "class_weights": "balanced"},
-        "training": {"epochs": 4, "early_stopping": {"patience": 1}, "validation": 0.3},
+        "training": {"epochs": 3, "early_stopping": {"patience": 1}, "validation": 0.3},
     }
     heard: dict[tuple[str, int], Tensor] = {}
     original = References._local_outputs
@@ -67,15 +67,18 @@ def test_alone_is_a_run_of_one_site_bit_for_bit(
 
     monkeypatch.setattr(References, "_local_outputs", listening)
     federation = {"sites": list(SITES), "compare_every": 2}
-    spec = referenced("local", federation=federation, method={"name": "rank-dad", "rank": 2}, **changes)
+    folds = K_FOLD | {"folds": 2}
+    evaluation = folds | {"references": ["local"]}
+    method = {"name": "rank-dad", "rank": 2}
+    spec = referenced(evaluation=evaluation, federation=federation, method=method, **changes)
     data = site_data(spec)
     run(spec, data, tmp_path / "together")
-    assert len(heard) == 9
+    assert len(heard) == 6
     for site in SITES:
-        one = referenced(federation=federation | {"sites": [site]}, **changes)
+        one = referenced(evaluation=folds, federation=federation | {"sites": [site]}, **changes)
         outputs: dict[tuple[str, int], Tensor] = {}
         run(one, {site: data[site]}, tmp_path / site, tested=partial(keep, outputs))
-        assert all(torch.equal(heard[site, fold], outputs[site, fold]) for fold in range(3))
+        assert all(torch.equal(heard[site, fold], outputs[site, fold]) for fold in range(2))
 
 
 def test_a_site_that_comes_back_in_a_later_fold_makes_the_same_model_again(site_data: Data) -> None:
