@@ -63,8 +63,8 @@ class Contributions:
         self._prepared: Prepared | None = None
         self._batches: tuple[Tensor, ...] = ()
 
-    def body(self, due: Due) -> Body:
-        """Return the body of a round that is no step."""
+    def body(self, due: Due, *, counts: bool = True) -> Body:
+        """Return the body of a round that is no step; one that does not count any more needs no references."""
         if due.kind is Kind.HELLO:
             return self._hello()
         if due.kind is Kind.SUMS:
@@ -72,7 +72,7 @@ class Contributions:
         if due.kind is Kind.BUFFERS:
             return Buffers(samples=len(self.prepared.train), values=saved_buffers(self._run.replica.model))
         if due.kind is Kind.EVALUATION:
-            return self._evaluation(due)
+            return self._evaluation(due, counts)
         if due.kind is Kind.DECISION:
             return self._run.epoch_vote()
         if due.kind is Kind.COMPARISON:
@@ -150,7 +150,7 @@ class Contributions:
                 raise RankdadError(f"preparation: {error}: a number here, or all sites' mean, is too large") from None
         return Sums(stage=stage, values=torch.stack(sums))
 
-    def _evaluation(self, due: Due) -> Evaluation:
+    def _evaluation(self, due: Due, counts: bool) -> Evaluation:
         """Return what the model's outputs for a split add up to, and at a test what guesses from the site alone do."""
         task, replica, prepared, split = self._spec.task, self._run.replica, self.prepared, due.split
         assert split is not None
@@ -164,7 +164,7 @@ class Contributions:
         if split == "test":
             replica.load(final)
             self._tested(due.fold, prepared.in_units(outputs))
-            baseline, references = baseline_of(task, prepared), self._references(prepared)
+            baseline, references = baseline_of(task, prepared), self._references(prepared) if counts else ()
         return Evaluation(
             split=split, fold=due.fold, epoch=due.epoch, tally=tally, baseline=baseline, references=references
         )

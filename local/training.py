@@ -162,7 +162,7 @@ class _Trainer:
                 continue
             body = None
             if known is None or due.split == "test":  # a site that comes late, too, has its predictions
-                body = self.contributions.body(due)
+                body = self.contributions.body(due, counts=known is None)
             self._follow(known or (yield self._message(body)))
             if due.kind is Kind.HELLO:
                 self.contributions.check_roster(self.policy)

@@ -21,12 +21,15 @@ from torch import Tensor
 from rankdad.common.errors import FewSamplesError, SpecError, UserError
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import linear
+from rankdad.common.protocol.messages import Evaluation
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
+from rankdad.common.run.state import Due
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 from rankdad.local.admission import admitted
 from rankdad.local.alone import alone_spec, train_alone
+from rankdad.local.contributions import Contributions
 from rankdad.local.data import SiteData
 from rankdad.local.references import References
 from rankdad.simulations.lockstep import run
@@ -91,6 +94,25 @@ def test_a_site_that_comes_back_in_a_later_fold_makes_the_same_model_again(site_
     for (fold, outputs), (its, its_outputs) in zip(undisturbed[1:], again, strict=True):
         assert fold == its
         assert torch.equal(outputs, its_outputs)
+
+
+def test_what_does_not_count_any_more_trains_nothing_alone(tmp_path: Path, site_data: Data) -> None:
+    """A site that only catches up needs its predictions, and nothing to compare them with."""
+    spec, bodies = referenced("local", training={"epochs": 1}), list[Evaluation]()
+    original = Contributions.body
+
+    def late(self: Contributions, due: Due, *, counts: bool = True) -> Any:
+        if due.split == "test" and self._plan.references:
+            found = original(self, due, counts=False)
+            assert isinstance(found, Evaluation)
+            bodies.append(found)
+        return original(self, due, counts=counts)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Contributions, "body", late)
+        run(spec, site_data(spec), tmp_path / "run")
+    assert len(bodies) == 9
+    assert all(body.tally.samples and body.references == () for body in bodies)
 
 
 def keep(outputs: dict[tuple[str, int], Tensor], site: str, fold: int, given: Tensor) -> None:
