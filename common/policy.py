@@ -12,7 +12,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from rankdad.common.documents import Part, load_json, validate
-from rankdad.common.errors import PolicyError
+from rankdad.common.errors import FewSamplesError, PolicyError
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import MethodSpec, PositiveInt, PowerSgd, RankDad, RunSpec, TopRows
@@ -28,6 +28,9 @@ WHOLE = "the whole gradient of a layer, of as high a rank as there are samples: 
 CHOSEN = "a layer's gradient in directions that the aggregator chooses: single rows of it, if it likes"
 MORE_ROWS = "more rows of a layer's gradient for each sample: the more, the easier samples are told apart"
 FEWER_SAMPLES = "what fewer samples add up to: the fewer, the easier one is told apart, and of one it is the sample"
+PRODUCTS = (
+    "products of columns: of few samples these can be solved for single rows; without linear nothing asks for them"
+)
 LARGER_STEPS = ", which larger batches, full ones or fewer folds would respect"
 
 
@@ -117,6 +120,27 @@ class Policy(Part):
                 allows = f"at most {2 * most} (rows_per_rank {self.rows_per_rank})"
                 change = _fewer_per_row(samples, -(-rank // 2))
                 raise refusal(_rank_field(spec.method), asks, allows, change, WHOLE)
+
+    def check_products(self, columns: int, samples: int) -> None:
+        """Check that sums of products of so many columns over so many samples may leave the site.
+
+        They say as much as that many rows would.
+
+        Raises:
+            FewSamplesError: they may not.
+        """
+        most, change, allows = self.rank(samples), dict[str, object](), list[str]()
+        if self.max_rank is not None and columns > self.max_rank:
+            change["max_rank"] = columns
+            allows.append(f"max_rank {self.max_rank}")
+        if most is not None and columns > most:
+            change |= _fewer_per_row(samples, columns)
+            allows.append(f"rows_per_rank {self.rows_per_rank}")
+        if change:
+            of = f"{_count(samples, 'sample')} that a fold trains on or holds out here"
+            asks = f"adds up products of {columns} columns for a linear model, of {of}"
+            error = refusal("evaluation.references", asks, " and ".join(allows), change, PRODUCTS)
+            raise FewSamplesError(error.field, error.problem)
 
     def rank(self, samples: int) -> int | None:
         """Return how many rows of a layer a step of so many samples may send, whatever the spec; None is no limit."""

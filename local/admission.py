@@ -47,6 +47,8 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
         everyone = data.shares(torch.ones(len(data.samples), 1, dtype=torch.bool))
         fewest = fewest_behind(data.splits, everyone, spec.tested_folds).min()
         _check_sums(policy, "evaluation", f"holds out {{}} {units} in a fold", fewest)
+        if "linear" in spec.evaluation.references and fewest.isfinite():
+            policy.check_products(math.prod(spec.data.shape) + 1, int(fewest))
     if spec.tested_folds > spec.folds_per_repeat:  # whose sums, all taken together, are equations for few samples
         equations = 1 + spec.tested_folds - spec.tested_folds // spec.folds_per_repeat
         each = torch.tensor(data.people(torch.arange(len(data.samples))) // equations)

@@ -13,6 +13,7 @@ from rankdad.common.errors import ModelError, NonFiniteError, ProtocolError, Ran
 from rankdad.common.gradients.capture import FactorCapture
 from rankdad.common.gradients.factors import norm
 from rankdad.common.gradients.routes import Payload, gather
+from rankdad.common.metrics import Tally
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import Body, Buffers, Evaluation, Goodbye, Hello, Kind, Sketch, Sums
@@ -29,6 +30,7 @@ from rankdad.local.evaluation import baseline_of, outputs_of, tally_of
 from rankdad.local.losses import mean_loss
 
 Tested = Callable[[int, Tensor], None]
+References = Callable[[Prepared], tuple[Tally, ...]]
 
 
 class Contributions:
@@ -41,18 +43,28 @@ class Contributions:
         run: where the run is, with the site's replica.
         index: of the site in the plan.
         tested: given every fold's outputs for its test samples.
+        references: returns the tallies of the plan's references for a fold's test samples.
     """
 
-    def __init__(self, spec: RunSpec, plan: Plan, data: SiteData, run: RunState, index: int, tested: Tested) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        plan: Plan,
+        data: SiteData,
+        run: RunState,
+        index: int,
+        tested: Tested,
+        references: References = lambda prepared: (),
+    ) -> None:
         self._spec, self._plan, self._data, self._run, self._index = spec, plan, data, run, index
-        self._tested = tested
+        self._tested, self._references = tested, references
         self._preparing = Preparing(spec)
         self._fold = self._epoch = -1  # of what follows
         self._prepared: Prepared | None = None
         self._batches: tuple[Tensor, ...] = ()
 
-    def body(self, due: Due) -> Body:
-        """Return the body of a round that is no step."""
+    def body(self, due: Due, *, counts: bool = True) -> Body:
+        """Return the body of a round that is no step; one that does not count any more needs no references."""
         if due.kind is Kind.HELLO:
             return self._hello()
         if due.kind is Kind.SUMS:
@@ -60,7 +72,7 @@ class Contributions:
         if due.kind is Kind.BUFFERS:
             return Buffers(samples=len(self.prepared.train), values=saved_buffers(self._run.replica.model))
         if due.kind is Kind.EVALUATION:
-            return self._evaluation(due)
+            return self._evaluation(due, counts)
         if due.kind is Kind.DECISION:
             return self._run.epoch_vote()
         if due.kind is Kind.COMPARISON:
@@ -138,7 +150,7 @@ class Contributions:
                 raise RankdadError(f"preparation: {error}: a number here, or all sites' mean, is too large") from None
         return Sums(stage=stage, values=torch.stack(sums))
 
-    def _evaluation(self, due: Due) -> Evaluation:
+    def _evaluation(self, due: Due, counts: bool) -> Evaluation:
         """Return what the model's outputs for a split add up to, and at a test what guesses from the site alone do."""
         task, replica, prepared, split = self._spec.task, self._run.replica, self.prepared, due.split
         assert split is not None
@@ -149,11 +161,14 @@ class Contributions:
         outputs = outputs_of(replica.model, samples.inputs, task.outputs)
         groups = prepared.test_groups if split == "test" else None
         tally, baseline = tally_of(task, prepared, split, outputs, groups), None
+        references: tuple[Tally, ...] = ()
         if split == "test":
             replica.load(final)
             self._tested(due.fold, prepared.in_units(outputs))
-            baseline = baseline_of(task, prepared)
-        return Evaluation(split=split, fold=due.fold, epoch=due.epoch, tally=tally, baseline=baseline)
+            baseline, references = baseline_of(task, prepared), self._references(prepared) if counts else ()
+        return Evaluation(
+            split=split, fold=due.fold, epoch=due.epoch, tally=tally, baseline=baseline, references=references
+        )
 
     def batch(self) -> Samples:
         """Return the samples of the next step: none if the site is out of data."""

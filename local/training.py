@@ -25,6 +25,7 @@ from rankdad.common.run.weight_sketch import furthest
 from rankdad.common.spec import RunSpec
 from rankdad.local.contributions import Contributions, Tested
 from rankdad.local.data import SiteData
+from rankdad.local.references import References
 
 R = TypeVar("R")
 Exchange = Generator[Message | Ask, Message | None, R]
@@ -114,8 +115,11 @@ def train(
 
     Source: arXiv 2102.09631, Algorithm 1 (a site's part).
     """
-    contributions = Contributions(spec, plan, data, state.run, plan.sites.index(state.site), tested)
-    return (yield from _Trainer(spec, plan, contributions, state, policy, lap, notice).run(between_steps))
+    references = References(spec, data, state.run, state.site, notice)
+    index = plan.sites.index(state.site)
+    contributions = Contributions(spec, plan, data, state.run, index, tested, references.tallies)
+    trainer = _Trainer(spec, plan, contributions, state, policy, lap, notice)
+    return (yield from trainer.run(between_steps, references.advance))
 
 
 class _Trainer:
@@ -141,7 +145,7 @@ class _Trainer:
         self.index = plan.sites.index(state.site)
         self.behind = True
 
-    def run(self, between_steps: Callable[[], None]) -> Exchange[Result]:
+    def run(self, between_steps: Callable[[], None], beside: Callable[[], None]) -> Exchange[Result]:
         run = self.site_run
         if run.roster:
             self.contributions.check_roster(self.policy)
@@ -153,10 +157,12 @@ class _Trainer:
             known = yield from self._ask()
             if due.kind is Kind.STEP:
                 yield from self._step(known)
+                if known is None:
+                    beside()
                 continue
             body = None
             if known is None or due.split == "test":  # a site that comes late, too, has its predictions
-                body = self.contributions.body(due)
+                body = self.contributions.body(due, counts=known is None)
             self._follow(known or (yield self._message(body)))
             if due.kind is Kind.HELLO:
                 self.contributions.check_roster(self.policy)

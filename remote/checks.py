@@ -14,6 +14,7 @@ import torch
 from rankdad.common.errors import ProtocolError
 from rankdad.common.gradients.factors import Factor
 from rankdad.common.gradients.methods.edad import EdadMethod
+from rankdad.common.metrics import same_labels
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import Buffers, Evaluation, Hello, Message, Step, Sums
 from rankdad.common.protocol.plan import Plan
@@ -74,6 +75,11 @@ class Checks:
             for field, tally in (("tally", body.tally), ("baseline", body.baseline)):
                 if tally is not None:
                     self._check_count(f"d.{field}", tally.samples, expected)
+            for name, tally in zip(self._plan.references, body.references, strict=False):  # a validation has none
+                if tally.samples:
+                    self._check_count(f"d.references: {name}", tally.samples, expected)
+                    if not same_labels(self._spec.task, tally, body.tally):
+                        raise ProtocolError(422, f"d.references: {name}: is of other labels than those of d.tally")
 
     def _samples(self, place: int, split: Literal["train", "validation", "test"]) -> int:
         return self.samples[place][self._state.fold][PLACES[split]]

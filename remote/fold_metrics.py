@@ -1,4 +1,4 @@
-"""Test metrics of all folds: by site, over folds, and of a baseline that knows only the site."""
+"""Test metrics of all folds: by site, over folds, and of what the model is measured against."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import reduce
 from operator import add
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -48,24 +49,33 @@ class FoldMetrics:
     Args:
         task: what is predicted.
         sites: in the plan's order.
+        references: names of what the model is measured against beside the baseline, which knows only the site.
         grouped: whether samples are of groups.
         per_repeat: how many folds test every sample once; None for all of them.
     """
 
     def __init__(
-        self, task: TaskSpec, sites: tuple[str, ...], *, grouped: bool = False, per_repeat: int | None = None
+        self,
+        task: TaskSpec,
+        sites: tuple[str, ...],
+        references: tuple[str, ...] = (),
+        *,
+        grouped: bool = False,
+        per_repeat: int | None = None,
     ) -> None:
-        self._task, self._sites, self._grouped, self._per_repeat = task, sites, grouped, per_repeat
-        self._models = [self._nothing(grouped)]  # of each repeat, by site
-        self._baselines = [self._nothing(False)]
+        self._task, self._sites, self._references = task, sites, references
+        self._grouped, self._per_repeat = grouped, per_repeat
+        self._like = {"models": empty(task, grouped), "baseline": empty(task)}
+        self._like |= dict.fromkeys(references, self._like["models"])
+        self._tallies = {name: [self._nothing(name)] for name in self._like}  # of each repeat, by site
         self._tests = 0
         self._folds: list[Metrics] = []
         self._document: dict[str, Any] = {}  # of the folds so far
         self._centre, self._scale = 0.0, 1.0
         self._log_odds: list[float] = [] if isinstance(task, Regression) else default_log_odds(task).tolist()
 
-    def _nothing(self, grouped: bool) -> dict[str, Tally]:
-        return {site: empty(self._task, grouped) for site in self._sites}
+    def _nothing(self, name: str) -> dict[str, Tally]:
+        return dict.fromkeys(self._sites, self._like[name])
 
     def around(self, fit: Fit) -> None:
         """Take note of what tests are counted around: what the first fold's training rows say."""
@@ -73,25 +83,30 @@ class FoldMetrics:
         if fit.log_odds is not None:
             self._log_odds = fit.log_odds.tolist()
 
-    def add(self, models: Mapping[str, Tally], baselines: Mapping[str, Tally]) -> None:
-        """Add one fold's test."""
+    def add(
+        self,
+        models: Mapping[str, Tally],
+        baselines: Mapping[str, Tally],
+        references: Mapping[str, Mapping[str, Tally]] = MappingProxyType({}),
+    ) -> None:
+        """Add one fold's test: tallies of the model, of the baseline, and by name of the other references."""
         pooled = summarise(self._task, reduce(add, models.values()))
         if pooled.samples:
             self._folds.append(pooled)
-            if self._per_repeat and self._tests >= self._per_repeat * len(self._models):
-                self._models.append(self._nothing(self._grouped))
-                self._baselines.append(self._nothing(False))
-        for totals, tallies in ((self._models[-1], models), (self._baselines[-1], baselines)):
+            if self._per_repeat and self._tests >= self._per_repeat * len(self._tallies["models"]):
+                for name, repeats in self._tallies.items():
+                    repeats.append(self._nothing(name))
+        for name, tallies in {"models": models, "baseline": baselines, **references}.items():
             for site, tally in tallies.items():
-                totals[site] += tally
+                self._tallies[name][-1][site] += tally
         self._tests += 1
         self._document = {}
 
     def state(self) -> dict[str, Any]:
         """Return the state as JSON."""
         tallies = {
-            name: [{site: _written(tally) for site, tally in totals.items()} for totals in repeats]
-            for name, repeats in (("models", self._models), ("baselines", self._baselines))
+            name: [{site: _written(tally) for site, tally in one.items()} for one in repeats]
+            for name, repeats in self._tallies.items()
         }
         around = {"centre": self._centre, "scale": self._scale, "log_odds": self._log_odds}
         folds = [asdict(fold) for fold in self._folds]
@@ -99,9 +114,9 @@ class FoldMetrics:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over a state that `state` returned."""
-        for totals, name, grouped in ((self._models, "models", self._grouped), (self._baselines, "baselines", False)):
-            like = empty(self._task, grouped)
-            totals[:] = [{site: _read(text, like) for site, text in one.items()} for one in state[name]]
+        for name, like in self._like.items():
+            repeats = state[name]
+            self._tallies[name] = [{site: _read(text, like) for site, text in one.items()} for one in repeats]
         self._tests = state["tests"]
         self._folds = [Metrics(**fold) for fold in state["folds"]]
         self._centre, self._scale, self._log_odds = (state["around"][name] for name in ("centre", "scale", "log_odds"))
@@ -111,8 +126,9 @@ class FoldMetrics:
         """The repeats whose folds are all tested, or the first one."""
         return range(max(1, self._tests // self._per_repeat) if self._per_repeat else 1)
 
-    def _of(self, repeats: list[dict[str, Tally]], site: str | None = None) -> list[Tally]:
+    def _of(self, name: str, site: str | None = None) -> list[Tally]:
         """Return the sum of a site's tests, or all sites', in every repeat that counts."""
+        repeats = self._tallies[name]
         chosen = (repeats[at] for at in self._whole if at < len(repeats))
         return [reduce(add, one.values()) if site is None else one[site] for one in chosen]
 
@@ -122,30 +138,50 @@ class FoldMetrics:
     @property
     def pooled(self) -> Metrics | None:
         """Metrics of all test samples of all folds, each predicted by a model that has not seen it."""
-        return self._mean(self._of(self._models)) if self._folds else None
+        return self._mean(self._of("models")) if self._folds else None
 
     def groups(self, site: str | None = None) -> int | None:
         """Return how many groups a site, or all, have tested; None where there are none."""
-        clusters = parts(self._task, mean_tally(self._of(self._models, site))).clusters
+        clusters = parts(self._task, mean_tally(self._of("models", site))).clusters
         return None if clusters is None else round(clusters.count)
 
     def by_site(self) -> list[dict[str, Any]]:
-        """Return a row for every site: samples, its metrics over all folds, their intervals, those of the baseline."""
+        """Return a row for every site: samples, its metrics over all folds, their intervals, those of the others."""
         rows: list[dict[str, Any]] = []
         for site in self._sites:
-            tallies = self._of(self._models, site)
-            model, baseline = self._mean(tallies), self._mean(self._of(self._baselines, site))
+            tallies = self._of("models", site)
+            model, baseline = self._mean(tallies), self._mean(self._of("baseline", site))
             row: dict[str, Any] = {"site": site, "samples": model.samples}
             row |= {"groups": self.groups(site)} if self._grouped else {}
             row["absent"] = model.absent
             row |= {str(name): value for name, value in model.values.items()}
             row |= {f"baseline_{name}": value for name, value in baseline.values.items()}
-            limits = mean_intervals([intervals(self._task, one) for one in tallies])
-            for name in (name for name in self._task.metrics if name in INTERVALS):
-                one = limits.get(name)
-                row |= {f"{name}_low": one and one.low, f"{name}_high": one and one.high}
+            row |= self._limits(tallies)
+            for name in self._references:
+                tallies = self._of(name, site)
+                row |= {f"{name}_samples": mean_tally(tallies).samples}
+                row |= {f"{name}_{key}": value for key, value in self._mean(tallies).values.items()}
+                row |= {f"{name}_{key}": value for key, value in self._limits(tallies).items()}
             rows.append(row)
         return rows
+
+    def _limits(self, tallies: list[Tally]) -> dict[str, float | None]:
+        """Return the ends of the intervals that a row of a site has."""
+        limits, ends = mean_intervals([intervals(self._task, one) for one in tallies]), dict[str, float | None]()
+        for name in (name for name in self._task.metrics if name in INTERVALS):
+            one = limits.get(name)
+            ends[f"{name}_low"], ends[f"{name}_high"] = (one.low, one.high) if one else (None, None)
+        return ends
+
+    def _measured(self, name: str) -> dict[str, Any]:
+        """Return intervals over all sites, and metrics over pairs of samples of one site."""
+        limits = mean_intervals([intervals(self._task, one) for one in self._of(name)])
+        repeats = self._tallies[name]
+        within = [within_sites(self._task, list(repeats[at].values())) for at in self._whole if at < len(repeats)]
+        return {
+            "intervals": {key: asdict(interval) for key, interval in limits.items()},
+            "within_sites": mean_values(within),
+        }
 
     def summary(self) -> dict[str, Any]:
         """Return all metrics as JSON."""
@@ -154,18 +190,23 @@ class FoldMetrics:
         return self._document
 
     def _summed_up(self) -> dict[str, Any]:
-        task, totals = self._task, self._of(self._models)
+        task, totals = self._task, self._of("models")
         total, mean = reduce(add, totals), mean_tally(totals)
-        metrics = [self._mean(self._of(self._models, site)) for site in self._sites]
+        metrics = [self._mean(self._of("models", site)) for site in self._sites]
         sites = [one for one in metrics if one.samples]
-        limits = mean_intervals([intervals(task, one) for one in totals])
-        within = [within_sites(task, list(self._models[at].values())) for at in self._whole if at < len(self._models)]
         document: dict[str, Any] = {
             "sites": {name: asdict(spread) for name, spread in mean_over_sites(task, sites).items()},
             "folds": {name: asdict(spread) for name, spread in mean_over_sites(task, self._folds).items()},
-            "intervals": {name: asdict(interval) for name, interval in limits.items()},
-            "within_sites": mean_values(within),
-            "baseline": self._mean(self._of(self._baselines)).values,
+            **self._measured("models"),
+            "baseline": self._mean(self._of("baseline")).values,
+            "references": {
+                name: {
+                    "samples": mean_tally(self._of(name)).samples,
+                    "values": self._mean(self._of(name)).values,
+                    **self._measured(name),
+                }
+                for name in self._references
+            },
         }
         if not isinstance(task, Regression):
             document["confusion"] = confusion(task, total).tolist()
@@ -178,7 +219,7 @@ class FoldMetrics:
 
     def predictions(self) -> tuple[str, list[dict[str, Any]]]:
         """Return what curves are drawn from: a name, and how many samples were predicted how, all sites together."""
-        task, total = self._task, mean_tally(self._of(self._models))
+        task, total = self._task, mean_tally(self._of("models"))
         if isinstance(task, Regression):
             found = cells(parts(task, total).grid, self._scale, self._centre)
             return "differences", [dict(zip(("average", "low", "high", "samples"), one, strict=True)) for one in found]

@@ -117,7 +117,9 @@ class Progress:
     @classmethod
     def of(cls, spec: RunSpec, plan: Plan) -> Progress:
         """Return the progress of a run that has not begun."""
-        study = FoldMetrics(spec.task, plan.sites, grouped=spec.grouped, per_repeat=spec.folds_per_repeat)
+        study = FoldMetrics(
+            spec.task, plan.sites, plan.references, grouped=spec.grouped, per_repeat=spec.folds_per_repeat
+        )
         about = (spec.name, spec.method.name, plan.sites, spec.task, spec.training.epochs, spec.folds)
         return cls(*about, plan.dense_bytes, study)
 

@@ -187,11 +187,14 @@ class Recorder:
         task, progress = self._spec.task, self.progress
         models: dict[str, Tally] = {}
         baselines: dict[str, Tally] = {}
+        references: dict[str, dict[str, Tally]] = {name: {} for name in self._plan.references}
         for site, message in self._sent(ready):
             assert isinstance(message.body, Evaluation)
             models[site] = message.body.tally
             if message.body.baseline is not None:
                 baselines[site] = message.body.baseline
+            for name, tally in zip(self._plan.references, message.body.references, strict=False):
+                references[name][site] = tally
         rows: dict[str, PooledMetrics | Metrics] = {"pooled": pooled}
         rows |= {site: summarise(task, tally) for site, tally in models.items()}
         for site, metrics in rows.items():
@@ -199,7 +202,7 @@ class Recorder:
             figures = ["" if value is None else value for value in (*metrics.values.values(), metrics.auc_error)]
             self._metrics.row([pooled.fold, pooled.epoch + 1, pooled.split, site, loss, metrics.samples, *figures])
         if pooled.split == "test":
-            progress.study.add(models, baselines)
+            progress.study.add(models, baselines, references)
             for place in sorted(ready.missing):
                 progress.warnings.setdefault("left-out-of-a-test", []).append(self._plan.sites[place])
             if pooled.fold + 1 < progress.folds:

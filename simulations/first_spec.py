@@ -92,7 +92,7 @@ def _settings(
     settings = {
         "model": model,
         "preparation": {"standardise": "federated"},
-        "evaluation": {"name": "k-fold", "folds": FOLDS, "stratified": True},
+        "evaluation": {"name": "k-fold", "folds": FOLDS, "stratified": True, "references": ["local"]},
         "training": {
             "epochs": epochs,
             "batch_size": math.ceil(max(rows) * train / steps),

@@ -14,7 +14,7 @@ from rankdad.common.metrics.repeats import mean_intervals, mean_metrics, mean_ta
 from rankdad.common.metrics.risk import Risks, risk_summary
 from rankdad.common.metrics.sites import Spread, mean_over_sites, within_sites
 from rankdad.common.metrics.summary import Metrics, calibration, confusion, summarise
-from rankdad.common.metrics.sums import Tally, default_log_odds, empty, parts, tally
+from rankdad.common.metrics.sums import Tally, default_log_odds, empty, parts, same_labels, tally
 from rankdad.common.metrics.tally_codec import pack_tally, tally_bytes, unpack_tally
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "pack_tally",
     "parts",
     "risk_summary",
+    "same_labels",
     "summarise",
     "tally",
     "tally_bytes",

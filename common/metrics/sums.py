@@ -165,6 +165,14 @@ def parts(task: TaskSpec, total: Tally) -> Parts:
     )
 
 
+def same_labels(task: TaskSpec, one: Tally, other: Tally) -> bool:
+    """Return whether two tallies are of the same labels, as those of two models for the same samples are."""
+    mine, theirs = parts(task, one), parts(task, other)
+    if isinstance(task, Regression):  # sums of labels and of their squares, of the same rows in the same order
+        return (mine.moments[0], mine.moments[2]) == (theirs.moments[0], theirs.moments[2])
+    return bool((mine.confusion.sum(2) == theirs.confusion.sum(2)).all())
+
+
 def empty(task: TaskSpec, clustered: bool = False) -> Tally:
     """Return the tally of no samples."""
     sizes = shape(task, clustered)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from rankdad.common.errors import SpecError
-from rankdad.common.preparation import combat, description, labels, moments
+from rankdad.common.preparation import combat, description, labels, linear, moments
 from rankdad.common.preparation.fit import Fit, OwnFit
 from rankdad.common.preparation.layout import Layout
 from rankdad.common.preparation.rows import Rows
@@ -41,7 +42,11 @@ class Preparing:
         table = isinstance(spec.data, TableData)
         self._levels = description.is_level(spec.data) if isinstance(spec.data, TableData) else None
         self._table = description.fields(spec.task, self._layout.channels, grouped=spec.grouped) if table else ()
-        self._stages = self._needed(table)
+        self._inputs = math.prod(spec.data.shape)
+        self._linear = linear.stages(spec.task, self._inputs) if "linear" in spec.evaluation.references else {}
+        if {"linear", "site"} & set(spec.evaluation.references):
+            self._check_linear(spec.data.shape)
+        self._stages = self._needed(table) | self._linear
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -65,6 +70,8 @@ class Preparing:
         problem, sums = found.check(contribution, rows, whole), found.unpack(contribution)
         if stage == "site-effects":
             problem = problem or combat.contradiction(sums)
+        if stage in self._linear:
+            problem = problem or linear.contradiction(self._task, sums, rows)
         if stage == "labels" and self._levels is not None:
             problem = problem or description.contradiction(self._task, sums, self._levels)
         return problem
@@ -101,7 +108,7 @@ class Preparing:
         Raises:
             ValueError: they say nothing finite, though each contribution does.
         """
-        found = {name: stage.unpack(totals[name]) for name, stage in self._stages.items()}
+        found = {name: self._stages[name].unpack(total) for name, total in totals.items()}
         known: dict[str, Tensor] = {}
         target = (0.0, 1.0)
         rows = 0.0
@@ -128,6 +135,11 @@ class Preparing:
         if not all(value.isfinite().all() for value in known.values()):
             raise ValueError("preparation: the sites' totals lead to NaN or infinity, expected finite numbers")
         return Fit(int(rows), target_mean=target[0], target_scale=target[1], **known)
+
+    def linear(self, totals: Mapping[str, Tensor]) -> Tensor:
+        """Return the weights of all sites' linear model, as far as the totals go; see `common.preparation.linear`."""
+        done = [stage.unpack(totals[name]) for name, stage in self._linear.items() if name in totals]
+        return linear.weights(self._task, self._inputs, done)
 
     def own(self, fit: Fit, rows: Rows) -> OwnFit:
         """Return what a site's training rows say beyond the fit; of no rows, what changes nothing."""
@@ -178,6 +190,13 @@ class Preparing:
         """Return a network's outputs in the unit of the labels."""
         return outputs * fit.target_scale + fit.target_mean if isinstance(self._task, Regression) else outputs
 
+    def _check_linear(self, shape: tuple[int, ...]) -> None:
+        count = linear.lines(self._task) * (self._inputs + 1)
+        if self._tokens or len(shape) > 1 or count > linear.MAX_WEIGHTS:
+            what = "tokens or a series" if self._tokens or len(shape) > 1 else f"{count} weights"
+            problem = f"a linear model of {what}, expected a table's columns and at most {linear.MAX_WEIGHTS} weights"
+            raise SpecError("evaluation.references", f"{problem}: leave out linear and site")
+
     def _needed(self, table: bool) -> dict[str, Stage]:
         stages: dict[str, Stage] = {}
         task, channels = self._task, (self._layout.channels,)
@@ -211,6 +230,10 @@ class Preparing:
         if stage == "label-squares":
             away = rows.labels.to(torch.float64) - _label_mean(before["labels"])
             return {"deviations": away.sum(), "squares": away.square().sum()}
+        if stage in self._linear:
+            fit = self.fit(totals)
+            inputs = self.apply(fit, self.own(fit, rows), rows.inputs, rows.covariates, torch.float64)
+            return linear.sums(self._task, inputs, self.apply_labels(fit, rows.labels), self.linear(totals))
         if stage in ("site-effects", "residuals"):
             features, covariates = self._measured(rows.inputs, rows.covariates)
             if stage == "site-effects":

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rankdad.common.errors import REASON_CHARACTERS, RankdadError, one_line, visible
 from rankdad.common.gradients.routes import Payload
-from rankdad.common.metrics import Tally, pack_tally, unpack_tally
+from rankdad.common.metrics import Tally, pack_tally, tally_bytes, unpack_tally
 from rankdad.common.protocol.arrays import (
     pack_buffers,
     pack_counts,
@@ -56,6 +56,14 @@ def packed(
     return BeforeValidator(read), PlainSerializer(pack)
 
 
+def _tallies(data: bytes, plan: Plan) -> tuple[Tally, ...]:
+    """Return the tallies of the plan's references."""
+    size, count = tally_bytes(plan.task, plan.grouped), len(plan.references)
+    if len(data) != size * count:
+        raise ValueError(f"got {len(data)} bytes, expected {count} tallies of {size}")
+    return tuple(unpack_tally(plan.task, data[at : at + size], plan.grouped) for at in range(0, len(data), size))
+
+
 Counts = tuple[tuple[int, ...], ...]
 SAMPLES = packed(pack_counts, lambda data, plan, _: unpack_counts(data, plan.folds, 3))
 ROSTER = packed(pack_counts, lambda data, plan, _: unpack_counts(data, plan.folds, len(plan.sites)))
@@ -70,6 +78,10 @@ TALLY = packed(
 BASELINE = packed(
     lambda tally: pack_tally(tally) if tally else b"",
     lambda data, plan, known: unpack_tally(plan.task, data) if data or known.get("split") == "test" else None,
+)
+REFERENCES = packed(
+    lambda tallies: b"".join(map(pack_tally, tallies)),
+    lambda data, plan, known: _tallies(data, plan) if known.get("split") == "test" or data else (),
 )
 SKETCH = packed(pack_sums, lambda data, *_: unpack_sketch(data))
 PARAMETERS = packed(pack_parameters, lambda data, *_: unpack_parameters(data))
@@ -148,13 +160,17 @@ class Buffers(Control):
 
 
 class Evaluation(Control):
-    """A site's tally of one split, and at a test that of guesses from the site's own labels alone."""
+    """A site's tally of one split; at a test also those of guesses from its own labels, and of the plan's references.
+
+    A reference that the site does not have is of no samples.
+    """
 
     split: Literal["validation", "test"]
     fold: Count
     epoch: Count
     tally: Annotated[Tally, *TALLY]
     baseline: Annotated[Tally | None, *BASELINE]
+    references: Annotated[tuple[Tally, ...], *REFERENCES] = ()
 
 
 class PooledMetrics(Control):

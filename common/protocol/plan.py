@@ -53,6 +53,7 @@ class Plan:
         grouped: whether samples are of groups, over which tests are summed up too.
         folds: how many times the run trains.
         stages: names and sizes of the sums that preparation needs of every fold.
+        references: what the model is measured against at a test, beside a guess.
         dense_bytes: size of one full gradient in float32, what dsgd sends.
         replica_bytes: largest size of a replica's state: weights, buffers and moments.
         warnings: layers that look like factors but are not, one sentence each.
@@ -73,6 +74,7 @@ class Plan:
     grouped: bool
     folds: int
     stages: tuple[StageSize, ...]
+    references: tuple[str, ...]
     dense_bytes: int
     replica_bytes: int
     warnings: tuple[str, ...]
@@ -108,10 +110,11 @@ class Plan:
 
     @property
     def control_bytes(self) -> int:
-        """Largest size of the numbers in a message that is no step: buffers, counts, sums, or two tallies."""
+        """Largest size of the numbers in a message that is no step: buffers, counts, sums, or tallies."""
         counts = 4 * self.folds * max(3, len(self.sites))
         sums = 8 * self.folds * max((stage.size for stage in self.stages), default=0)
-        return max(self.buffer_bytes, counts, sums, tally_bytes(self.task) + tally_bytes(self.task, self.grouped))
+        most = tally_bytes(self.task) + (1 + len(self.references)) * tally_bytes(self.task, self.grouped)
+        return max(self.buffer_bytes, counts, sums, most)
 
     def document(self) -> dict[str, object]:
         """Return the plan as JSON, with its own digest."""
@@ -154,6 +157,7 @@ def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
         task=spec.task,
         grouped=spec.grouped,
         folds=spec.folds,
+        references=spec.evaluation.references,
         stages=tuple(StageSize(name, preparing.size(name)) for name in preparing.stages),
         dense_bytes=4 * sum(p.numel() for p in model.parameters() if p.requires_grad),
         replica_bytes=_replica_bytes(model),

@@ -26,6 +26,7 @@ class Replica:
         allowed_factories: model factories that the caller permits.
         device: where the model lives.
         weights: folder with the files of pretrained weights.
+        model: that is trained; None builds that of the spec.
     """
 
     def __init__(
@@ -34,8 +35,11 @@ class Replica:
         allowed_factories: Collection[str] = (),
         device: str = "cpu",
         weights: Path | None = None,
+        *,
+        model: nn.Module | None = None,
     ) -> None:
-        self.model: nn.Module = build_model(spec, allowed_factories, weights).to(device)
+        built = build_model(spec, allowed_factories, weights).to(device) if model is None else model
+        self.model: nn.Module = built
         self._training = spec.training
         self._scale = lr_scale(spec.training, len(spec.federation.sites))
         self._trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}

@@ -71,6 +71,7 @@ class RunState:
         replica: with the initial weights; changed in place.
 
     Attributes:
+        initial: the weights that every fold begins with, where they are needed again.
         round: number of the next round.
         roster: training samples of every fold and site, in the plan's order; empty before hello.
         totals: sums of preparation's stages over all sites, float64 [folds, …] by stage.
@@ -100,7 +101,7 @@ class RunState:
         self._updates: list[Payload] = []  # of the step's exchanges so far
         self._buffers_pooled = False  # of this epoch
         self._sizes: list[list[int]] = []  # of every site's batches in an epoch
-        self._initial = replica.weights() if spec.folds > 1 else {}
+        self.initial = replica.weights() if spec.folds > 1 or spec.evaluation.references else {}
         self.round = self.fold = self.began = self.before = 0
         self.epoch = self.step = self.compared = self.best_epoch = self.stale = 0
         self.stopped = self.decides = False
@@ -305,11 +306,16 @@ class RunState:
         if self.tested:
             return
         self.began, self.before = self.round + 1, self.steps
-        self.replica.restart(self._initial)
+        self.replica.restart(self.initial)
         self.epoch = self.step = self.compared = self.best_epoch = self.stale = 0
         self.stopped = False
         self.missing, self.bases = frozenset(), {}
         self.validation, self.best_value, self.best_weights = None, None, {}
+        self._begin()
+
+    def skip_to(self, fold: int) -> None:
+        """Begin with a fold in place of the first, once all is prepared: folds have nothing from those before."""
+        self.fold, self.began = fold, self.round if fold else 0
         self._begin()
 
     def _finish_step(self, missing: frozenset[int]) -> None:

@@ -10,14 +10,31 @@ from rankdad.common.documents import Part
 
 MAX_FOLDS = 100  # of all repeats
 
+Reference = Literal["local", "linear", "site"]
 
-class Holdout(Part):
+
+class Referenced(Part):
+    """What the trained model is measured against, on the same samples; a guess from each site's labels always is."""
+
+    references: Annotated[tuple[Reference, ...], Field(max_length=3)] = ()
+    """local: each site alone, the run's model and settings on its own samples. linear: a logistic or ridge regression
+    of all sites' samples. site: one of each site's own samples alone."""
+
+    @field_validator("references")
+    @classmethod
+    def _each_once(cls, references: tuple[Reference, ...]) -> tuple[Reference, ...]:
+        if len(set(references)) < len(references):
+            raise ValueError("one of them stands there more than once")
+        return references
+
+
+class Holdout(Referenced):
     """Test once, on `training.test` of every site's samples or on what the data set aside."""
 
     name: Literal["holdout"] = "holdout"
 
 
-class KFold(Part):
+class KFold(Referenced):
     """Test every sample once: train as often as there are folds, each time without the samples of one."""
 
     name: Literal["k-fold"]
@@ -41,12 +58,23 @@ class KFold(Part):
         return repeats
 
 
-class LeaveOneSiteOut(Part):
+class LeaveOneSiteOut(Referenced):
     """Test every site on a model of all others."""
 
     name: Literal["leave-one-site-out"]
     refit: bool = True
     """Train once more at all sites in the end: the model that is kept."""
+
+    @field_validator("references")
+    @classmethod
+    def _sites_train(cls, references: tuple[Reference, ...]) -> tuple[Reference, ...]:
+        alone = [name for name in references if name != "linear"]
+        if alone:
+            raise ValueError(
+                f"got {' and '.join(alone)}, but a site that is left out has no samples to train on alone: expected "
+                "linear, or another evaluation"
+            )
+        return references
 
 
 EvaluationSpec = Holdout | KFold | LeaveOneSiteOut

@@ -47,6 +47,10 @@ class Prepared:
         """Return a network's outputs, or labels as it learns them, in the label's own unit where that is a number."""
         return outputs.double() * self.fit.target_scale + self.fit.target_mean if self.numbers else outputs
 
+    def as_learned(self, outputs: Tensor) -> Tensor:
+        """Return numbers in the label's own unit as the network learns them."""
+        return (outputs - self.fit.target_mean) / self.fit.target_scale if self.numbers else outputs
+
     def around(self, split: Split) -> Fit:
         """Return the fit that says from where evaluation takes deviations, and around which log-odds bins are fine.
 

@@ -9,6 +9,7 @@ from typing import Any
 from rankdad.common.documents import load_json
 from rankdad.platforms.coinstac.outputs import FIGURES, SiteResults
 from rankdad.remote.report import narrative
+from rankdad.remote.report.references import REFERENCES
 from rankdad.remote.report.run_report import plotter, report_page
 from rankdad.remote.report.run_results import BASELINE, RunResults, read_results
 
@@ -45,8 +46,9 @@ def displayed(
     The app shows the pictures of `global_stats` by their paths in the viewer's own output folder, and shows none unless
     `local_stats` has a key. It knows members by their ids.
     """
+    others = (BASELINE, *(f"{name}_" for name in REFERENCES))
     by_site = {
-        site: {name: value for name, value in row.items() if not name.startswith(BASELINE)}
+        site: {name: value for name, value in row.items() if not name.startswith(others)}
         for site, row in run.by_site.items()
     }
     lines = [*warnings, *narrative.warnings(run)]

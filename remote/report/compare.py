@@ -9,6 +9,7 @@ from rankdad.common.errors import UserError
 from rankdad.common.spec.tasks import LOWER_IS_BETTER
 from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.narrative import NAMES, STATUS, count, duration, number
+from rankdad.remote.report.references import REFERENCES, measure, value
 from rankdad.remote.report.rendering import render
 from rankdad.remote.report.run_results import RunResults, read_results
 from rankdad.remote.report.verdict import verdict
@@ -56,9 +57,13 @@ def _metrics(runs: Sequence[RunResults]) -> list[list[str]]:
             continue
         best = (min if name in LOWER_IS_BETTER else max)(known)
         rows.append([NAMES[name], *(_cell(run, name, best) for run in runs)])
+    for reference, said in REFERENCES.items():
+        if any(reference in run.summary.metrics.references for run in runs):
+            found = [number(value(run, reference)[0]) for run in runs]
+            rows.append([f"{NAMES[measure(runs[0])]}, {said}", *found])
     if any(len(run.outcomes) == 1 for run in runs):
-        found = [next(iter(run.outcomes.values()))["brier"] if len(run.outcomes) == 1 else None for run in runs]
-        rows.append(["Brier score", *map(number, found)])
+        brier = [next(iter(run.outcomes.values()))["brier"] if len(run.outcomes) == 1 else None for run in runs]
+        rows.append(["Brier score", *map(number, brier)])
     return rows
 
 

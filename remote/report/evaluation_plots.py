@@ -12,17 +12,19 @@ from matplotlib.figure import Figure
 from rankdad.common.spec.tasks import Classification
 from rankdad.remote.report import plot_style
 from rankdad.remote.report.narrative import baseline_name
-from rankdad.remote.report.plot_style import BLACK, BLUE, GREY, MEASURES, legend, plain_axes, shortened
-from rankdad.remote.report.run_results import BASELINE, LABEL_CELLS, RANKED, RunResults, class_names
+from rankdad.remote.report.plot_style import BLACK, BLUE, GREY, MEASURES, ORANGE, legend, plain_axes, shortened
+from rankdad.remote.report.references import REFERENCES
+from rankdad.remote.report.run_results import BASELINE, LABEL_CELLS, RANKED, ReferenceMetrics, RunResults, class_names
 
 MAX_NAMED_SITES = 30  # more sites stand without their names, in the metric's order
 DARKEST = 0.55  # of a cell: its count is read on it, by day and by night
 MAX_CLASSES_WITH_COUNTS = 12
+ALONE = ("local", "site")  # the first of which a figure shows beside the model
 MAX_CLASSES_WITH_NAMES = 40
 
 
 def forest(run: RunResults, name: str) -> Figure | None:
-    """Draw a metric of every site with its interval, of a guess there, and of all samples together."""
+    """Draw a metric of every site with its interval, alone and of a guess there, and of all samples together."""
     sites = run.sites.dropna(subset=[name])
     if sites.empty:
         return None
@@ -32,22 +34,32 @@ def forest(run: RunResults, name: str) -> Figure | None:
     places = np.arange(len(sites))
     height = 1.5 + (0.26 if named else 0.05) * (len(sites) + 1)
     figure, axes = plain_axes(f"test {MEASURES[name]}", "", height=min(height, 8.0))
+    alone = next((one for one in ALONE if f"{one}_{name}" in sites), None)
+    apart = 0.0 if alone is None else 0.16  # of the two from the middle
+    theirs_at, ours_at, last = places + apart, places - apart, len(sites)
     if {f"{name}_low", f"{name}_high"} <= set(sites.columns):
-        axes.hlines(places, sites[f"{name}_low"], sites[f"{name}_high"], color=BLUE, lw=1.2)
+        axes.hlines(ours_at, sites[f"{name}_low"], sites[f"{name}_high"], color=BLUE, lw=1.2)
+    if alone:
+        theirs, found = f"{alone}_{name}", run.summary.metrics.references.get(alone, ReferenceMetrics())
+        axes.hlines(theirs_at, sites[f"{theirs}_low"], sites[f"{theirs}_high"], color=ORANGE, lw=1.2)
+        axes.plot(sites[theirs], theirs_at, "o", color=ORANGE, ms=5 if named else 2.5, label=REFERENCES[alone])
+        if whole := found.intervals.get(name):
+            axes.hlines([last + apart], whole.low, whole.high, color=ORANGE, lw=1.6)
+            axes.plot([found.values[name] or 0.0], [last + apart], "o", color=ORANGE, ms=7)
     if BASELINE + name in sites and name not in RANKED:
         of_guess = sites[BASELINE + name]
-        axes.plot(of_guess, places, ls="", marker="D", mfc="none", mec=GREY, ms=6, label=baseline_name(run))
-    axes.plot(sites[name], places, "s", color=BLUE, ms=5 if named else 2.5, label="model, with its 95 % interval")
+        axes.plot(of_guess, ours_at, ls="", marker="D", mfc="none", mec=GREY, ms=6, label=baseline_name(run))
+    axes.plot(sites[name], ours_at, "s", color=BLUE, ms=5 if named else 2.5, label="model, with its 95 % interval")
     pooled, interval = run.test.get(name), run.summary.metrics.intervals.get(name)
     if pooled is not None:
         if interval:
-            axes.hlines([len(sites)], interval.low, interval.high, color=BLACK, lw=1.6)
-        axes.plot([pooled], [len(sites)], "D", color=BLACK, ms=7, label=f"all samples together, {pooled:.3f}")
+            axes.hlines([last - apart], interval.low, interval.high, color=BLACK, lw=1.6)
+        axes.plot([pooled], [last - apart], "D", color=BLACK, ms=7, label=f"all samples together, {pooled:.3f}")
         axes.axvline(pooled, color=BLACK, ls=":", lw=1, zorder=1)
     if named:
         pairs = zip(sites["site"], sites["samples"], strict=True)
         names = [f"{shortened(site)} ({count:.0f})" for site, count in pairs]
-        axes.set_yticks([*places, len(sites)], [*names, "all sites"], parse_math=False, fontsize=8)
+        axes.set_yticks(np.arange(len(sites) + 1), [*names, "all sites"], parse_math=False, fontsize=8)
     else:
         axes.set_yticks([])
         axes.set_ylabel(f"{len(sites)} sites, by the metric")

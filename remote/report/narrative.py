@@ -43,6 +43,7 @@ NEGLIGIBLE = 0.02  # a smaller difference of an AUC, R² or r is not worth a sen
 CHANCE_MARGIN = 0.03  # a balanced accuracy that is no further above chance is chance
 PEOPLE = ("patient", "subject", "participant", "person")  # in the name of a group's column
 MAX_SITES_NAMED = 30  # in one warning
+MAX_SITES = 8  # in a sentence
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -78,6 +79,12 @@ def rows_tested(run: RunResults, noun: str) -> str:
     """Return how many rows have been tested, and of how many groups: 1,024 patients, 3,680 rows."""
     rows, groups = count(int(run.test.get("samples", 0)), noun), run.test.get("groups")
     return rows if groups is None else f"{count(int(groups), group_noun(run.spec))}, {rows}"
+
+
+def listed(sites: list[str]) -> str:
+    """Return names in a sentence, the first of many."""
+    more = f" and {len(sites) - MAX_SITES} more" if len(sites) > MAX_SITES else ""
+    return ", ".join(sites[:MAX_SITES]) + more
 
 
 def status(run: RunResults) -> str:

@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from rankdad.remote.report import metric_tables as tables
 from rankdad.remote.report import narrative
+from rankdad.remote.report.references import reference_table
 from rankdad.remote.report.rendering import render
 from rankdad.remote.report.run_results import BASELINE, RANKED, RunResults, read_results
 from rankdad.remote.report.study_table import left_out, table_one
@@ -17,6 +18,7 @@ from rankdad.remote.view import size
 
 TEMPLATES = Path(__file__).parent / "templates"
 NO_PLOTS = "figures need matplotlib, which is not installed: pip install 'rankdad[plots]'"
+ALONE = "; round, if the run asked for it, of a model of each hospital alone."
 CAPTIONS = {
     "roc": "ROC curve: how many with the outcome are found (sensitivity) at the price of how many false alarms. In "
     "the band, where one is drawn, both lie with 95 % at every threshold.",
@@ -30,10 +32,10 @@ CAPTIONS = {
     "bland_altman": "Bland–Altman: difference between prediction and label against their mean; the darker, the more "
     "rows. 19 of 20 lie between the dashed limits if differences are normal.",
     "residuals": "How many predictions are how far off.",
-    "test_auc_by_site": "Test AUC of each site that has one, with its 95 % interval, and of all samples.",
-    "test_accuracy_by_site": "Test accuracy of each site, with its 95 % interval, and of all samples.",
-    "test_mae_by_site": "Test mean absolute error of each site, with its 95 % interval, and of all samples.",
-    "test_pearson_r_by_site": "Test correlation within each site, with its 95 % interval, and of all samples.",
+    "test_auc_by_site": "Test AUC of each site that has one, with its 95 % interval, and of all samples" + ALONE,
+    "test_accuracy_by_site": "Test accuracy of each site, with its 95 % interval, and of all samples" + ALONE,
+    "test_mae_by_site": "Test mean absolute error of each site, with its 95 % interval, and of all samples" + ALONE,
+    "test_pearson_r_by_site": "Test correlation within each site, with its 95 % interval, and of all samples" + ALONE,
     "confusion": "Test samples by true and predicted value, coloured by their share of the true value's samples.",
     "loss_over_epochs": "Training and validation loss of all sites together, by epoch.",
     "loss_over_steps": "Training loss of all sites together, by optimizer step.",
@@ -95,6 +97,7 @@ def report_page(run: RunResults) -> str:
         },
         agreement=tables.agreement_table(agreement) if agreement else None,
         measures=MEASURES,
+        references=reference_table(run),
         sites=tables.site_table(run, rows),
         baseline=baseline,
         unranked=" and ".join(narrative.NAMES[name] for name in RANKED if name in baseline),

@@ -48,6 +48,17 @@ class StateLoss(Part):
 Values = dict[str, float | None]
 
 
+class ReferenceMetrics(Part, extra="ignore"):
+    """Test metrics of what the model is measured against, over all sites."""
+
+    samples: int = 0
+    """That were tested: fewer than the model's where a site has no such reference."""
+    values: Values = Field(default={})
+    """By metric."""
+    intervals: dict[str, Interval] = Field(default={})
+    """By metric; some have none."""
+
+
 class RunMetrics(Part, extra="ignore"):
     """Test metrics of all folds together; empty before the first test."""
 
@@ -63,6 +74,8 @@ class RunMetrics(Part, extra="ignore"):
     """With each site's mean taken out."""
     baseline: Values = Field(default={})
     """Of a guess that knows only the site."""
+    references: dict[str, ReferenceMetrics] = Field(default={})
+    """By name, of those that the spec asks for."""
     confusion: tuple[tuple[int | tuple[int, int], ...], ...] = ()
     """Counts by true and predicted class; or by label, true and predicted value."""
     risks: tuple[dict[str, Any], ...] = ()

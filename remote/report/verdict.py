@@ -7,10 +7,10 @@ from typing import Any
 
 from rankdad.common.spec.evaluation import Holdout, LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, Regression
-from rankdad.remote.report.narrative import NAMES, baseline_name, count, number, percent, rows_tested
+from rankdad.remote.report.narrative import NAMES, baseline_name, count, listed, number, percent, rows_tested
+from rankdad.remote.report.references import worth
 from rankdad.remote.report.run_results import BASELINE, RunResults, finite
 
-MAX_SITES = 8  # named in a sentence
 CLOSE = 0.1  # of a slope from 1, or an intercept from 0: as good as right
 
 
@@ -20,7 +20,7 @@ def verdict(run: RunResults) -> list[str]:
         return []
     regression = isinstance(run.spec.task, Regression)
     found = [" ".join([*_studied(run), *_quality(run)]), " ".join(_number(run) if regression else _risk(run))]
-    return [text for text in [*found, *_sites(run)] if text]
+    return [text for text in [*found, " ".join(worth(run)), *_sites(run)] if text]
 
 
 def _studied(run: RunResults) -> Iterator[str]:
@@ -131,12 +131,6 @@ def _sites(run: RunResults) -> Iterator[str]:
         yield f"It may rank no better than chance (the interval of the AUC includes 0.5) at {listed(unsure)}."
     if tested := [site for site, row in run.by_site.items() if not row.get("samples")]:
         yield f"Nothing was tested at {listed(tested)}."
-
-
-def listed(sites: list[str]) -> str:
-    """Return names in a sentence, the first of many."""
-    more = f" and {len(sites) - MAX_SITES} more" if len(sites) > MAX_SITES else ""
-    return ", ".join(sites[:MAX_SITES]) + more
 
 
 def _only_outcome(run: RunResults) -> dict[str, Any] | None:

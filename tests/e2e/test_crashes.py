@@ -23,12 +23,18 @@ from tests.e2e.test_processes import COMMAND, ENVIRONMENT, rankdad, simulation, 
 def long_run(tmp_path: Path, method: dict[str, Any]) -> tuple[Path, str]:
     """A run that takes seconds, with dropout, and the digest that it ends with if nobody dies."""
     training = {"epochs": 60, "schedule": {"name": "cosine"}}
-    file = simulation(
-        tmp_path, model={"name": "mlp", "hidden": [16, 16], "dropout": 0.1}, method=method, training=training
+    model, evaluation = (
+        {"name": "mlp", "hidden": [16, 16], "dropout": 0.1},
+        {"name": "holdout", "references": ["local"]},
     )
+    file = simulation(tmp_path, model=model, method=method, training=training, evaluation=evaluation)
     done = rankdad("simulate", file, "--output", tmp_path / "undisturbed", "--json", "--lockstep")
     assert done.returncode == 0, done.stderr
     return file, json.loads(done.stdout)["aggregator_sha256"]
+
+
+def references_of(directory: Path) -> Any:
+    return json.loads((directory / "summary.json").read_text())["metrics"]["references"]
 
 
 def wait_for_steps(directory: Path, steps: int) -> None:
@@ -107,3 +113,4 @@ def test_a_killed_site_and_a_killed_aggregator_go_on_to_the_same_bits(tmp_path: 
             process.communicate()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert set(summary["weights_sha256"].values()) == {undisturbed}
+    assert references_of(tmp_path / "run") == references_of(tmp_path / "undisturbed")

@@ -85,13 +85,20 @@ def wait_for_line(process: Warm, beginning: str) -> str:
     ids=lambda m: m["name"],
 )
 def test_processes_and_lockstep_give_the_same_bits(tmp_path: Path, method: dict[str, Any]) -> None:
-    file = simulation(tmp_path, model={"name": "mlp", "hidden": [16, 16], "dropout": 0.1}, method=method)
+    model, evaluation = (
+        {"name": "mlp", "hidden": [16, 16], "dropout": 0.1},
+        {"name": "holdout", "references": ["local"]},
+    )
+    file = simulation(tmp_path, model=model, method=method, evaluation=evaluation)
     summaries = []
     for name, options in (("processes", []), ("lockstep", ["--lockstep"])):
         done = rankdad("simulate", file, "--output", tmp_path / name, "--json", *options)
         assert done.returncode == 0, done.stderr
         summaries.append(json.loads(done.stdout))
     assert summaries[0]["status"] == "completed"
+    references = [summary["metrics"]["references"]["local"] for summary in summaries]
+    assert references[0] == references[1]
+    assert references[0]["samples"] == summaries[0]["metrics"]["test"]["samples"]
     assert set(summaries[0]["weights_sha256"]) == set(SITES)
     digests = {digest for summary in summaries for digest in summary["weights_sha256"].values()}
     assert len(digests) == 1

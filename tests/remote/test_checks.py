@@ -15,6 +15,7 @@ from rankdad.common.errors import ProtocolError
 from rankdad.common.gradients.factors import Factor
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Buffers, Evaluation, Hello, Kind, Message, Step, Sums
+from rankdad.common.spec.tasks import Classification
 from rankdad.local.data import SiteData
 from rankdad.remote.aggregator import Aggregator, Answers
 from rankdad.remote.ledger import Ledger
@@ -75,12 +76,26 @@ class Attacked(Aggregator):
                 said = f"d.values: {name} holds NaN, infinity or"
                 changed.append((said, body.model_copy(update={"values": buffers})))
         elif isinstance(body, Evaluation):
+            if body.references:
+                changed += list(_false_references(body))
             one = tallied(self.plan.task, *draw(self.plan.task, 1, 0))
             for field in ("tally", *(["baseline"] if body.baseline else [])):
                 more = getattr(body, field) + one
                 changed.append((f"d.{field}: is of", body.model_copy(update={field: more})))
         for said, lie in changed:
             yield said, replace(message, body=lie)
+
+
+def _false_references(body: Evaluation) -> Iterator[tuple[str, Evaluation]]:
+    """Tallies of more samples than the site has, and of other labels."""
+    first, *others = body.references
+    other = tallied(Classification(classes=3), torch.zeros(first.samples, 3), torch.zeros(first.samples).long())
+    for said, tallies in (
+        ("d.references: local: is of", (first + first, *others)),
+        ("d.references: local: is of other labels", (other, *others)),
+        ("d.references: linear: is of other labels", (first, other)),
+    ):
+        yield said, body.model_copy(update={"references": tallies})
 
 
 def _of(value: Factor | torch.Tensor) -> torch.Tensor:
@@ -116,6 +131,17 @@ RUNS: dict[str, tuple[dict[str, Any], set[str]]] = {
             "evaluation": {"name": "k-fold", "folds": 2},
         },
         {"d.values: "},
+    ),
+    "references": (
+        {
+            "evaluation": {"name": "holdout", "references": ["local", "linear"]},
+        },
+        {
+            "d.values: ",
+            "d.references: local: is of",
+            "d.references: local: is of other labels",
+            "d.references: linear: is of other labels",
+        },
     ),
     "regression": ({"task": {"name": "regression"}, "preparation": TABLE}, {"d.values: "}),
 }

@@ -235,7 +235,7 @@ def crash_in_the_second_fold(tmp_path: Path, site_data: Data, pick: Callable[[li
     spec = run_spec(
         method=METHODS[0],
         preparation={"standardise": "federated"},
-        evaluation={"name": "k-fold", "folds": 2},
+        evaluation={"name": "k-fold", "folds": 2, "references": ["local", "linear", "site"]},
         training={"epochs": 1, "batch_size": 5, "schedule": {"name": "cosine", "warmup": 2}},
     )
     data = site_data(spec, (40, 30, 21))

@@ -1,0 +1,166 @@
+"""Logistic and ridge regression of all sites' rows by Newton's method: every round adds up slope and curvature.
+
+A row is an intercept and the prepared inputs. Two classes, and each label, have one line; more classes one each
+(multinomial); numbers one, in standard deviations. Weights are held small as those of standardised columns are by
+scikit-learn's defaults (C = 1, alpha = 1), the intercept is not. Columns' variances are part of the first curvature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rankdad.common.preparation.stages import RAW, Field, Stage
+from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
+
+PENALTY = 1.0
+ROUNDS = 12  # of Newton's method, which doubles the digits in each; a square needs one
+MAX_WEIGHTS = 256  # whose curvature a site sends in each round
+MAX_OUTPUT = 1e20
+LARGEST = 1e220  # of a row: products of two readers' numbers, and of a weight
+SMALLEST = 1e-12  # of a curvature relative to the largest: a direction with less has no weight
+SLACK = 1e-6  # of what only rounding may break
+
+Sums = Mapping[str, Tensor]
+
+
+def lines(task: TaskSpec) -> int:
+    """Return how many linear functions there are."""
+    binary = isinstance(task, Classification) and task.classes == 2
+    return 1 if binary or isinstance(task, Regression) else task.outputs
+
+
+def stages(task: TaskSpec, inputs: int) -> dict[str, Stage]:
+    """Return the rounds by name."""
+    size = lines(task) * (inputs + 1)
+    fields = (
+        Field("loss", (), "square", LARGEST),
+        Field("slope", (size,), "sum", LARGEST),
+        Field("curvature", (size * (size + 1) // 2,), "sum", LARGEST),
+    )
+    return {f"linear-{number + 1}": Stage(fields) for number in range(1 if isinstance(task, Regression) else ROUNDS)}
+
+
+def outputs(task: TaskSpec, inputs: Tensor, weights: Tensor) -> Tensor:
+    """Return what a linear model says of rows, as a network of the task would: float64 [n, task.outputs]."""
+    found = _lines(_rows(inputs), weights)
+    binary = isinstance(task, Classification) and task.classes == 2
+    return torch.cat([torch.zeros_like(found), found], 1) if binary else found
+
+
+def sums(task: TaskSpec, inputs: Tensor, labels: Tensor, weights: Tensor) -> dict[str, Tensor]:
+    """Return loss, slope and curvature at some weights, added up over rows.
+
+    Args:
+        task: what is predicted.
+        inputs: [n, …], prepared.
+        labels: of the task; numbers in standard deviations.
+        weights: float64 [lines, 1 + inputs].
+    """
+    rows = _rows(inputs)
+    found = _lines(rows, weights)
+    if isinstance(task, Regression):
+        true = labels.double().reshape(-1, 1).clamp(-MAX_OUTPUT, MAX_OUTPUT)
+        expected, loss = found, (found - true).square().sum() / 2
+        spread = torch.ones(len(rows), 1, 1, dtype=torch.float64)
+    elif found.shape[1] == 1 or not isinstance(task, Classification):
+        true = labels.double().reshape(found.shape)
+        expected, loss = found.sigmoid(), F.binary_cross_entropy_with_logits(found, true, reduction="sum")
+        spread = torch.diag_embed(expected * (1 - expected))
+    else:
+        true = F.one_hot(labels, found.shape[1]).double()
+        expected, loss = found.softmax(1), F.cross_entropy(found, labels, reduction="sum")
+        spread = torch.diag_embed(expected) - expected[:, :, None] * expected[:, None]
+    count, size = found.shape[1], weights.numel()
+    blocks = [[(rows * spread[:, i, j, None]).T @ rows for j in range(count)] for i in range(count)]
+    curvature = torch.cat([torch.cat(line, 1) for line in blocks])
+    return {
+        "loss": loss,
+        "slope": ((expected - true).T @ rows).reshape(-1),
+        "curvature": curvature[tuple(torch.triu_indices(size, size))],
+    }
+
+
+def contradiction(task: TaskSpec, found: Sums, rows: float) -> str | None:
+    """Return what no rows add up to among a site's sums: the curvature of so many is a matrix of products."""
+    curvature = _square(found["curvature"])
+    size = len(curvature) // lines(task)
+    own = curvature.diagonal()
+    if (own < 0).any():
+        return "curvature: expected none below 0"
+    ends, most = own.sqrt(), rows * (1.0 if isinstance(task, Regression) else 0.25)
+    if (curvature.abs() > torch.outer(ends, ends) * (1 + SLACK) + 1e-300).any():
+        return "curvature: expected no more than its diagonal allows"
+    return f"curvature: expected that of {rows:g} rows" if (own[::size] > most * (1 + SLACK)).any() else None
+
+
+def weights(task: TaskSpec, inputs: int, totals: Sequence[Sums]) -> Tensor:
+    """Return where the next round is to be taken, after the last the solution: float64 [lines, 1 + inputs].
+
+    A step that makes the loss larger is halved. Totals that lead to no finite numbers lead nowhere: one site's numbers
+    may spoil this model, but not the run.
+    """
+    at = torch.zeros(lines(task) * (inputs + 1), dtype=torch.float64)
+    best, least, direction, step, penalty = at, math.inf, at, 1.0, at
+    for number, total in enumerate(totals):
+        curvature = _square(total["curvature"])
+        if not number:
+            penalty = PENALTY * _variances(curvature, inputs + 1).repeat(lines(task))
+        value = float(total["loss"] + (penalty * at.square()).sum() / 2)
+        if value <= least + SMALLEST * abs(value):
+            slope = total["slope"] + penalty * at
+            best, least, step = at, value, 1.0
+            direction = _solved(curvature + torch.diag(penalty), slope)
+        else:
+            step /= 2
+        at = (best - step * direction).nan_to_num(0.0, 0.0, 0.0)
+    return at.reshape(lines(task), inputs + 1)
+
+
+def fitted(task: TaskSpec, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the weights for rows that are all here, at least one."""
+    width, totals = inputs[0].numel(), list[Sums]()
+    for _ in stages(task, width):
+        totals.append(sums(task, inputs, labels, weights(task, width, totals)))
+    return weights(task, width, totals)
+
+
+def _rows(inputs: Tensor) -> Tensor:
+    """Return rows with their intercept; means and scales that a site has spoilt make no number without bounds."""
+    return F.pad(inputs.double().flatten(1).nan_to_num(0.0).clamp(-RAW, RAW), (1, 0), value=1.0)
+
+
+def _lines(rows: Tensor, weights: Tensor) -> Tensor:
+    return (rows @ weights.T).nan_to_num(0.0).clamp(-MAX_OUTPUT, MAX_OUTPUT)
+
+
+def _square(upper: Tensor) -> Tensor:
+    """Return a symmetric matrix from what is on and above its diagonal."""
+    size = (math.isqrt(8 * len(upper) + 1) - 1) // 2
+    matrix = torch.zeros(size, size, dtype=torch.float64)
+    places = torch.triu_indices(size, size)
+    matrix[tuple(places)] = upper
+    matrix[tuple(places.flip(0))] = upper
+    return matrix
+
+
+def _variances(curvature: Tensor, size: int) -> Tensor:
+    """Return the variance of every column; 0 of the intercept. At weights 0 all rows have the same part in it."""
+    rows = curvature[0, 0].clamp_min(1e-300)
+    mean, square = curvature[0, :size] / rows, curvature.diagonal()[:size] / rows
+    variance = square - mean.square()
+    return torch.where(variance > SMALLEST * square, variance, 0.0)
+
+
+def _solved(matrix: Tensor, slope: Tensor) -> Tensor:
+    """Return the least solution, with columns brought to one size first; NaN where there is none."""
+    ends = matrix.diagonal().clamp_min(1e-300).sqrt()
+    try:
+        inverse: Tensor = torch.linalg.pinv(matrix / torch.outer(ends, ends), rtol=SMALLEST, hermitian=True)
+    except RuntimeError:  # of numbers so large that they have no eigenvalues
+        return torch.full_like(slope, math.nan)
+    return (inverse @ (slope / ends)) / ends

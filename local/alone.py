@@ -1,0 +1,101 @@
+"""A site's own run: the same model and settings, trained and tested on its samples alone. Nothing of it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from rankdad.common.documents import validate
+from rankdad.common.errors import RankdadError
+from rankdad.common.gradients.methods import State
+from rankdad.common.gradients.methods.base import Contribution
+from rankdad.common.metrics import summarise
+from rankdad.common.protocol.messages import (
+    Body,
+    Comparison,
+    Evaluation,
+    Hello,
+    Kind,
+    Message,
+    PooledMetrics,
+    Roster,
+    Sketch,
+    Step,
+)
+from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.replica import Replica
+from rankdad.common.run.state import RunState
+from rankdad.common.spec import Holdout, RunSpec
+from rankdad.local.contributions import Contributions
+from rankdad.local.data import SiteData
+
+Tested = tuple[int, Tensor]  # a fold, and the outputs for its test samples, numbers in the label's unit
+
+
+def alone_spec(spec: RunSpec, site: str) -> RunSpec:
+    """Return the run of one site: full gradients, since nobody has to send them, and no model that is kept."""
+    document = spec.model_dump(mode="json")
+    document["federation"] |= {"sites": [site], "quorum": "all"}
+    document["method"] = {"name": "dsgd", "wire": spec.training.dtype}
+    document["evaluation"]["references"] = []
+    if not isinstance(spec.evaluation, Holdout):
+        document["evaluation"]["refit"] = False
+    return validate(RunSpec, document)
+
+
+def train_alone(spec: RunSpec, data: SiteData, model: nn.Module, fold: int = 0) -> Iterator[Tested | None]:
+    """Train on one site's samples, fold after fold; the one message of every round is its own update.
+
+    Args:
+        spec: as `alone_spec` makes it.
+        data: the site's.
+        model: with the run's initial weights; changed in place.
+        fold: to begin with.
+
+    Yields:
+        None after every step; a fold and its test outputs where one has been tested.
+
+    Raises:
+        RankdadError: there is nothing to train on in some fold, or the training diverges.
+    """
+    tested: list[Tested] = []
+    replica = Replica(spec, model=model)
+    plan = make_plan(spec, model)
+    run = RunState(spec, plan, replica)
+    data = replace(data, splits=data.splits[: spec.folds])
+    contributions = Contributions(spec, plan, data, run, 0, lambda at, outputs: tested.append((at, outputs)))
+    begun = False
+    while (due := run.due) is not None and not run.tested:
+        if due.kind not in (Kind.HELLO, Kind.SUMS) and not begun:
+            run.skip_to(fold)
+            begun = True
+            continue
+        body = _step(contributions, run) if due.kind is Kind.STEP else _answer(spec, contributions.body(due))
+        run.follow(Message(due.kind, due.round, body, due.exchange))
+        if due.kind is Kind.STEP:
+            yield None
+        while tested:
+            yield tested.pop()
+
+
+def _step(contributions: Contributions, run: RunState) -> Step:
+    batch = contributions.batch()
+    gradients, loss, size = contributions.gradients(batch)
+    weight = float(len(batch))
+    payload, _ = run.method.aggregate(0, [Contribution(weight, gradients)], State(), 0)
+    return Step(weight, loss, size, payload)
+
+
+def _answer(spec: RunSpec, body: Body) -> Body:
+    """Return the update that one site's contribution makes."""
+    if isinstance(body, Hello):
+        if not all(train for train, *_ in body.samples):
+            raise RankdadError("there are no samples to train on in one of the folds")
+        return Roster(train=tuple((train,) for train, *_ in body.samples))
+    if isinstance(body, Evaluation):
+        found = summarise(spec.task, body.tally)
+        where = {"split": body.split, "fold": body.fold, "epoch": body.epoch}
+        return PooledMetrics.model_validate({**where, **vars(found)})
+    return Comparison(drift=0.0, replica={}) if isinstance(body, Sketch) else body

@@ -1,0 +1,94 @@
+"""What the model is measured against at a site, beside a guess: itself trained alone, and linear models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+
+import torch
+from torch import Tensor
+
+from rankdad.common.errors import RankdadError
+from rankdad.common.metrics import Tally, empty
+from rankdad.common.preparation import Preparing, linear
+from rankdad.common.run.state import RunState
+from rankdad.common.spec import RunSpec
+from rankdad.local.alone import Tested, alone_spec, train_alone
+from rankdad.local.data import SiteData
+from rankdad.local.data.prepared import Prepared
+from rankdad.local.evaluation import tally_of
+
+
+class References:
+    """Test the run's references on this site's samples.
+
+    Args:
+        spec: the run.
+        data: the site's samples.
+        run: where the run is.
+        site: its name.
+        notice: told what a person at the site should know.
+    """
+
+    def __init__(self, spec: RunSpec, data: SiteData, run: RunState, site: str, notice: Callable[[str], None]) -> None:
+        self._spec, self._data, self._run, self._site, self._notice = spec, data, run, site, notice
+        self._names = spec.evaluation.references
+        self._alone = alone_spec(spec, site) if {"local", "site"} & set(self._names) else spec
+        self._training: Iterator[Tested | None] = iter(())
+        self._at = -1  # the fold that it trains
+        self._tested: Tested | None = None  # the last
+        self._failed = "local" not in self._names
+
+    def advance(self) -> None:
+        """Take one step alone beside one of the run's, so that nobody waits for all of them at the test."""
+        fold = self._run.fold
+        if self._failed or fold >= self._spec.tested_folds or (self._tested and self._tested[0] == fold):
+            return
+        try:
+            if self._at != fold:
+                model = deepcopy(self._run.replica.model)
+                model.load_state_dict(self._run.initial)
+                self._training, self._at = train_alone(self._alone, self._data, model, fold), fold
+            made = next(self._training)
+        except RankdadError as error:
+            self._failed = True
+            self._notice(f"{self._site}: has no model of its own to compare with: {error}")
+            return
+        if made is not None:
+            self._tested, self._at = made, fold + 1
+
+    def tallies(self, prepared: Prepared) -> tuple[Tally, ...]:
+        """Return the tallies of a fold's test samples, in the spec's order; of no samples where there is no model."""
+        if not len(prepared.test):
+            return tuple(empty(self._spec.task, self._spec.grouped) for _ in self._names)
+        found = (getattr(self, f"_{name}_outputs")(prepared) for name in self._names)
+        task, groups, nothing = self._spec.task, prepared.test_groups, empty(self._spec.task, self._spec.grouped)
+        return tuple(nothing if one is None else tally_of(task, prepared, "test", one, groups) for one in found)
+
+    def _local_outputs(self, prepared: Prepared) -> Tensor | None:
+        while not self._failed and (self._tested is None or self._tested[0] != self._run.fold):
+            self.advance()
+        return None if self._failed or self._tested is None else prepared.as_learned(self._tested[1])
+
+    def _linear_outputs(self, prepared: Prepared) -> Tensor:
+        weights = Preparing(self._spec).linear(self._run.totals_of(self._run.fold))
+        return linear.outputs(self._spec.task, prepared.test.inputs.cpu(), weights)
+
+    def _site_outputs(self, prepared: Prepared) -> Tensor | None:
+        """Return what a linear model says that is fitted, with its preparation, on this site's samples alone."""
+        preparing, totals, fold = Preparing(self._alone), dict[str, Tensor](), self._run.fold
+        rows, data = self._data.rows(fold), self._data
+        if not len(rows.inputs):
+            return None
+        try:
+            for stage in preparing.stages:
+                totals[stage] = preparing.contribution(stage, totals, rows)
+            fit = preparing.fit(totals)
+        except ValueError:  # numbers too large
+            return None
+        own = preparing.own(fit, rows)
+        inputs = preparing.apply(fit, own, data.samples.inputs, data.covariates, torch.float64)
+        split, labels = data.splits[fold], preparing.apply_labels(fit, rows.labels)
+        weights = linear.fitted(self._spec.task, inputs[split.train], labels)
+        outputs = linear.outputs(self._spec.task, inputs[split.test], weights)
+        return prepared.as_learned(preparing.invert_labels(fit, outputs))

@@ -1,0 +1,245 @@
+"""What the model is measured against: the same model alone, and linear models, each as somebody else would make it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import mean_absolute_error, roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor
+
+from rankdad.common.errors import FewSamplesError, SpecError, UserError
+from rankdad.common.policy import Policy
+from rankdad.common.preparation import linear
+from rankdad.common.protocol.messages import Evaluation
+from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.replica import Replica
+from rankdad.common.run.state import Due
+from rankdad.common.spec import RunSpec
+from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
+from rankdad.local.admission import admitted
+from rankdad.local.alone import alone_spec, train_alone
+from rankdad.local.contributions import Contributions
+from rankdad.local.data import SiteData
+from rankdad.local.references import References
+from rankdad.simulations.lockstep import run
+from tests.conftest import SITES, part_of, run_spec
+
+Data = Callable[..., dict[str, SiteData]]
+K_FOLD: dict[str, Any] = {"name": "k-fold", "folds": 3, "refit": False}
+MODEL = {"name": "mlp", "hidden": [16], "dropout": 0.3}
+
+
+def summary_of(directory: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((directory / "summary.json").read_text())
+    return document
+
+
+def referenced(*names: str, **changes: Any) -> RunSpec:
+    evaluation = K_FOLD | {"references": list(names)}
+    return run_spec(**({"evaluation": evaluation, "preparation": {"standardise": "federated"}} | changes))
+
+
+def test_alone_is_a_run_of_one_site_bit_for_bit(
+    tmp_path: Path, site_data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dropout, early stopping, class weights, comparisons and means are those that a run of the site alone has."""
+    changes: dict[str, Any] = {
+        "model": MODEL,
+        "task": {"name": "classification", "classes": 3, "class_weights": "balanced"},
+        "training": {"epochs": 3, "early_stopping": {"patience": 1}, "validation": 0.3},
+    }
+    heard: dict[tuple[str, int], Tensor] = {}
+    original = References._local_outputs
+
+    def listening(self: References, prepared: Any) -> Tensor | None:
+        found = original(self, prepared)
+        assert found is not None
+        heard[self._site, self._run.fold] = found
+        return found
+
+    monkeypatch.setattr(References, "_local_outputs", listening)
+    federation = {"sites": list(SITES), "compare_every": 2}
+    folds = K_FOLD | {"folds": 2}
+    evaluation = folds | {"references": ["local"]}
+    method = {"name": "rank-dad", "rank": 2}
+    spec = referenced(evaluation=evaluation, federation=federation, method=method, **changes)
+    data = site_data(spec)
+    run(spec, data, tmp_path / "together")
+    assert len(heard) == 6
+    for site in SITES:
+        one = referenced(evaluation=folds, federation=federation | {"sites": [site]}, **changes)
+        outputs: dict[tuple[str, int], Tensor] = {}
+        run(one, {site: data[site]}, tmp_path / site, tested=partial(keep, outputs))
+        assert all(torch.equal(heard[site, fold], outputs[site, fold]) for fold in range(2))
+
+
+def test_a_site_that_comes_back_in_a_later_fold_makes_the_same_model_again(site_data: Data) -> None:
+    spec = referenced("local", model=MODEL)
+    data, own = site_data(spec)["alpha"], alone_spec(spec, "alpha")
+    undisturbed, again = (
+        [one for one in train_alone(own, data, Replica(own).model, fold) if one is not None] for fold in (0, 1)
+    )
+    assert [fold for fold, _ in undisturbed] == [0, 1, 2]
+    for (fold, outputs), (its, its_outputs) in zip(undisturbed[1:], again, strict=True):
+        assert fold == its
+        assert torch.equal(outputs, its_outputs)
+
+
+def test_what_does_not_count_any_more_trains_nothing_alone(tmp_path: Path, site_data: Data) -> None:
+    """A site that only catches up needs its predictions, and nothing to compare them with."""
+    spec, bodies = referenced("local", training={"epochs": 1}), list[Evaluation]()
+    original = Contributions.body
+
+    def late(self: Contributions, due: Due, *, counts: bool = True) -> Any:
+        if due.split == "test" and self._plan.references:
+            found = original(self, due, counts=False)
+            assert isinstance(found, Evaluation)
+            bodies.append(found)
+        return original(self, due, counts=counts)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Contributions, "body", late)
+        run(spec, site_data(spec), tmp_path / "run")
+    assert len(bodies) == 9
+    assert all(body.tally.samples and body.references == () for body in bodies)
+
+
+def keep(outputs: dict[tuple[str, int], Tensor], site: str, fold: int, given: Tensor) -> None:
+    outputs[site, fold] = given
+
+
+def test_who_does_not_ask_for_references_trains_the_same_weights(tmp_path: Path, site_data: Data) -> None:
+    for names in ((), ("local", "site")):
+        spec = referenced(*names, model=MODEL, training={"epochs": 1})
+        run(spec, site_data(spec), tmp_path / "-".join(("run", *names)))
+    one, other = (summary_of(tmp_path / name) for name in ("run", "run-local-site"))
+    assert one["weights_sha256"] == other["weights_sha256"]
+    assert one["metrics"]["references"] == {}
+    assert one["metrics"]["test"] == other["metrics"]["test"]
+
+
+def sklearn_model(task: TaskSpec) -> Any:
+    if isinstance(task, Regression):
+        return make_pipeline(StandardScaler(), Ridge(alpha=1.0))
+    return make_pipeline(StandardScaler(), LogisticRegression(C=1.0, tol=1e-10, max_iter=10_000))
+
+
+@pytest.mark.parametrize("task", [Classification(classes=2), Classification(classes=3), Regression(name="regression")])
+def test_sums_of_sites_lead_to_the_model_of_all_rows_together(task: TaskSpec) -> None:
+    draw = np.random.default_rng(1)
+    inputs = draw.normal(size=(150, 5)) * [1, 10, 0.1, 1, 3] + [0, 100, 5, 0, 2020]
+    inputs[:, 3] = inputs[:, 3] > 0
+    inputs = np.c_[inputs, np.ones(150)]  # a constant column says nothing
+    score = StandardScaler().fit_transform(inputs) @ [2.0, 3, -1, 1, 0.5, 0] + draw.normal(size=150) / 2
+    labels = score if isinstance(task, Regression) else np.digitize(score, [-1, 1][: task.outputs - 1])
+    rows, known = torch.tensor(inputs), torch.tensor(labels)
+    totals: list[dict[str, Tensor]] = []
+    for _ in linear.stages(task, 6):
+        at = linear.weights(task, 6, totals)
+        parts = [linear.sums(task, rows[half], known[half], at) for half in (slice(0, 40), slice(40, 150))]
+        assert not any(linear.contradiction(task, part, count) for part, count in zip(parts, (40, 110), strict=True))
+        totals.append({name: parts[0][name] + parts[1][name] for name in parts[0]})
+    given = linear.outputs(task, rows, linear.weights(task, 6, totals))
+    model = sklearn_model(task).fit(inputs, labels)
+    if isinstance(task, Regression):
+        assert np.abs(given[:, 0].numpy() - model.predict(inputs)).max() < 1e-6
+    else:
+        assert np.abs(given.softmax(1).numpy() - model.predict_proba(inputs)).max() < 1e-6
+
+
+def test_labels_have_a_line_each() -> None:
+    draw, task = np.random.default_rng(2), MultiLabel(name="multi-label", labels=2)
+    inputs = draw.normal(size=(80, 3))
+    labels = (inputs[:, :2] + draw.normal(size=(80, 2)) > 0).astype(float)
+    given = linear.outputs(task, torch.tensor(inputs), linear.fitted(task, torch.tensor(inputs), torch.tensor(labels)))
+    for label in range(2):
+        expected = sklearn_model(task).fit(inputs, labels[:, label]).predict_proba(inputs)[:, 1]
+        assert np.abs(given[:, label].sigmoid().numpy() - expected).max() < 1e-6
+
+
+Rows = tuple[NDArray[Any], NDArray[Any]]
+
+
+def fold_of(data: SiteData, fold: int) -> tuple[Rows, Rows]:
+    pairs = [part_of(data, name, fold) for name in ("train", "test")]
+    train, test = [(pair.inputs.double().numpy(), pair.labels.numpy()) for pair in pairs]
+    return train, test
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_linear_references_are_those_of_scikit_learn(tmp_path: Path, site_data: Data, task: str) -> None:
+    """Pooled over the sites for `linear`, each site's own for `site`; each row predicted by a model of other rows."""
+    described: dict[str, Any] = {"name": task} | ({"classes": 3} if task == "classification" else {})
+    spec = referenced("linear", "site", task=described, training={"epochs": 1, "validation": 0})
+    data = site_data(spec)
+    if task == "regression":
+        for one in data.values():
+            noise = torch.from_numpy(np.random.default_rng(0).normal(size=len(one.samples)))
+            one.samples.labels.copy_(3 * one.samples.inputs[:, 0].double() + noise + 40)
+    run(spec, data, tmp_path / "run")
+    references = summary_of(tmp_path / "run")["metrics"]["references"]
+    predicted: dict[str, list[NDArray[Any]]] = {"linear": [], "site": []}
+    true = []
+    for fold in range(3):
+        folds = [fold_of(one, fold) for one in data.values()]
+        inputs, labels = (np.concatenate([train[part] for train, _ in folds]) for part in (0, 1))
+        pooled = sklearn_model(spec.task).fit(inputs, labels)
+        for train, test in folds:
+            own = sklearn_model(spec.task).fit(*train)
+            true.append(test[1])
+            for name, model in (("linear", pooled), ("site", own)):
+                predict = model.predict if task == "regression" else model.predict_proba
+                predicted[name].append(predict(test[0]))
+    known = np.concatenate(true)
+    for name, parts in predicted.items():
+        found, scores = references[name], np.concatenate(parts)
+        assert found["samples"] == len(known) == 97
+        if task == "regression":
+            assert found["values"]["mae"] == pytest.approx(mean_absolute_error(known, scores), rel=1e-5)
+        else:
+            loss = -np.log(scores[np.arange(len(known)), known]).mean()
+            assert found["values"]["loss"] == pytest.approx(loss, abs=1e-4)
+            assert found["values"]["auc"] == pytest.approx(roc_auc_score(known, scores, multi_class="ovr"), abs=2e-3)
+
+
+def test_a_site_that_cannot_train_alone_says_so_and_the_run_goes_on(tmp_path: Path, site_data: Data) -> None:
+    """A model that diverges alone is no reason to end everybody's run."""
+    spec = referenced("local")
+    data = site_data(spec)
+    labels = data["gamma"].samples.labels
+    empty = data["gamma"].splits[1]
+    object.__setattr__(empty, "train", torch.arange(0))
+    run(spec, data, tmp_path / "run")
+    local = summary_of(tmp_path / "run")["metrics"]["references"]["local"]
+    assert local["samples"] == 97 - len(labels)
+
+
+def test_products_of_more_columns_than_samples_allow_stay_at_the_site(site_data: Data) -> None:
+    """With 17 rows, 4 of them for each row that leaves, the products of 7 columns say too much."""
+    spec = referenced("linear", training={"batch_size": 32, "validation": 0})
+    plan = make_plan(spec, Replica(spec).model)
+    with pytest.raises(FewSamplesError, match=r"evaluation\.references: .* products of 7 columns.*rows_per_rank"):
+        admitted(Policy(min_rows=1), spec, plan, site_data(spec)["gamma"])
+    local = referenced("local", "site", training={"batch_size": 32, "validation": 0})
+    admitted(Policy(min_rows=1), local, plan, site_data(spec)["gamma"])
+
+
+def test_what_cannot_be_measured_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match="a site that is left out has no samples to train on alone"):
+        run_spec(evaluation={"name": "leave-one-site-out", "references": ["local"]})
+    with pytest.raises(UserError, match="more than once"):
+        run_spec(evaluation={"name": "holdout", "references": ["local", "local"]})
+    wide = run_spec(data={"shape": [300]}, evaluation={"name": "holdout", "references": ["site"]})
+    with pytest.raises(SpecError, match=r"references: a linear model of 903 weights, expected .* at most 256"):
+        make_plan(wide, Replica(wide).model)
