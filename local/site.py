@@ -37,6 +37,7 @@ from rankdad.local.shutdown_signals import ShutdownError, ShutdownSignals
 from rankdad.local.starting import results_folder, run_id, starting_state
 from rankdad.local.threads import use_threads
 from rankdad.local.timings import Timings
+from rankdad.local.trained_rows import write_trained_rows
 from rankdad.local.training import Result, train
 
 _log = logging.getLogger(__name__)
@@ -104,6 +105,7 @@ def run_site(config: SiteConfig, signals: ShutdownSignals | None = None, *, ever
             result = drive(training, client, plan, config.name, device=config.device, lap=timings.lap, quietly=quietly)
         model = results / "model"
         save_model(model, spec, result.best, result.final, result.fit, result.own)
+        write_trained_rows(results, data)
         client.done()
     shutil.rmtree(checkpoints.folder, ignore_errors=True)
     _print(f"{config.name}: done after {result.epochs} epochs; the model is in {model}")
