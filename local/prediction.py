@@ -16,6 +16,7 @@ from rankdad.common.logs import MAX_LINE
 from rankdad.common.metrics import summarise, tally
 from rankdad.common.preparation import Preparing
 from rankdad.common.run.artifacts import SavedModel, Which
+from rankdad.common.run.saved import saved_model
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.table_schema import Labelled
@@ -25,7 +26,6 @@ from rankdad.local.data import SiteData, read_samples
 from rankdad.local.data.reading import AllRows, Array
 from rankdad.local.evaluation import outputs_of
 from rankdad.local.losses import losses
-from rankdad.local.saved import saved_model
 from rankdad.local.threads import use_threads
 from rankdad.local.trained_rows import seen_rows
 
@@ -111,7 +111,7 @@ def predict_file(
     A row that cannot be used is written with the reason, and without a prediction.
 
     Args:
-        path: of weights, see `local.saved`.
+        path: of weights, see `common.run.saved`.
         data: file with which the run's schema begins, or its folder.
         output: CSV file to write; None prints it.
         which: the weights to use.
@@ -146,7 +146,7 @@ def predict_file(
     covariates = None if reading.covariates is None else torch.from_numpy(reading.covariates)
     inputs = preparing.apply(saved.fit, saved.site_fit, torch.from_numpy(reading.inputs), covariates, dtype)
     outputs = outputs_of(saved.network, inputs, task.outputs)
-    numbers = preparing.invert_labels(saved.fit, outputs) if isinstance(task, Regression) else outputs
+    numbers = preparing.invert_labels(saved.fit, outputs.double()) if isinstance(task, Regression) else outputs
     rows = reading.rows
     names = reading.keys or tuple(map(str, range(len(outputs))))
     used = [row for row in range(len(rows.names)) if row not in rows.refused] if rows else list(range(len(outputs)))

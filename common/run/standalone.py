@@ -6,11 +6,12 @@ Inputs are the columns that a table is encoded as, NaN where a value is missing.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import warnings
 import zipfile
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,10 @@ class Standalone(nn.Module):
         self.tokens = spec.data.tokens is not None
         self.task = spec.task
         for name, value in (("fill", fit.fill), ("mean", known.mean), ("scale", known.scale)):
-            self.register_buffer(name, None if value is None or self.tokens else value.to(torch.float64))
+            if value is None or self.tokens:  # torch.export takes no buffer that is None
+                setattr(self, name, None)
+            else:
+                self.register_buffer(name, value.to(torch.float64))
         self.register_buffer("target", torch.tensor([fit.target_mean, fit.target_scale], dtype=torch.float64))
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -204,15 +208,15 @@ def _program(model: SavedModel) -> torch.export.ExportedProgram:
 
 
 def _cannot(model: SavedModel, error: Exception) -> UserError:
-    name, reason = model.spec.model.name, one_line(error)[:300]
-    return UserError(
-        f"model.name: a network of the kind {name} cannot be exported as one program ({reason}); use predict"
-    )
+    reason = one_line(error).partition(". ")[0].partition(" (unhinted")[0]
+    kind = model.spec.model.name
+    return UserError(f"model.name: this {kind} cannot be exported as one program: {reason}; use predict")
 
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         yield
     except (OSError, RuntimeError) as error:
         raise UserError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or one_line(error)}") from None
@@ -221,6 +225,11 @@ def _writing(path: Path) -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep back what torch says of its own workings."""
-    with warnings.catch_warnings(), redirect_stdout(StringIO()):
-        warnings.simplefilter("ignore")
-        yield
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -14,9 +14,9 @@ from typer.testing import CliRunner, Result
 
 from rankdad.common.documents import validate
 from rankdad.common.run.checkpoints import Checkpoints
+from rankdad.common.run.saved import saved_model
 from rankdad.common.run.standalone import save_torch
 from rankdad.local.cli import SOME_REFUSED, mount
-from rankdad.local.saved import saved_model
 from rankdad.local.trained_rows import FILE
 from rankdad.remote.aggregator import Aggregator
 from rankdad.simulations.lockstep import run as run_lockstep
