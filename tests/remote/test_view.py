@@ -85,10 +85,13 @@ def test_who_is_left_out_and_who_is_back_is_said_once() -> None:
 
 def test_of_several_folds_it_says_which() -> None:
     progress = running(folds=3)
-    assert "fold 1 of 3 · epoch 1 of 4 · training loss" in shown(progress, Waiting(), terminal=False)
+    progress.tested_folds = 2
+    assert "fold 1 of 2 · epoch 1 of 4 · training loss" in shown(progress, Waiting(), terminal=False)
     progress.fold, progress.step = 1, 50
-    assert "fold 2 of 3 · epoch 2 of 4" in (text := shown(progress, Waiting(), terminal=True))
+    assert "fold 2 of 2 · epoch 2 of 4" in (text := shown(progress, Waiting(), terminal=True))
     assert "50/120 steps" in text
+    progress.fold = 2
+    assert "final model · epoch 2 of 4" in shown(progress, Waiting(), terminal=True)
 
 
 @pytest.mark.parametrize("terminal", [True, False])
