@@ -84,9 +84,8 @@ def aggregator(
     if not ledger and spec.federation.required_sites < len(spec.federation.sites):
         raise UserError("--no-ledger: federation.quorum lets sites be late, and these catch up from the ledger")
     options = LedgerOptions(durability, retention) if ledger else None
-    run_aggregator(
-        spec, output, listening, Console(), allow_factory or (), ledger=options, access=access, weights=weights
-    )
+    console, allowed = Console(quiet=quiet), allow_factory or ()
+    run_aggregator(spec, output, listening, console, allowed, ledger=options, access=access, weights=weights)
     show_result(load_json(output / "summary.json"), output)
 
 

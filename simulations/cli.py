@@ -95,7 +95,7 @@ def simulate(
     if lockstep or pooled:
         from rankdad.simulations.lockstep import simulate as in_lockstep
 
-        summary = in_lockstep(read, directory, factories, json_output=json_, pooled=pooled)
+        summary = in_lockstep(read, directory, factories, json_output=json_, pooled=pooled, quiet=quiet)
     else:
         from rankdad.remote.persistence import LedgerOptions
         from rankdad.simulations.simulator import simulate as run

@@ -125,6 +125,7 @@ def simulate(
     *,
     json_output: bool = False,
     pooled: bool = False,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Run a simulation in this process, and return its summary; or train one site that has all sites' data.
 
@@ -134,6 +135,7 @@ def simulate(
         allow_factories: model factories that the caller permits.
         json_output: whether standard output is kept free for the summary.
         pooled: whether one site has everything.
+        quiet: whether nothing is said of epochs.
     """
     torch.set_num_threads(file.run.training.threads)
     new_directory(directory)
@@ -148,7 +150,7 @@ def simulate(
         if view is None:
             for warning in aggregator.plan.warnings:
                 print(f"warning: {warning}", file=sys.stderr)
-            view = PlainView(aggregator.recorder.progress, Waiting, Console(stderr=json_output))
+            view = PlainView(aggregator.recorder.progress, Waiting, Console(stderr=json_output, quiet=quiet))
             view.start()
         view.tick()
 

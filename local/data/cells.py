@@ -16,6 +16,7 @@ from rankdad.local.data.reading import MISSING, MOST, Array, number, shown
 from rankdad.local.data.tables import Table, holder
 
 LABEL_RULE = ": data.positive is a rule for numbers; write one, or list what stands for missing in data.missing_values"
+LIMIT = re.compile(r"[<>≤≥]=?\s*([\d.,]+)")  # of detection
 DATE = re.compile(r"\d{1,4}([-./])\d\d?\1\d{1,4}\b")
 
 
@@ -51,6 +52,10 @@ def _advice(table: Table, column: str, texts: Sequence[str], wrong: Sequence[int
     if re.fullmatch(r"[+-]?\d+([.,]\d+)+", text) and not DATE.match(text):
         mark, other = ("comma", "a point") if column in table.decimals.comma else ("point", "a comma")
         return f": numbers here have a decimal {mark}; write it without {other}, or name the mark in data.decimal"
+    if LIMIT.fullmatch(text):
+        limit = text.lstrip("<>≤≥= ")
+        instead = f"write the limit itself, {limit}, at every site, or list what stands for missing in"
+        return f": a value beyond what can be measured: {instead} data.missing_values"
     held = [text for text in texts if text.lower() not in MISSING]
     if 2 * len(wrong) < len(held) or math.isfinite(number(text)) or len(held) < 3:
         instead = "write a number, leave the cell empty if it is missing, or list what stands for missing in"

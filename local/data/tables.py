@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -229,7 +230,15 @@ def nearest(name: str, names: Sequence[str]) -> str:
     """Return a hint to the most similar of some names."""
     folded = {known.lower(): known for known in names if known}
     near = difflib.get_close_matches(name.lower(), list(folded), n=1)
-    return f"; did you mean {folded[near[0]]}?" if near else ""
+    return f"; did you mean {folded[near[0]]}{_alike(name, folded[near[0]])}?" if near else ""
+
+
+def _alike(name: str, near: str) -> str:
+    """Return which letter of a name only looks like that of another alphabet."""
+    for place, (own, other) in enumerate(zip(name, near, strict=False), 1):
+        if own != other and not (own.isascii() and other.isascii()) and len(name) == len(near):
+            return f", whose letter {place} is {unicodedata.name(other, 'without a name')}"
+    return ""
 
 
 def holder(tables: Sequence[Table], column: str) -> Table:
