@@ -11,7 +11,7 @@ from rankdad.common.protocol.messages import PooledMetrics
 from rankdad.common.spec.tasks import Classification
 from rankdad.remote.fold_metrics import FoldMetrics
 from rankdad.remote.progress import Progress
-from rankdad.remote.view import LiveView, PlainView, Waiting, view_of
+from rankdad.remote.view import LiveView, PlainView, Waiting, times_fewer, view_of
 
 TASK = Classification(classes=3)
 
@@ -102,3 +102,15 @@ def test_what_sites_write_is_no_markup(terminal: bool) -> None:
     text = shown(progress, Waiting(), terminal=terminal)
     for said in (*progress.problems.values(), "study [/x]"):
         assert said in text
+
+
+def test_more_bytes_than_full_gradients_are_called_more() -> None:
+    assert (times_fewer(3.1), times_fewer(0.8)) == ("3.1 times fewer", "1.2 times more")
+
+
+def test_a_site_that_is_waited_for_is_named_with_its_reason() -> None:
+    progress = running()
+    progress.problems = {"beta": "data.npz: does not exist"}
+    said = shown(progress, Waiting(("beta",), 12.0), terminal=False)
+    assert "beta cannot take part: data.npz: does not exist; mend that and start beta again" in said
+    assert "waiting for beta (12 s): beta: data.npz: does not exist" in said
