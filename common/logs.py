@@ -17,6 +17,7 @@ from typing import TextIO
 
 from rankdad.common.errors import visible
 
+MAX_PROGRESS = 100  # characters of a line on progress, where no terminal wraps it
 MAX_LINE = 2000  # characters of a line, in which others may be quoted
 
 _log = logging.getLogger("rankdad")
@@ -71,6 +72,15 @@ def end_with(error: str) -> None:
         _log.error("%s", error)
     else:
         print(f"error: {error}", file=sys.stderr)
+
+
+def progress(site: str, line: str) -> None:
+    """Say how far a site is: in a record where the log is JSON, else in a line for people; nothing if it is quiet."""
+    if any(isinstance(handler.formatter, JsonFormatter) for handler in _log.handlers):
+        _log.info("%s", line)
+    elif _log.isEnabledFor(logging.INFO):
+        with suppress(OSError):  # nobody reads any more: the run goes on
+            print(visible(f"{site}: {line}", MAX_LINE if sys.stdout.isatty() else MAX_PROGRESS), flush=True)
 
 
 class NamesFilter(logging.Filter):

@@ -16,6 +16,9 @@ AllowFactory = Annotated[
 ]
 
 
+SOME_REFUSED = 3  # exit status of `rankdad predict`: the table is written, some rows have a reason for a prediction
+
+
 def mount(app: typer.Typer) -> None:
     """Add this folder's commands."""
     app.command()(site)
@@ -48,19 +51,26 @@ def site(
 
 
 def predict(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run's or a site's directory.")],
+    model: Annotated[
+        Path,
+        typer.Argument(metavar="MODEL", help="A run's or a site's directory, a checkpoint, weights, or a .pt2 file."),
+    ],
     data: Annotated[
         Path,
         typer.Argument(metavar="DATA", help="Data as the run reads them, a file or its folder; labels may be missing."),
     ],
     output: Annotated[Path | None, typer.Option(help="CSV file to write; standard output without it.")] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option("--keep", metavar="NAME", help="Column that predictions are to stand beside.")
+    ] = None,
     final: Annotated[bool, typer.Option("--final", help="Use the last weights instead of the best.")] = False,
     allow_factory: AllowFactory = None,
 ) -> None:
-    """Predict new samples with a trained model: classes and probabilities, or numbers."""
+    """Predict new samples with a trained model: classes and probabilities, or numbers; status 3 if rows are refused."""
     from rankdad.local.prediction import predict_file
 
-    predict_file(directory, data, output, "final" if final else "best", allow_factory or ())
+    if predict_file(model, data, output, "final" if final else "best", allow_factory or (), keep or ()):
+        raise typer.Exit(SOME_REFUSED)
 
 
 def resolve(

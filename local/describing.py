@@ -30,14 +30,17 @@ class Description:
     Args:
         tables: profiles, by site and file.
         problems: what keeps a table from being read, or a site from taking part; one sentence each.
+        notes: what a site would be told that can take part.
     """
 
     tables: Mapping[str, Profile]
     problems: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """Return all of it as JSON has it."""
-        return {"tables": {name: asdict(own) for name, own in self.tables.items()}, "problems": list(self.problems)}
+        return {"tables": {name: asdict(own) for name, own in self.tables.items()}, "problems": list(self.problems),
+                "notes": list(self.notes)}  # fmt: skip
 
 
 def describe(data: Path, spec: RunSpec | None = None) -> Description:
@@ -63,9 +66,10 @@ def describe(data: Path, spec: RunSpec | None = None) -> Description:
         except UserError as error:
             problems.append(str(error))
     tables = {name: own for group in alike.values() for name, own in compared(group).items()}
+    notes = list[str]()
     if spec is not None:
-        problems = _refusals(data, spec)
-    return Description(tables, tuple(problems))
+        problems, notes = _refusals(data, spec)
+    return Description(tables, tuple(problems), tuple(notes))
 
 
 def _tables(data: Path) -> Iterator[tuple[str, Path]]:
@@ -84,8 +88,8 @@ def _tables(data: Path) -> Iterator[tuple[str, Path]]:
             yield f"{folder.name}/{path.name}", path
 
 
-def _refusals(data: Path, spec: RunSpec) -> list[str]:
-    """Return for every site the sentence with which it would be refused, if it would."""
+def _refusals(data: Path, spec: RunSpec) -> tuple[list[str], list[str]]:
+    """Return for every site the sentence with which it would be refused, if it would, and what else it is told."""
     from rankdad.local.data import read_site
 
     sites = (
@@ -95,13 +99,13 @@ def _refusals(data: Path, spec: RunSpec) -> list[str]:
     problems = [
         f"{data}: has no folder for the site {site}" for site in spec.federation.sites if named and site not in named
     ]
+    notes = list[str]()
     for index, (site, folder) in enumerate((named or {"": data}).items()):
         try:
-            notes = read_site(spec, folder, index).notes
+            notes += [f"{site}: {note}" if site else note for note in read_site(spec, folder, index).notes]
         except UserError as error:
-            notes = (str(error),)
-        problems += [f"{site}: {note}" if site else note for note in notes]
-    return problems
+            problems.append(f"{site}: {error}" if site else str(error))
+    return problems, notes
 
 
 def show(found: Description, console: Console) -> None:
@@ -115,6 +119,8 @@ def show(found: Description, console: Console) -> None:
         console.print(grid)
         for remark in profile.remarks:
             console.print(f"{visible(name)}: {visible(remark)}", highlight=False, markup=False)
+    for note in found.notes:
+        console.print(f"note: {visible(note, 4000)}", highlight=False, markup=False)
     for problem in found.problems:
         console.print(f"problem: {visible(problem, 4000)}", highlight=False, markup=False)
 
@@ -128,6 +134,8 @@ def cells(column: Column, rows: int) -> tuple[str, str, str, str, str]:
 
 def _values(column: Column) -> str:
     known = column.numbers
+    if column.dates:
+        return f"{column.dates[0]} to {column.dates[1]}"
     if known and column.distinct > FEW:
         return f"{known['least']:g} to {known['largest']:g}, median {known['median']:g}, {column.zeros} zeros"
     if column.levels and column.distinct <= MAX_LEVELS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,19 +11,26 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankdad.common.errors import DataError, UserError
+from rankdad.common.errors import DataError, UserError, visible
+from rankdad.common.logs import MAX_LINE
 from rankdad.common.metrics import summarise, tally
 from rankdad.common.preparation import Preparing
-from rankdad.common.run.artifacts import Which, load_model
+from rankdad.common.run.artifacts import SavedModel, Which
+from rankdad.common.run.saved import saved_model
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.data import TableData
 from rankdad.common.spec.table_schema import Labelled
 from rankdad.common.spec.tasks import MultiLabel, Regression, shown
+from rankdad.common.spec.written import chosen
 from rankdad.local.data import SiteData, read_samples
-from rankdad.local.data.reading import Array
+from rankdad.local.data.reading import AllRows, Array
 from rankdad.local.evaluation import outputs_of
 from rankdad.local.losses import losses
 from rankdad.local.threads import use_threads
+from rankdad.local.trained_rows import seen_rows
 
+FAR = 4.0  # standard deviations from the mean of training: of ten thousand values about one lies there by chance
+MOST_FAR = 10  # columns with such values that are named
 UNKNOWN_SITE = (
     "its run prepares samples by what their own site has found, which is not known here: these are taken as they are; "
     "a site predicts its own samples with its own directory"
@@ -77,13 +84,14 @@ def key_name(spec: RunSpec) -> str:
     return getattr(spec.data, "key", None) or "row"
 
 
-def label_columns(spec: RunSpec, table: pd.DataFrame, labels: Array) -> None:
-    """Put the true labels before the predictions."""
+def label_columns(spec: RunSpec, table: pd.DataFrame, labels: Array, known: Array | None = None) -> None:
+    """Put the true labels before the predictions, as far as they are known."""
+    columns = {"label": labels if isinstance(spec.task, Regression) else class_names(spec)[labels.astype(int)]}
     if isinstance(spec.task, MultiLabel):
-        for place, name in enumerate(class_names(spec)):
-            table.insert(place, f"label_{name}", labels[:, place].astype(int))
-    else:
-        table.insert(0, "label", labels if isinstance(spec.task, Regression) else class_names(spec)[labels])
+        columns = {f"label_{name}": labels[:, place].astype(int) for place, name in enumerate(class_names(spec))}
+    for place, (name, held) in enumerate(columns.items()):
+        found = pd.Series(held, table.index)
+        table.insert(place, name, found if known is None or known.all() else found.astype(object).where(known, ""))
 
 
 def _number(value: float | None) -> str:
@@ -91,53 +99,113 @@ def _number(value: float | None) -> str:
 
 
 def predict_file(
-    directory: Path, data: Path, output: Path | None, which: Which, allowed_factories: Collection[str] = ()
-) -> None:
-    """Write a table with a row per sample: its key, the label if it is known, predicted class, probabilities.
+    path: Path,
+    data: Path,
+    output: Path | None,
+    which: Which,
+    allowed_factories: Collection[str] = (),
+    keep: Sequence[str] = (),
+) -> int:
+    """Write a table with a row per sample: its key, what is kept, the label if it is known, what is predicted.
+
+    A row that cannot be used is written with the reason, and without a prediction.
 
     Args:
-        directory: of a run or a site, or its model's.
+        path: of weights, see `common.run.saved`.
         data: file with which the run's schema begins, or its folder.
         output: CSV file to write; None prints it.
         which: the weights to use.
         allowed_factories: model factories that the caller permits.
+        keep: columns of the data that predictions stand beside, as do the schema's key and group.
+
+    Returns:
+        How many rows were refused.
 
     Raises:
-        UserError: no model in the directory, or data that does not fit it.
+        UserError: no model at the path, or data of which no row fits it.
     """
-    folder = directory / "model" if (directory / "model").is_dir() else directory
-    if not (folder / "model.json").exists():
-        raise UserError(f"{directory}: holds no trained model; give a run's or a site's directory")
     if output is not None and not output.parent.is_dir():
         raise UserError(f"--output: {output.parent} is not a directory")
-    saved = load_model(folder, which, allowed_factories)
+    saved = saved_model(path, which, allowed_factories)
+    _say(f"weights: {saved.source}")
     spec, task = saved.spec, saved.spec.task
     use_threads(spec.training.threads)
-    reading = read_samples(spec, data, training=False, allowed=allowed_factories)
+    reading = read_samples(spec, data, beside=tuple(keep), allowed=allowed_factories)
     for note in reading.notes:
-        print(f"warning: {note}", file=sys.stderr)
+        _say(f"warning: {note}")
     if not len(reading.inputs):
         raise DataError(reading.source, "has no samples")
     if saved.site_fit is None and (spec.preparation.standardise == "site" or spec.preparation.harmonise):
-        print(f"warning: {directory}: {UNKNOWN_SITE}", file=sys.stderr)
+        _say(f"warning: {path}: {UNKNOWN_SITE}")
+    if seen := seen_rows(path, reading.inputs):
+        some = "all rows were" if seen == len(reading.inputs) else f"{seen} of {len(reading.inputs)} rows were"
+        _say(f"warning: {some} trained on: their predictions do not say how well the model predicts others")
+    for sentence in far_values(saved, reading.inputs):
+        _say(f"warning: {sentence}")
     preparing, dtype = Preparing(spec), next(saved.network.parameters()).dtype
     covariates = None if reading.covariates is None else torch.from_numpy(reading.covariates)
     inputs = preparing.apply(saved.fit, saved.site_fit, torch.from_numpy(reading.inputs), covariates, dtype)
     outputs = outputs_of(saved.network, inputs, task.outputs)
-    numbers = preparing.invert_labels(saved.fit, outputs) if isinstance(task, Regression) else outputs
+    numbers = preparing.invert_labels(saved.fit, outputs.double()) if isinstance(task, Regression) else outputs
+    rows = reading.rows
+    names = reading.keys or tuple(map(str, range(len(outputs))))
+    used = [row for row in range(len(rows.names)) if row not in rows.refused] if rows else list(range(len(outputs)))
     table = predictions(spec, numbers)
-    if reading.keys is not None:
-        table.index = pd.Index(reading.keys)
     if reading.labels is not None:
-        label_columns(spec, table, reading.labels)
-        labels = torch.from_numpy(reading.labels)
-        known = preparing.apply_labels(saved.fit, labels) if isinstance(task, Regression) else labels
-        total = tally(task, numbers, labels, losses(task, outputs.double(), known), centre=saved.fit.target_mean)
-        found = summarise(task, total)
+        known = np.array([rows is None or row not in rows.unlabelled for row in used])
+        label_columns(spec, table, reading.labels, known)
+        labels = torch.from_numpy(reading.labels[known])
+        learned = preparing.apply_labels(saved.fit, labels) if isinstance(task, Regression) else labels
+        lost = losses(task, outputs.double()[known], learned)
+        found = summarise(task, tally(task, numbers[known], labels, lost, centre=saved.fit.target_mean))
         words = (f"{shown(name)} {_number(value)}" for name, value in found.values.items())
-        print(f"{found.samples} samples: {', '.join(words)}", file=sys.stderr)
-    key = key_name(spec)
+        _say(f"{found.samples} samples: {', '.join(words)}")
+    table.index = pd.Index(used)
+    if rows is not None:
+        table, names = _beside(table, rows), rows.names
     try:
-        table.to_csv(output or sys.stdout, index_label=key, float_format="%.6g")
+        table.set_axis(pd.Index(names)).to_csv(output or sys.stdout, index_label=key_name(spec), float_format="%.6g")
     except OSError as error:
         raise UserError(f"--output: {output} cannot be written: {error.strerror or error}") from None
+    refused = len(rows.refused) if rows else 0
+    if rows and refused:
+        _say(f"{refused} of {len(rows.names)} rows refused, the first: {rows.refused[min(rows.refused)].problem}")
+    return refused
+
+
+def _beside(table: pd.DataFrame, rows: AllRows) -> pd.DataFrame:
+    """Return predictions of all rows, with columns of the data before them; why some are refused stands behind."""
+    table = table.reindex(range(len(rows.names)))
+    for place, (name, cells) in enumerate(rows.columns.items()):
+        table.insert(place, name if name not in table else f"data_{name}", list(cells))
+    if rows.refused:
+        table["refused"] = [rows.refused[row].problem if row in rows.refused else "" for row in table.index]
+    return table
+
+
+def far_values(saved: SavedModel, inputs: Array) -> list[str]:
+    """Return a sentence for each of the table's columns with values far from those of training, the worst first.
+
+    Sites send no least and largest values, so that the range is what lies near the mean.
+    """
+    data = saved.spec.data
+    known = saved.site_fit if saved.spec.preparation.standardise == "site" else saved.fit
+    if not isinstance(data, TableData) or known is None or known.mean is None or known.scale is None:
+        return []
+    found, place = list[tuple[int, str]](), 0
+    for column in data.inputs:
+        if not data.levels(column):
+            values, mean, scale = inputs[:, place], float(known.mean[place]), float(known.scale[place])
+            far = int((np.abs(values - mean) > FAR * scale).sum())
+            of_log = " of its logarithm" if chosen(column, data.log) else ""
+            where = f"{FAR:g} standard deviations from training's mean{of_log} ({mean:.4g} ± {scale:.2g})"
+            said = f"column {column}: {far} of {len(values)} values lie more than {where}: is the unit the same?"
+            found += [(far, said)] if far else []
+        place += (data.levels(column) or 1) + data.is_indicated(column)
+    found.sort(key=lambda pair: -pair[0])
+    more = [f"{len(found) - MOST_FAR} more columns have such values"] if len(found) > MOST_FAR else []
+    return [said for _, said in found[:MOST_FAR]] + more
+
+
+def _say(line: str) -> None:
+    print(visible(line, MAX_LINE), file=sys.stderr)

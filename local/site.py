@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from rankdad.common import __version__
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import RankdadError, SpecError, UnreachableError, UserError, visible
-from rankdad.common.logs import MAX_LINE, log_names
+from rankdad.common.logs import MAX_LINE, log_names, progress
 from rankdad.common.memory import check_memory
 from rankdad.common.policy import Policy
 from rankdad.common.protocol.codec import pack_failure
@@ -33,10 +34,12 @@ from rankdad.local.data import SiteData, read_site
 from rankdad.local.drivers.drive import drive
 from rankdad.local.drivers.http import AggregatorClient, RefusedError
 from rankdad.local.notices import Notices
+from rankdad.local.progress import following as following_progress
 from rankdad.local.shutdown_signals import ShutdownError, ShutdownSignals
 from rankdad.local.starting import results_folder, run_id, starting_state
 from rankdad.local.threads import use_threads
 from rankdad.local.timings import Timings
+from rankdad.local.trained_rows import write_trained_rows
 from rankdad.local.training import Result, train
 
 _log = logging.getLogger(__name__)
@@ -99,27 +102,41 @@ def run_site(config: SiteConfig, signals: ShutdownSignals | None = None, *, ever
             write_predictions(results / "predictions", spec, data, fold, outputs)
 
         with closing(Timings(results / "timings.csv", again=first_round > 0)) as timings:
-            training = train(spec, plan, data, state, policy, timings.lap, between_steps, tested, notices.add)
+            following = following_progress(spec, state.run, partial(progress, config.name))
+            training = train(
+                spec, plan, data, state, policy, timings.lap, between_steps, tested, notices.add, following
+            )
             quietly = (ShutdownError,) if resumable else ()
             result = drive(training, client, plan, config.name, device=config.device, lap=timings.lap, quietly=quietly)
         model = results / "model"
         save_model(model, spec, result.best, result.final, result.fit, result.own)
+        write_trained_rows(results, data)
         client.done()
     shutil.rmtree(checkpoints.folder, ignore_errors=True)
     _print(f"{config.name}: done after {result.epochs} epochs; the model is in {model}")
     return result
 
 
-def check_site(config: SiteConfig) -> None:
-    """Reach the aggregator, and check that the site could take part: its data are read, nothing is sent.
+def check_site(config: SiteConfig, offline: RunSpec | None = None) -> tuple[RunSpec, Plan, SiteData]:
+    """Check that the site could take part in its aggregator's run: its data are read, nothing is sent.
+
+    Args:
+        config: the site's own file.
+        offline: the run, where no aggregator is to be reached.
+
+    Returns:
+        The run, its plan, and what of the site's samples the policy admits.
 
     Raises:
         UserError: what would keep the site from taking part.
     """
     with log_names(site=config.name):
         policy = Policy.read(config.policy)
-        with AggregatorClient(config) as client:
-            spec = _spec(config, client.run())
+        if offline is None:
+            with AggregatorClient(config) as client:
+                spec = _spec(config, client.run())
+        else:
+            spec = _own(config, offline, "this file")
         plan = make_plan(spec, _replica(config, spec).model)
         policy.check(spec, plan)
         data = _data(config, spec, plan, policy)
@@ -129,6 +146,7 @@ def check_site(config: SiteConfig) -> None:
         f"{config.name} can take part in {spec.name} ({spec.method.name}), and its policy allows it: {_amounts(data)}; "
         f"at most {step_bytes(plan, up=True):,} bytes up and {step_bytes(plan, up=False):,} down per step"
     )
+    return spec, plan, data
 
 
 def _print(line: str) -> None:
@@ -170,7 +188,7 @@ def _amounts(data: SiteData) -> str:
     amounts = f"{len(first.train)} samples to train on, {len(first.validation)} to validate, {len(first.test)} to test"
     if len(data.splits) == 1:
         return amounts
-    return f"{len(data.samples)} samples; in the first of {len(data.splits)} folds {amounts}"
+    return f"{len(data.samples)} samples; in the first of {len(data.splits)} trainings {amounts}"
 
 
 @contextmanager
@@ -200,11 +218,15 @@ def _spec(config: SiteConfig, offered: dict[str, object]) -> RunSpec:
             f"{config.aggregator} runs rankdad {visible(str(offered.get('version')), 63)}, this site {__version__}: "
             "install the same"
         )
-    spec = validate(RunSpec, offered.get("run"), file=config.aggregator)
+    return _own(config, validate(RunSpec, offered.get("run"), file=config.aggregator), config.aggregator)
+
+
+def _own(config: SiteConfig, spec: RunSpec, source: str) -> RunSpec:
+    """Return a run, if the site may take part in it."""
     if config.spec is not None:
         expected = validate(RunSpec, load_json(config.spec), file=config.spec)
         if expected.sha256() != spec.sha256():
-            raise SpecError("spec", f"{config.spec} is not the run that {config.aggregator} offers")
+            raise SpecError("spec", f"{config.spec} is not the run that {source} offers")
     if config.name not in spec.federation.sites:
         raise SpecError(
             "name",

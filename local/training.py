@@ -85,6 +85,7 @@ def train(
     between_steps: Callable[[], None] = lambda: None,
     tested: Tested = lambda fold, outputs: None,
     notice: Callable[[str], None] = lambda sentence: None,
+    followed: Callable[[Body], None] = lambda body: None,
 ) -> Generator[Message | Ask, Message | None, Result]:
     """Train a site's replica, fold after fold, from hello or from wherever its state stands.
 
@@ -99,6 +100,7 @@ def train(
         tested: given every fold's outputs for its test samples, [n, outputs], numbers in the label's unit; of a site
             that comes back from a crash maybe twice.
         notice: told what a person at the site should know.
+        followed: given every update's body when the state is beyond it.
 
     Yields:
         contributions, and is sent the update of the same round; or the question whether a round is complete already,
@@ -118,7 +120,7 @@ def train(
     references = References(spec, data, state.run, state.site, notice)
     index = plan.sites.index(state.site)
     contributions = Contributions(spec, plan, data, state.run, index, tested, references.tallies)
-    trainer = _Trainer(spec, plan, contributions, state, policy, lap, notice)
+    trainer = _Trainer(spec, plan, contributions, state, policy, lap, notice, followed)
     return (yield from trainer.run(between_steps, references.advance))
 
 
@@ -139,9 +141,11 @@ class _Trainer:
         policy: Policy,
         lap: Lap,
         notice: Callable[[str], None],
+        followed: Callable[[Body], None],
     ) -> None:
         self.spec, self.plan, self.contributions, self.policy = spec, plan, contributions, policy
         self.state, self.site_run, self.lap, self.notice = state, state.run, lap, notice
+        self.followed = followed
         self.index = plan.sites.index(state.site)
         self.behind = True
 
@@ -242,6 +246,7 @@ class _Trainer:
         self.site_run.follow(update)
         if self.site_run.fold != fold:
             self.state.residuals = {}
+        self.followed(body)
 
     def _check_replica(self, weights: dict[str, Tensor]) -> None:
         """Check the weights that the aggregator gives to all, and say that they are taken over.

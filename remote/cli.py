@@ -84,26 +84,49 @@ def aggregator(
     if not ledger and spec.federation.required_sites < len(spec.federation.sites):
         raise UserError("--no-ledger: federation.quorum lets sites be late, and these catch up from the ledger")
     options = LedgerOptions(durability, retention) if ledger else None
-    run_aggregator(
-        spec, output, listening, Console(), allow_factory or (), ledger=options, access=access, weights=weights
-    )
+    console, allowed = Console(quiet=quiet), allow_factory or ()
+    run_aggregator(spec, output, listening, console, allowed, ledger=options, access=access, weights=weights)
     show_result(load_json(output / "summary.json"), output)
 
 
 def export(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run's directory, with its ledger.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A run's directory; with --onnx or --torch what `predict` takes, too.")
+    ],
     output: Annotated[Path, typer.Option(help="Folder for the model.")],
-    step: Annotated[int | None, typer.Option(help="Which step's model; the last one's without it.", min=1)] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Which step's model, from the ledger; the last one's without it.", min=1)
+    ] = None,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Write model.onnx, with the preparation inside, of the finished model.")
+    ] = False,
+    torch: Annotated[
+        bool, typer.Option("--torch", help="Write model.pt2, likewise, for torch.export.load: no code of ours in it.")
+    ] = False,
+    final: Annotated[bool, typer.Option("--final", help="Of the last weights instead of the best.")] = False,
     allow_factory: Annotated[
         list[str] | None, typer.Option("--allow-factory", help="Permit a model factory 'package.module:function'.")
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="Folder of pretrained weights that the spec names.")] = None,
 ) -> None:
-    """Rebuild the model of any step from a run's ledger."""
-    from rankdad.remote.export import export as run
+    """Rebuild the model of any step from a run's ledger, or write a trained model as one file for other programs."""
+    source = directory
+    if step is not None or not (onnx or torch):
+        from rankdad.remote.export import export as run
 
-    state = run(directory, step, output, allow_factory or (), weights)
-    typer.echo(f"the model after step {state.steps} is in {output / 'model'}, sha256 {state.replica.digest()[:16]}…")
+        state = run(directory, step, output, allow_factory or (), weights)
+        digest = state.replica.digest()[:16]
+        typer.echo(f"the model after step {state.steps} is in {output / 'model'}, sha256 {digest}…")
+        source = output
+    if onnx or torch:
+        from rankdad.common.run.saved import saved_model
+        from rankdad.common.run.standalone import ONNX, TORCH, save_onnx, save_torch
+
+        model = saved_model(source, "final" if final else "best", allow_factory or ())
+        for wanted, save, ending in ((onnx, save_onnx, ONNX), (torch, save_torch, TORCH)):
+            if wanted:
+                save(model, output / f"model{ending}")
+                typer.echo(f"{output / f'model{ending}'}: {model.source}, and what prepares its inputs")
 
 
 def report(

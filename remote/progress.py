@@ -55,6 +55,7 @@ class Progress:
         task: what is predicted.
         epochs: of a fold, at most.
         folds: how many times the run trains.
+        tested_folds: how many of these trainings are tested.
         dense_bytes: one full gradient in float32.
         steps_per_epoch: of every fold; none until all sites have said hello.
         fold: of the next step, from 0.
@@ -111,6 +112,7 @@ class Progress:
     left_out: dict[str, int] = field(default_factory=dict)
     resets: list[dict[str, Any]] = field(default_factory=list)
     drift: float | None = None
+    tested_folds: int = 1
     weights_sha256: dict[str, str] = field(default_factory=dict)
     aggregator_sha256: str = ""
 
@@ -121,7 +123,7 @@ class Progress:
             spec.task, plan.sites, plan.references, grouped=spec.grouped, per_repeat=spec.folds_per_repeat
         )
         about = (spec.name, spec.method.name, plan.sites, spec.task, spec.training.epochs, spec.folds)
-        return cls(*about, plan.dense_bytes, study)
+        return cls(*about, plan.dense_bytes, study, tested_folds=spec.tested_folds)
 
     def state(self) -> dict[str, Any]:
         """Return all figures as JSON."""

@@ -25,7 +25,7 @@ def _best(summary: dict[str, Any]) -> str:
     """Say whose epochs these are, and which one's weights were kept, where samples were there to tell."""
     validation = summary["metrics"]["validation"]
     chosen = f", best epoch {summary['best_epoch']}" if validation and validation["samples"] else ""
-    return f" in the last of {summary['folds']} folds{chosen}" if summary["folds"] > 1 else chosen
+    return f" in the last of {summary['folds']} trainings{chosen}" if summary["folds"] > 1 else chosen
 
 
 def show_result(summary: dict[str, Any], directory: Path) -> None:

@@ -148,7 +148,11 @@ def _worries(spec: RunSpec, sites: Mapping[str, Group]) -> Iterator[tuple[str, s
         if levels:
             yield "levels-absent", site, f"{site} has no row with {_listed(levels)}"
         if units:
-            yield "other-units", site, f"{site} may have other units: {_listed(units)}"
+            yield (
+                "other-units",
+                site,
+                f"{site} may have other units: {_listed(units)}; convert them in its table",
+            )
         if apart:
             yield "shifted-columns", site, f"{site} differs much from the other sites: {_listed(apart)}"
         if sentence := _label(spec, own, label):

@@ -14,6 +14,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from rankdad.common.spec.run import training_name
 from rankdad.common.spec.tasks import shown
 from rankdad.remote.progress import AGGREGATOR, Progress
 
@@ -99,7 +100,8 @@ class PlainView:
         now = self._waiting()
         periods = int(now.seconds / WAITING_PERIOD) if now.sites else 0
         if periods > self._said:
-            self._say(f"waiting for {', '.join(now.sites)} ({now.seconds:.0f} s)")
+            known = "; ".join(f"{site}: {p.problems[site]}" for site in now.sites if site in p.problems)
+            self._say(f"waiting for {', '.join(now.sites)} ({now.seconds:.0f} s)" + f": {known}" * bool(known))
         self._said = periods
         if now.without != self._without:
             self._say(f"goes on without {', '.join(now.without)}" if now.without else "all sites are back")
@@ -176,7 +178,7 @@ def data_warnings(table1: Mapping[str, Any]) -> list[str]:
 def _problem(site: str, problem: str) -> str:
     if site == AGGREGATOR:
         return f"an error of the aggregator's own, which tries again; its log says more: {problem}"
-    return f"{site} cannot take part: {problem}; waiting for it to come back"
+    return f"{site} cannot take part: {problem}; mend that and start {site} again"
 
 
 def _where(p: Progress) -> str:
@@ -189,7 +191,7 @@ def _where(p: Progress) -> str:
 
 
 def _fold(p: Progress) -> str:
-    return f"fold {min(p.fold + 1, p.folds)} of {p.folds} · " if p.folds > 1 else ""
+    return f"{training_name(min(p.fold, p.folds - 1), p.tested_folds, p.folds)} · " if p.folds > 1 else ""
 
 
 def _figures(p: Progress) -> str:

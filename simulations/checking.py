@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from rankdad.common.errors import visible
 from rankdad.common.gradients.methods.rank_dad import is_small
 from rankdad.common.gradients.routes import Route
 from rankdad.common.policy import Policy
+from rankdad.common.preparation import Preparing, Rows
+from rankdad.common.preparation.description import sums
+from rankdad.common.preparation.labels import counts_of
+from rankdad.common.preparation.moments import channels_of
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import parts
 from rankdad.common.spec import RankDad, RunSpec
+from rankdad.common.spec.data import TableData
+from rankdad.common.spec.tasks import Regression
 from rankdad.local.admission import admitted, check_steps
 from rankdad.local.data import SiteData
+from rankdad.remote.table_one import outcome_names, table_one
 from rankdad.remote.view import size, times_fewer
 from rankdad.simulations.footprint import WINDOW, footprint
 
@@ -64,6 +74,58 @@ def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
         f"that ends within {WINDOW} steps",
         highlight=False,
     )
+
+
+def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, console: Console) -> None:
+    """Print what a site has for a run, column by column, and what of it leaves the site, as sums.
+
+    Args:
+        site: its name.
+        spec: the run.
+        plan: of the run.
+        data: of the site, as its policy admits them.
+        console: where to print.
+    """
+    label, described = data.samples.labels, data.described()
+    whole = Rows(data.samples.inputs, label)
+    if isinstance(spec.data, TableData):
+        found, sent = (_table_of(spec, site, rows) for rows in (whole, described))
+        table = Table("column", "missing", "values", "leaves the site")
+        for name, own in found["columns"].items():
+            out = sent["columns"][name]["missing"] < sent["rows"]
+            kind = "rows of each level" if "levels" in own else "count, mean and deviation"
+            values = ", ".join(f"{level}: {count}" for level, count in own.get("levels", {}).items())
+            if "levels" not in own:
+                values = f"{_short(own['mean'])} ± {_short(own['sd'])}"
+            missing = f"{own['missing']} ({own['missing'] / found['rows']:.0%})" if own["missing"] else "–"
+            table.add_row(*(Text(visible(text)) for text in (name, missing, values, kind if out else "nothing")))
+        console.print(table)
+    if isinstance(spec.task, Regression):
+        console.print(f"label: mean {_short(float(label.double().mean()))}, of {len(label)} rows", highlight=False)
+    else:
+        names, counts = outcome_names(spec), counts_of(spec.task, label).tolist()
+        words = ", ".join(f"{visible(names(place))}: {int(count)}" for place, count in enumerate(counts))
+        console.print(f"label of {len(label)} rows: {words}", highlight=False, markup=False)
+    preparing = Preparing(spec)
+    numbers = sum(preparing.size(stage) for stage in preparing.stages)
+    lines = [
+        f"rows: {len(label)} read, {data.dropped} left out, {len(described.inputs)} in Table 1",
+        f"once: {numbers:,} sums a fold for the preparation and Table 1, over at least {data.fewest} rows each",
+        f"every step: gradients as {spec.method.name} has them, at most {step_bytes(plan, up=True):,} bytes",
+        "every epoch: figures of the validation set; every fold: those of the test set, with histograms of the risks",
+        "rows, identifiers, single labels and predictions stay here",
+    ]
+    for line in lines:
+        console.print(line, highlight=False, markup=False)
+
+
+def _table_of(spec: RunSpec, site: str, rows: Rows) -> dict[str, Any]:
+    own: dict[str, Any] = table_one(spec, {site: sums(spec.task, rows, channels_of(spec.data.shape))})["sites"][site]
+    return own
+
+
+def _short(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
 
 
 def _slot_bytes(plan: Plan, *, up: bool) -> dict[str, int]:

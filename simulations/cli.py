@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankdad.command import LogJson, Quiet, Verbose
+from rankdad.command import MAX_ERROR, LogJson, Quiet, Verbose
 from rankdad.common.errors import UserError, visible
-from rankdad.common.logs import LogOptions, set_up
+from rankdad.common.logs import LogOptions, end_with, set_up
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,7 +95,7 @@ def simulate(
     if lockstep or pooled:
         from rankdad.simulations.lockstep import simulate as in_lockstep
 
-        summary = in_lockstep(read, directory, factories, json_output=json_, pooled=pooled)
+        summary = in_lockstep(read, directory, factories, json_output=json_, pooled=pooled, quiet=quiet)
     else:
         from rankdad.remote.persistence import LedgerOptions
         from rankdad.simulations.simulator import simulate as run
@@ -167,15 +167,19 @@ def check(
     set_: SetOption = None,
     allow_factory: AllowOption = None,
     weights: WeightsOption = None,
+    offline: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN.json", help="With a site's file: its run, where no aggregator is there yet."),
+    ] = None,
 ) -> None:
-    """Validate a file, and print what would be sent; for a site's file, reach its aggregator."""
+    """Validate a file, and print what would be sent; for a site's file, reach its aggregator, or read its data."""
     from rankdad.common.documents import load_json, replace, validate
     from rankdad.common.memory import check_memory
     from rankdad.common.policy import EVERYTHING
     from rankdad.common.protocol.plan import make_plan
     from rankdad.common.run.replica import Replica
     from rankdad.common.spec import RunSpec
-    from rankdad.simulations.checking import check_policy, show_plan
+    from rankdad.simulations.checking import check_policy, show_contribution, show_plan
     from rankdad.simulations.dealing import dealt_data
     from rankdad.simulations.resolving import with_columns
     from rankdad.simulations.spec import read_simulation
@@ -186,8 +190,18 @@ def check(
         from rankdad.local.site import check_site
 
         config = SiteConfig.read(file)
+        if offline is not None:
+            run = RunSpec.read(offline)
+            try:
+                show_contribution(config.name, *check_site(config, run), _wide_console())
+            except UserError as error:
+                end_with(visible(str(error), MAX_ERROR))
+                raise typer.Exit(1) from None
+            return
         check_site(config.model_copy(update={"patience": min(config.patience, CHECK_PATIENCE)}))
         return
+    if offline is not None:
+        raise UserError(f"--offline: {file} is no site's file: name, aggregator, data, output")
     if isinstance(document, dict) and "simulation" in document:
         read = with_columns(read_simulation(file, set_ or [], sites=sites, data=data))
         spec, policy = read.run, read.simulation.policy

@@ -12,6 +12,7 @@ from typing import Any
 from rankdad.common.errors import DataError, UserError
 from rankdad.common.spec.patterns import escaped
 from rankdad.common.spec.table_schema import COLUMN
+from rankdad.local.data.cells import LIMIT
 from rankdad.local.data.files import TABLES, tables_in
 from rankdad.local.data.profile import MAX_LEVELS, Column, Profile, compared, profile_of
 from rankdad.local.data.table_files import read_guessing
@@ -136,6 +137,7 @@ def guess_schema(found: Sequence[Hospital], label: str, positive: str | None) ->
         if any(column.kind == "levels" for column in columns):
             levels = _ordered({level for column in columns for level in (*column.levels, *column.others)})
             categorical[name] = levels
+            notes += _spellings(name, found)
             words = sorted({word for column in columns for word in column.others})
             if words:
                 notes.append(f"column {name}: {', '.join(words)} is taken for a level, not for a missing value")
@@ -143,7 +145,9 @@ def guess_schema(found: Sequence[Hospital], label: str, positive: str | None) ->
             own = _ordered({token for column in columns for token in column.others})
             if own:
                 tokens[name] = own
-                notes.append(f"column {name}: {', '.join(own[:5])} is read as missing (data.missing_values)")
+                limits = any(map(LIMIT.fullmatch, own))
+                said = "; a limit of detection is better written as a number, at every hospital" if limits else ""
+                notes.append(f"column {name}: {', '.join(own[:5])} is read as missing (data.missing_values){said}")
         sign = -1 if name in categorical else 1  # words that are levels here, cells that are no numbers
         rows = sum(column.missing + sign * sum(column.others.values()) for column in columns)
         gaps[name] = rows / max(1, sum(one.rows for one in found))
@@ -273,7 +277,9 @@ def _no_input(name: str, found: Sequence[Hospital]) -> str | None:
     if not kinds:
         return "it is empty everywhere"
     if "date" in kinds:
-        return "it holds dates; data.dates makes them numbers, such as years since another date"
+        first = min((column.dates[0] for column in known.values() if column.dates), default="2000-01-01")
+        offer = f'"dates": {{"{name}": {{"since": "{first}"}}}}'
+        return f"it holds dates; to make it one, name it in data.features and add to data {offer}"
     if "id" in kinds:
         return "it names rows"
     if "text" in kinds:
@@ -292,6 +298,19 @@ def _no_input(name: str, found: Sequence[Hospital]) -> str | None:
         )
     spread = {column.numbers[end] for column in known.values() if column.numbers for end in ("least", "largest")}
     return None if len(spread) > 1 else "it is constant"
+
+
+def _spellings(name: str, found: Sequence[Hospital]) -> list[str]:
+    """Return what is to be said of levels that one of several hospitals has alone."""
+    levels = {one.site: set(one.columns[name].levels) for one in found if one.columns[name].levels}
+    alone = {
+        site: _ordered(own.difference(*(other for name, other in levels.items() if name != site)))
+        for site, own in levels.items()
+    }
+    some = [f"{', '.join(own[:5])} at {site}" for site, own in alone.items() if own]
+    if len(levels) < 2 or not some:
+        return []
+    return [f"column {name}: levels at one hospital alone: {'; '.join(some[:5])}: are they written in one way?"]
 
 
 def _suspicions(found: Sequence[Hospital], features: Sequence[str]) -> list[str]:

@@ -21,12 +21,14 @@ from rankdad.common.errors import RankdadError, RunFailedError
 from rankdad.common.policy import EVERYTHING, Policy
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Ask
+from rankdad.common.run.artifacts import save_model
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
 from rankdad.local.data import SiteData
 from rankdad.local.prediction import write_predictions
+from rankdad.local.trained_rows import write_trained_rows
 from rankdad.local.training import Result, TrainingState, train
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.run_directory import new_directory
@@ -123,6 +125,7 @@ def simulate(
     *,
     json_output: bool = False,
     pooled: bool = False,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Run a simulation in this process, and return its summary; or train one site that has all sites' data.
 
@@ -132,6 +135,7 @@ def simulate(
         allow_factories: model factories that the caller permits.
         json_output: whether standard output is kept free for the summary.
         pooled: whether one site has everything.
+        quiet: whether nothing is said of epochs.
     """
     torch.set_num_threads(file.run.training.threads)
     new_directory(directory)
@@ -146,7 +150,7 @@ def simulate(
         if view is None:
             for warning in aggregator.plan.warnings:
                 print(f"warning: {warning}", file=sys.stderr)
-            view = PlainView(aggregator.recorder.progress, Waiting, Console(stderr=json_output))
+            view = PlainView(aggregator.recorder.progress, Waiting, Console(stderr=json_output, quiet=quiet))
             view.start()
         view.tick()
 
@@ -154,7 +158,7 @@ def simulate(
         write_predictions(directory / "sites" / site / "predictions", spec, data[site], fold, outputs)
 
     weights = None if file.simulation.weights is None else Path(file.simulation.weights)
-    run(
+    results = run(
         spec,
         data,
         directory,
@@ -165,5 +169,8 @@ def simulate(
         on_round=tick,
         tested=tested,
     )
+    for site, result in results.items():
+        save_model(directory / "sites" / site / "model", spec, result.best, result.final, result.fit, result.own)
+        write_trained_rows(directory / "sites" / site, data[site])
     summary: dict[str, Any] = load_json(directory / "summary.json")
     return summary

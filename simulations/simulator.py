@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import logging
 import multiprocessing
 import secrets
 import signal
@@ -244,7 +245,7 @@ def _aggregator(
 
     other_end.close()  # so that the lifeline ends with the simulator
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    console = Console(stderr=json_output)
+    console = Console(stderr=json_output, quiet=logs.level > logging.INFO)
     with log_path(directory, "aggregator").open("w", encoding="utf-8", buffering=1) as log:
         set_up(logs, log)
         weights = None if file.simulation.weights is None else Path(file.simulation.weights)

@@ -85,7 +85,7 @@ class VisionTransformer(nn.Module):
         """Return outputs [n, outputs] of images."""
         tokens = self.embed(self.patches(x))
         if self.token is not None:
-            tokens = torch.cat([self.token.to(tokens).expand(len(tokens), 1, -1), tokens], dim=1)
+            tokens = torch.cat([self.token.to(tokens).expand(tokens.shape[0], 1, -1), tokens], dim=1)
         tokens = self.blocks(self.dropout(tokens + self.positions))
         pooled = tokens.mean(dim=1) if self.token is None else tokens[:, 0]
         logits: Tensor = self.head(self.norm(pooled))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -17,8 +17,8 @@ from rankdad.common import __version__
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import DataError, UserError, one_line
 from rankdad.common.models import build_network
-from rankdad.common.preparation import Fit, OwnFit
-from rankdad.common.run.snapshot import under
+from rankdad.common.preparation import Fit, OwnFit, Preparing
+from rankdad.common.run.snapshot import Snapshot, under
 from rankdad.common.spec import RunSpec
 
 Which = Literal["best", "final"]
@@ -70,16 +70,25 @@ def _write_model(directory: Path, spec: RunSpec, best: Mapping[str, Tensor], fin
 
 @dataclass(frozen=True, eq=False)
 class SavedModel:
-    """A trained model, in evaluation mode, with all that it needs to predict."""
+    """A trained model, in evaluation mode, with all that it needs to predict.
+
+    Args:
+        spec: of its run.
+        network: in evaluation mode.
+        fit: what prepares its inputs, found in all sites' training rows.
+        site_fit: what was found in one site's alone; None where it is not known.
+        source: what was loaded, in words.
+    """
 
     spec: RunSpec
     network: nn.Module
     fit: Fit
     site_fit: OwnFit | None
+    source: str
 
 
 def load_model(directory: Path, which: Which, allowed_factories: Collection[str]) -> SavedModel:
-    """Return a saved model.
+    """Return a saved model; where there are no best weights, the final ones.
 
     Raises:
         UserError: there is no readable model in the directory.
@@ -87,16 +96,76 @@ def load_model(directory: Path, which: Which, allowed_factories: Collection[str]
     path = directory / "model.json"
     document = load_json(path)
     spec = validate(RunSpec, document.get("run") if isinstance(document, dict) else None, file=path)
-    model = build_network(spec, allowed_factories)
-    weights_path = directory / f"{which}.safetensors"
+    weights_path, only = directory / f"{which}.safetensors", ""
+    if which == "best" and not weights_path.exists():
+        weights_path, only = directory / "final.safetensors", ", since there are no best ones"
     try:
-        model.load_state_dict(load_file(weights_path))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise DataError(weights_path, f"cannot be loaded into the model: {error}") from None
+        weights = load_file(weights_path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(weights_path, f"holds no weights that can be read: {one_line(error)}") from None
     preparation_path = directory / PREPARATION
     try:
         tensors = load_file(preparation_path) if preparation_path.exists() else {}
-        fit, kept = Fit.of(spec, under("fit", tensors)), under("own", tensors)
-        return SavedModel(spec, model.eval(), fit, OwnFit.of(spec, kept) if kept else None)
-    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
+    except (OSError, SafetensorError) as error:
         raise DataError(preparation_path, f"is not what the model was trained with: {one_line(error)}") from None
+    return assemble(spec, weights, tensors, allowed_factories, weights_path, only)
+
+
+def assemble(
+    spec: RunSpec,
+    weights: Mapping[str, Tensor],
+    preparation: Mapping[str, Tensor],
+    allowed_factories: Collection[str],
+    path: Path,
+    words: str = "",
+) -> SavedModel:
+    """Return a model of weights and of what `save_model` writes of its preparation.
+
+    Args:
+        spec: of the run.
+        weights: of the network.
+        preparation: by name.
+        allowed_factories: model factories that the caller permits.
+        path: of the file that held them, named in errors.
+        words: what else is to be said of it.
+
+    Raises:
+        DataError: they are not those of the spec.
+    """
+    network = build_network(spec, allowed_factories)
+    try:
+        network.load_state_dict(dict(weights))
+    except RuntimeError as error:
+        raise DataError(path, f"cannot be loaded into the model: {one_line(error)}") from None
+    try:
+        fit, kept = Fit.of(spec, under("fit", preparation)), under("own", preparation)
+        return SavedModel(spec, network.eval(), fit, OwnFit.of(spec, kept) if kept else None, f"{path}{words}")
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise DataError(path, f"comes with a preparation that is none of its run: {one_line(error)}") from None
+
+
+def load_checkpoint(path: Path, which: Which, allowed_factories: Collection[str]) -> SavedModel:
+    """Return the model of a checkpoint, whose run need not have ended.
+
+    Raises:
+        DataError: it is damaged, or of an earlier version.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            document = json.loads(file.metadata()[""])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        run, course = document["run"], Snapshot.model_validate(document["course"], strict=False)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(path, f"is no checkpoint that can be predicted with: {one_line(error)}") from None
+    spec = validate(RunSpec, run, file=path)
+    best, totals = under("best", tensors), under("total", tensors)
+    weights = best if best and which == "best" else under("weights", under("replica", tensors))
+    whose = "the best weights so far" if weights is best else "the last weights"
+    try:
+        fit = Preparing(spec).fit({name: total[min(course.fold, len(total) - 1)] for name, total in totals.items()})
+    except (KeyError, ValueError, RuntimeError, IndexError) as error:
+        raise DataError(path, f"comes with a preparation that is none of its run: {one_line(error)}") from None
+    own = {f"fit/{name}": value for name, value in fit.tensors().items()}
+    fold = f", in fold {course.fold + 1} of {spec.folds}" if spec.folds > 1 else ""
+    words = f", {whose} after step {course.steps}{fold}"
+    return assemble(spec, weights, own, allowed_factories, path, words)

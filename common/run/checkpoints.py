@@ -75,6 +75,7 @@ class Checkpoints:
         """
         tensors = state.tensors() | _tensors(residuals)
         whole = {**self._owner, **(document or {}), "course": state.snapshot().model_dump()}
+        whole["run"] = state.spec.model_dump(mode="json")
         if self._data_sha256 is not None:
             whole["data_sha256"] = self._data_sha256
         temporary = self.folder / "new.tmp"
@@ -175,6 +176,17 @@ class Checkpoints:
                 f"data: other samples, labels or splits than {path} was trained on: a site goes on with the same data"
             )
         return document, tensors
+
+
+def newest(folder: Path) -> Path | None:
+    """Return the newest checkpoint in a folder or in one of its folders; None if there is none."""
+    found = [path for path in (*folder.glob("*.safetensors"), *folder.glob("*/*.safetensors")) if is_checkpoint(path)]
+    return max(found, key=lambda path: (path.stat().st_mtime, path.name), default=None)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Tell a checkpoint from other files, by its name."""
+    return _NAME.fullmatch(path.name) is not None
 
 
 def take_over(state: RunState, snapshot: bytes) -> None:

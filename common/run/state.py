@@ -71,6 +71,7 @@ class RunState:
         replica: with the initial weights; changed in place.
 
     Attributes:
+        spec: the run.
         initial: the weights that every fold begins with, where they are needed again.
         round: number of the next round.
         roster: training samples of every fold and site, in the plan's order; empty before hello.
@@ -97,7 +98,7 @@ class RunState:
     def __init__(self, spec: RunSpec, plan: Plan, replica: Replica) -> None:
         self.replica = replica
         self.method = method_for(spec, plan.routes, replica.model)
-        self._spec, self._plan = spec, plan
+        self.spec, self._plan = spec, plan
         self._updates: list[Payload] = []  # of the step's exchanges so far
         self._buffers_pooled = False  # of this epoch
         self._sizes: list[list[int]] = []  # of every site's batches in an epoch
@@ -198,7 +199,7 @@ class RunState:
     def trains(self) -> bool:
         """Whether there are epochs left to train in this fold."""
         ready = bool(self.roster) and self.stage is None and not self.tested
-        return ready and self.epoch < self._spec.training.epochs and not self.stopped
+        return ready and self.epoch < self.spec.training.epochs and not self.stopped
 
     def totals_of(self, fold: int) -> dict[str, Tensor]:
         """Return what preparation's stages have added up for one fold."""
@@ -207,13 +208,13 @@ class RunState:
     @property
     def comparison_due(self) -> bool:
         """Whether the weights are compared before the next step."""
-        every, step = self._spec.federation.compare_every, self.replica.step
+        every, step = self.spec.federation.compare_every, self.replica.step
         return bool(every and step and step % every == 0 and self.compared != step)
 
     def batch_sizes(self, site: int, fold: int | None = None) -> list[int]:
         """Return the sizes of a site's batches in one epoch; without a fold, of the one that is trained now."""
-        roster, largest = self.roster[self.fold if fold is None else fold], self._spec.training.step_size
-        most = max(roster) if self._spec.training.batches == "even" else roster[site]
+        roster, largest = self.roster[self.fold if fold is None else fold], self.spec.training.step_size
+        most = max(roster) if self.spec.training.batches == "even" else roster[site]
         return parts(roster[site], math.ceil(most / largest))
 
     def batch_size(self, site: int) -> int:
@@ -248,7 +249,7 @@ class RunState:
 
     def epoch_vote(self) -> Decision:
         """Return what every site says at the end of an epoch: whether it was the best, and whether to stop."""
-        stopping, stale = self._spec.training.early_stopping, self._stale()
+        stopping, stale = self.spec.training.early_stopping, self._stale()
         return Decision(epoch=self.epoch, best=stale == 0, stop=bool(stopping and stale >= stopping.patience))
 
     def follow(self, update: Message) -> None:
@@ -290,7 +291,7 @@ class RunState:
         if not all(map(any, roster)):
             raise ProtocolError(502, "train: in one of the folds no site has a sample to train on")
         most = max(map(max, roster))
-        if most > MAX_STEPS * self._spec.training.step_size:
+        if most > MAX_STEPS * self.spec.training.step_size:
             raise ProtocolError(502, f"train: got {most} samples, more than {MAX_STEPS} steps an epoch")
         self.roster = roster
         self._begin()
@@ -334,14 +335,14 @@ class RunState:
         self.epoch, self.step = self.epoch + 1, 0
 
     def _value(self) -> float | None:
-        return None if self.validation is None else self.validation.values.get(self._spec.monitor)
+        return None if self.validation is None else self.validation.values.get(self.spec.monitor)
 
     def _stale(self) -> int:
         """Return the number of epochs since the best one, with the one that ends now; 0 if that is the best."""
         value, best = self._value(), self.best_value
         if value is None or best is None:
             return 0
-        improves = value < best if self._spec.monitor in LOWER_IS_BETTER else value > best
+        improves = value < best if self.spec.monitor in LOWER_IS_BETTER else value > best
         return 0 if improves else self.stale + 1
 
     def tensors(self) -> dict[str, Tensor]:
@@ -365,7 +366,7 @@ class RunState:
             ValueError: they are not those of this run; see `check_snapshot`.
             RuntimeError, KeyError: the tensors are not those of this replica.
         """
-        check_snapshot(self._spec, self._plan, self.replica.model, snapshot, tensors)
+        check_snapshot(self.spec, self._plan, self.replica.model, snapshot, tensors)
         for name in SCALARS:
             setattr(self, name, getattr(snapshot, name))
         self.totals = under("total", tensors)

@@ -134,3 +134,14 @@ class RunSpec(Part):
         """Return the digest of the canonical JSON form (keys sorted, defaults written out)."""
         canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def training_name(fold: int, tested: int, folds: int) -> str:
+    """Return what one of a run's trainings is called: the fold that it tests, or the model that is kept.
+
+    Args:
+        fold: counted from 0.
+        tested: how many of the trainings are tested.
+        folds: how many there are.
+    """
+    return f"fold {fold + 1} of {tested}" if fold < tested else "final model" * (folds > 1)

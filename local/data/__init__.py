@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rankdad.common.errors import UserError
 from rankdad.common.preparation import Rows, count_behind
 from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.run.replica import weights_sha256
 from rankdad.common.spec import KFold, RunSpec
-from rankdad.common.spec.data import CsvData, NpzData, TsData
-from rankdad.common.spec.images import FunctionData, ImagesData, NiftiData
+from rankdad.common.spec.data import CsvData, NpzData, TableData, TsData
+from rankdad.common.spec.images import FunctionData, ImagesData, ListedData, NiftiData
 from rankdad.common.spec.tasks import Classification
 from rankdad.local.data.behind import fewest_behind
 from rankdad.local.data.folds import Split, folds
@@ -199,14 +200,17 @@ def read_site(spec: RunSpec, folder: Path, site_index: int, allowed: Collection[
     return split_samples(spec, read_samples(spec, folder, allowed=allowed), site_index)
 
 
-def read_samples(spec: RunSpec, path: Path, *, training: bool = True, allowed: Collection[str] = ()) -> Reading:
+def read_samples(
+    spec: RunSpec, path: Path, *, beside: Sequence[str] | None = None, allowed: Collection[str] = ()
+) -> Reading:
     """Read what the run's schema says.
 
     Args:
         spec: the run.
         path: the folder of the schema's files, or one file that is read in the place of the schema's `file`, whatever
             that is called; the schema's other files lie beside it.
-        training: whether the samples are to be trained on; predictions need no labels.
+        beside: columns that predictions are to stand beside, which need no labels; None where the samples are to be
+            trained on.
         allowed: names "package.module:function" of readers that the caller permits.
 
     Raises:
@@ -214,7 +218,9 @@ def read_samples(spec: RunSpec, path: Path, *, training: bool = True, allowed: C
         DataError: what cannot be used, by file, row and column.
     """
     data, task = spec.data, spec.task
-    dtype, keep = spec.training.dtype, spec.preparation.keep
+    dtype, keep, training = spec.training.dtype, spec.preparation.keep, beside is None
+    if beside and not isinstance(data, TableData | ListedData):
+        raise UserError(f"--keep: data.reader {data.reader} has no columns that could stand beside predictions")
     if isinstance(data, NpzData):
         return read_npz(path / data.file if is_folder(path) else path, data, task, dtype, training=training)
     if isinstance(data, TsData):
@@ -227,12 +233,12 @@ def read_samples(spec: RunSpec, path: Path, *, training: bool = True, allowed: C
     from rankdad.local.data.nifti import read_nifti
 
     if isinstance(data, NiftiData):
-        return read_nifti(path / data.file if is_folder(path) else path, data, dtype, training=training)
+        return read_nifti(path / data.file if is_folder(path) else path, data, dtype, beside=beside)
     if isinstance(data, ImagesData):
-        return read_images(path / data.file if is_folder(path) else path, data, dtype, training=training)
+        return read_images(path / data.file if is_folder(path) else path, data, dtype, beside=beside)
     if isinstance(data, CsvData):
-        return read_csv(path, data, dtype, keep=keep, training=training)
-    return read_freesurfer(path, data, dtype, keep=keep, training=training)
+        return read_csv(path, data, dtype, keep=keep, beside=beside)
+    return read_freesurfer(path, data, dtype, keep=keep, beside=beside)
 
 
 def split_samples(spec: RunSpec, reading: Reading, site_index: int) -> SiteData:

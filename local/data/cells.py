@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from rankdad.common.errors import DataError
 from rankdad.common.spec.table_schema import Labelled, canonical
 from rankdad.common.spec.written import YEAR, Comparison, Date, Tabular
 from rankdad.local.data.reading import MISSING, MOST, Array, number, shown
 from rankdad.local.data.tables import Table, holder
 
 LABEL_RULE = ": data.positive is a rule for numbers; write one, or list what stands for missing in data.missing_values"
+LIMIT = re.compile(r"[<>≤≥]=?\s*([\d.,]+)")  # of detection
 DATE = re.compile(r"\d{1,4}([-./])\d\d?\1\d{1,4}\b")
 
 
@@ -34,8 +37,10 @@ def column_numbers(table: Table, column: str, dtype: str = "float64", hint: str 
     most = min(float(np.finfo(dtype).max), MOST)
     wrong = [row for row in np.flatnonzero(~(np.abs(found) <= most)).tolist() if texts[row].lower() not in MISSING]
     if wrong:
-        problem = f"holds {shown(texts[wrong[0]])}, expected a finite number of at most {most:.0e}"
-        raise table.error(wrong[0], column, problem, hint=hint or _advice(table, column, texts, wrong))
+        hint = hint or _advice(table, column, texts, wrong)
+    for row in wrong:
+        table.refuse(row, column, f"holds {shown(texts[row])}, expected a finite number of at most {most:.0e}", hint)
+        found[row] = math.nan
     return found
 
 
@@ -47,6 +52,10 @@ def _advice(table: Table, column: str, texts: Sequence[str], wrong: Sequence[int
     if re.fullmatch(r"[+-]?\d+([.,]\d+)+", text) and not DATE.match(text):
         mark, other = ("comma", "a point") if column in table.decimals.comma else ("point", "a comma")
         return f": numbers here have a decimal {mark}; write it without {other}, or name the mark in data.decimal"
+    if LIMIT.fullmatch(text):
+        limit = text.lstrip("<>≤≥= ")
+        instead = f"write the limit itself, {limit}, at every site, or list what stands for missing in"
+        return f": a value beyond what can be measured: {instead} data.missing_values"
     held = [text for text in texts if text.lower() not in MISSING]
     if 2 * len(wrong) < len(held) or math.isfinite(number(text)) or len(held) < 3:
         instead = "write a number, leave the cell empty if it is missing, or list what stands for missing in"
@@ -81,7 +90,8 @@ def column_codes(
         code = places.get(canonical(text), code)
         if code is None:
             some = ", ".join(list(places)[:10]) + ", …" * (len(places) > 10)
-            raise table.error(row, column, f"holds {shown(text)}, expected one of {some}", hint=hint)
+            table.refuse(row, column, f"holds {shown(text)}, expected one of {some}", hint)
+            code = math.nan
         codes.append(code)
     return np.array(codes, np.float64)
 
@@ -104,7 +114,7 @@ def _days(table: Table, column: str, date: Date) -> Array:
             try:
                 days[row] = date.day(text)
             except ValueError as error:
-                raise table.error(row, column, f"holds {shown(text)}, {error}") from None
+                table.refuse(row, column, f"holds {shown(text)}, {error}")
     return days
 
 
@@ -129,6 +139,20 @@ def labels_of(data: Labelled, tables: Sequence[Table]) -> Array:
         else:
             columns.append(column_codes(table, target, levels, hint) if levels else column_numbers(table, target))
     return np.column_stack(columns) if several else columns[0]
+
+
+def known_labels(data: Labelled, tables: Sequence[Table]) -> tuple[Array | None, Array, tuple[str, ...]]:
+    """Return labels of rows that are predicted, which of them are missing or none of the run's, and a word on these."""
+    wrong: dict[int, DataError] = {}
+    labels = labels_of(data, [replace(table, refused=wrong) for table in tables])
+    unknown: Array = np.asarray(np.isnan(labels.reshape(len(labels), -1)).any(axis=1))
+    if not unknown.any():
+        return labels, unknown, ()
+    row = min(wrong, default=int(unknown.argmax()))
+    first = wrong.get(row) or holder(tables, data.targets[0]).error(row, data.targets[0], "is missing")
+    some = "" if unknown.all() else ", and figures are those of the others"
+    told = f"{first.path}: {first.problem}; {int(unknown.sum())} of {len(labels)} labels are not used{some}"
+    return None if unknown.all() else np.nan_to_num(labels), unknown, (told,)
 
 
 def as_labels(data: Labelled, found: Array) -> Array:

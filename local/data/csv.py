@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from rankdad.common.errors import DataError
 from rankdad.common.spec.data import CsvData
 from rankdad.local.data.encoding import encode
 from rankdad.local.data.files import each, find, read_each, read_one
 from rankdad.local.data.reading import Reading, is_folder
 from rankdad.local.data.table_files import read_table
-from rankdad.local.data.tables import Table, join, keys_of
+from rankdad.local.data.tables import Table, aligned, join, keys_of
 
 
-def read_csv(path: Path, data: CsvData, dtype: str, *, keep: Sequence[str] = (), training: bool = True) -> Reading:
+def read_csv(
+    path: Path, data: CsvData, dtype: str, *, keep: Sequence[str] = (), beside: Sequence[str] | None = None
+) -> Reading:
     """Read samples from a table, and the covariates beside it.
 
     Args:
@@ -21,7 +24,7 @@ def read_csv(path: Path, data: CsvData, dtype: str, *, keep: Sequence[str] = (),
         data: the schema.
         dtype: of the inputs, such as "float32".
         keep: columns whose effects harmonisation keeps.
-        training: whether the samples are to be trained on; for predictions the label may be missing.
+        beside: columns that predictions are to stand beside; None where the samples are to be trained on.
 
     Raises:
         DataError: naming file, row and column of what cannot be used.
@@ -29,7 +32,7 @@ def read_csv(path: Path, data: CsvData, dtype: str, *, keep: Sequence[str] = (),
     folder = path if is_folder(path) else path.parent
     table, told = read_one(folder, data.file, data) if path is folder else (read_table(path, data), ())
     others, told_too = read_each(folder, data.covariates, data)
-    return csv_samples(data, [table, *others], dtype, keep=keep, notes=told + told_too, training=training)
+    return csv_samples(data, [table, *others], dtype, keep=keep, notes=told + told_too, beside=beside)
 
 
 def csv_samples(
@@ -39,7 +42,7 @@ def csv_samples(
     *,
     keep: Sequence[str] = (),
     notes: tuple[str, ...] = (),
-    training: bool = True,
+    beside: Sequence[str] | None = None,
 ) -> Reading:
     """Join tables by the schema's key, and encode them as samples.
 
@@ -49,11 +52,16 @@ def csv_samples(
         dtype: of the inputs, such as "float32".
         keep: columns whose effects harmonisation keeps.
         notes: what is to be told already.
-        training: whether the samples are to be trained on; for predictions the label may be missing.
+        beside: columns that predictions are to stand beside; None where the samples are to be trained on.
 
     Raises:
         DataError: naming file, row and column of what cannot be used.
     """
+    if beside is not None:
+        refused: dict[int, DataError] = {}
+        if data.key is not None:
+            tables = aligned(tables, data.key, refused)
+        return encode(data, tables, dtype, key=data.key, keep=keep, notes=notes, beside=beside, refused=refused)
     dropped = 0
     if data.key is not None:
         keys_of(tables[0], data.key)
@@ -61,7 +69,7 @@ def csv_samples(
         assert data.key is not None  # the schema sees to that
         tables, told, dropped = join(tables, data.key, data.missing)
         notes += told
-    return encode(data, tables, dtype, key=data.key, keep=keep, notes=notes, dropped=dropped, training=training)
+    return encode(data, tables, dtype, key=data.key, keep=keep, notes=notes, dropped=dropped)
 
 
 def csv_columns(path: Path, data: CsvData) -> list[str]:

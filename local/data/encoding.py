@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from rankdad.common.errors import DataError
+from rankdad.common.errors import DataError, UserError
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.patterns import fits
 from rankdad.common.spec.table_schema import canonical
 from rankdad.common.spec.written import chosen
-from rankdad.local.data.cells import as_labels, column_codes, column_dates, column_numbers, labels_of
-from rankdad.local.data.reading import MISSING, Array, Reading, shown
+from rankdad.local.data.cells import as_labels, column_codes, column_dates, column_numbers, known_labels, labels_of
+from rankdad.local.data.reading import MISSING, AllRows, Array, Reading, shown
 from rankdad.local.data.tables import Table, holder
 
 
@@ -25,7 +26,8 @@ def encode(
     keep: Sequence[str] = (),
     notes: tuple[str, ...] = (),
     dropped: int = 0,
-    training: bool = True,
+    beside: Sequence[str] | None = None,
+    refused: dict[int, DataError] | None = None,
 ) -> Reading:
     """Encode the rows of tables whose rows are those of the same subjects, in the same order.
 
@@ -37,13 +39,18 @@ def encode(
         keep: columns whose effects harmonisation keeps.
         notes: what is to be told already.
         dropped: how many rows were left out already.
-        training: whether the samples are to be trained on; for predictions the label may be missing.
+        beside: columns that predictions are to stand beside: single rows are then refused, and the label may be
+            missing; None where the samples are to be trained on.
+        refused: rows that are refused already, where predictions are asked for.
 
     Raises:
         DataError: naming file, row and column of what cannot be used.
     """
-    source, rows = tables[0].source, len(tables[0])
-    gaps, holes = _Gaps(rows), _Gaps(rows)
+    source, rows, training = tables[0].source, len(tables[0]), beside is None
+    if not training:
+        refused = {} if refused is None else refused
+        tables = [replace(table, refused=refused) for table in tables]
+    gaps, holes = _Gaps(rows, refuses=not training), _Gaps(rows)
     lacking = holes if data.missing == "impute" else gaps
     inputs: list[Array] = []
     for column in data.inputs:
@@ -52,24 +59,26 @@ def encode(
         if data.is_indicated(column):
             inputs.append(np.isnan(own.reshape(rows, -1)[:, 0]).astype(np.float64))
     kept_columns = [_column(data, tables, column, "float64", gaps, full_rank=True) for column in keep]
-    labels = None
-    if training or all(any(target in table.frame for table in tables) for target in data.targets):
-        unlabelled = _Gaps(rows)
+    labels, unlabelled = None, np.zeros(rows, bool)
+    if training:
         labels = labels_of(data, tables)
         for target, column in zip(data.targets, np.atleast_2d(labels.T), strict=True):
-            unlabelled.note(holder(tables, target), target, np.isnan(column))
-        if training:
-            gaps.merge(unlabelled)
-        elif unlabelled.first is not None:
-            notes += (str(unlabelled.error("is missing; labels are not used")),)
-            labels = None
+            gaps.note(holder(tables, target), target, np.isnan(column))
+    elif all(any(target in table.frame for table in tables) for target in data.targets):
+        labels, unlabelled, told = known_labels(data, tables)
+        notes += told
     groups: list[str] | None = None
     if training and data.group is not None:
         table = holder(tables, data.group)
         groups = [canonical(text) for text in table.texts(data.group)]
         gaps.note(table, data.group, np.array([text.lower() in MISSING for text in groups], bool))
 
-    kept, left_out = gaps.settle(data.missing)
+    if refused is None:
+        kept, left_out = gaps.settle(data.missing)
+    else:
+        kept, left_out = np.array([row for row in range(rows) if row not in refused], np.int64), ()
+        if refused and not len(kept):
+            raise UserError(f"no row can be predicted: {refused[min(refused)]}")
     encoded = np.column_stack(inputs)[kept].astype(dtype)
     if not len(encoded):
         raise DataError(source, "has no rows")
@@ -88,14 +97,45 @@ def encode(
         covariates=np.column_stack(kept_columns)[kept] if kept_columns else None,
         dropped=dropped + rows - len(kept),
         notes=notes + left_out,
+        rows=None if refused is None else all_rows(tables, (data.key, data.group), beside or (), refused, unlabelled),
     )
 
 
-class _Gaps:
-    """Rows that lack a value, and the first of them."""
+def all_rows(
+    tables: Sequence[Table],
+    found: Sequence[str | None],
+    wanted: Sequence[str],
+    refused: dict[int, DataError],
+    unlabelled: Array,
+) -> AllRows:
+    """Return what predictions stand beside.
 
-    def __init__(self, rows: int) -> None:
-        self.rows = np.zeros(rows, bool)
+    Args:
+        tables: with rows of the same samples.
+        found: columns that are taken where a table has them; the first names the rows.
+        wanted: columns that a table has to have.
+        refused: why rows are no samples, by position.
+        unlabelled: bool [rows].
+
+    Raises:
+        DataError: no table has a wanted column, or two have it.
+    """
+    own = [column for column in found if column and any(column in table.frame for table in tables)]
+    columns = {column: tuple(holder(tables, column).texts(column)) for column in dict.fromkeys((*own, *wanted))}
+    names = columns.pop(found[0] or "", None) or tables[0].names()
+    return AllRows(names, columns, refused, frozenset(np.flatnonzero(unlabelled).tolist()))
+
+
+class _Gaps:
+    """Rows that lack a value, and the first of them.
+
+    Args:
+        rows: of the tables.
+        refuses: whether each of them is refused by itself.
+    """
+
+    def __init__(self, rows: int, *, refuses: bool = False) -> None:
+        self.rows, self._refuses = np.zeros(rows, bool), refuses
         self.first: tuple[Table, str, int] | None = None
 
     @property
@@ -103,13 +143,15 @@ class _Gaps:
         return f"{int(self.rows.sum())} of {len(self.rows)} rows"
 
     def note(self, table: Table, column: str, lacking: Array) -> None:
+        if self._refuses:
+            for row in np.flatnonzero(lacking).tolist():
+                table.refuse(row, column, "is missing")
+        if table.refused:
+            lacking = lacking.copy()
+            lacking[list(table.refused)] = False
         if lacking.any() and self.first is None:
             self.first = table, column, int(lacking.argmax())
         self.rows |= lacking
-
-    def merge(self, others: _Gaps) -> None:
-        self.first = self.first or others.first
-        self.rows |= others.rows
 
     def error(self, problem: str) -> DataError:
         """Return the error that names the first."""
@@ -168,9 +210,9 @@ def _numbers(data: TableData, tables: Sequence[Table], table: Table, column: str
         if fits(column, entry):
             numbers = np.clip(numbers, least, most)
     if chosen(column, data.log):
-        if (low := numbers <= 0).any():
-            row = int(low.argmax())
+        low = numbers <= 0
+        for row in np.flatnonzero(low).tolist():
             problem = f"holds {shown(table.texts(column)[row])}, expected a number above 0, to take its log"
-            raise table.error(row, column, problem, hint=": a lower bound in data.clip lifts it")
-        numbers = np.log(numbers)
+            table.refuse(row, column, problem, ": a lower bound in data.clip lifts it")
+        numbers = np.log(np.where(low, np.nan, numbers))
     return numbers

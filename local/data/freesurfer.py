@@ -17,13 +17,13 @@ from rankdad.local.data.files import each, read_each, read_one
 from rankdad.local.data.formats import check_text
 from rankdad.local.data.reading import MISSING, Reading, is_folder, number, shown
 from rankdad.local.data.table_files import read_table
-from rankdad.local.data.tables import Table, holder, join, nearest, subjects_file
+from rankdad.local.data.tables import Table, aligned, holder, join, nearest, subjects_file
 
 COLUMNS = ("Index", "SegId", "NVoxels", "Volume_mm3", "StructName")  # of aseg.stats, where it does not say
 
 
 def read_freesurfer(
-    path: Path, data: FreesurferData, dtype: str, *, keep: Sequence[str] = (), training: bool = True
+    path: Path, data: FreesurferData, dtype: str, *, keep: Sequence[str] = (), beside: Sequence[str] | None = None
 ) -> Reading:
     """Read samples from a table and the subjects' files beside it.
 
@@ -32,7 +32,7 @@ def read_freesurfer(
         data: the schema.
         dtype: of the inputs, such as "float32".
         keep: columns whose effects harmonisation keeps.
-        training: whether the samples are to be trained on; for predictions the label may be missing.
+        beside: columns that predictions are to stand beside; None where the samples are to be trained on.
 
     Raises:
         DataError: naming file, row and column of what cannot be used.
@@ -41,19 +41,32 @@ def read_freesurfer(
     first, *others = each(data.covariates)
     table, notes = read_one(folder, first, data) if path is folder else (read_table(path, data), ())
     more, told = read_each(folder, tuple(others), data)
-    tables, left_out, dropped = join([table, *more], data.key, data.missing, lambda text: str(Path(text)))
+    tables, training, left_out, dropped = [table, *more], beside is None, tuple[str, ...](), 0
+    refused: dict[int, DataError] | None = None
+    if training:
+        tables, left_out, dropped = join(tables, data.key, data.missing, lambda text: str(Path(text)))
+    else:
+        refused = {}
+        tables = aligned(tables, data.key, refused, lambda text: str(Path(text)))
     files, regions = _files(tables[0], data.key, folder), data.regions
     wanted = {data.key, *data.covariate_features, *(name for name in keep if name not in regions)}
     wanted |= {data.group} if training and data.group is not None else set()
+    wanted |= {
+        column
+        for column in filter(None, (data.group, *(beside or ())))
+        if any(column in table.frame for table in tables)
+    }
     wanted |= {name for name in data.targets if training or any(name in table.frame for table in tables)}
     for column in sorted(wanted):
         holder(tables, column)
     tables = [replace(table, frame=table.frame[[c for c in table.frame if c in wanted]]) for table in tables]
-    cells, names = [_cells(row, file, regions) for row, file in enumerate(files)], tables[0].texts(data.key)
+    cells, names = [_cells(row, file, regions, refused) for row, file in enumerate(files)], tables[0].texts(data.key)
     frame = pd.DataFrame(cells, index=pd.Index(names, dtype=object), columns=pd.Index(regions), dtype=object)
     tables.append(Table(folder, frame))
     notes += told + left_out
-    return encode(data, tables, dtype, key=data.key, keep=keep, notes=notes, dropped=dropped, training=training)
+    return encode(
+        data, tables, dtype, key=data.key, keep=keep, notes=notes, dropped=dropped, beside=beside, refused=refused
+    )
 
 
 def freesurfer_columns(path: Path, data: FreesurferData) -> list[str]:
@@ -85,13 +98,18 @@ def _files(table: Table, key: str, folder: Path) -> list[Path]:
     names = table.texts(key)
     for row, name in enumerate(names):
         if not is_within(folder / name, folder):
-            raise table.error(row, key, f"{shown(name)} leads out of the folder, or is not a file's name")
+            table.refuse(row, key, f"{shown(name)} leads out of the folder, or is not a file's name")
     return [folder / name for name in names]
 
 
-def _cells(row: int, file: Path, names: Iterable[str]) -> list[str]:
-    """Return the values of some regions and measures in the file of a row's subject, as text."""
+def _cells(row: int, file: Path, names: Sequence[str], refused: dict[int, DataError] | None) -> list[str]:
+    """Return the values of some regions and measures in the file of a row's subject, as text.
+
+    Where single rows are refused, none of one that is, or whose file cannot be used.
+    """
     found: dict[str, set[str]] = {}
+    if refused and row in refused:
+        return [""] * len(names)
     try:
         for called, value in _values(file):
             for name in called:
@@ -102,7 +120,11 @@ def _cells(row: int, file: Path, names: Iterable[str]) -> list[str]:
             if len(found[name]) > 1:
                 raise DataError(file, f"has {len(found[name])} different values of {name}")
     except DataError as error:
-        raise DataError(error.path, error.problem, called=subjects_file(row)) from None
+        named = DataError(error.path, error.problem, called=subjects_file(row))
+        if refused is None:
+            raise named from None
+        refused[row] = named
+        return [""] * len(names)
     return [next(iter(found[name])) for name in names]
 
 

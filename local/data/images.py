@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +24,14 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
 
 
-def read_images(path: Path, data: ImagesData, dtype: str, *, training: bool) -> Reading:
+def read_images(path: Path, data: ImagesData, dtype: str, *, beside: Sequence[str] | None) -> Reading:
     """Read the pictures of a folder, or those that a table lists.
+
+    Args:
+        path: of the folder or the table.
+        data: the schema.
+        dtype: of the inputs, such as "float32".
+        beside: columns that predictions are to stand beside; None where the samples are to be trained on.
 
     Raises:
         UserError: Pillow is not installed.
@@ -42,8 +48,10 @@ def read_images(path: Path, data: ImagesData, dtype: str, *, training: bool) -> 
         return _picture(file, data)
 
     if data.file != ".":
-        return read_listed(path, data, data.shape, dtype, load, training=training)
-    found = list(_files(path, data, training))
+        return read_listed(path, data, data.shape, dtype, load, beside=beside)
+    if beside:
+        raise UserError("--keep: pictures in a folder for each class have no columns")
+    found = list(_files(path, data, beside is None))
     if not found:
         raise DataError(path, "holds no pictures")
     names = tuple(name for name, _ in found)

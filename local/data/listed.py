@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from rankdad.common.errors import DataError
+from rankdad.common.errors import DataError, UserError
 from rankdad.common.files import is_within
 from rankdad.common.spec.images import ListedData
-from rankdad.local.data.cells import as_labels, labels_of
+from rankdad.local.data.cells import as_labels, known_labels, labels_of
+from rankdad.local.data.encoding import all_rows
 from rankdad.local.data.formats import check_fits
 from rankdad.local.data.reading import MISSING, Array, Reading, check_file, shown
 from rankdad.local.data.table_files import read_table
@@ -22,7 +24,7 @@ Fault = Callable[[int, str], DataError]
 
 
 def read_listed(
-    path: Path, data: ListedData, shape: tuple[int, ...], dtype: str, load: Load, *, training: bool
+    path: Path, data: ListedData, shape: tuple[int, ...], dtype: str, load: Load, *, beside: Sequence[str] | None
 ) -> Reading:
     """Read the samples that a table lists.
 
@@ -32,26 +34,23 @@ def read_listed(
         shape: of a sample.
         dtype: of the inputs, such as "float32".
         load: reads one file; a DataError of its own tells what is wrong.
-        training: whether the samples are to be trained on; for predictions labels may be missing.
+        beside: columns that predictions are to stand beside: single rows are then refused, and labels may be missing;
+            None where the samples are to be trained on.
 
     Raises:
         DataError: naming the table's row and column, and the file, of what cannot be used.
     """
-    table = read_table(path, data)
-    whole, notes = len(table), tuple[str, ...]()
+    table, training = read_table(path, data), beside is None
+    whole = len(table)
     if not whole:
         raise DataError(path, "has no rows")
     group = data.group if training or data.group in table.frame else None  # predictions need none
     for column in filter(None, (data.key, data.image, group)):
         holder((table,), column)
-    labels = labels_of(data, (table,)) if training or set(data.targets) <= set(table.frame) else None
-    if not training:
-        lacking = np.zeros(whole, bool) if labels is None else np.isnan(labels.reshape(whole, -1)).any(axis=1)
-        if lacking.any():
-            where = table.error(int(lacking.argmax()), data.targets[0], "is missing; labels are not used")
-            labels, notes = None, (str(where),)
-    table, labels, dropped = _complete(table, data, labels, training)
-    notes += dropped
+    if beside is not None:
+        return _predicted(table, data, shape, dtype, load, beside)
+    labels = labels_of(data, (table,))
+    table, labels, notes = _complete(table, data, labels)
     keys_of(table, data.image, lambda text: str(Path(text)))
     if data.key is not None:
         keys_of(table, data.key)
@@ -69,7 +68,7 @@ def read_listed(
     return Reading(
         path,
         stack(path, files, shape, dtype, load, fault),
-        None if labels is None else as_labels(data, labels),
+        as_labels(data, labels),
         keys=tuple(table.texts(data.key or data.image)),
         groups=None if group is None else tuple(table.texts(group)),
         dropped=whole - len(table),
@@ -77,15 +76,44 @@ def read_listed(
     )
 
 
-def _complete(
-    table: Table, data: ListedData, labels: Array | None, training: bool
-) -> tuple[Table, Array | None, tuple[str, ...]]:
+def _predicted(
+    table: Table, data: ListedData, shape: tuple[int, ...], dtype: str, load: Load, beside: Sequence[str]
+) -> Reading:
+    """Read the samples that are to be predicted; a row whose file cannot be used is refused."""
+    folder, refused = Path(table.source).parent, dict[int, DataError]()
+    table = replace(table, refused=refused)
+    labels, unlabelled, notes = None, np.zeros(len(table), bool), tuple[str, ...]()
+    if set(data.targets) <= set(table.frame):
+        labels, unlabelled, notes = known_labels(data, (table,))
+    size = len(table) * math.prod(shape) * np.dtype(dtype).itemsize
+    check_fits(table.source, f"{len(table)} samples of shape {list(shape)}", size)
+    inputs, kept = np.empty((len(table), *shape), dtype), list[int]()
+    for row, name in enumerate(table.texts(data.image)):
+        try:
+            inputs[len(kept)] = load(find(folder, name))
+            kept.append(row)
+        except DataError as error:
+            missing = name.lower() in MISSING
+            table.refuse(row, data.image, "is missing" if missing else f"{shown(name)} {error.problem}")
+    if not kept:
+        raise UserError(f"no row can be predicted: {refused[0]}")
+    names = (data.key or data.image, data.group)
+    return Reading(
+        table.source,
+        inputs[: len(kept)],
+        None if labels is None else as_labels(data, labels[kept]),
+        keys=tuple(table.take(kept).texts(names[0])),
+        notes=notes,
+        rows=all_rows((table,), names, beside, refused, unlabelled),
+    )
+
+
+def _complete(table: Table, data: ListedData, labels: Array) -> tuple[Table, Array, tuple[str, ...]]:
     """Return the rows that lack nothing, their labels, and what is to be told of the others."""
     lacking = {data.image: _empty(table, data.image)}
-    if training and labels is not None:
-        for place, column in enumerate(data.targets):
-            lacking[column] = np.isnan(labels.reshape(len(labels), -1)[:, place])
-    if training and data.group is not None:
+    for place, column in enumerate(data.targets):
+        lacking[column] = np.isnan(labels.reshape(len(labels), -1)[:, place])
+    if data.group is not None:
         lacking[data.group] = _empty(table, data.group)
     left_out = np.logical_or.reduce(list(lacking.values()))
     if not left_out.any():
@@ -98,7 +126,7 @@ def _complete(
         raise table.error(row, column, f"is missing; {count}, and none is left")
     kept = np.flatnonzero(~left_out)
     note = str(table.error(row, column, f"is missing; {count} and are left out"))
-    return table.take(kept.tolist()), None if labels is None else labels[kept], (note,)
+    return table.take(kept.tolist()), labels[kept], (note,)
 
 
 def _empty(table: Table, column: str) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,14 @@ from rankdad.local.data.reading import Array, Reading
 ENDINGS = (".nii", ".nii.gz")
 
 
-def read_nifti(path: Path, data: NiftiData, dtype: str, *, training: bool) -> Reading:
+def read_nifti(path: Path, data: NiftiData, dtype: str, *, beside: Sequence[str] | None) -> Reading:
     """Read the volumes that a table lists.
+
+    Args:
+        path: of the table.
+        data: the schema.
+        dtype: of the inputs, such as "float32".
+        beside: columns that predictions are to stand beside; None where the samples are to be trained on.
 
     Raises:
         UserError: nibabel is not installed.
@@ -27,7 +34,7 @@ def read_nifti(path: Path, data: NiftiData, dtype: str, *, training: bool) -> Re
         raise UserError(
             "data.reader: nifti needs nibabel, which is not installed: pip install 'rankdad[nifti]'"
         ) from None
-    return read_listed(path, data, data.shape, dtype, lambda file: _volume(file, data, dtype), training=training)
+    return read_listed(path, data, data.shape, dtype, lambda file: _volume(file, data, dtype), beside=beside)
 
 
 def _volume(file: Path, data: NiftiData, dtype: str) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import re
 from collections import Counter
@@ -13,7 +14,8 @@ import numpy as np
 
 from rankdad.common.errors import visible
 from rankdad.common.spec.table_schema import canonical
-from rankdad.local.data.cells import DATE
+from rankdad.common.spec.written import Date
+from rankdad.local.data.cells import DATE, LIMIT
 from rankdad.local.data.reading import MISSING, Array, shown
 from rankdad.local.data.tables import Table
 
@@ -43,6 +45,7 @@ class Column:
         remarks: what looks like a mistake, or says which field of a schema helps.
         others: cells among numbers that are none, and words among levels that count as missing, with how often.
         most: rows of the most frequent value.
+        dates: the first and the last, as 2020-04-03, where all can be told; else nothing.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Column:
     remarks: tuple[str, ...] = ()
     others: Mapping[str, int] = field(default_factory=dict)
     most: int = 0
+    dates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,12 +130,12 @@ def _column(table: Table, name: str) -> Column:
         others = dict(Counter(text for text, one in numeric if text.lower() not in MISSING and not math.isfinite(one)))
         why = (table.decimals.doubtful or {}).get(name)
         advice = f"it {why}" if why else "if that means missing, list it in data.missing_values"
+        if any(map(LIMIT.fullmatch, others)):
+            advice = "write limits of detection as numbers, or list them in data.missing_values to have them imputed"
         said = f"{len(held) - len(numbers)} cells are no plain numbers, such as {shown(next(iter(others)))}"
         remarks.append(f"{said}: {advice}")
     if kind == "id":
         remarks.append("it names rows: no input, but data.key or data.group, or leave it out by data.exclude")
-    if kind == "date":
-        remarks.append("dates: data.dates makes them numbers, such as years since another date")
     summary: dict[str, float] = {}
     if kind == "number" and len(numbers):
         remarks += _stand_ins(numbers)
@@ -140,7 +144,18 @@ def _column(table: Table, name: str) -> Column:
         summary |= {"mean": float(numbers.mean()), "deviation": float(numbers.std())}
     levels = dict(counts.most_common()) if len(counts) <= MAX_LEVELS and kind != "id" else {}
     zeros, most, told = int((numbers == 0).sum()), max(counts.values()), tuple(map(visible, remarks))
-    return Column(name, kind, missing, len(counts), summary, zeros, levels, told, others or words, most)
+    ends = _ends(held) if kind == "date" else ()
+    return Column(name, kind, missing, len(counts), summary, zeros, levels, told, others or words, most, ends)
+
+
+def _ends(held: Sequence[str]) -> tuple[str, ...]:
+    """Return the first and the last of a column's dates; nothing where one is none, or might be two."""
+    calendar = Date(since="2000-01-01")
+    try:
+        days = [int(calendar.day(text)) for text in held]
+    except ValueError:
+        return ()
+    return tuple(datetime.date.fromordinal(day).isoformat() for day in (min(days), max(days)))
 
 
 def _kind(name: str, held: Sequence[str], numbers: Array, counts: Mapping[str, int]) -> Kind:
@@ -221,7 +236,8 @@ def _apart(own: Column, others: Sequence[Column], tables: int) -> tuple[str, ...
             remarks.append(f"0 in every row, elsewhere from {least:g} to {most:g}: if it means missing, list it in "
                            "data.missing_values")  # fmt: skip
         elif own.distinct > 10 and 2 * sum(_far(median, other) for other in medians) > len(medians):
-            remarks.append(f"its median is {median:g}, elsewhere {middle:g}: are the units the same?")
+            remarks.append(f"its median is {median:g}, elsewhere {middle:g}: are the units the same? If not, "
+                           "convert it here, in the table")  # fmt: skip
     if own.kind == "levels" and known and all(other.levels for other in known):
         alone = [level for level in own.levels if not any(level in other.levels for other in known)]
         if alone:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,23 @@ from rankdad.common.errors import DataError
 Array = NDArray[Any]
 MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null", "none"})  # in small letters
 MOST = 1e100  # of what is summed up over samples and sites with its squares
+
+
+@dataclass(frozen=True)
+class AllRows:
+    """All rows of a table that is predicted from, also those that cannot be.
+
+    Args:
+        names: of the rows.
+        columns: what predictions are to stand beside, by column.
+        refused: why a row is no sample, by its position; the others are, in order.
+        unlabelled: rows that are samples and whose label is missing or none of the run's, by position.
+    """
+
+    names: tuple[str, ...]
+    columns: Mapping[str, tuple[str, ...]]
+    refused: Mapping[int, DataError]
+    unlabelled: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +48,7 @@ class Reading:
         covariates: float64 [samples, …], the columns whose effects harmonisation keeps; None where there are none.
         dropped: how many rows of the source were left out.
         notes: what the person at the site should be told, one sentence each.
+        rows: of a table that is predicted from; else None.
     """
 
     source: str | Path
@@ -41,6 +60,7 @@ class Reading:
     covariates: Array | None = None
     dropped: int = 0
     notes: tuple[str, ...] = ()
+    rows: AllRows | None = None
 
 
 def is_folder(path: Path) -> bool:

@@ -11,7 +11,7 @@ import pandas as pd
 from rankdad.common.errors import DataError
 from rankdad.common.spec.table_schema import composed
 from rankdad.common.spec.written import Written
-from rankdad.local.data.dialect import SAMPLE, decimals_of, delimiter_of, marked
+from rankdad.local.data.dialect import DELIMITERS, SAMPLE, decimals_of, delimiter_of, marked
 from rankdad.local.data.formats import check_text, opened
 from rankdad.local.data.reading import shown
 from rankdad.local.data.sheets import PARQUET, WORKBOOKS, read_parquet, read_workbook
@@ -48,6 +48,7 @@ def read_table(path: Path, written: Written | None = None, *, header: bool = Fal
         else:
             cells, delimiter = _text(path, written, header)
             cells = cells.map(str.strip)
+            _check_rows(path, cells, delimiter)
         cells.index += 1
         if not (cells.iloc[0] != "").any():
             raise DataError(
@@ -93,6 +94,30 @@ def _text(path: Path, written: Written, header: bool) -> tuple[pd.DataFrame, str
         raise DataError(path, f"cannot be read: {error.strerror or error}") from None
     cells.index += skipped
     return cells, delimiter
+
+
+def _check_rows(path: Path, cells: pd.DataFrame, delimiter: str) -> None:
+    """Check that no cell holds rows, for want of a quotation mark, and no row is separated by something else.
+
+    Raises:
+        DataError: one does, or is.
+    """
+    width = cells.shape[1]
+    if width < 2:
+        return
+    for column in cells:
+        if "\n" in "".join(cells[column]):
+            for row, text in cells[column].items():
+                if "\n" in text and text.count(delimiter) >= max(2, width - 1):
+                    what = f"a cell holds {text.count(chr(10)) + 1} lines with columns of their own"
+                    why = f"after a quotation mark that is closed too late: {shown(text)}"
+                    raise DataError(path, what, place=f"row {int(str(row)) + 1}", hint=f", {why}")
+    alone = cells[0][(cells.iloc[:, 1:] == "").all(axis=1)]
+    for row, text in alone.items():
+        for other, name in DELIMITERS.items():
+            if other != delimiter and text.count(other) == width - 1:
+                problem = f"is separated by {name}, unlike the first, by {DELIMITERS.get(delimiter, delimiter)}"
+                raise DataError(path, f"{problem}: save it again, with one of them", place=f"row {int(str(row)) + 1}")
 
 
 def _rows(sample: bytes) -> str:

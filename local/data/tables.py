@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +29,8 @@ class Table:
             of a file beside the source and its number there; or by the name of a file in the source.
         written: what the schema says of its cells.
         decimals: where its numbers have a comma before decimals.
+        refused: why single rows cannot be used, by position, where the others are taken; None where one such row
+            refuses the table.
 
     Raises:
         DataError: two columns have one name.
@@ -37,6 +40,7 @@ class Table:
     frame: pd.DataFrame
     written: Written = field(default=Written())
     decimals: Decimals = field(default=Decimals())
+    refused: dict[int, DataError] | None = None
 
     def __post_init__(self) -> None:
         names = self.frame.columns
@@ -83,6 +87,17 @@ class Table:
         file, place = self.place(row)
         where, called = (f"{place}, column {column}", "") if place else (f"column {column}", subjects_file(row))
         return DataError(file, problem, place=where, called=called, hint=hint)
+
+    def refuse(self, row: int, column: str, problem: str, hint: str = "") -> None:
+        """Refuse a row, or the whole table for it.
+
+        Raises:
+            DataError: names the cell.
+        """
+        error = self.error(row, column, problem, hint)
+        if self.refused is None:
+            raise error
+        self.refused.setdefault(row, error)
 
     def take(self, rows: list[int]) -> Table:
         """Return some of the rows."""
@@ -154,6 +169,39 @@ def join(
     return [joined[0], *rest], tuple(notes), len(anywhere) - len(kept)
 
 
+def aligned(
+    tables: Sequence[Table], key: str, refused: dict[int, DataError], form: Callable[[str], str] = canonical
+) -> list[Table]:
+    """Return tables with a row for each of the first one's, which is refused where its key is not once in all.
+
+    Args:
+        tables: one, or several.
+        key: the column.
+        refused: by position, why.
+        form: returns the text by which keys are compared.
+
+    Raises:
+        DataError: a table has no such column, or no rows.
+    """
+    first = replace(tables[0], refused=refused)
+    keys = [form(text) for text in holder((first,), key).texts(key)]
+    found = [first]
+    for table in tables[1:]:
+        places: dict[str, list[int]] = {}
+        for row, text in enumerate(holder((table,), key).texts(key)):
+            places.setdefault(form(text), []).append(row)
+        if not len(table):
+            raise DataError(table.source, "has no rows")
+        for row, name in enumerate(keys):
+            if len(places.get(name, ())) != 1 or name.lower() in MISSING:
+                often = "twice" if name in places else "not"
+                problem = f"{shown(name)} is {often} in {Path(table.source).name}"
+                first.refuse(row, key, "is missing, expected a key" if name.lower() in MISSING else problem)
+        rows = [places.get(name, [0])[0] for name in keys]
+        found.append(replace(table, frame=table.frame.drop(columns=key).iloc[rows], refused=refused))
+    return found
+
+
 def keys_of(table: Table, key: str, form: Callable[[str], str] = canonical) -> dict[str, int]:
     """Return each key's position in a table.
 
@@ -182,7 +230,15 @@ def nearest(name: str, names: Sequence[str]) -> str:
     """Return a hint to the most similar of some names."""
     folded = {known.lower(): known for known in names if known}
     near = difflib.get_close_matches(name.lower(), list(folded), n=1)
-    return f"; did you mean {folded[near[0]]}?" if near else ""
+    return f"; did you mean {folded[near[0]]}{_alike(name, folded[near[0]])}?" if near else ""
+
+
+def _alike(name: str, near: str) -> str:
+    """Return which letter of a name only looks like that of another alphabet."""
+    for place, (own, other) in enumerate(zip(name, near, strict=False), 1):
+        if own != other and not (own.isascii() and other.isascii()) and len(name) == len(near):
+            return f", whose letter {place} is {unicodedata.name(other, 'without a name')}"
+    return ""
 
 
 def holder(tables: Sequence[Table], column: str) -> Table:

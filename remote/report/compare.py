@@ -11,7 +11,7 @@ from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.narrative import NAMES, STATUS, count, duration, number
 from rankdad.remote.report.references import REFERENCES, measure, value
 from rankdad.remote.report.rendering import render
-from rankdad.remote.report.run_results import RunResults, read_results
+from rankdad.remote.report.run_results import RunResults, damage_named, read_results
 from rankdad.remote.report.verdict import verdict
 from rankdad.remote.view import size
 
@@ -39,6 +39,9 @@ def compare(directories: Sequence[Path]) -> tuple[NumberTable, list[RunResults]]
         names = [directory.resolve().name for directory in directories]
     if len(set(names)) < len(names):
         names = [str(directory) for directory in directories]
+    for directory, run in zip(directories, runs, strict=True):
+        with damage_named(directory):
+            _metrics([run]), _facts([run]), verdict(run)
     return NumberTable(["", *names], [*_metrics(runs), *_facts(runs)]), runs
 
 

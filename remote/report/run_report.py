@@ -11,7 +11,7 @@ from rankdad.remote.report import metric_tables as tables
 from rankdad.remote.report import narrative
 from rankdad.remote.report.references import reference_table
 from rankdad.remote.report.rendering import render
-from rankdad.remote.report.run_results import BASELINE, RANKED, RunResults, read_results
+from rankdad.remote.report.run_results import BASELINE, RANKED, RunResults, damage_named, read_results
 from rankdad.remote.report.study_table import left_out, table_one
 from rankdad.remote.report.verdict import verdict
 from rankdad.remote.view import size
@@ -71,7 +71,9 @@ def report(directory: Path) -> str:
     Raises:
         UserError: the directory holds no run, or a file in it cannot be read.
     """
-    return report_page(read_results(directory))
+    run = read_results(directory)
+    with damage_named(directory):
+        return report_page(run)
 
 
 def report_page(run: RunResults) -> str:

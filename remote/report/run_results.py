@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 import torch
+from jinja2 import UndefinedError
 from pydantic import Field
 
 from rankdad.common.documents import Part, load_json, validate
@@ -233,6 +235,20 @@ def read_results(directory: Path) -> RunResults:
         read_table(directory / "risks.csv", RISKS),
         read_table(directory / "differences.csv", DIFFERENCES),
     )
+
+
+@contextmanager
+def damage_named(directory: Path) -> Iterator[None]:
+    """Name a run's directory whose files can be read, and hold what no run writes.
+
+    Raises:
+        UserError: they do.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, UndefinedError) as error:
+        problem = f"hold what no run has written ({one_line(error)}): are they damaged?"
+        raise UserError(f"{directory}: its summary.json or its tables {problem}") from error
 
 
 def _optional(model: type[P], path: Path) -> P:

@@ -380,7 +380,7 @@ def test_a_site_checks_its_file_and_the_run_before_its_data(tmp_path: Path, refu
             "site", site_file(tmp_path, aggregator=address)
         )
         seen = wait_for_line(aggregator, "alpha cannot take part: data.npz: y holds a value in row 0")
-        assert "expected whole numbers from 0 to 2; waiting for it to come back" in seen
+        assert "expected whole numbers from 0 to 2; mend that and start alpha again" in seen
     finally:
         aggregator.send_signal(signal.SIGTERM)
         _, err = aggregator.communicate(timeout=10)

@@ -11,7 +11,7 @@ from rankdad.common.protocol.messages import PooledMetrics
 from rankdad.common.spec.tasks import Classification
 from rankdad.remote.fold_metrics import FoldMetrics
 from rankdad.remote.progress import Progress
-from rankdad.remote.view import LiveView, PlainView, Waiting, view_of
+from rankdad.remote.view import LiveView, PlainView, Waiting, times_fewer, view_of
 
 TASK = Classification(classes=3)
 
@@ -85,10 +85,13 @@ def test_who_is_left_out_and_who_is_back_is_said_once() -> None:
 
 def test_of_several_folds_it_says_which() -> None:
     progress = running(folds=3)
-    assert "fold 1 of 3 · epoch 1 of 4 · training loss" in shown(progress, Waiting(), terminal=False)
+    progress.tested_folds = 2
+    assert "fold 1 of 2 · epoch 1 of 4 · training loss" in shown(progress, Waiting(), terminal=False)
     progress.fold, progress.step = 1, 50
-    assert "fold 2 of 3 · epoch 2 of 4" in (text := shown(progress, Waiting(), terminal=True))
+    assert "fold 2 of 2 · epoch 2 of 4" in (text := shown(progress, Waiting(), terminal=True))
     assert "50/120 steps" in text
+    progress.fold = 2
+    assert "final model · epoch" in shown(progress, Waiting(), terminal=True)
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -99,3 +102,15 @@ def test_what_sites_write_is_no_markup(terminal: bool) -> None:
     text = shown(progress, Waiting(), terminal=terminal)
     for said in (*progress.problems.values(), "study [/x]"):
         assert said in text
+
+
+def test_more_bytes_than_full_gradients_are_called_more() -> None:
+    assert (times_fewer(3.1), times_fewer(0.8)) == ("3.1 times fewer", "1.2 times more")
+
+
+def test_a_site_that_is_waited_for_is_named_with_its_reason() -> None:
+    progress = running()
+    progress.problems = {"beta": "data.npz: does not exist"}
+    said = shown(progress, Waiting(("beta",), 12.0), terminal=False)
+    assert "beta cannot take part: data.npz: does not exist; mend that and start beta again" in said
+    assert "waiting for beta (12 s): beta: data.npz: does not exist" in said

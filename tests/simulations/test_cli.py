@@ -56,6 +56,15 @@ def test_another_number_of_sites_says_what_it_does(file: Path, tmp_path: Path, s
     assert said in done.output
 
 
+def test_quiet_says_no_epoch(file: Path, tmp_path: Path) -> None:
+    words = ["simulate", file, "--lockstep", "--set", "run.training.epochs=1", "--output"]
+    assert "epoch 1 of 1 · " in rankdad(*words, tmp_path / "loud").output
+    quiet = rankdad(*words, tmp_path / "quiet", "-q").output
+    assert "epoch 1 of 1" not in quiet
+    assert "weights: equal at all sites" in quiet
+    assert (tmp_path / "quiet" / "sites" / "alpha" / "model" / "final.safetensors").exists()
+
+
 SPECS = Path(__file__).parents[2] / "simulations" / "specs"
 DSGD = 'run.method={"name": "dsgd"}'
 LOSES = "lets out the whole gradient of a layer, of as high a rank as there are samples: a batch can be rebuilt from it"

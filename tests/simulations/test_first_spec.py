@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import UserError
+from rankdad.local.cli import mount as mount_local
+from rankdad.remote.report.run_report import report
 from rankdad.simulations.cli import mount
 from rankdad.simulations.first_spec import first_spec
 from rankdad.simulations.spec import SimulationFile
@@ -37,6 +39,16 @@ def run(*words: str) -> str:
     done = CliRunner().invoke(app, words)
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
+    return done.output
+
+
+def predicting(model: Path, data: Path, output: Path) -> str:
+    """What `rankdad predict` says."""
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    mount_local(app)
+    done = CliRunner().invoke(app, ["predict", str(model), str(data), "--output", str(output)])
+    assert done.exit_code == 0, done.exception
     return done.output
 
 
@@ -65,6 +77,28 @@ def test_five_messy_hospitals_are_trained_on_in_two_commands(folder: Path, tmp_p
     summary = simulated(folder, output, *(word for assignment in fewer for word in ("--set", assignment)))
     assert summary["metrics"]["test"]["auc"] > 0.7
     assert summary["metrics"]["test"]["samples"] == 150 + 130 + 110 + 135 + 80
+
+    done = predicting(tmp_path / "run", folder / "aachen", tmp_path / "scores.csv")
+    assert "rows refused" not in done
+    assert "all rows were trained on" in done or "rows were trained on" in done
+    scores = pd.read_csv(tmp_path / "scores.csv")
+    assert list(scores) == ["row", "Patient", "label", "predicted", "probability_no", "probability_yes"]
+    assert len(scores) == 150
+    page = report(tmp_path / "run")
+    for said in ("Table 1", "Cholesterin", *(site for site in messy.HOSPITALS)):
+        assert said in page
+
+
+def test_notes_offer_dates_and_name_levels_of_one_hospital(folder: Path, tmp_path: Path) -> None:
+    notes = first_spec(folder, "Stadium").get("notes", [])
+    assert any('add to data "dates": {"Aufnahme": {"since": "2020-01-01"}}' in note for note in notes)
+    assert any("<0,5 is read as missing" in note and "better written as a number" in note for note in notes)
+    for site, levels in (("a", "männlich weiblich"), ("b", "m w"), ("c", "m w")):
+        (tmp_path / site).mkdir()
+        rows = [f"{number},{levels.split()[number % 2]},{number % 3 % 2}" for number in range(30)]
+        (tmp_path / site / "t.csv").write_text("\n".join(["alter,sex,ill", *rows]))
+    said = "column sex: levels at one hospital alone: männlich, weiblich at a: are they written in one way?"
+    assert said in first_spec(tmp_path, "ill")["notes"]
 
 
 def test_without_a_rule_stages_are_classes_and_the_rule_is_offered(folder: Path) -> None:

@@ -68,13 +68,13 @@ def test_several_labels_are_0_or_1(tmp_path: Path) -> None:
 def test_groups_are_compared_as_keys_are(tmp_path: Path) -> None:
     found = read_samples(run_of(group="family"), write(tmp_path))
     assert found.groups == ("f1", "F2", "1")
-    assert read_samples(run_of(group="gone"), tmp_path, training=False).groups is None
+    assert read_samples(run_of(group="gone"), tmp_path, beside=()).groups is None
 
 
 def test_kept_columns_are_numbers_and_all_levels_but_the_first(tmp_path: Path) -> None:
     levels = {"family": ["01", "f1", "F2"], "sex": ["M", "F"]}
     run = run_of(label="volume", features=["a"], keep=["sex", "family", "age"], categorical=levels)
-    found = read_samples(run, write(tmp_path), training=False)
+    found = read_samples(run, write(tmp_path), beside=())
     assert found.covariates is not None
     assert found.covariates.tolist() == [[0, 1, 0, 20.5], [1, 0, 1, 30], [1, 0, 0, 41]]
     assert isinstance(run.data, CsvData)
@@ -174,11 +174,12 @@ def test_what_is_to_be_imputed_is_nan_and_what_lacks_a_label_is_left_out(tmp_pat
 
 def test_for_a_prediction_a_number_may_be_missing(tmp_path: Path) -> None:
     folder = write(tmp_path, BRAINS.replace("30", "NA"))
-    found = read_samples(run_of(), folder, training=False)
-    assert found.labels is None
+    found = read_samples(run_of(), folder, beside=())
+    assert found.rows is not None
+    assert found.rows.unlabelled == {1}
     assert len(found.inputs) == 3
-    assert "row 3, column age: is missing; labels are not used" in found.notes[0]
-    found = read_samples(run_of(label=["a", "c"]), folder, training=False)
+    assert "row 3, column age: is missing; 1 of 3 labels are not used" in found.notes[0]
+    found = read_samples(run_of(label=["a", "c"]), folder, beside=())
     assert (found.labels, found.notes) == (None, ())
 
 

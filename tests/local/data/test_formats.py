@@ -125,7 +125,7 @@ def test_one_sample_is_no_training_data_but_can_be_predicted(tmp_path: Path, rea
             np.savez(file, x=np.zeros((1, 6)), y=[0])
         else:
             file.write(TABLE[:26])
-    assert len(read_samples(spec_of(reader), tmp_path, training=False).inputs) == 1
+    assert len(read_samples(spec_of(reader), tmp_path, beside=()).inputs) == 1
     with pytest.raises(DataError, match="has one sample, expected at least two"):
         read_site(spec_of(reader), tmp_path, 0)
 

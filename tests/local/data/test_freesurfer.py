@@ -135,5 +135,5 @@ def test_subjects_have_groups_kept_columns_and_gaps_like_the_rows_of_any_table(t
 
 def test_for_a_prediction_neither_label_nor_group_is_needed(tmp_path: Path) -> None:
     folder = write(tmp_path, "file,age\nb.txt,30\n")
-    found = read_samples(spec_of(group="family"), folder, training=False)
+    found = read_samples(spec_of(group="family"), folder, beside=())
     assert (found.labels, found.groups, found.keys) == (None, None, ("b.txt",))

@@ -150,11 +150,11 @@ def test_a_bad_row_is_named_with_its_file(tmp_path: Path) -> None:
 
 def test_pictures_without_a_class_are_for_predictions(tmp_path: Path) -> None:
     save(tmp_path / "1.png")
-    found = read_samples(spec_of(), tmp_path, training=False)
+    found = read_samples(spec_of(), tmp_path, beside=())
     assert (found.keys, found.labels) == (("1.png",), None)
     (tmp_path / "1.png").unlink()
     with pytest.raises(DataError, match="holds no pictures"):
-        read_samples(spec_of(), tmp_path, training=False)
+        read_samples(spec_of(), tmp_path, beside=())
 
 
 def test_without_pillow_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,12 +175,13 @@ def test_incomplete_rows_are_left_out_where_the_schema_says_so(tmp_path: Path) -
 
 def test_predictions_need_no_labels(tmp_path: Path) -> None:
     def read(people: str) -> Reading:
-        return read_samples(spec_of(group="site"), write(tmp_path, people), training=False)
+        return read_samples(spec_of(group="site"), write(tmp_path, people), beside=())
 
     assert read("image\na.nii\n").labels is None
     found = read(PEOPLE.replace("control", ""))
-    assert found.labels is None
-    assert found.notes == (f"{tmp_path}/people.csv: row 2, column group: is missing; labels are not used",)
+    assert found.rows is not None
+    assert found.rows.unlabelled == {0}
+    assert found.notes[0].startswith(f"{tmp_path}/people.csv: row 2, column group: is missing; 1 of ")
 
 
 def test_without_nibabel_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

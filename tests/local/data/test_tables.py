@@ -208,12 +208,13 @@ def test_a_level_that_looks_like_nothing_is_a_level_where_the_schema_says_so() -
 
 def test_for_a_prediction_labels_may_be_missing(tmp_path: Path) -> None:
     write(tmp_path, people=PEOPLE.replace("group", "z"))
-    assert read_samples(spec_of(), tmp_path / "brains.csv", training=False).labels is None
+    assert read_samples(spec_of(), tmp_path / "brains.csv", beside=()).labels is None
     write(tmp_path, people=PEOPLE.replace("30,F,1", "30,F,"))
-    found = read_samples(spec_of(), tmp_path / "brains.csv", training=False)
-    assert found.labels is None
+    found = read_samples(spec_of(), tmp_path / "brains.csv", beside=())
+    assert found.rows is not None
+    assert found.rows.unlabelled == {1}
     assert len(found.inputs) == 3
-    assert "row 2, column group: is missing; labels are not used" in found.notes[0]
+    assert "row 2, column group: is missing; 1 of 3 labels are not used" in found.notes[0]
 
 
 CELLS = st.one_of(st.integers(-99, 99), st.floats(-1e6, 1e6), st.none(), st.just(np.nan), st.just(pd.NA))
@@ -240,11 +241,12 @@ def test_it_is_what_pandas_would_make_of_it(ours: list[int], theirs: list[int], 
         with pytest.raises(DataError):
             csv_samples(spec.data, tables, "float64")  # type: ignore[arg-type]
         return
-    found = csv_samples(spec.data, tables, "float64", training=False)  # type: ignore[arg-type]
+    found = csv_samples(spec.data, tables, "float64", beside=())  # type: ignore[arg-type]
     assert found.inputs.tolist() == expected.tolist()
     assert found.labels is not None
     assert found.labels.tolist() == merged["group"].tolist()
-    assert (len(found.notes) > 0) == (len(expected) < len(brains) or len(expected) < len(people))
+    assert found.rows is not None
+    assert len(found.rows.refused) == len(brains) - len(expected)
 
 
 @pytest.mark.slow

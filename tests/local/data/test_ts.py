@@ -58,7 +58,7 @@ def test_a_second_file_is_the_test_set_of_a_site(tmp_path: Path) -> None:
     spec = run_spec(task={"name": "classification", "classes": 2}, data=data, model={"name": "gru", "hidden": [2]})
     (split,) = read_site(spec, tmp_path, 0).splits
     assert (split.test.tolist(), len(split.train) + len(split.validation)) == ([4], 4)
-    assert len(read_samples(spec, tmp_path / "b.ts", training=False).inputs) == 1
+    assert len(read_samples(spec, tmp_path / "b.ts", beside=()).inputs) == 1
 
 
 def test_headers_are_read_in_any_case_and_dimensions_counted_where_they_are_not_said(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import typer
 from PIL import Image, ImageChops
 from typer.testing import CliRunner, Result
 
-from rankdad.common.documents import validate
+from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import UserError
 from rankdad.common.spec import RunSpec
 from rankdad.platforms.coinstac.displays import displayed
@@ -255,6 +255,27 @@ def test_what_is_no_run_is_one_sentence(tmp_path: Path) -> None:
     (directory / "metrics.csv").write_text("epoch,split\n0,test,1,2,3\n4,test,1,2,3,4\n")
     with pytest.raises(UserError, match=r"metrics.csv: cannot be read as a table"):
         report(directory)
+
+
+DAMAGED: list[dict[str, Any]] = [
+    {"metrics": {"risks": [{}]}},
+    {"metrics": {"risks": [{"outcome": "x", "thresholds": 5}]}},
+    {"metrics": {"confusion": [[1, 2, 3]], "agreement": {"slope": "x"}}},
+    {"table1": {"pooled": {}}},
+    {"table1": {"pooled": 5, "sites": [], "warnings": 3}},
+]
+
+
+@pytest.mark.usefixtures("no_figures")
+@pytest.mark.parametrize("summary", DAMAGED)
+def test_a_damaged_summary_is_a_sentence(finished: Path, summary: dict[str, Any]) -> None:
+    whole = load_json(finished / "summary.json")
+    metrics = whole["metrics"] | summary.get("metrics", {})
+    change(finished, **(summary | {"metrics": metrics}))
+    for command in (["report", finished], ["compare", finished, finished]):
+        error = rankdad(*command).exception
+        assert error is None or (isinstance(error, UserError) and str(error).startswith(f"{finished}")), error
+    assert isinstance(rankdad("report", finished).exception, UserError)
 
 
 @pytest.mark.usefixtures("no_figures")

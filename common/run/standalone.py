@@ -1,0 +1,235 @@
+"""A trained model as one file for other programs: the network, and around it the preparation of its inputs.
+
+Inputs are the columns that a table is encoded as, NaN where a value is missing. Outputs are those of `rankdad predict`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import warnings
+import zipfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankdad.common import __version__
+from rankdad.common.documents import parse_json, validate
+from rankdad.common.errors import DataError, UserError, one_line
+from rankdad.common.preparation.moments import along_channels
+from rankdad.common.run.artifacts import SavedModel, assemble
+from rankdad.common.spec import RunSpec
+from rankdad.common.spec.data import TableData
+from rankdad.common.spec.tasks import MultiLabel, Regression
+
+TORCH, ONNX = ".pt2", ".onnx"
+DOCUMENT = "rankdad.json"  # in the file: the run, and what inputs and outputs are
+DTYPES = {5: torch.int64, 7: torch.float32, 8: torch.float64}  # by the numbers that such files have for them
+AGREES = 1e-5  # to which the program's outputs are those of the model, numbers in deviations of the label
+
+
+class Standalone(nn.Module):
+    """A network between the preparation of its inputs and what its outputs mean.
+
+    Args:
+        model: as it was trained.
+
+    Raises:
+        UserError: its preparation needs more than the inputs.
+    """
+
+    def __init__(self, model: SavedModel) -> None:
+        super().__init__()
+        spec, fit = model.spec, model.fit
+        if spec.preparation.harmonise:
+            raise UserError(
+                "preparation.harmonise: takes away what is each site's own, which one model for all lacks: use predict"
+            )
+        if spec.preparation.standardise == "site" and model.site_fit is None:
+            raise UserError(
+                "preparation.standardise: every site standardises by itself: export from a site's own directory"
+            )
+        known = model.site_fit if spec.preparation.standardise == "site" and model.site_fit else fit
+        self.fill: Tensor | None
+        self.mean: Tensor | None
+        self.scale: Tensor | None
+        self.target: Tensor
+        self.network = model.network
+        self.dtype: torch.dtype = getattr(torch, spec.training.dtype)
+        self.tokens = spec.data.tokens is not None
+        self.task = spec.task
+        for name, value in (("fill", fit.fill), ("mean", known.mean), ("scale", known.scale)):
+            if value is None or self.tokens:  # torch.export takes no buffer that is None
+                setattr(self, name, None)
+            else:
+                self.register_buffer(name, value.to(torch.float64))
+        self.register_buffer("target", torch.tensor([fit.target_mean, fit.target_scale], dtype=torch.float64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return probabilities [n, outputs] of inputs [n, *shape]; of regression the number, in the label's unit."""
+        prepared: Tensor = inputs
+        if self.fill is not None or self.mean is not None:
+            prepared = inputs.to(torch.float64)
+            if self.fill is not None:
+                prepared = torch.where(prepared.isnan(), self.fill, prepared)
+            if self.mean is not None and self.scale is not None:
+                dimensions = inputs.ndim
+                prepared = prepared - along_channels(self.mean, dimensions)
+                prepared = prepared / along_channels(self.scale, dimensions)
+        outputs: Tensor = self.network(prepared if self.tokens else prepared.to(self.dtype)).to(torch.float64)
+        if isinstance(self.task, Regression):
+            outputs = outputs * self.target[1] + self.target[0]
+        elif isinstance(self.task, MultiLabel):
+            outputs = torch.sigmoid(outputs)
+        else:
+            outputs = torch.softmax(outputs, dim=1)
+        return outputs
+
+
+def description(spec: RunSpec) -> dict[str, Any]:
+    """Return what a program has to know of a model's inputs and outputs."""
+    data, inputs = spec.data, list[str]()
+    if isinstance(data, TableData):
+        for column in data.inputs:
+            levels = [f"{column}={level}" for level in data.categorical.get(column, ())]
+            levels += [f"{column}=any other"] * (data.levels(column) - len(levels))
+            inputs += [*(levels or [column]), *([f"{column} is missing"] if data.is_indicated(column) else [])]
+    values = getattr(data, "targets" if isinstance(spec.task, MultiLabel) else "values", ())
+    names = list(values) or [str(place) for place in range(spec.task.outputs)]
+    regression = isinstance(spec.task, Regression)
+    return {
+        "rankdad": __version__,
+        "inputs": inputs or list(data.shape),
+        "outputs": [getattr(data, "label", "number")] if regression else [f"probability of {name}" for name in names],
+        "run": spec.model_dump(mode="json"),
+    }
+
+
+def save_torch(model: SavedModel, path: Path) -> None:
+    """Write a program that `torch.export.load` reads, without a pickle of any class.
+
+    Raises:
+        UserError: the network cannot be exported, or the file cannot be written.
+    """
+    program, document = _program(model), json.dumps(description(model.spec))
+    with _writing(path), _quiet():
+        torch.export.save(program, path, extra_files={DOCUMENT: document})
+
+
+def save_onnx(model: SavedModel, path: Path) -> None:
+    """Write an ONNX file; its metadata hold the description.
+
+    Raises:
+        UserError: what makes it is not installed, the network cannot be exported, or the file cannot be written.
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise UserError("--onnx: needs onnx and onnxscript: pip install 'rankdad[onnx]'") from None
+    program = _program(model)
+    try:
+        with _quiet():
+            made = torch.onnx.export(
+                program, input_names=["inputs"], output_names=["outputs"], dynamo=True, verbose=False
+            )
+        assert made is not None
+        made.model.metadata_props.update({name: json.dumps(value) for name, value in description(model.spec).items()})
+    except Exception as error:
+        raise _cannot(model, error) from error
+    with _writing(path):
+        made.save(path)
+
+
+def load_standalone(path: Path, allowed_factories: Collection[str]) -> SavedModel:
+    """Return the model of a file that `save_torch` has written. Only numbers and text are read of it, no pickle.
+
+    Raises:
+        DataError: it is another one.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            root = archive.namelist()[0].partition("/")[0]
+            run = parse_json(archive.read(f"{root}/extra/{DOCUMENT}"))["run"]
+            listed = parse_json(archive.read(f"{root}/data/weights/model_weights_config.json"))["config"]
+            held = {name: _numbers(archive.read(f"{root}/data/weights/{entry['path_name']}"), entry)
+                    for name, entry in listed.items() if not entry["use_pickle"]}  # fmt: skip
+    except (OSError, zipfile.BadZipFile, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise DataError(path, f"is no file of `rankdad export --torch`: {one_line(error)}") from None
+    spec = validate(RunSpec, run, file=path)
+    weights = {name.removeprefix("network."): value for name, value in held.items() if name.startswith("network.")}
+    own = spec.preparation.standardise == "site"
+    kept = {f"{'own' if own and name != 'fill' else 'fit'}/{name}": value
+            for name, value in held.items() if name in ("fill", "mean", "scale")}  # fmt: skip
+    kept |= {
+        f"fit/target_{name}": value for name, value in zip(("mean", "scale"), held.get("target", ()), strict=False)
+    }
+    return assemble(spec, weights, kept, allowed_factories, path)
+
+
+def _numbers(data: bytes, entry: Any) -> Tensor:
+    """Return the tensor that an archive's entry describes.
+
+    Raises:
+        ValueError, KeyError, TypeError: it holds something else.
+    """
+    about = entry["tensor_meta"]
+    sizes, strides = ([part["as_int"] for part in about[key]] for key in ("sizes", "strides"))
+    flat = torch.frombuffer(bytearray(data), dtype=DTYPES[about["dtype"]])
+    if about["storage_offset"] != {"as_int": 0} or flat.numel() != math.prod(sizes):
+        raise ValueError(f"{entry['path_name']}: got {flat.numel()} numbers, expected {math.prod(sizes)}")
+    return flat.as_strided(sizes, strides).clone()
+
+
+def _program(model: SavedModel) -> torch.export.ExportedProgram:
+    """Return the program of a model, for any number of samples, once its outputs are known to be the model's."""
+    standalone, shape = Standalone(model).eval(), model.spec.data.shape
+    generator = torch.Generator().manual_seed(0)
+    if model.spec.data.tokens is not None:
+        examples = torch.randint(model.spec.data.tokens, (5, *shape), generator=generator)
+    else:
+        examples = torch.randn(5, *shape, generator=generator, dtype=standalone.dtype)
+    try:
+        with _quiet(), torch.no_grad():
+            rows = torch.export.Dim("rows", min=1, max=1 << 30)
+            program = torch.export.export(standalone, (examples[:3],), dynamic_shapes=({0: rows},))
+            apart = (program.module()(examples) - standalone(examples)).abs().max()
+        if not apart < AGREES * standalone.target[1].clamp(min=1):
+            raise ValueError(f"its outputs are {float(apart):.1g} from the model's")
+    except Exception as error:
+        raise _cannot(model, error) from error
+    return program
+
+
+def _cannot(model: SavedModel, error: Exception) -> UserError:
+    reason = one_line(error).partition(". ")[0].partition(" (unhinted")[0]
+    kind = model.spec.model.name
+    return UserError(f"model.name: this {kind} cannot be exported as one program: {reason}; use predict")
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or one_line(error)}") from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep back what torch says of its own workings."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,58 @@
+"""What a site's terminal says while it trains: a line when a training begins, for each epoch and for each test."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from rankdad.common.protocol.messages import Body, Step
+from rankdad.common.run.state import RunState
+from rankdad.common.spec import RunSpec
+from rankdad.common.spec.run import training_name
+from rankdad.common.spec.tasks import shown
+
+MAX_METRICS = 2  # in a line
+
+
+def following(
+    spec: RunSpec, run: RunState, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+) -> Callable[[Body], None]:
+    """Return what is to be given every update after the run has followed it, and says what is new.
+
+    Args:
+        spec: the run.
+        run: where it is.
+        say: told each line.
+        clock: seconds.
+    """
+    began, fold, epoch, said, loss = clock(), run.fold, run.epoch, run.fold if run.epoch else -1, 0.0
+
+    def look(body: Body) -> None:
+        nonlocal fold, epoch, said, loss
+        if isinstance(body, Step):
+            loss = body.loss
+        if run.fold > fold:
+            test = run.test
+            tested = f"{_figures(test.values)}, {test.samples} samples" if test and test.samples else "no samples"
+            name = training_name(fold, spec.tested_folds, spec.folds)
+            say(f"{name} · test: {tested}".removeprefix(" · "))
+        elif run.epoch > epoch:
+            validation = run.validation
+            measured = validation is not None and validation.samples > 0
+            figures = _figures(validation.values) if validation and measured else f"training loss {loss:.4f}"
+            best = " (best so far)" if measured and run.best_epoch == run.epoch - 1 else ""
+            where = f"epoch {run.epoch} of {spec.training.epochs} · {clock() - began:.0f} s · step {run.steps}"
+            say(f"{where} · {figures}{best}")
+        if run.trains and run.fold > said:
+            said = run.fold
+            if spec.folds > 1:
+                final = " with all samples" * (run.fold >= spec.tested_folds)
+                say(f"{training_name(run.fold, spec.tested_folds, spec.folds)}: trains{final}")
+        fold, epoch = run.fold, run.epoch
+
+    return look
+
+
+def _figures(values: Mapping[str, float | None]) -> str:
+    known = [f"{shown(name)} {value:.4f}" for name, value in values.items() if value is not None]
+    return ", ".join(known[:MAX_METRICS])

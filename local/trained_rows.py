@@ -1,0 +1,52 @@
+"""Which rows a model was trained on, as digests that stay at the site: predictions of them are no test."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from rankdad.common.errors import UserError
+from rankdad.local.data import SiteData
+from rankdad.local.data.reading import Array
+
+FILE = "training-rows.npy"  # in the folder of a site's results
+
+
+def digests(inputs: Array) -> Array:
+    """Return a digest of each sample's inputs, int64 [samples]."""
+    rows = [hashlib.blake2b(np.ascontiguousarray(row).tobytes(), digest_size=8).digest() for row in inputs]
+    return np.frombuffer(b"".join(rows), np.int64)
+
+
+def write_trained_rows(folder: Path, data: SiteData) -> None:
+    """Write down which rows the model that is kept was trained on, validation included: it chose the weights.
+
+    Raises:
+        UserError: the disk is full or broken.
+    """
+    split = data.splits[-1]
+    seen = np.concatenate([split.train.numpy(), split.validation.numpy()])
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / FILE, np.sort(digests(data.samples.inputs[seen].numpy())))
+    except OSError as error:
+        raise UserError(f"{folder / FILE}: cannot be written: {error.strerror or error}") from None
+
+
+def seen_rows(path: Path, inputs: Array) -> int:
+    """Return how many samples a model was trained on, as far as the folder that it lies in knows.
+
+    Args:
+        path: a site's output, a run's directory with its simulated sites, or something in either.
+        inputs: as they were read.
+    """
+    near = ([*folder.glob(FILE), *folder.glob(f"sites/*/{FILE}")] for folder in (path, *path.parents[:2]))
+    known: list[Array] = []
+    for file in next(filter(None, near), []):
+        try:
+            known.append(np.load(file, allow_pickle=False))
+        except (OSError, ValueError):
+            continue  # it only serves a warning
+    return int(np.isin(digests(inputs), np.concatenate(known)).sum()) if known and len(inputs) else 0

@@ -1,0 +1,265 @@
+"""`rankdad predict`: what stands beside predictions, which rows are refused, which weights it takes, its warnings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from rankdad.common.documents import validate
+from rankdad.common.run.checkpoints import Checkpoints
+from rankdad.common.run.saved import saved_model
+from rankdad.common.run.standalone import save_torch
+from rankdad.local.cli import SOME_REFUSED, mount
+from rankdad.local.trained_rows import FILE
+from rankdad.remote.aggregator import Aggregator
+from rankdad.remote.cli import mount as mount_remote
+from rankdad.simulations.lockstep import run as run_lockstep
+from rankdad.simulations.lockstep import simulate
+from rankdad.simulations.spec import SimulationFile
+from tests.conftest import OPEN, run_document, run_spec, written_data
+
+SCHEMA = {
+    "reader": "csv",
+    "file": "heart.csv",
+    "features": ["age", "sex", "visit", "chol"],
+    "categorical": {"sex": ["m", "w"]},
+    "dates": {"visit": {"since": "2020-01-01", "unit": "days"}},
+    "log": ["chol"],
+    "group": "patient",
+    "label": "ill",
+    "values": ["no", "yes"],
+    "missing": "drop",
+}
+
+
+def patients(count: int, seed: int) -> pd.DataFrame:
+    generator = np.random.default_rng(seed)
+    age = generator.integers(30, 80, count)
+    return pd.DataFrame(
+        {
+            "patient": [f"P{seed}-{number}" for number in range(count)],
+            "ward": generator.choice(["A", "B"], count),
+            "age": age,
+            "sex": generator.choice(["m", "w"], count),
+            "visit": pd.date_range("2020-01-01", periods=count).strftime("%d.%m.%Y"),
+            "chol": generator.integers(150, 300, count),
+            "ill": np.where(age + generator.normal(0, 5, count) > 55, "yes", "no"),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two hospitals, in `run`, and their folders."""
+    folder = tmp_path_factory.mktemp("hospitals")
+    for seed, site in enumerate(("alpha", "beta")):
+        (folder / "data" / site).mkdir(parents=True)
+        patients(60, seed).to_csv(folder / "data" / site / "heart.csv", index=False)
+    document = {
+        "run": run_document(
+            task={"name": "classification", "classes": 2},
+            data=SCHEMA,
+            model={"name": "linear"},
+            preparation={"standardise": "federated"},
+            training={"epochs": 15, "optimizer": {"name": "adam", "lr": 0.1}},
+            federation={"sites": ["alpha", "beta"]},
+        ),
+        "simulation": {
+            "source": {"name": "folders", "path": str(folder / "data")},
+            "partition": {"name": "folder"},
+            "policy": OPEN,
+        },
+    }
+    simulate(validate(SimulationFile, document), folder / "run")
+    return folder
+
+
+def predict(model: Path, data: Path, *options: str) -> Result:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    mount(app)
+    return CliRunner().invoke(
+        app, ["predict", str(model), str(data), "--output", str(data.parent / "out.csv"), *options]
+    )
+
+
+def predicted(data: Path) -> pd.DataFrame:
+    return pd.read_csv(data.parent / "out.csv", dtype=str, keep_default_na=False)
+
+
+def written(folder: Path, table: pd.DataFrame) -> Path:
+    table.to_csv(folder / "new.csv", index=False)
+    return folder / "new.csv"
+
+
+def test_predictions_stand_beside_ids_and_what_is_kept(hospitals: Path, tmp_path: Path) -> None:
+    new = patients(20, 9)
+    data = written(tmp_path, new.drop(columns="ill"))
+    done = predict(hospitals / "run", data, "--keep", "ward", "--keep", "age")
+    assert done.exit_code == 0, done.output
+    found = predicted(data)
+    assert list(found) == ["row", "patient", "ward", "age", "predicted", "probability_no", "probability_yes"]
+    assert found["patient"].tolist() == new["patient"].tolist()
+    assert found["ward"].tolist() == new["ward"].tolist()
+    assert found["row"].tolist() == [str(row) for row in range(2, 22)]
+    assert (found["predicted"] == new["ill"]).mean() > 0.7
+    assert f"weights: {hospitals}/run/model/best.safetensors" in done.output
+    failed = predict(hospitals / "run", data, "--keep", "wart").exception
+    assert "has no column wart; did you mean ward?" in str(failed)
+
+
+def test_single_rows_are_refused_with_a_reason_and_the_others_predicted(hospitals: Path, tmp_path: Path) -> None:
+    whole = patients(12, 9)
+    spoiled = whole.astype(object)
+    for row, column, cell in (
+        (1, "age", "abc"),
+        (3, "sex", "x"),
+        (4, "visit", "31.2.2020"),
+        (5, "chol", "0"),
+        (7, "age", ""),
+        (8, "ill", "maybe"),
+    ):
+        spoiled.loc[row, column] = cell
+    data = written(tmp_path, spoiled)
+    done = predict(hospitals / "run", data)
+    assert done.exit_code == SOME_REFUSED, done.output
+    assert "5 of 12 rows refused, the first: row 3, column age: holds 'abc', expected a finite number" in done.output
+    assert "row 10, column ill: holds 'maybe', expected one of no, yes; 1 of 12 labels are not used" in done.output
+    assert "6 samples: AUC" in done.output
+    found = predicted(data)
+    reasons = {row: reason for row, reason in enumerate(found["refused"]) if reason}
+    assert list(reasons) == [1, 3, 4, 5, 7]
+    assert reasons[3] == "row 5, column sex: holds 'x', expected one of m, w"
+    assert reasons[4].endswith("expected a date such as 2020-04-03 or 3.4.2020 that is in the calendar")
+    assert reasons[5].endswith("expected a number above 0, to take its log")
+    assert reasons[7] == "row 9, column age: is missing"
+    assert (found["predicted"] == "").tolist() == [row in reasons for row in range(12)]
+    assert (found["label"] == "").tolist() == [row in (*reasons, 8) for row in range(12)]
+    assert found["patient"].tolist() == whole["patient"].tolist()
+
+    predict(hospitals / "run", written(tmp_path, whole))
+    others = [row for row in range(12) if row not in reasons]
+    assert found.loc[others, "probability_yes"].tolist() == predicted(data).loc[others, "probability_yes"].tolist()
+
+
+def test_a_table_without_any_row_that_fits_is_an_error(hospitals: Path, tmp_path: Path) -> None:
+    failed = predict(hospitals / "run", written(tmp_path, patients(3, 9).assign(age="old"))).exception
+    assert "no row can be predicted: " in str(failed)
+    assert "row 2, column age: holds 'old', expected a finite number" in str(failed)
+
+
+def test_values_far_from_those_of_training_are_counted_by_column(hospitals: Path, tmp_path: Path) -> None:
+    new = patients(20, 9)
+    new["age"] *= 10
+    new.loc[:2, "visit"] = "01.01.1990"
+    done = predict(hospitals / "run", written(tmp_path, new))
+    age, visit = [line for line in done.output.splitlines() if "standard deviations" in line]
+    assert age.startswith(
+        "warning: column age: 20 of 20 values lie more than 4 standard deviations from training's mean"
+    )
+    assert age.endswith(": is the unit the same?")
+    assert visit.startswith("warning: column visit: 3 of 20 values")
+    assert "standard deviations" not in predict(hospitals / "run", written(tmp_path, patients(20, 9))).output
+
+
+def test_rows_that_were_trained_on_are_told(hospitals: Path, tmp_path: Path) -> None:
+    own = hospitals / "data" / "alpha" / "heart.csv"
+    trained = len(np.load(hospitals / "run" / "sites" / "alpha" / FILE))
+    assert 40 < trained < 60
+    data = written(tmp_path, pd.concat([pd.read_csv(own), patients(5, 9)]))
+    for model in (
+        hospitals / "run",
+        hospitals / "run" / "sites" / "alpha",
+        hospitals / "run" / "sites" / "alpha" / "model",
+    ):
+        said = predict(model, data).output
+        assert f"warning: {trained} of 65 rows were trained on: their predictions do not say how well" in said
+    assert "trained on" not in predict(hospitals / "run" / "sites" / "beta", data).output
+    assert "trained on" not in predict(hospitals / "run", written(tmp_path, patients(5, 9))).output
+
+
+def test_whatever_weights_there_are_are_taken_and_named(hospitals: Path, tmp_path: Path) -> None:
+    run, data = hospitals / "run", written(tmp_path, patients(9, 9))
+    save_torch(saved_model(run, "best"), tmp_path / "model.pt2")
+    exported = tmp_path / "exported" / "model"
+    exported.mkdir(parents=True)
+    for name in ("final.safetensors", "model.json", "preparation.safetensors"):
+        (exported / name).write_bytes((run / "model" / name).read_bytes())
+    scores: dict[str, list[str]] = {}
+    for model, said in (
+        (run, "model/best.safetensors"),
+        (run / "model" / "best.safetensors", "model/best.safetensors"),
+        (run / "sites" / "alpha", "alpha/model/best.safetensors"),
+        (tmp_path / "model.pt2", "model.pt2"),
+        (run / "model" / "final.safetensors", "model/final.safetensors"),
+        (tmp_path / "exported", "model/final.safetensors, since there are no best ones"),
+    ):
+        done = predict(model, data)
+        assert done.exit_code == 0, done.exception
+        assert f"{said}\n" in done.output
+        scores[str(model)] = predicted(data)["probability_yes"].tolist()
+    found = list(scores.values())
+    assert found[:4] == [found[0]] * 4
+    assert found[4] == found[5]
+
+
+def test_what_export_has_written_is_predicted_from(hospitals: Path, tmp_path: Path) -> None:
+    app = typer.Typer()
+    mount_remote(app)
+    run, exported = hospitals / "run", tmp_path / "exported"
+    words = ["export", str(run), "--output", str(exported), "--torch"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.exception
+    assert f"{exported}/model.pt2: {run}/model/best.safetensors, and what prepares its inputs" in done.output
+    data = written(tmp_path, patients(9, 9))
+    scores = []
+    for model in (run, exported / "model.pt2"):
+        assert predict(model, data).exit_code == 0
+        scores.append(predicted(data)["probability_yes"].tolist())
+    assert scores[0] == scores[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("model.onnx", b"", "is for other programs"),
+        ("model.pt2", b"PK\x03\x04", "is no file of `rankdad export --torch`"),
+        ("weights.bin", b"", "holds no weights that can be predicted with; expected a run's or a site's directory"),
+        ("000000000001-0000000000000000.safetensors", b"x" * 64, "is no checkpoint that can be predicted with"),
+        ("folder/x", b"", "holds no trained model; expected a run's"),
+    ],
+)
+def test_what_holds_no_weights_is_told(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    failed = predict(path.parent if path.parent != tmp_path else path, written(tmp_path, patients(2, 0))).exception
+    assert said in str(failed)
+
+
+def test_a_run_that_was_cut_short_predicts_from_its_checkpoint(tmp_path: Path) -> None:
+    spec = run_spec(data={"shape": [6]}, preparation={"standardise": "federated"})
+    data: Any = written_data(tmp_path / "data", spec)
+
+    def keep(aggregator: Aggregator) -> None:
+        if aggregator.state.between_steps and aggregator.state.steps == 3:
+            Checkpoints(tmp_path / "run" / "checkpoints", aggregator.plan, "aggregator").save(aggregator.state, {})
+
+    run_lockstep(spec, data, tmp_path / "run", on_round=keep)
+    file = tmp_path / "data" / "alpha" / "data.npz"
+    (tmp_path / "run" / "model").rename(tmp_path / "gone")
+    done = predict(tmp_path / "run", file)
+    assert done.exit_code == 0, done.exception
+    assert "checkpoints/" in done.output
+    assert "the last weights after step 3" in done.output
+    assert np.allclose(
+        predicted(file)[[f"probability_{place}" for place in range(3)]].astype(float).sum(axis=1), 1, atol=1e-4
+    )
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["name"] == spec.name

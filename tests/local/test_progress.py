@@ -1,0 +1,135 @@
+"""What a site's terminal says while it trains, and what `check --offline` says of its data before."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from rankdad.common.logs import MAX_PROGRESS, LogOptions, progress, set_up
+from rankdad.local.config import SiteConfig
+from rankdad.local.site import run_site
+from rankdad.simulations.cli import mount
+from tests.conftest import run_document, write_policy, write_site
+from tests.remote.serving import serving
+
+ALONE: dict[str, Any] = {"federation": {"sites": ["alpha"]}, "training": {"epochs": 3}}
+
+
+@pytest.mark.parametrize("kind", ["lines", "quiet", "json"])
+def test_a_site_says_an_epoch_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    set_up(LogOptions.of(verbose=False, quiet=kind == "quiet", as_json=kind == "json"))
+    data, policy = str(write_site(tmp_path / "data", 60, 0)), write_policy(tmp_path)
+    with serving(tmp_path / "run", **ALONE, evaluation={"name": "k-fold", "folds": 2}) as served:
+        config = SiteConfig(
+            name="alpha",
+            aggregator=f"http://127.0.0.1:{served.port}",
+            data=data,
+            output=str(tmp_path / "out"),
+            policy=policy,
+        )
+        run_site(config)
+    out, err = capsys.readouterr()
+    lines = [line.removeprefix("alpha: ") for line in out.splitlines()][:-1]
+    if kind == "json":
+        lines = [json.loads(line)["message"] for line in err.splitlines()]
+        lines = [line for line in lines if line.startswith(("epoch", "fold", "final"))]
+    if kind == "quiet":
+        assert not lines
+        return
+    assert [line.split(" · ")[0] for line in lines] == [
+        "fold 1 of 2: trains",
+        *(f"epoch {epoch} of 3" for epoch in (1, 2, 3)),
+        "fold 1 of 2",
+        "fold 2 of 2: trains",
+        *(f"epoch {epoch} of 3" for epoch in (1, 2, 3)),
+        "fold 2 of 2",
+        "final model: trains with all samples",
+        *(f"epoch {epoch} of 3" for epoch in (1, 2, 3)),
+        "final model",
+    ]
+    if kind == "lines":
+        progress("a" * 63, "b" * 63)
+        out += capsys.readouterr().out
+        assert max(len(line) for line in out.splitlines() if "the model is in" not in line) <= MAX_PROGRESS
+        assert all(" s · step " in line for line in lines if line.startswith("epoch"))
+        assert lines[1].partition(" · step ")[2].startswith(("2 · AUC 0.", "3 · AUC 0.", "4 · AUC 0."))
+
+
+def check(folder: Path, table: pd.DataFrame, **policy: Any) -> Result:
+    """`check SITE.json --offline RUN.json`."""
+    (folder / "data").mkdir(exist_ok=True)
+    table.to_csv(folder / "data" / "heart.csv", index=False)
+    write_policy(folder, **policy)
+    site = {"name": "alpha", "aggregator": "http://127.0.0.1:1", "data": "data", "output": "out"}
+    (folder / "site.json").write_text(json.dumps(site | {"policy": "policy.json"}))
+    schema = {
+        "reader": "csv",
+        "file": "heart.csv",
+        "features": ["age", "sex", "crp"],
+        "categorical": {"sex": ["m", "w"]},
+        "label": "ill",
+        "values": ["no", "yes"],
+        "missing": "impute",
+    }
+    run = run_document(task={"name": "classification", "classes": 2}, data=schema, model={"name": "linear"})
+    (folder / "run.json").write_text(json.dumps({"run": run}))
+    app = typer.Typer()
+    mount(app)
+    return CliRunner().invoke(app, ["check", str(folder / "site.json"), "--offline", str(folder / "run.json")])
+
+
+def table(count: int = 60) -> pd.DataFrame:
+    generator = np.random.default_rng(0)
+    crp = np.where(np.arange(count) < 3, 2.5, np.nan)
+    sex = generator.choice(["m", "w"], count)
+    return pd.DataFrame(
+        {"age": generator.integers(30, 80, count), "sex": sex, "crp": crp, "ill": np.where(sex == "m", "yes", "no")}
+    )
+
+
+def test_data_are_read_before_any_aggregator_is_there(tmp_path: Path) -> None:
+    done = check(tmp_path, table(), min_rows=4)
+    assert done.exit_code == 0, done.output
+    assert "alpha can take part in small (dsgd), and its policy allows it: " in done.output
+    assert "60 read, 0 left out, 60 in Table 1" in done.output
+    lines = {line.split("│")[1].strip(): line for line in done.output.splitlines() if line.count("│") > 3}
+    assert "count, mean and deviation" in lines["age"]
+    assert f"m: {(table()['sex'] == 'm').sum()}, w: " in lines["sex"]
+    assert "57 (95%)" in lines["crp"]
+    assert "nothing" in lines["crp"], "3 values are fewer than the policy lets out"
+    assert f"ill = yes: {(table()['ill'] == 'yes').sum()}" in done.output
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("what", ["cell", "policy"])
+def test_what_a_run_would_refuse_is_said_in_the_same_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    found = table().astype(object)
+    if what == "cell":
+        found.loc[4, "age"] = "<30"
+    done = check(tmp_path, found, **({"min_rows": 50} if what == "policy" else {}))
+    assert done.exit_code == 1
+    document = json.loads((tmp_path / "run.json").read_text())["run"]
+    with serving(tmp_path / "run", **document) as served:
+        config = SiteConfig.read(tmp_path / "site.json")
+        with pytest.raises(Exception, match=r"row 6, column age" if what == "cell" else r"policy allows") as error:
+            run_site(config.model_copy(update={"aggregator": f"http://127.0.0.1:{served.port}"}))
+    assert f"error: {error.value}" in done.output
+    assert threading.active_count() < 20
+
+
+def test_offline_goes_with_a_sites_file(tmp_path: Path) -> None:
+    check(tmp_path, table())
+    app = typer.Typer()
+    mount(app)
+    done = CliRunner().invoke(app, ["check", str(tmp_path / "run.json"), "--offline", str(tmp_path / "run.json")])
+    assert "is no site's file" in str(done.exception)
