@@ -12,9 +12,9 @@ from typing import Any
 from rankdad.common.errors import DataError, UserError
 from rankdad.common.spec.patterns import escaped
 from rankdad.common.spec.table_schema import COLUMN
-from rankdad.local.data.files import TABLES, tables_in
+from rankdad.local.data.files import tables_in
 from rankdad.local.data.profile import MAX_LEVELS, Column, Profile, compared, profile_of
-from rankdad.local.data.table_files import read_guessing
+from rankdad.local.data.table_files import TABLES, read_guessing
 from rankdad.local.data.tables import nearest
 
 MANY_CLASSES = 10  # values of a label of whole numbers beyond which it is a number
