@@ -1,8 +1,13 @@
-"""Imports run one way: local → common, remote → common, platforms and simulations → those, benchmarks → simulations."""
+"""Imports run one way: local → common, remote → common, platforms and simulations → those, benchmarks → simulations.
+
+What docstrings and pages call a module or a file is one.
+"""
 
 from __future__ import annotations
 
 import ast
+import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -54,3 +59,18 @@ def test_the_public_names_can_be_imported_and_take_no_torch() -> None:
         assert getattr(rankdad, name) is not None
     code = f"import sys, {rankdad.__name__}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_modules_named_in_docstrings_and_files_named_in_pages_exist() -> None:
+    names, gone = "|".join(ALLOWED), []
+    for path in (path for package in ALLOWED for path in (ROOT / package).rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        for name in re.findall(rf"(?<!\w\.)`((?:{names})(?:\.\w+)+)", text):
+            try:
+                pkgutil.resolve_name(name if name.startswith("benchmarks") else f"rankdad.{name}")
+            except (ImportError, AttributeError):
+                gone.append(f"{path}: {name}")
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        found = re.findall(rf"`((?:{names}|docs|tests|docker)/[\w./-]*)", page.read_text(encoding="utf-8"))
+        gone += [f"{page}: {name}" for name in found if not (ROOT / name).exists()]
+    assert not gone

@@ -7,8 +7,8 @@ the wire names a class or a function.
     an update that      i the sites that are in it, one bit for each in the plan's order; without it, all are
     leaves a site out
     a step              m weight, loss and gradient norm, float64 · n rows, uint32 for each slot where they vary ·
-                        b numbers as `common.wire` lays them out
-    any other kind      d, a map checked by its model in `common.messages`
+                        b numbers as `common.gradients.wire` lays them out
+    any other kind      d, a map checked by its model in `common.protocol.messages`
 
 A step's body has one size for given rows, whatever the round, as long as no site is left out.
 """
