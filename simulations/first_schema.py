@@ -13,7 +13,7 @@ from rankdad.common.errors import DataError, UserError
 from rankdad.common.spec.patterns import escaped
 from rankdad.common.spec.table_schema import COLUMN
 from rankdad.local.data.files import tables_in
-from rankdad.local.data.profile import MAX_LEVELS, Column, Profile, compared, profile_of
+from rankdad.local.data.profile import MAX_LEVELS, Column, Profile, compared, ordered, profile_of
 from rankdad.local.data.table_files import TABLES, read_guessing
 from rankdad.local.data.tables import nearest
 
@@ -134,13 +134,13 @@ def guess_schema(found: Sequence[Hospital], label: str, positive: str | None) ->
             continue
         features.append(escaped(name))
         if any(column.kind == "levels" for column in columns):
-            levels = _ordered({level for column in columns for level in (*column.levels, *column.others)})
+            levels = ordered({level for column in columns for level in (*column.levels, *column.others)})
             categorical[name] = levels
             words = sorted({word for column in columns for word in column.others})
             if words:
                 notes.append(f"column {name}: {', '.join(words)} is taken for a level, not for a missing value")
         else:
-            own = _ordered({token for column in columns for token in column.others})
+            own = ordered({token for column in columns for token in column.others})
             if own:
                 tokens[name] = own
                 notes.append(f"column {name}: {', '.join(own[:5])} is read as missing (data.missing_values)")
@@ -214,7 +214,7 @@ def _task(
     columns = [one.columns[label] for one in found]
     numbers = all(column.kind in ("number", "empty") and not column.others for column in columns)
     few = all(len(column.levels) == column.distinct for column in columns)
-    values = _ordered({level for column in columns for level in column.levels}) if few else []
+    values = ordered({level for column in columns for level in column.levels}) if few else []
     if positive is not None:
         for one, column in zip(found, columns, strict=True):
             if column.kind not in ("number", "empty") or column.others:
@@ -306,15 +306,3 @@ def _suspicions(found: Sequence[Hospital], features: Sequence[str]) -> list[str]
     ]
     more = [f"{len(said) - MANY_NOTES} more columns look odd somewhere: rankdad describe shows them"]
     return said[:MANY_NOTES] + more * (len(said) > MANY_NOTES)
-
-
-def _ordered(values: Iterable[str]) -> list[str]:
-    """Return values in the order of numbers, then of the alphabet."""
-
-    def key(value: str) -> tuple[bool, float, str]:
-        try:
-            return False, float(value), value
-        except ValueError:
-            return True, 0.0, value.casefold()
-
-    return sorted(values, key=key)

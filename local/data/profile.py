@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -228,3 +228,15 @@ def _apart(own: Column, others: Sequence[Column], tables: int) -> tuple[str, ...
             remarks.append(f"only here: {', '.join(alone[:5])}{', …' * (len(alone) > 5)}; data.categorical names all "
                            "levels, data.categorical_other makes one of the rest")  # fmt: skip
     return tuple(map(visible, remarks))
+
+
+def ordered(levels: Iterable[str]) -> list[str]:
+    """Return values in the order of numbers, then of the alphabet."""
+
+    def key(level: str) -> tuple[bool, float, str]:
+        try:
+            return False, float(level), level
+        except ValueError:
+            return True, 0.0, level.casefold()
+
+    return sorted(levels, key=key)
