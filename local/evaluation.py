@@ -10,7 +10,7 @@ from rankdad.common.metrics import Tally, empty, tally
 from rankdad.common.spec.tasks import TaskSpec
 from rankdad.local.baseline import guess
 from rankdad.local.data import Samples
-from rankdad.local.data.prepared import Prepared, Split
+from rankdad.local.data.prepared import Prepared, SplitName
 from rankdad.local.losses import losses
 
 BATCH = 1024  # samples per forward pass without gradients
@@ -38,7 +38,7 @@ def outputs_of(model: nn.Module, inputs: Tensor, width: int) -> Tensor:
     return stacked
 
 
-def tally_of(task: TaskSpec, prepared: Prepared, split: Split, outputs: Tensor) -> Tally:
+def tally_of(task: TaskSpec, prepared: Prepared, split: SplitName, outputs: Tensor) -> Tally:
     """Return what outputs for a split add up to."""
     samples: Samples = getattr(prepared, split)
     labels, total = samples.labels.cpu(), empty(task)

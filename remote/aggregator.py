@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 
 from rankdad.common.errors import ProtocolError, RankdadError, RunFailedError, UserError, visible
-from rankdad.common.gradients.methods import State
+from rankdad.common.gradients.methods import MethodState
 from rankdad.common.gradients.wire import is_lossless
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.codec import pack, unpack
@@ -349,7 +349,7 @@ class Aggregator:
         Raises:
             RunFailedError: the run cannot go on.
         """
-        state = State(self._residuals, self.state.bases)
+        state = MethodState(self._residuals, self.state.bases)
         try:
             body, state = aggregate(self.spec, self.plan, self.state, ready, state)
             message = Message(ready.kind, ready.round, body, ready.exchange, ready.missing)
