@@ -176,14 +176,13 @@ class Aggregator:
             if message.round == self.barrier.round - 1:
                 self._rejoin(site)
             return [Answer((site,), stored)]
-        if message.round == self.barrier.round and not self.ended:
+
+        def admit() -> None:  # what is new in the round that is due: recorded before it counts, and can be lost
             self.state.check(message, 409)
-        effects = self.barrier.known(site, body, message)
-        if effects is None:
             self._checks.check(site, message)
-            # Recorded before it counts, and can be lost.
             self.persistence.append(Entry.CONTRIBUTION, message.round, self.plan.sites.index(site), body)
-            effects = self.barrier.receive(site, body, message, self._clock())
+
+        effects = self.barrier.receive(site, body, message, self._clock(), admit)
         self._departed.discard(site)
         self.note_problem(site, "")
         return effects
