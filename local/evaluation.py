@@ -18,7 +18,15 @@ MAX_OUTPUT = 1e30  # beyond which sums of squares over all sites would be no num
 
 
 def outputs_of(model: nn.Module, inputs: Tensor, width: int) -> Tensor:
-    """Return a network's outputs [n, width] on the CPU.
+    """Return a network's outputs on the CPU.
+
+    Args:
+        model: left in evaluation mode.
+        inputs: [n, …] in the replica's dtype, on its device.
+        width: of the network's output.
+
+    Returns:
+        [n, width] in the replica's dtype: logits, or a regression's standardised numbers.
 
     Raises:
         ModelError: the network raised.
@@ -39,7 +47,7 @@ def outputs_of(model: nn.Module, inputs: Tensor, width: int) -> Tensor:
 
 
 def tally_of(task: TaskSpec, prepared: Prepared, split: SplitName, outputs: Tensor) -> Tally:
-    """Return what outputs for a split add up to."""
+    """Return what outputs for a split, [n, width] as `outputs_of` returns them, add up to."""
     samples: Samples = getattr(prepared, split)
     labels, total = samples.labels.cpu(), empty(task)
     fit = prepared.around(split)

@@ -104,6 +104,11 @@ def _held(table: Table, name: str) -> list[str]:
 
 
 def _column(table: Table, name: str) -> Column:
+    """Return what a column of a table holds, in the unit of its cells.
+
+    Of kind "number" alone there are quartiles, mean and deviation. Levels are counted of any kind but "id", up to
+    `MAX_LEVELS` of them. A column without a value is of kind "empty".
+    """
     held = _held(table, name)
     found, missing = np.array(table.numbers(name), np.float64), len(table) - len(held)
     numbers = found[np.isfinite(found)]
