@@ -83,6 +83,10 @@ def aggregate(spec: RunSpec, plan: Plan, run: RunState, ready: Ready, state: Met
 def _step(
     plan: Plan, run: RunState, first: Message, steps: Sequence[Step], state: MethodState
 ) -> tuple[Step, MethodState]:
+    """Return the update of one exchange of the federated step.
+
+    Source: arXiv 2102.09631, Algorithm 1 (the aggregator's part).
+    """
     seed = derive(plan.seed, "aggregator", run.rng_key)
     contributions = [Contribution(step.weight, step.payload) for step in steps]
     payload, state = run.method.aggregate(first.exchange, contributions, state, seed)

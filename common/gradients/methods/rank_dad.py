@@ -58,7 +58,10 @@ class RankDadMethod(Method):
     def step(
         self, gradients: Payload, share: float, state: MethodState, seed: int, max_rows: int | None = None
     ) -> SiteStep:
-        """Reduce gradients plus residuals and send them; a site out of data sends no rows and keeps its residuals."""
+        """Reduce gradients plus residuals and send them; a site out of data sends no rows and keeps its residuals.
+
+        Source: arXiv 2102.09631, Algorithm 1 (a site's part); the feedback is ours.
+        """
         residuals = state.residuals
         sent = gradients
         if share > 0:
@@ -75,7 +78,10 @@ class RankDadMethod(Method):
     def aggregate(
         self, exchange: int, contributions: Sequence[Contribution], state: MethodState, seed: int
     ) -> Aggregated:
-        """Concatenate all sites' rows and reduce them again."""
+        """Concatenate all sites' rows and reduce them again.
+
+        Source: arXiv 2102.09631, Algorithm 1 (the aggregator's part); the feedback is ours.
+        """
         feedback = self._spec.feedback in ("aggregator", "both")
         update, residuals = self._reduce(pooled(contributions), 1.0, state, seed, feedback=feedback, up=False)
         return update, MethodState(residuals, self.bases([update]))
