@@ -30,11 +30,11 @@ lint: .venv/ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# How much there is to carry on: lines and files of the product, room by room, then of what measures and tests it.
+# How much there is to carry on: lines and files of the product, package by package, then of what measures and tests it.
 lines:
-	@for room in common local remote platforms simulations rankdad benchmarks tests; do \
-		git ls-files -z "$$room/*.py" | xargs -0 cat | wc -l | xargs printf '%-12s %6d lines' "$$room"; \
-		git ls-files "$$room/*.py" | wc -l | xargs printf ' %4d files\n'; done
+	@for package in common local remote platforms simulations rankdad benchmarks tests; do \
+		git ls-files -z "$$package/*.py" | xargs -0 cat | wc -l | xargs printf '%-12s %6d lines' "$$package"; \
+		git ls-files "$$package/*.py" | wc -l | xargs printf ' %4d files\n'; done
 
 clean:
 	rm -rf .venv build *.egg-info

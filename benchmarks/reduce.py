@@ -22,7 +22,7 @@ from rankdad.common.documents import validate
 from rankdad.common.errors import DataError, UserError
 from rankdad.common.gradients.capture import FactorCapture
 from rankdad.common.gradients.factors import Factor, Matrix
-from rankdad.common.gradients.methods import Contribution, Method, State, method_for
+from rankdad.common.gradients.methods import Contribution, Method, MethodState, method_for
 from rankdad.common.gradients.reduction.block import block
 from rankdad.common.gradients.reduction.exact import exact
 from rankdad.common.gradients.reduction.spi import spi
@@ -100,8 +100,8 @@ class Contender:
     replica: Replica
     plan: Plan
     method: Method
-    site: State = field(default_factory=State)
-    aggregator: State = field(default_factory=State)
+    site: MethodState = field(default_factory=MethodState)
+    aggregator: MethodState = field(default_factory=MethodState)
     backward: list[float] = field(default_factory=list)
     gathering: list[float] = field(default_factory=list)
     reduction: list[float] = field(default_factory=list)

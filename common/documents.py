@@ -125,7 +125,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {_shown(twice)} stands twice in one object: remove one")
+        raise ValueError(f"the key {shown(twice)} stands twice in one object: remove one")
     return made
 
 
@@ -148,7 +148,7 @@ def _check_depth_and_texts(document: Any) -> None:
             elif isinstance(value, list):
                 inner += value
             elif isinstance(value, str) and ("\0" in value or not _is_text(value)):
-                raise ValueError(f"{_shown(value)} holds a character that no text has")
+                raise ValueError(f"{shown(value)} holds a character that no text has")
         level = inner
 
 
@@ -232,7 +232,7 @@ def _problem(error: dict[str, Any], path: str, places: Mapping[str, list[str]]) 
     if kind == "missing":
         return "is missing"
     if kind == "tuple_type" and isinstance(error["input"], int | float | str):
-        return f"got {_shown(error['input'])}, expected a list: [{_shown(error['input'])}]"
+        return f"got {shown(error['input'])}, expected a list: [{shown(error['input'])}]"
     if kind == "extra_forbidden":
         name = str(error["loc"][-1])
         elsewhere = dict.fromkeys(places.get(name, ()))
@@ -246,9 +246,9 @@ def _problem(error: dict[str, Any], path: str, places: Mapping[str, list[str]]) 
         return "has no name that tells its kind"
     if kind == "value_error":
         return visible(str(context["error"]))
-    return f"got {_shown(error['input'])}, expected: {error['msg'][0].lower()}{error['msg'][1:]}"
+    return f"got {shown(error['input'])}, expected: {error['msg'][0].lower()}{error['msg'][1:]}"
 
 
-def _shown(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def shown(value: object) -> str:
+    """Return a value as JSON has it, cut short."""
+    return visible(json.dumps(value), 60)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rankdad.common.documents import validate
 from rankdad.common.errors import RankdadError
-from rankdad.common.gradients.methods import State
+from rankdad.common.gradients.methods import MethodState
 from rankdad.common.gradients.methods.base import Contribution
 from rankdad.common.metrics import summarise
 from rankdad.common.protocol.messages import (
@@ -84,7 +84,7 @@ def _step(contributions: Contributions, run: RunState) -> Step:
     batch = contributions.batch()
     gradients, loss, size = contributions.gradients(batch)
     weight = float(len(batch))
-    payload, _ = run.method.aggregate(0, [Contribution(weight, gradients)], State(), 0)
+    payload, _ = run.method.aggregate(0, [Contribution(weight, gradients)], MethodState(), 0)
     return Step(weight, loss, size, payload)
 
 

@@ -18,7 +18,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.written import Written
 from rankdad.local.data.files import tables_in
 from rankdad.local.data.profile import MAX_LEVELS, Column, Profile, compared, profile_of
-from rankdad.local.data.table_files import read_guessing
+from rankdad.local.data.table_files import TABLES, read_guessing
 
 FEW = 8  # levels that are shown of a column
 
@@ -82,7 +82,7 @@ def _tables(data: Path) -> Iterator[tuple[str, Path]]:
         yield path.name, path
     inner = [(folder, tables_in(folder)) for folder in sorted(data.iterdir()) if folder.is_dir()]
     if not own and not any(files for _, files in inner):
-        raise DataError(data, "holds no table (.csv, .tsv, .csv.gz, .xlsx, .parquet), nor a folder with one")
+        raise DataError(data, f"holds no table ({', '.join(TABLES)}), nor a folder with one")
     for folder, files in inner:
         for path in files:
             yield f"{folder.name}/{path.name}", path

@@ -12,7 +12,7 @@ from rankdad.common.metrics import Tally, empty, tally
 from rankdad.common.spec.tasks import TaskSpec
 from rankdad.local.baseline import guess
 from rankdad.local.data import Samples
-from rankdad.local.data.prepared import Prepared, Split
+from rankdad.local.data.prepared import Prepared, SplitName
 from rankdad.local.losses import losses
 
 BATCH = 1024  # samples per forward pass without gradients
@@ -20,7 +20,15 @@ MAX_OUTPUT = 1e30  # beyond which sums of squares over all sites would be no num
 
 
 def outputs_of(model: nn.Module, inputs: Tensor, width: int) -> Tensor:
-    """Return a network's outputs [n, width] on the CPU.
+    """Return a network's outputs on the CPU.
+
+    Args:
+        model: left in evaluation mode.
+        inputs: [n, …] in the replica's dtype, on its device.
+        width: of the network's output.
+
+    Returns:
+        [n, width] in the replica's dtype: logits, or a regression's standardised numbers.
 
     Raises:
         ModelError: the network raised.
@@ -40,8 +48,10 @@ def outputs_of(model: nn.Module, inputs: Tensor, width: int) -> Tensor:
     return stacked
 
 
-def tally_of(task: TaskSpec, prepared: Prepared, split: Split, outputs: Tensor, groups: Tensor | None = None) -> Tally:
-    """Return what outputs for a split add up to, over groups too where they are given."""
+def tally_of(
+    task: TaskSpec, prepared: Prepared, split: SplitName, outputs: Tensor, groups: Tensor | None = None
+) -> Tally:
+    """Return what outputs for a split, [n, width] as of `outputs_of`, add up to; over groups too, if given."""
     samples: Samples = getattr(prepared, split)
     labels, total = samples.labels.cpu(), empty(task, groups is not None)
     fit = prepared.around(split)

@@ -95,9 +95,7 @@ def run_site(config: SiteConfig, signals: ShutdownSignals | None = None, *, ever
                 signals.between_steps()
 
         def tested(fold: int, outputs: Tensor) -> None:
-            from rankdad.local.prediction import (
-                write_predictions,  # which takes pandas, and half a second of every start
-            )
+            from rankdad.local.prediction import write_predictions
 
             write_predictions(results / "predictions", spec, data, fold, outputs)
 

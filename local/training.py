@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import RunFailedError
-from rankdad.common.gradients.methods import State
+from rankdad.common.gradients.methods import MethodState
 from rankdad.common.gradients.reduction.feedback import Residuals, interpolate_residual
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Fit, OwnFit
@@ -28,7 +28,7 @@ from rankdad.local.data import SiteData
 from rankdad.local.references import References
 
 R = TypeVar("R")
-Exchange = Generator[Message | Ask, Message | None, R]
+Steps = Generator[Message | Ask, Message | None, R]
 Lap = Callable[[str], None]
 
 
@@ -149,7 +149,7 @@ class _Trainer:
         self.index = plan.sites.index(state.site)
         self.behind = True
 
-    def run(self, between_steps: Callable[[], None], beside: Callable[[], None]) -> Exchange[Result]:
+    def run(self, between_steps: Callable[[], None], beside: Callable[[], None]) -> Steps[Result]:
         run = self.site_run
         if run.roster:
             self.contributions.check_roster(self.policy)
@@ -178,7 +178,7 @@ class _Trainer:
         prepared = self.contributions.prepared
         return Result(run.best_weights, run.replica.weights(), *outcome, prepared.fit, prepared.own)
 
-    def _step(self, known: Message | None) -> Exchange[None]:
+    def _step(self, known: Message | None) -> Steps[None]:
         """Take one optimizer step. A site that is out of data contributes no rows, and is present."""
         run, batch, missing = self.site_run, self.contributions.batch(), set[int]()
         if known is not None and (self.state.follows or self.index in known.missing):
@@ -188,7 +188,7 @@ class _Trainer:
         self.lap("compute")
         seed = derive(self.plan.seed, "site", self.index, run.rng_key)
         share, weight = run.share(self.index, len(batch)), float(len(batch))
-        state = State(self.state.residuals, run.bases)
+        state = MethodState(self.state.residuals, run.bases)
         exchange = run.method.step(gradients, share, state, seed, self.policy.rank(len(batch)))
         payload, residuals = next(exchange), None
         while residuals is None:
@@ -214,7 +214,7 @@ class _Trainer:
         self._follow(update)
         self.lap("compute")
 
-    def _ask(self) -> Exchange[Message | None]:
+    def _ask(self) -> Steps[Message | None]:
         """Return the update of the next round if it is complete already; ask only if that may be."""
         if not self.behind:
             return None

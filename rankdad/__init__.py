@@ -1,7 +1,7 @@
 """Federated training of PyTorch models across hospitals by low-rank factors of the gradient (arXiv 2102.09631).
 
 The names below are what other programs may use. They are imported when they are asked for: most of them take PyTorch.
-The rooms are links to the folders beside this one.
+Its subpackages are links to the folders beside this one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command `rankdad`: mounts each room's sub-commands."""
+"""The command `rankdad`: mounts each package's sub-commands."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rankdad.common.errors import NonFiniteError, RunFailedError
 from rankdad.common.gradients.factors import MAX_NORM, norm
-from rankdad.common.gradients.methods import Contribution, State
+from rankdad.common.gradients.methods import Contribution, MethodState
 from rankdad.common.gradients.methods.base import shares
 from rankdad.common.metrics import Tally, summarise
 from rankdad.common.protocol.messages import (
@@ -44,7 +44,7 @@ from rankdad.remote.rounds import Ready
 B = TypeVar("B", bound=Body)
 
 
-def aggregate(spec: RunSpec, plan: Plan, run: RunState, ready: Ready, state: State) -> tuple[Body, State]:
+def aggregate(spec: RunSpec, plan: Plan, run: RunState, ready: Ready, state: MethodState) -> tuple[Body, MethodState]:
     """Return a round's update and the method's new state.
 
     Args:
@@ -80,7 +80,13 @@ def aggregate(spec: RunSpec, plan: Plan, run: RunState, ready: Ready, state: Sta
     return Farewell(weights_sha256=digests, drift=_drift(run, [goodbye.sketch for goodbye in goodbyes])), state
 
 
-def _step(plan: Plan, run: RunState, first: Message, steps: Sequence[Step], state: State) -> tuple[Step, State]:
+def _step(
+    plan: Plan, run: RunState, first: Message, steps: Sequence[Step], state: MethodState
+) -> tuple[Step, MethodState]:
+    """Return the update of one exchange of the federated step.
+
+    Source: arXiv 2102.09631, Algorithm 1 (the aggregator's part).
+    """
     seed = derive(plan.seed, "aggregator", run.rng_key)
     contributions = [Contribution(step.weight, step.payload) for step in steps]
     payload, state = run.method.aggregate(first.exchange, contributions, state, seed)

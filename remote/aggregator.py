@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 
 from rankdad.common.errors import ProtocolError, RankdadError, RunFailedError, UserError, visible
-from rankdad.common.gradients.methods import State
+from rankdad.common.gradients.methods import MethodState
 from rankdad.common.gradients.wire import is_lossless
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.codec import pack, unpack
@@ -176,14 +176,13 @@ class Aggregator:
             if message.round == self.barrier.round - 1:
                 self._rejoin(site)
             return [Answer((site,), stored)]
-        if message.round == self.barrier.round and not self.ended:
+
+        def admit() -> None:  # what is new in the round that is due: recorded before it counts, and can be lost
             self.state.check(message, 409)
-        effects = self.barrier.known(site, body, message)
-        if effects is None:
             self._checks.check(site, message)
-            # Recorded before it counts, and can be lost.
             self.persistence.append(Entry.CONTRIBUTION, message.round, self.plan.sites.index(site), body)
-            effects = self.barrier.receive(site, body, message, self._clock())
+
+        effects = self.barrier.receive(site, body, message, self._clock(), admit)
         self._departed.discard(site)
         self.note_problem(site, "")
         return effects
@@ -349,7 +348,7 @@ class Aggregator:
         Raises:
             RunFailedError: the run cannot go on.
         """
-        state = State(self._residuals, self.state.bases)
+        state = MethodState(self._residuals, self.state.bases)
         try:
             body, state = aggregate(self.spec, self.plan, self.state, ready, state)
             message = Message(ready.kind, ready.round, body, ready.exchange, ready.missing)

@@ -19,7 +19,7 @@ those who are late: they have departed, and are not waited for until they rejoin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -116,23 +116,20 @@ class Barrier:
         barrier.round = round_
         return barrier
 
-    def receive(self, site: str, body: bytes, message: Message, now: float) -> list[Effect]:
-        """Take a checked contribution.
+    def receive(
+        self, site: str, body: bytes, message: Message, now: float, admit: Callable[[], None] = lambda: None
+    ) -> list[Effect]:
+        """Take a contribution.
+
+        Args:
+            site: that sends it.
+            body: as it came.
+            message: that it holds.
+            now: seconds on the caller's clock.
+            admit: called for a new contribution to this round before it is kept: checks and records it, or raises.
 
         Raises:
             ProtocolError: 404 for an unknown site, 409 for a conflict; nothing has changed then.
-        """
-        known = self.known(site, body, message)
-        if known is not None:
-            return known
-        self.put(site, body, message, now)
-        return self.tick(now)
-
-    def known(self, site: str, body: bytes, message: Message) -> list[Effect] | None:
-        """Return what a contribution does that is nothing new; None for one that `receive` would keep.
-
-        Raises:
-            ProtocolError: as `receive` does.
         """
         if site not in self._sites:
             raise ProtocolError(404, "no such site in this run")
@@ -151,7 +148,9 @@ class Barrier:
             return []
         if self.state is BarrierState.AGGREGATING:
             return []  # too late by a moment: it waits for the update as all do
-        return None
+        admit()
+        self.put(site, body, message, now)
+        return self.tick(now)
 
     def put(self, site: str, body: bytes, message: Message, now: float) -> None:
         """Keep a contribution to this round, as `receive` does and the ledger says again; the last one stands."""

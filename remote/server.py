@@ -142,27 +142,39 @@ async def _serve(
     lifeline: Connection | None,
     resumable: bool,
 ) -> str:
-    aggregator, loop, registry = host.aggregator, asyncio.get_running_loop(), ConnectionRegistry(host.audit)
+    aggregator, registry = host.aggregator, ConnectionRegistry(host.audit)
     routes = Routes(host, access.identity(aggregator.plan.sites), registry)
     if aggregator.ended:
         host.ended.set()
-    interrupted = ""
+    interruption = _Interruption(host, resumable)
+    web = Uvicorn(_config(routes), registry, access.secure, interruption.ask)
+    if lifeline is not None:
+        asyncio.get_running_loop().add_reader(lifeline.fileno(), _hear, lifeline, host, interruption)
+    serving = asyncio.create_task(web.serve(sockets=[listening]))
+    display = _Display(view)
+    display.call(lambda view: view.start())
+    try:
+        while not host.ended.is_set() and not serving.done():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(host.ended.wait(), TICK)
+            host.tick()
+            display.call(lambda view: view.tick())
+        if host.crashed or (interruption.reason and resumable):
+            await host.leave()
+        else:
+            await host.drain(MAX_SILENCE)
+        web.should_exit = True
+        await serving
+    finally:
+        await host.close()
+        display.call(lambda view: view.stop())
+    if host.error is not None:
+        raise host.error
+    return interruption.reason
 
-    def interrupt(reason: str) -> None:
-        def stop() -> None:
-            nonlocal interrupted
-            if aggregator.ended:
-                host.discount(*aggregator.plan.sites)  # whoever computes now is not waited for
-                return
-            interrupted = f"stopped by {reason}"
-            if not resumable:
-                host.fail(interrupted, status="interrupted")
-                host.discount(*aggregator.plan.sites)
-            host.ended.set()
 
-        loop.call_soon_threadsafe(stop)
-
-    config = uvicorn.Config(
+def _config(routes: Routes) -> uvicorn.Config:
+    return uvicorn.Config(
         routes.app(),
         http=HttpConnection,
         ws="none",
@@ -177,40 +189,44 @@ async def _serve(
         server_header=False,
         date_header=False,
     )
-    web = Uvicorn(config, registry, access.secure, interrupt)
 
-    def hear(lifeline: Connection) -> None:
-        try:
-            site, _, reason = lifeline.recv_bytes().decode(errors="replace").partition("\t")
-        except (EOFError, OSError):
-            loop.remove_reader(lifeline.fileno())
-            interrupt("the end of its parent")
-        else:
-            host.depart(site, reason)
 
-    if lifeline is not None:
-        loop.add_reader(lifeline.fileno(), hear, lifeline)
-    serving = asyncio.create_task(web.serve(sockets=[listening]))
-    display = _Display(view)
-    display.call(lambda view: view.start())
+class _Interruption:
+    """Ends a run early: for good, or, if it can go on later, only in this process.
+
+    Attributes:
+        reason: what has interrupted the run; "" if nothing has.
+    """
+
+    def __init__(self, host: Host, resumable: bool) -> None:
+        self._host, self._resumable, self._loop = host, resumable, asyncio.get_running_loop()
+        self.reason = ""
+
+    def ask(self, cause: str) -> None:
+        """End the run soon: a signal may come at any moment."""
+        self._loop.call_soon_threadsafe(self._stop, cause)
+
+    def _stop(self, cause: str) -> None:
+        host, sites = self._host, self._host.aggregator.plan.sites
+        if host.aggregator.ended:
+            host.discount(*sites)  # whoever computes now is not waited for
+            return
+        self.reason = f"stopped by {cause}"
+        if not self._resumable:
+            host.fail(self.reason, status="interrupted")
+            host.discount(*sites)
+        host.ended.set()
+
+
+def _hear(lifeline: Connection, host: Host, interruption: _Interruption) -> None:
+    """Take what the parent process says: that a site has died, or, by its end, that it has itself."""
     try:
-        while not host.ended.is_set() and not serving.done():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(host.ended.wait(), TICK)
-            host.tick()
-            display.call(lambda view: view.tick())
-        if host.crashed or (interrupted and resumable):
-            await host.leave()
-        else:
-            await host.drain(MAX_SILENCE)
-        web.should_exit = True
-        await serving
-    finally:
-        await host.close()
-        display.call(lambda view: view.stop())
-    if host.error is not None:
-        raise host.error
-    return interrupted
+        site, _, reason = lifeline.recv_bytes().decode(errors="replace").partition("\t")
+    except (EOFError, OSError):
+        asyncio.get_running_loop().remove_reader(lifeline.fileno())
+        interruption.ask("the end of its parent")
+    else:
+        host.depart(site, reason)
 
 
 class _Display:

@@ -29,7 +29,7 @@ from rankdad.local.admission import admitted, check_steps
 from rankdad.local.data import SiteData
 from rankdad.remote.table_one import outcome_names, table_one
 from rankdad.remote.view import size, times_fewer
-from rankdad.simulations.footprint import WINDOW, footprint
+from rankdad.simulations.footprint import footprint
 
 
 def check_policy(policy: Policy, spec: RunSpec, plan: Plan, data: Sequence[SiteData]) -> None:
@@ -69,9 +69,9 @@ def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
     kept = footprint(plan)
     console.print(
         f"the aggregator's ledger: at most {kept.step:,} bytes a step and {kept.epoch:,} an epoch, of which "
-        f"{kept.step_update:,} and {kept.epoch_update:,} stay; contributions are gone after {WINDOW} steps. With "
+        f"{kept.step_update:,} and {kept.epoch_update:,} stay; contributions are gone after {kept.window} steps. With "
         f"--retention tail at most {size(kept.tail())}, checkpoints included, and {size(kept.epoch)} for each epoch "
-        f"that ends within {WINDOW} steps",
+        f"that ends within {kept.window} steps",
         highlight=False,
     )
 

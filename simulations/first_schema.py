@@ -13,9 +13,9 @@ from rankdad.common.errors import DataError, UserError
 from rankdad.common.spec.patterns import escaped
 from rankdad.common.spec.table_schema import COLUMN
 from rankdad.local.data.cells import LIMIT
-from rankdad.local.data.files import TABLES, tables_in
-from rankdad.local.data.profile import MAX_LEVELS, Column, Profile, compared, profile_of
-from rankdad.local.data.table_files import read_guessing
+from rankdad.local.data.files import tables_in
+from rankdad.local.data.profile import MAX_LEVELS, Column, Profile, compared, ordered, profile_of
+from rankdad.local.data.table_files import TABLES, read_guessing
 from rankdad.local.data.tables import nearest
 
 MANY_CLASSES = 10  # values of a label of whole numbers beyond which it is a number
@@ -135,14 +135,14 @@ def guess_schema(found: Sequence[Hospital], label: str, positive: str | None) ->
             continue
         features.append(escaped(name))
         if any(column.kind == "levels" for column in columns):
-            levels = _ordered({level for column in columns for level in (*column.levels, *column.others)})
+            levels = ordered({level for column in columns for level in (*column.levels, *column.others)})
             categorical[name] = levels
             notes += _spellings(name, found)
             words = sorted({word for column in columns for word in column.others})
             if words:
                 notes.append(f"column {name}: {', '.join(words)} is taken for a level, not for a missing value")
         else:
-            own = _ordered({token for column in columns for token in column.others})
+            own = ordered({token for column in columns for token in column.others})
             if own:
                 tokens[name] = own
                 limits = any(map(LIMIT.fullmatch, own))
@@ -218,7 +218,7 @@ def _task(
     columns = [one.columns[label] for one in found]
     numbers = all(column.kind in ("number", "empty") and not column.others for column in columns)
     few = all(len(column.levels) == column.distinct for column in columns)
-    values = _ordered({level for column in columns for level in column.levels}) if few else []
+    values = ordered({level for column in columns for level in column.levels}) if few else []
     if positive is not None:
         for one, column in zip(found, columns, strict=True):
             if column.kind not in ("number", "empty") or column.others:
@@ -304,7 +304,7 @@ def _spellings(name: str, found: Sequence[Hospital]) -> list[str]:
     """Return what is to be said of levels that one of several hospitals has alone."""
     levels = {one.site: set(one.columns[name].levels) for one in found if one.columns[name].levels}
     alone = {
-        site: _ordered(own.difference(*(other for name, other in levels.items() if name != site)))
+        site: ordered(own.difference(*(other for name, other in levels.items() if name != site)))
         for site, own in levels.items()
     }
     some = [f"{', '.join(own[:5])} at {site}" for site, own in alone.items() if own]
@@ -325,15 +325,3 @@ def _suspicions(found: Sequence[Hospital], features: Sequence[str]) -> list[str]
     ]
     more = [f"{len(said) - MANY_NOTES} more columns look odd somewhere: rankdad describe shows them"]
     return said[:MANY_NOTES] + more * (len(said) > MANY_NOTES)
-
-
-def _ordered(values: Iterable[str]) -> list[str]:
-    """Return values in the order of numbers, then of the alphabet."""
-
-    def key(value: str) -> tuple[bool, float, str]:
-        try:
-            return False, float(value), value
-        except ValueError:
-            return True, 0.0, value.casefold()
-
-    return sorted(values, key=key)

@@ -14,7 +14,6 @@ from rankdad.remote.records import HEAD_BYTES
 
 CONTROL = 1024  # bytes of any message that is no step, beside what follows from the plan
 DIGEST = 160  # bytes of a site's name and digest
-WINDOW = EVERY * (KEPT + 1)  # steps of which contributions are kept: of two checkpoints, and until the next
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,7 @@ class Footprint:
         epoch_update: what of it is updates.
         once: that hello, preparation, the tests of all folds, and goodbye add.
         checkpoint: of the aggregator.
+        window: steps of which contributions are kept: of two checkpoints, and until the next.
     """
 
     step: int
@@ -36,14 +36,15 @@ class Footprint:
     epoch_update: int
     once: int
     checkpoint: int
+    window: int
 
     def tail(self, epochs: int = 0) -> int:
         """Return the size of ledger and checkpoints with `--retention tail`, with so many ends of epochs in it."""
-        return WINDOW * self.step + epochs * self.epoch + self.once + KEPT * self.checkpoint
+        return self.window * self.step + epochs * self.epoch + self.once + KEPT * self.checkpoint
 
 
-def footprint(plan: Plan) -> Footprint:
-    """Return the largest sizes of what a run of this plan leaves at the aggregator."""
+def footprint(plan: Plan, every: int = EVERY) -> Footprint:
+    """Return the largest sizes of what a run leaves at the aggregator, with `every` steps between two checkpoints."""
     sites, exchanges = len(plan.sites), len(plan.exchanges)
     control = CONTROL + HEAD_BYTES
     update = step_bytes(plan, up=False) + exchanges * HEAD_BYTES + sites  # and who is missing
@@ -55,7 +56,7 @@ def footprint(plan: Plan) -> Footprint:
     tested = tally + tally_bytes(plan.task, plan.grouped)
     once = (sites + 1) * (beginning + plan.folds * control) + sites * (DIGEST + plan.folds * tested)
     checkpoint = 2 * plan.replica_bytes + _residual_bytes(plan) + sums + _study_bytes(plan)
-    return Footprint(update + contributions, update, epoch, epoch_update, once, checkpoint)
+    return Footprint(update + contributions, update, epoch, epoch_update, once, checkpoint, every * (KEPT + 1))
 
 
 def _study_bytes(plan: Plan) -> int:

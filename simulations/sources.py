@@ -85,7 +85,7 @@ class OneTable(Part):
 
     def load(self, written: Written | None = None) -> TableDataset:
         """Read the file, written as a schema says."""
-        from rankdad.local.data.table_files import read_table  # pandas takes half a second, which others need not
+        from rankdad.local.data.table_files import read_table
         from rankdad.simulations.table_dataset import TableDataset
 
         path = Path(self.path)

@@ -12,7 +12,7 @@ from rankdad.common.spec.table_schema import Labelled
 from rankdad.common.spec.written import Written
 from rankdad.local.data.cells import labels_of
 from rankdad.local.data.reading import MISSING, Array
-from rankdad.local.data.sheets import PARQUET, WORKBOOKS
+from rankdad.local.data.sheets import READERS, read_parquet, read_workbook
 from rankdad.local.data.tables import Table, holder
 from rankdad.simulations.datasets import Rows
 
@@ -52,9 +52,10 @@ class TableDataset:
     def write(self, rows: Rows, run: RunSpec, path: Path) -> None:
         """Write a table with all columns."""
         frame, kind = self.table.frame.iloc[rows], path.suffix.lower()
-        if kind in WORKBOOKS:
+        reader = READERS.get(kind)
+        if reader is read_workbook:
             frame.to_excel(path, index=False)
-        elif kind in PARQUET:
+        elif reader is read_parquet:
             frame.to_parquet(path, index=False)
         else:
             assert isinstance(run.data, Written)

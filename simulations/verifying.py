@@ -16,7 +16,7 @@ from rankdad.common.documents import validate
 from rankdad.common.errors import SpecError
 from rankdad.common.gradients.capture import FactorCapture
 from rankdad.common.gradients.factors import Factor, Matrix
-from rankdad.common.gradients.methods import Contribution, Method, State, method_for
+from rankdad.common.gradients.methods import Contribution, Method, MethodState, method_for
 from rankdad.common.gradients.routes import Payload, Route, gather, scatter
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Kind, Message, Step
@@ -146,7 +146,7 @@ def _exchange_all(
 ) -> tuple[list[Payload], float, int]:
     """Take all sites through one step: the updates of its exchanges, a site's mean bytes up, and its bytes down."""
     steps = [
-        method.step(payload, weight / sum(weights), State(), derive(plan.seed, "site", index, 0))
+        method.step(payload, weight / sum(weights), MethodState(), derive(plan.seed, "site", index, 0))
         for index, (payload, weight) in enumerate(zip(gradients, weights, strict=True))
     ]
     payloads = [next(step) for step in steps]
@@ -159,7 +159,7 @@ def _exchange_all(
         ]
         received = [_step(unpack(body, plan, up=True)) for body in bodies]
         contributions = [Contribution(step.weight, step.payload) for step in received]
-        payload, _ = method.aggregate(exchange, contributions, State(), derive(plan.seed, "aggregator", exchange))
+        payload, _ = method.aggregate(exchange, contributions, MethodState(), derive(plan.seed, "aggregator", exchange))
         body = pack(Message(Kind.STEP, exchange, Step(sum(weights), 0.0, 0.0, payload), exchange), plan, up=False)
         updates.append(_step(unpack(body, plan, up=False)).payload)
         up, down = up + sum(map(len, bodies)), down + len(body)

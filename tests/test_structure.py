@@ -1,8 +1,13 @@
-"""Imports run one way: local → common, remote → common, platforms and simulations → those, benchmarks → simulations."""
+"""Imports run one way: local → common, remote → common, platforms and simulations → those, benchmarks → simulations.
+
+What docstrings and pages call a module or a file is one.
+"""
 
 from __future__ import annotations
 
 import ast
+import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,18 +39,18 @@ def imports_of(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("room", sorted(ALLOWED))
-def test_imports_run_one_way(room: str) -> None:
-    files = list((ROOT / room).rglob("*.py"))
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_imports_run_one_way(package: str) -> None:
+    files = list((ROOT / package).rglob("*.py"))
     assert files
     for path in files:
         imported = imports_of(path)
         tops = {name.partition(".")[0] for name in imported}
-        assert not tops & (set(ALLOWED) - {"benchmarks"}), f"{path}: rooms are imported from rankdad"
-        rooms = {name.split(".")[1] for name in imported if name.startswith("rankdad.")} | (tops & {"benchmarks"})
-        assert rooms <= ALLOWED[room] | {"command"}, path
+        assert not tops & (set(ALLOWED) - {"benchmarks"}), f"{path}: packages are imported from rankdad"
+        inner = {name.split(".")[1] for name in imported if name.startswith("rankdad.")} | (tops & {"benchmarks"})
+        assert inner <= ALLOWED[package] | {"command"}, path
         assert "pickle" not in tops, path
-        if room == "common":
+        if package == "common":
             assert not tops & FORBIDDEN_IN_COMMON, path
 
 
@@ -54,3 +59,18 @@ def test_the_public_names_can_be_imported_and_take_no_torch() -> None:
         assert getattr(rankdad, name) is not None
     code = f"import sys, {rankdad.__name__}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_modules_named_in_docstrings_and_files_named_in_pages_exist() -> None:
+    names, gone = "|".join(ALLOWED), []
+    for path in (path for package in ALLOWED for path in (ROOT / package).rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        for name in re.findall(rf"(?<!\w\.)`((?:{names})(?:\.\w+)+)", text):
+            try:
+                pkgutil.resolve_name(name if name.startswith("benchmarks") else f"rankdad.{name}")
+            except (ImportError, AttributeError):
+                gone.append(f"{path}: {name}")
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        found = re.findall(rf"`((?:{names}|docs|tests|docker)/[\w./-]*)", page.read_text(encoding="utf-8"))
+        gone += [f"{page}: {name}" for name in found if not (ROOT / name).exists()]
+    assert not gone

@@ -114,6 +114,14 @@ class FactorCapture:
         self._hooks, self._uses = [], {}
 
     def _note(self, module: nn.Linear, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+        """Note a use of a layer, and hook its output: one pair of rows follows in the backward pass.
+
+        Args:
+            module: the layer.
+            args: A [..., in] first, unless it is in `kwargs`.
+            kwargs: A under `input`, if it was given by name.
+            output: [..., out]; Δ has its shape. All axes but the last become rows, n in the layer's own order.
+        """
         name = self._names.get(module.weight)  # None where functional_call has put another tensor in its place
         if name not in self._pairs or not output.requires_grad:
             return

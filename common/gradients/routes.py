@@ -139,6 +139,15 @@ def choose_routes(spec: RunSpec, model: nn.Module) -> tuple[tuple[Route, ...], t
 
 
 def _route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, rows_per_sample: int | None) -> Route:
+    """Choose how one parameter travels.
+
+    Args:
+        spec: of the run.
+        name: of the parameter.
+        shape: of the parameter.
+        bias: that may travel as the last column of its matrix; None if it has none of its own.
+        rows_per_sample: of its factor, for one sample; None if its gradient is captured as no factor.
+    """
     method, sites = spec.method, len(spec.federation.sites)
     dense = Route(name, shape)
     if isinstance(method, Dsgd) or len(shape) < 2:

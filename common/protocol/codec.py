@@ -7,8 +7,8 @@ the wire names a class or a function.
     an update that      i the sites that are in it, one bit for each in the plan's order; without it, all are
     leaves a site out
     a step              m weight, loss and gradient norm, float64 · n rows, uint32 for each slot where they vary ·
-                        b numbers as `common.wire` lays them out
-    any other kind      d, a map checked by its model in `common.messages`
+                        b numbers as `common.gradients.wire` lays them out
+    any other kind      d, a map checked by its model in `common.protocol.messages`
 
 A step's body has one size for given rows, whatever the round, as long as no site is left out.
 """
@@ -25,7 +25,7 @@ import msgpack
 from pydantic import ValidationError
 from torch import Tensor
 
-from rankdad.common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolError, RankdadError
+from rankdad.common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolError, RankdadError, visible
 from rankdad.common.gradients.exchanges import MessageLayout, Slot
 from rankdad.common.gradients.factors import Factor, Matrix
 from rankdad.common.gradients.routes import Payload
@@ -103,11 +103,11 @@ def unpack(data: bytes, plan: Plan, *, up: bool, device: str = "cpu") -> Message
         raise ProtocolError(422, "the body is not a map")
     kind = document.get("k")
     if type(kind) is not int or kind not in Kind.__members__.values():  # True is no kind
-        raise ProtocolError(422, f"k: got {_shown(kind)}, expected a kind from 1 to {max(Kind)}")
+        raise ProtocolError(422, f"k: got {visible(repr(kind), 60)}, expected a kind from 1 to {max(Kind)}")
     expected = {"k", "r", "p", "m", "n", "b"} if kind == Kind.STEP else {"k", "r", "p", "d"}
     if set(document) - (set() if up else {"i"}) != expected:
         raise ProtocolError(
-            422, f"the body has the keys {_shown(sorted(map(str, document)))}, expected {sorted(expected)}"
+            422, f"the body has the keys {visible(repr(sorted(map(str, document))), 60)}, expected {sorted(expected)}"
         )
     (round_,) = _ROUND.unpack(_binary(document, "r", _ROUND.size))
     exchange = _count(document, "p", len(plan.exchanges) if kind == Kind.STEP else 1)
@@ -218,18 +218,15 @@ def _not_encoded(layout: MessageLayout, arrays: list[tuple[Tensor, ...]], wire: 
 def _count(document: dict[str, Any], key: str, limit: int) -> int:
     value = document[key]
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < limit:
-        raise ProtocolError(422, f"{key}: got {_shown(value)}, expected a whole number from 0 to {limit - 1}")
+        raise ProtocolError(
+            422, f"{key}: got {visible(repr(value), 60)}, expected a whole number from 0 to {limit - 1}"
+        )
     return value
 
 
 def _binary(document: dict[str, Any], key: str, size: int) -> bytes:
     value = document[key]
     if not isinstance(value, bytes) or len(value) != size:
-        got = f"{len(value)} bytes" if isinstance(value, bytes) else _shown(value)
+        got = f"{len(value)} bytes" if isinstance(value, bytes) else visible(repr(value), 60)
         raise ProtocolError(422, f"{key}: got {got}, expected {size} bytes")
     return value
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

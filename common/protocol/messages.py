@@ -197,7 +197,7 @@ class Decision(Control):
 
 
 class Sketch(Control):
-    """A site's weights in a few numbers, as `common.weight_sketch` makes them."""
+    """A site's weights in a few numbers, as `common.run.weight_sketch` makes them."""
 
     weights: Annotated[Tensor, *SKETCH]
 

@@ -101,7 +101,7 @@ class Replica:
             raise ProtocolError(502, "d.replica: holds other weights than this model has")
 
     def sketch(self) -> Tensor:
-        """Return the sketch of the parameters; see `common.weight_sketch`."""
+        """Return the sketch of the parameters; see `common.run.weight_sketch`."""
         return sketch(dict(self.model.named_parameters()))
 
     def state(self) -> dict[str, Tensor]:

@@ -13,7 +13,16 @@ from rankdad.common.documents import Part
 from rankdad.common.errors import SpecError
 from rankdad.common.spec.images import FunctionData, ImagesData, NiftiData
 from rankdad.common.spec.patterns import escaped, fits, is_pattern, literal
-from rankdad.common.spec.table_schema import COLUMN, Column, FileName, Labelled, Level, PositiveInt, Shape
+from rankdad.common.spec.table_schema import (
+    COLUMN,
+    Column,
+    FileName,
+    Labelled,
+    Level,
+    PositiveInt,
+    Shape,
+    first_repeated,
+)
 from rankdad.common.spec.tasks import Classification, MultiLabel, TaskSpec
 from rankdad.common.spec.written import Date, Tabular, chosen
 
@@ -196,8 +205,8 @@ class TsData(Labelled):
 
     @model_validator(mode="after")
     def _tells_values_and_files_apart(self) -> TsData:
-        if twice := _twice(self.values):
-            raise ValueError(f"values: {twice} stands there more than once")
+        if repeated := first_repeated(self.values):
+            raise ValueError(f"values: {repeated} stands there more than once")
         if self.test_file == self.file:
             raise ValueError(f"test_file: {self.file} is the file to train on")
         return self
@@ -229,8 +238,8 @@ def check_columns(data: TableData) -> None:
         ("values", data.values),
         *data.categorical.items(),
     ):
-        if twice := _twice(names):
-            raise ValueError(f"{field}: {twice} stands there more than once")
+        if repeated := first_repeated(names):
+            raise ValueError(f"{field}: {repeated} stands there more than once")
     taken = set(inputs)
     for target in data.targets:
         if target in taken:
@@ -271,8 +280,8 @@ def check_kept(data: TableData, keep: Sequence[str]) -> None:
     for column in keep:
         if column in data.targets:
             raise ValueError(f"harmonise.keep: {column} is what is predicted: kept in the inputs, it would leak")
-    if twice := _twice(keep):
-        raise ValueError(f"harmonise.keep: {twice} stands there more than once")
+    if repeated := first_repeated(keep):
+        raise ValueError(f"harmonise.keep: {repeated} stands there more than once")
     if not data.patterns:
         used = {*data.inputs, *keep}
         for column in data.categorical:
@@ -282,16 +291,6 @@ def check_kept(data: TableData, keep: Sequence[str]) -> None:
             for entry in entries:
                 if not any(fits(column, entry) for column in used):
                     raise ValueError(f"data.{field}: {entry} is neither among the inputs nor in harmonise.keep")
-
-
-def _twice(names: Sequence[str]) -> str:
-    """Return the first name that stands somewhere before; "" if none does."""
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return ""
 
 
 T = TypeVar("T", bound=TableData)

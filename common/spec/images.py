@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue, model_validator
 
 from rankdad.common.documents import Part
-from rankdad.common.spec.table_schema import Column, FileName, PositiveInt, Shape
+from rankdad.common.spec.table_schema import Column, FileName, PositiveInt, Shape, first_repeated
 from rankdad.common.spec.written import Tabular
 from rankdad.common.user_code import FunctionName
 
@@ -30,9 +30,8 @@ class ListedData(Tabular):
     @model_validator(mode="after")
     def _tells_columns_and_values_apart(self) -> ListedData:
         for field, names in (("label", self.targets), ("values", self.values)):
-            twice = [name for place, name in enumerate(names) if name in names[:place]]
-            if twice:
-                raise ValueError(f"{field}: {twice[0]} stands there more than once")
+            if repeated := first_repeated(names):
+                raise ValueError(f"{field}: {repeated} stands there more than once")
         for field, column in (("image", self.image), ("key", self.key)):
             if column in self.targets:
                 raise ValueError(f"{field}: {column} is the label too")

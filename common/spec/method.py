@@ -1,4 +1,4 @@
-"""How gradients travel, told apart by their name; `common.methods` makes them."""
+"""How gradients travel, told apart by their name; `common.gradients.methods` makes them."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -61,3 +62,13 @@ class Labelled(Part):
     def targets(self) -> tuple[str, ...]:
         """Columns of what is predicted."""
         return (self.label,) if isinstance(self.label, str) else self.label
+
+
+def first_repeated(names: Iterable[str]) -> str:
+    """Return the first name that stands somewhere before; "" if none does."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return ""

@@ -61,9 +61,9 @@ class SiteData:
     """A site's samples as they were read, and which of them every fold trains on, validates and tests with.
 
     Args:
-        samples: all of them.
+        samples: all n of them, in the source's order: inputs [n, …], labels [n], or [n, labels] for multi-label.
         splits: one for each time that the run trains.
-        covariates: float64 [samples, …]; None where harmonisation keeps none.
+        covariates: float64 [n, columns]; None where harmonisation keeps none.
         keys: name of each sample.
         groups: int64 [samples], the number of what each belongs to, such as a patient; None where each is its own.
         dropped: how many rows of the source were left out.
@@ -227,7 +227,7 @@ def read_samples(
         return read_ts(path, data, task, dtype, training=training)
     if isinstance(data, FunctionData):
         return read_function(path, data, task, dtype, allowed)
-    from rankdad.local.data.csv import read_csv  # pandas takes half a second, for which npz files need not wait
+    from rankdad.local.data.csv import read_csv  # here, since pandas is slow to import: only tables wait for it
     from rankdad.local.data.freesurfer import read_freesurfer
     from rankdad.local.data.images import read_images
     from rankdad.local.data.nifti import read_nifti

@@ -30,7 +30,7 @@ def all_columns(data: TableData, path: Path) -> list[str]:
     Raises:
         DataError: a file is missing, or no table.
     """
-    from rankdad.local.data.csv import csv_columns  # pandas takes half a second
+    from rankdad.local.data.csv import csv_columns
     from rankdad.local.data.freesurfer import freesurfer_columns
 
     if isinstance(data, CsvData):

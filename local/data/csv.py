@@ -8,7 +8,7 @@ from pathlib import Path
 from rankdad.common.errors import DataError
 from rankdad.common.spec.data import CsvData
 from rankdad.local.data.encoding import encode
-from rankdad.local.data.files import each, find, read_each, read_one
+from rankdad.local.data.files import each, matching_files, read_each, read_one
 from rankdad.local.data.reading import Reading, is_folder
 from rankdad.local.data.table_files import read_table
 from rankdad.local.data.tables import Table, aligned, join, keys_of
@@ -83,6 +83,6 @@ def csv_columns(path: Path, data: CsvData) -> list[str]:
         DataError: a file is missing, or no table.
     """
     folder = path if is_folder(path) else path.parent
-    own = find(folder, data.file)[0] if path is folder else path
-    files = [own, *(find(folder, name)[0] for name in each(data.covariates))]
+    own = matching_files(folder, data.file)[0] if path is folder else path
+    files = [own, *(matching_files(folder, name)[0] for name in each(data.covariates))]
     return [name for file in files for name in read_table(file, data, header=True).frame.columns]

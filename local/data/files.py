@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from rankdad.common.errors import DataError
 from rankdad.common.spec.patterns import fits, is_pattern
 from rankdad.common.spec.written import Written
-from rankdad.local.data.sheets import PARQUET, WORKBOOKS
-from rankdad.local.data.table_files import read_table
+from rankdad.local.data.table_files import TABLES, read_table
 from rankdad.local.data.tables import Table, append
 
-TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", *WORKBOOKS, *PARQUET)  # how tables' names end
 
-
-def find(folder: Path, names: str | tuple[str, ...]) -> list[Path]:
+def matching_files(folder: Path, names: str | tuple[str, ...]) -> list[Path]:
     """Return the files that names stand for, in the names' order; those of a pattern in the alphabet's.
 
     Raises:
@@ -23,7 +22,7 @@ def find(folder: Path, names: str | tuple[str, ...]) -> list[Path]:
     found: dict[Path, None] = {}  # in order, each once
     several = (names,) if isinstance(names, str) else names
     for name in several:
-        found |= dict.fromkeys(_matching(folder, name) if is_pattern(name) else [folder / name])
+        found |= dict.fromkeys(_files(folder, partial(fits, written=name)) if is_pattern(name) else [folder / name])
     if not found:
         expected = "expected at least one in the folder"
         raise DataError(
@@ -35,21 +34,21 @@ def find(folder: Path, names: str | tuple[str, ...]) -> list[Path]:
     return list(found)
 
 
-def _matching(folder: Path, pattern: str) -> list[Path]:
-    try:
-        files = sorted(path for path in folder.iterdir() if fits(path.name, pattern) and path.is_file())
-    except OSError as error:
-        raise DataError(folder / pattern, f"cannot be looked for: {error.strerror or error}") from None
-    return [path for path in files if not path.name.startswith((".", "~"))]  # an office program's marks of open files
-
-
 def tables_in(folder: Path) -> list[Path]:
-    """Return the tables in a folder, by their names' endings, in the alphabet's order."""
+    """Return the tables in a folder, by their names' endings, in the alphabet's order.
+
+    Raises:
+        DataError: the folder cannot be read.
+    """
+    return _files(folder, lambda name: name.lower().endswith(TABLES))
+
+
+def _files(folder: Path, chosen: Callable[[str], bool]) -> list[Path]:
     try:
-        files = sorted(path for path in folder.iterdir() if path.name.lower().endswith(TABLES) and path.is_file())
+        files = sorted(path for path in folder.iterdir() if chosen(path.name) and path.is_file())
     except OSError as error:
         raise DataError(folder, f"cannot be read: {error.strerror or error}") from None
-    return [path for path in files if not path.name.startswith((".", "~"))]
+    return [path for path in files if not path.name.startswith((".", "~"))]  # an office program's marks of open files
 
 
 def read_one(folder: Path, names: str | tuple[str, ...], written: Written) -> tuple[Table, tuple[str, ...]]:
@@ -58,7 +57,7 @@ def read_one(folder: Path, names: str | tuple[str, ...], written: Written) -> tu
     Raises:
         DataError: a file is missing or no table, or their columns differ.
     """
-    files = find(folder, names)
+    files = matching_files(folder, names)
     if isinstance(names, str) and not is_pattern(names):
         return read_table(files[0], written), ()
     table = append([read_table(file, written) for file in files])

@@ -55,20 +55,20 @@ def opened(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path)) if path.suffix.lower() == ".gz" else path.open("rb")
 
 
-def check_text(path: Path, expected: str, folds: int = 1) -> None:
+def check_text(path: Path, expected: str, factor: int = 1) -> None:
     """Check that a file is there, is text, and can be held in memory.
 
     Args:
         path: of the file, which may be compressed (.gz).
         expected: what it should be, and what to do about it.
-        folds: times its size that it takes in memory.
+        factor: times its size that it takes in memory.
 
     Raises:
         DataError: it is something else, which is said; or it holds a NUL, which no text has.
     """
     check_file(path)
     try:
-        check_fits(path, "its bytes", path.stat().st_size * (1 if path.suffix.lower() == ".gz" else folds))
+        check_fits(path, "its bytes", path.stat().st_size * (1 if path.suffix.lower() == ".gz" else factor))
         with opened(path) as file:
             chunk, row, size = file.read(HEAD), 1, 0
             if meaning := format_of(chunk):
@@ -79,7 +79,7 @@ def check_text(path: Path, expected: str, folds: int = 1) -> None:
                 if place >= 0:
                     raise DataError(path, f"holds the character NUL, expected {expected}", place=f"row {row}")
                 size += len(chunk)
-                check_fits(path, "its bytes, unpacked,", size * folds)
+                check_fits(path, "its bytes, unpacked,", size * factor)
                 chunk = file.read(1 << 20)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(path, f"is no whole gzip file: {error}") from None

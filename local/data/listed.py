@@ -62,7 +62,7 @@ def read_listed(
     files: list[Path] = []
     for row, name in enumerate(names):
         try:
-            files.append(find(path.parent, name))
+            files.append(file_within(path.parent, name))
         except DataError as error:
             raise table.error(row, data.image, f"{shown(name)} {error.problem}") from None
     return Reading(
@@ -90,7 +90,7 @@ def _predicted(
     inputs, kept = np.empty((len(table), *shape), dtype), list[int]()
     for row, name in enumerate(table.texts(data.image)):
         try:
-            inputs[len(kept)] = load(find(folder, name))
+            inputs[len(kept)] = load(file_within(folder, name))
             kept.append(row)
         except DataError as error:
             missing = name.lower() in MISSING
@@ -133,7 +133,7 @@ def _empty(table: Table, column: str) -> Array:
     return np.array([text.lower() in MISSING for text in table.texts(column)], bool)
 
 
-def find(folder: Path, name: str) -> Path:
+def file_within(folder: Path, name: str) -> Path:
     """Return the place of a file within a folder.
 
     Raises:

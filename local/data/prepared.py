@@ -14,7 +14,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Regression
 from rankdad.local.data import Samples, SiteData
 
-Split = Literal["validation", "test"]
+SplitName = Literal["validation", "test"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class Prepared:
         """Return numbers in the label's own unit as the network learns them."""
         return (outputs - self.fit.target_mean) / self.fit.target_scale if self.numbers else outputs
 
-    def around(self, split: Split) -> Fit:
+    def around(self, split: SplitName) -> Fit:
         """Return the fit that says from where evaluation takes deviations, and around which log-odds bins are fine.
 
         Tests of all folds add up, and so take those of the first; what chooses the best epoch knows no other fold,

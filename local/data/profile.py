@@ -6,7 +6,7 @@ import datetime
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -108,6 +108,11 @@ def _held(table: Table, name: str) -> list[str]:
 
 
 def _column(table: Table, name: str) -> Column:
+    """Return what a column of a table holds, in the unit of its cells.
+
+    Of kind "number" alone there are quartiles, mean and deviation. Levels are counted of any kind but "id", up to
+    `MAX_LEVELS` of them. A column without a value is of kind "empty".
+    """
     held = _held(table, name)
     found, missing = np.array(table.numbers(name), np.float64), len(table) - len(held)
     numbers = found[np.isfinite(found)]
@@ -244,3 +249,15 @@ def _apart(own: Column, others: Sequence[Column], tables: int) -> tuple[str, ...
             remarks.append(f"only here: {', '.join(alone[:5])}{', …' * (len(alone) > 5)}; data.categorical names all "
                            "levels, data.categorical_other makes one of the rest")  # fmt: skip
     return tuple(map(visible, remarks))
+
+
+def ordered(levels: Iterable[str]) -> list[str]:
+    """Return values in the order of numbers, then of the alphabet."""
+
+    def key(level: str) -> tuple[bool, float, str]:
+        try:
+            return False, float(level), level
+        except ValueError:
+            return True, 0.0, level.casefold()
+
+    return sorted(levels, key=key)

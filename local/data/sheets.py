@@ -6,6 +6,7 @@ import datetime
 import importlib
 import warnings
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +16,23 @@ from rankdad.common.errors import DataError, UserError
 from rankdad.local.data.formats import check_fits
 from rankdad.local.data.reading import check_file
 
-WORKBOOKS, PARQUET = (".xlsx", ".xlsm"), (".parquet", ".pq")
-FOLDS = 20  # times its XML's size that a workbook takes as cells, at most
+MEMORY_FACTOR = 20  # times its XML's size that a workbook takes as cells, at most
 CELL = 100  # bytes that a cell takes, about
 ROWS, COLUMNS = 1 << 20, 1 << 14  # of a sheet, at most
 
 
 def read_workbook(path: Path, sheet: str | None) -> pd.DataFrame:
-    """Return all cells of a workbook's sheet, its first row among them.
+    """Return the rows of a workbook's sheet; the names of its columns are in its first row.
 
     Raises:
-        DataError: it is no workbook, or it is not plain which sheet is meant.
+        DataError: it is no workbook, it is not plain which sheet is meant, or the first row is empty.
         UserError: the library is not installed.
     """
     openpyxl = _need("openpyxl", path, "excel")
     check_file(path)
     try:
         with zipfile.ZipFile(path) as archive:
-            check_fits(path, "its cells", FOLDS * sum(part.file_size for part in archive.infolist()))
+            check_fits(path, "its cells", MEMORY_FACTOR * sum(part.file_size for part in archive.infolist()))
         with warnings.catch_warnings(), path.open("rb") as file:
             warnings.simplefilter("ignore")  # of styles that openpyxl does not know
             book = openpyxl.load_workbook(file, read_only=True, data_only=True, keep_links=False)
@@ -53,7 +53,19 @@ def read_workbook(path: Path, sheet: str | None) -> pd.DataFrame:
         raise DataError(path, f"{what}: {expected}")
     (cells,) = filled
     width = max(map(len, cells))
-    return pd.DataFrame([[*row, *[""] * (width - len(row))] for row in cells], dtype=object)
+    return named(path, pd.DataFrame([[*row, *[""] * (width - len(row))] for row in cells], dtype=object))
+
+
+def named(path: Path, cells: pd.DataFrame) -> pd.DataFrame:
+    """Return a table's rows under the names in its first row, numbered as in the file, where that is row 1.
+
+    Raises:
+        DataError: there are no names.
+    """
+    cells.index += 1
+    if not (cells.iloc[0] != "").any():
+        raise DataError(path, "has nothing in its first row, expected a row of column names and a row for each sample")
+    return cells.iloc[1:].set_axis(cells.iloc[0].tolist(), axis=1)
 
 
 def _cells(path: Path, sheet: Any) -> list[list[Any]]:
@@ -87,8 +99,8 @@ def _valued(cell: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def read_parquet(path: Path) -> pd.DataFrame:
-    """Return the columns of a Parquet file.
+def read_parquet(path: Path, _sheet: str | None = None) -> pd.DataFrame:
+    """Return the columns of a Parquet file, which has no sheets.
 
     Raises:
         DataError: it is none, or has columns of something else than numbers, text and dates.
@@ -135,3 +147,12 @@ def _need(library: str, path: Path, extra: str) -> Any:
     except ImportError:
         said = f"a {path.suffix} file needs {library}: pip install 'rankdad[{extra}]' (or pip install {library})"
         raise UserError(f"{path}: {said}") from None
+
+
+# By a name's ending: (path, data.sheet) → rows under the names of their columns, with cells as `_plain` has them.
+READERS: dict[str, Callable[[Path, str | None], pd.DataFrame]] = {
+    ".xlsx": read_workbook,
+    ".xlsm": read_workbook,
+    ".parquet": read_parquet,
+    ".pq": read_parquet,
+}

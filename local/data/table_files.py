@@ -14,10 +14,11 @@ from rankdad.common.spec.written import Written
 from rankdad.local.data.dialect import DELIMITERS, SAMPLE, decimals_of, delimiter_of, marked
 from rankdad.local.data.formats import check_text, opened
 from rankdad.local.data.reading import shown
-from rankdad.local.data.sheets import PARQUET, WORKBOOKS, read_parquet, read_workbook
+from rankdad.local.data.sheets import READERS, named
 from rankdad.local.data.tables import Table
 
-FOLDS = 20  # times its size that a text takes as cells, about
+TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", *READERS)  # how tables' names end
+MEMORY_FACTOR = 20  # times its size that a text takes as cells, about
 
 
 class EncodingError(DataError):
@@ -40,21 +41,13 @@ def read_table(path: Path, written: Written | None = None, *, header: bool = Fal
     """
     written = written or Written()
     delimiter: str | None = None
-    if path.suffix.lower() in PARQUET:
-        frame = read_parquet(path)
+    if read := READERS.get(path.suffix.lower()):
+        frame = read(path, written.sheet)
     else:
-        if path.suffix.lower() in WORKBOOKS:
-            cells = read_workbook(path, written.sheet)
-        else:
-            cells, delimiter = _text(path, written, header)
-            cells = cells.map(str.strip)
-            _check_rows(path, cells, delimiter)
-        cells.index += 1
-        if not (cells.iloc[0] != "").any():
-            raise DataError(
-                path, "has nothing in its first row, expected a row of column names and a row for each sample"
-            )
-        frame = cells.iloc[1:].set_axis(cells.iloc[0].tolist(), axis=1)
+        cells, delimiter = _text(path, written, header)
+        cells = cells.map(str.strip)
+        _check_rows(path, cells, delimiter)
+        frame = named(path, cells)
     frame = frame.set_axis([composed(str(name)) for name in frame.columns], axis=1)
     frame = frame[(frame != "").any(axis=1)]
     table = Table(path, frame, written)
@@ -64,7 +57,7 @@ def read_table(path: Path, written: Written | None = None, *, header: bool = Fal
 
 def _text(path: Path, written: Written, header: bool) -> tuple[pd.DataFrame, str]:
     """Return all cells of a text, and what separates them."""
-    check_text(path, "a table as text: save it as CSV in UTF-8", FOLDS)
+    check_text(path, "a table as text: save it as CSV in UTF-8", MEMORY_FACTOR)
     try:
         with opened(path) as file:
             sample = file.read(SAMPLE)

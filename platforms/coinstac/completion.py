@@ -12,10 +12,11 @@ from rankdad.common.errors import SpecError, UserError
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import CsvData, FreesurferData, resolve_features
 from rankdad.common.spec.patterns import is_pattern, literal
+from rankdad.local.data.profile import ordered
 from rankdad.platforms.coinstac.fields import FIELDS
 from rankdad.platforms.coinstac.form import FormError
 from rankdad.platforms.coinstac.inputs import Filled, with_sites
-from rankdad.platforms.coinstac.table_profile import Profile, ordered
+from rankdad.platforms.coinstac.table_profile import Profile
 
 BATCH = 32  # rows of the largest member in a step
 SPARE = 1.3  # rows of the smallest member in a step over what its policy asks for: splits are not exact

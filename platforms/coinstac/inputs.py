@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rankdad.common.documents import problems
+from rankdad.common.documents import problems, shown
 from rankdad.common.errors import SpecError
 from rankdad.common.spec import RunSpec
 from rankdad.platforms.coinstac.fields import FIELDS
@@ -158,5 +157,4 @@ def _unknown(variable: str) -> Problem:
 
 
 def _shown(given: Any) -> str:
-    text = json.dumps(given)
-    return "nothing" if given in (None, "", [], {}) else text if len(text) <= 60 else text[:57] + "..."
+    return "nothing" if given in (None, "", [], {}) else shown(given)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ from rankdad.common.errors import DataError
 from rankdad.common.spec.data import CsvData, FreesurferData
 from rankdad.common.spec.table_schema import COLUMN, Column, Level, canonical
 from rankdad.local.data.columns import all_columns
-from rankdad.local.data.profile import is_identifier
+from rankdad.local.data.profile import is_identifier, ordered
 from rankdad.local.data.reading import MISSING
 from rankdad.local.data.table_files import read_table
 from rankdad.local.data.tables import nearest
@@ -187,15 +187,3 @@ def _numbers(
         elif not identifiers and len(texts) > 2 and numbers.tolist() in counted:
             left_out[name] = "it counts the rows"
     return tuple(name for name in texts.columns if name not in left_out), left_out
-
-
-def ordered(levels: Iterable[str]) -> list[str]:
-    """Return values in the order of numbers, then of the alphabet."""
-
-    def key(level: str) -> tuple[bool, float, str]:
-        try:
-            return False, float(level), level
-        except ValueError:
-            return True, 0.0, level.casefold()
-
-    return sorted(levels, key=key)

@@ -19,7 +19,7 @@ from benchmarks.reduce import METHODS, NETWORKS, REDUCERS, bench_reduce, error, 
 from rankdad.common.errors import UserError
 from rankdad.common.gradients.capture import FactorCapture
 from rankdad.common.gradients.factors import Factor
-from rankdad.common.gradients.methods import Contribution, State, method_for
+from rankdad.common.gradients.methods import Contribution, MethodState, method_for
 from rankdad.common.gradients.reduction.block import block
 from rankdad.common.gradients.reduction.exact import exact
 from rankdad.common.gradients.reduction.spi import spi
@@ -82,7 +82,7 @@ def train(method: dict[str, Any], seed: int, steps: int) -> Iterator[tuple[list[
     replica = Replica(spec)
     plan = make_plan(spec, replica.model)
     rules = method_for(spec, plan.routes, replica.model)
-    states, aggregator, source = [State() for _ in SITES], State(), batches(seed)
+    states, aggregator, source = [MethodState() for _ in SITES], MethodState(), batches(seed)
     for step in range(steps):
         gradients, exchanges = list[Payload](), []
         for site, state in enumerate(states):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankdad.common.errors import SpecError
-from rankdad.common.gradients.methods import State, method_for
+from rankdad.common.gradients.methods import MethodState, method_for
 from rankdad.common.gradients.routes import choose_routes, scatter
 from rankdad.common.models import build_model
 from rankdad.common.protocol.plan import make_plan
@@ -118,7 +118,7 @@ def assert_update_is_of_the_pooled_batch(spec: RunSpec) -> frozenset[str]:
     batches = [(inputs_of(spec, size), torch.arange(size) % 3) for size in BATCHES]
     gradients = [(float(len(labels)), site_gradients(plan, replica, (x, labels))) for x, labels in batches]
     method = method_for(spec, plan.routes, replica.model)
-    update, _, _ = exchange(method, gradients, [State(), State(), State()], State())
+    update, _, _ = exchange(method, gradients, [MethodState(), MethodState(), MethodState()], MethodState())
     assert_equal(scatter(plan.routes, update), pooled_gradients(replica, batches), 1e-11)
     return plan.factor_names
 

@@ -1,4 +1,4 @@
-"""The wheel in an environment of its own, in a folder with packages that have the names of our rooms."""
+"""The wheel in an environment of its own, in a folder with packages that have the names of our subpackages."""
 
 from __future__ import annotations
 

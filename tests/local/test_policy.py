@@ -17,7 +17,7 @@ from rankdad.common import __version__
 from rankdad.common.documents import validate
 from rankdad.common.errors import DataError, PolicyError, SpecError
 from rankdad.common.gradients.factors import Factor
-from rankdad.common.gradients.methods import State, method_for
+from rankdad.common.gradients.methods import MethodState, method_for
 from rankdad.common.models import build_model
 from rankdad.common.policy import UNREDUCED, MethodName, Policy
 from rankdad.common.protocol.codec import unpack
@@ -249,7 +249,7 @@ def test_rank_dad_needs_no_permission_since_it_never_sends_samples_rows(reducer:
     drawn = [[torch.randn(3, n, generator=generator, dtype=torch.float64) for n in shape] for shape in shapes]
     for mix in (torch.eye(3, dtype=torch.float64), mixed):
         gradients = tuple(Factor(mix @ delta, mix @ activation) for delta, activation in drawn)
-        sent.append(next(method_for(spec, routes, model).step(gradients, 1.0, State(), 0)))
+        sent.append(next(method_for(spec, routes, model).step(gradients, 1.0, MethodState(), 0)))
     assert routes
     for one, other in zip(*sent, strict=True):
         assert isinstance(one, Factor)

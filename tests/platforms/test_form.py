@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankdad.common.spec import RunSpec
-from rankdad.local.data.profile import is_identifier
+from rankdad.local.data.profile import is_identifier, ordered
 from rankdad.platforms.coinstac.completion import complete, complete_alone
 from rankdad.platforms.coinstac.fields import FIELDS, shown
 from rankdad.platforms.coinstac.form import FormError, columns
 from rankdad.platforms.coinstac.inputs import read
 from rankdad.platforms.coinstac.mounts import find_member
-from rankdad.platforms.coinstac.table_profile import Profile, describe, ordered
+from rankdad.platforms.coinstac.table_profile import Profile, describe
 
 OWNER = {"label": "diagnosis"}
 SITES = ["a", "b", "c"]

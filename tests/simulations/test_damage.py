@@ -25,7 +25,7 @@ from rankdad.local.data import SiteData, read_site
 from rankdad.remote.export import export
 from rankdad.remote.records import BEGINNING_BYTES, HEAD_BYTES, DamageError
 from tests.conftest import run_spec, write_site
-from tests.simulations.test_recovery import EVERY, Run
+from tests.simulations.recovering import EVERY, Run
 
 SMALL: dict[str, Any] = {
     "model": {"name": "mlp", "hidden": [2]},

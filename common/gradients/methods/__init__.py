@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from rankdad.common.gradients.methods.base import Contribution, Method, State
+from rankdad.common.gradients.methods.base import Contribution, Method, MethodState
 from rankdad.common.gradients.methods.dad import DadMethod
 from rankdad.common.gradients.methods.dsgd import DsgdMethod
 from rankdad.common.gradients.methods.edad import EdadMethod
@@ -15,7 +15,7 @@ from rankdad.common.gradients.routes import Route
 from rankdad.common.spec import Dad, Dsgd, Edad, RunSpec, TopRows
 from rankdad.common.spec import PowerSgd as PowerSgdSpec
 
-__all__ = ["Contribution", "Method", "State", "method_for"]
+__all__ = ["Contribution", "Method", "MethodState", "method_for"]
 
 
 def method_for(spec: RunSpec, routes: tuple[Route, ...], model: nn.Module) -> Method:

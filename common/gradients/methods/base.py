@@ -20,7 +20,7 @@ from rankdad.common.gradients.wire import as_received
 
 
 @dataclass(frozen=True)
-class State:
+class MethodState:
     """What a method keeps from one round to the next, by parameter name. A method returns a new state, it changes none.
 
     Args:
@@ -40,9 +40,9 @@ class Contribution:
     payload: Payload
 
 
-Exchanges = Generator[Payload, Payload, State]
+SiteStep = Generator[Payload, Payload, MethodState]
 """A step at a site: yields what it sends, is sent the update of each exchange, returns the site's new state."""
-Aggregated = tuple[Payload, State]
+Aggregated = tuple[Payload, MethodState]
 """The update of an exchange, and the aggregator's new state."""
 
 
@@ -50,7 +50,9 @@ class Method(ABC):
     """How gradients travel."""
 
     @abstractmethod
-    def step(self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None) -> Exchanges:
+    def step(
+        self, gradients: Payload, share: float, state: MethodState, seed: int, max_rows: int | None = None
+    ) -> SiteStep:
         """Send a site's gradients, one exchange at a time.
 
         Args:
@@ -73,7 +75,9 @@ class Method(ABC):
         return {}
 
     @abstractmethod
-    def aggregate(self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int) -> Aggregated:
+    def aggregate(
+        self, exchange: int, contributions: Sequence[Contribution], state: MethodState, seed: int
+    ) -> Aggregated:
         """Turn all sites' payloads of one exchange, in the plan's order of sites, into the update that all receive."""
 
     def gradients(self, updates: Sequence[Payload]) -> Payload:

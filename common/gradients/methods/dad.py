@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rankdad.common.errors import RankdadError
 from rankdad.common.gradients.factors import Factor
-from rankdad.common.gradients.methods.base import Aggregated, Contribution, Exchanges, Method, State, pooled
+from rankdad.common.gradients.methods.base import Aggregated, Contribution, Method, MethodState, SiteStep, pooled
 from rankdad.common.gradients.routes import Payload, Route
 
 
@@ -16,7 +16,9 @@ class DadMethod(Method):
     def __init__(self, routes: tuple[Route, ...]) -> None:
         self._routes = routes
 
-    def step(self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None) -> Exchanges:
+    def step(
+        self, gradients: Payload, share: float, state: MethodState, seed: int, max_rows: int | None = None
+    ) -> SiteStep:
         """Send the factors as they are."""
         for route, value in zip(self._routes, gradients, strict=True):
             if route.up is not None and not isinstance(value, Factor):
@@ -27,7 +29,9 @@ class DadMethod(Method):
         yield gradients
         return state
 
-    def aggregate(self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int) -> Aggregated:
+    def aggregate(
+        self, exchange: int, contributions: Sequence[Contribution], state: MethodState, seed: int
+    ) -> Aggregated:
         """Concatenate.
 
         Source: arXiv 2102.09631, Algorithm 1.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from rankdad.common.gradients.methods.base import Aggregated, Contribution, Exchanges, Method, State, pooled
+from rankdad.common.gradients.methods.base import Aggregated, Contribution, Method, MethodState, SiteStep, pooled
 from rankdad.common.gradients.routes import Payload
 from rankdad.common.spec import Dsgd
 
@@ -16,7 +16,9 @@ class DsgdMethod(Method):
     def __init__(self, spec: Dsgd) -> None:
         self._together = spec.exchanges == "one"
 
-    def step(self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None) -> Exchanges:
+    def step(
+        self, gradients: Payload, share: float, state: MethodState, seed: int, max_rows: int | None = None
+    ) -> SiteStep:
         """Send the gradients as they are."""
         if self._together:
             yield gradients
@@ -25,7 +27,9 @@ class DsgdMethod(Method):
                 yield (gradient,)
         return state
 
-    def aggregate(self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int) -> Aggregated:
+    def aggregate(
+        self, exchange: int, contributions: Sequence[Contribution], state: MethodState, seed: int
+    ) -> Aggregated:
         """Average."""
         return pooled(contributions), state
 

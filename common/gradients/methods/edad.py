@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from rankdad.common.errors import NonFiniteError, SpecError
 from rankdad.common.gradients.factors import MAX_NORM, Factor, norm
-from rankdad.common.gradients.methods.base import Aggregated, Contribution, Exchanges, Method, State, as_matrix, shares
+from rankdad.common.gradients.methods.base import (
+    Aggregated,
+    Contribution,
+    Method,
+    MethodState,
+    SiteStep,
+    as_matrix,
+    shares,
+)
 from rankdad.common.gradients.routes import Payload, Route
 
 Slope = Callable[[Tensor], Tensor]
@@ -94,7 +102,9 @@ class EdadMethod(Method):
         self._links = chain(model)
         self._routes = routes
 
-    def step(self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None) -> Exchanges:
+    def step(
+        self, gradients: Payload, share: float, state: MethodState, seed: int, max_rows: int | None = None
+    ) -> SiteStep:
         """Send every layer's activations, and the deltas of the last."""
         factors = [value for value in gradients if isinstance(value, Factor)]
         activations = [
@@ -103,7 +113,9 @@ class EdadMethod(Method):
         yield (*activations, factors[-1].delta)
         return state
 
-    def aggregate(self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int) -> Aggregated:
+    def aggregate(
+        self, exchange: int, contributions: Sequence[Contribution], state: MethodState, seed: int
+    ) -> Aggregated:
         """Concatenate; the weights are in the deltas."""
         parts = shares(contributions)
         payloads = [contribution.payload for contribution in contributions]

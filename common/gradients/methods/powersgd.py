@@ -12,9 +12,9 @@ from rankdad.common.gradients.factors import Factor, Matrix
 from rankdad.common.gradients.methods.base import (
     Aggregated,
     Contribution,
-    Exchanges,
     Method,
-    State,
+    MethodState,
+    SiteStep,
     as_matrix,
     pooled,
     received,
@@ -40,7 +40,9 @@ class PowerSgdMethod(Method):
         self._seed = seed
         self._reduced = [index for index, route in enumerate(routes) if route.up is not None]
 
-    def step(self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None) -> Exchanges:
+    def step(
+        self, gradients: Payload, share: float, state: MethodState, seed: int, max_rows: int | None = None
+    ) -> SiteStep:
         """Send M Q, and then Mᵀ P̂ for the P̂ that comes back."""
         meant = [self._meant(*pair, state, share) for pair in zip(self._routes, gradients, strict=True)]
         reduced = [(self._routes[index], meant[index]) for index in self._reduced]
@@ -52,7 +54,7 @@ class PowerSgdMethod(Method):
         if reduced:
             updates.append(_in((yield tuple(as_matrix(updates[0][i]) @ meant[i] for i in self._reduced)), dtype))
         if not self._spec.feedback or share == 0:
-            return State(state.residuals, self.bases(updates))
+            return MethodState(state.residuals, self.bases(updates))
         residuals = {}
         for index, (route, matrix) in enumerate(zip(self._routes, meant, strict=True)):
             if index in self._reduced:
@@ -61,7 +63,7 @@ class PowerSgdMethod(Method):
                 residuals[route.name] = minus_matrix(matrix, Factor(left, as_matrix(right)), share)
             elif not is_lossless(self._spec.wire, dtype):
                 residuals[route.name] = minus_matrix(matrix, received(matrix, self._spec.wire), share)
-        return State(residuals, self.bases(updates))
+        return MethodState(residuals, self.bases(updates))
 
     def bases(self, updates: Sequence[Payload]) -> Mapping[str, Tensor]:
         """Return the Q of the last exchange."""
@@ -70,7 +72,9 @@ class PowerSgdMethod(Method):
         pairs = zip(self._reduced, updates[1], strict=True)
         return {self._routes[index].name: as_matrix(value) for index, value in pairs}
 
-    def aggregate(self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int) -> Aggregated:
+    def aggregate(
+        self, exchange: int, contributions: Sequence[Contribution], state: MethodState, seed: int
+    ) -> Aggregated:
         """Average; orthonormalise what all sites' M Q add up to."""
         update = list(pooled(contributions))
         if exchange == 0:
@@ -85,7 +89,7 @@ class PowerSgdMethod(Method):
             values[index] = Factor(as_matrix(updates[0][index]), as_matrix(updates[1][at]))
         return tuple(values)
 
-    def _meant(self, route: Route, gradient: Matrix, state: State, share: float) -> Tensor:
+    def _meant(self, route: Route, gradient: Matrix, state: MethodState, share: float) -> Tensor:
         """Return gradient plus residual; a site that is out of data has zeros, and keeps its residual."""
         residual = state.residuals.get(route.name) if share > 0 else None
         meant = plus_matrix(gradient, None if residual is None else as_matrix(residual), share)

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from rankdad.common.errors import NonFiniteError
 from rankdad.common.gradients.factors import Factor, Matrix
-from rankdad.common.gradients.methods.base import Aggregated, Contribution, Exchanges, Method, State, pooled, received
+from rankdad.common.gradients.methods.base import (
+    Aggregated,
+    Contribution,
+    Method,
+    MethodState,
+    SiteStep,
+    pooled,
+    received,
+)
 from rankdad.common.gradients.reduction.block import block
 from rankdad.common.gradients.reduction.exact import exact
 from rankdad.common.gradients.reduction.feedback import (
@@ -47,32 +55,42 @@ class RankDadMethod(Method):
         self._spec = spec
         self._routes = routes
 
-    def step(self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None) -> Exchanges:
-        """Reduce gradients plus residuals and send them; a site out of data sends no rows and keeps its residuals."""
+    def step(
+        self, gradients: Payload, share: float, state: MethodState, seed: int, max_rows: int | None = None
+    ) -> SiteStep:
+        """Reduce gradients plus residuals and send them; a site out of data sends no rows and keeps its residuals.
+
+        Source: arXiv 2102.09631, Algorithm 1 (a site's part); the feedback is ours.
+        """
         residuals = state.residuals
         sent = gradients
         if share > 0:
             feedback = self._spec.feedback in ("site", "both")
             sent, residuals = self._reduce(gradients, share, state, seed, feedback=feedback, up=True, max_rows=max_rows)
         update = yield sent
-        return State(residuals, self.bases([update]))
+        return MethodState(residuals, self.bases([update]))
 
     def bases(self, updates: Sequence[Payload]) -> Mapping[str, Tensor]:
         """Return the rows of the update's factors."""
         pairs = zip(self._routes, updates[0], strict=True)
         return {route.name: value.activation for route, value in pairs if isinstance(value, Factor)}
 
-    def aggregate(self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int) -> Aggregated:
-        """Concatenate all sites' rows and reduce them again."""
+    def aggregate(
+        self, exchange: int, contributions: Sequence[Contribution], state: MethodState, seed: int
+    ) -> Aggregated:
+        """Concatenate all sites' rows and reduce them again.
+
+        Source: arXiv 2102.09631, Algorithm 1 (the aggregator's part); the feedback is ours.
+        """
         feedback = self._spec.feedback in ("aggregator", "both")
         update, residuals = self._reduce(pooled(contributions), 1.0, state, seed, feedback=feedback, up=False)
-        return update, State(residuals, self.bases([update]))
+        return update, MethodState(residuals, self.bases([update]))
 
     def _reduce(
         self,
         payload: Payload,
         share: float,
-        state: State,
+        state: MethodState,
         seed: int,
         *,
         feedback: bool,
@@ -116,7 +134,7 @@ class RankDadMethod(Method):
         return plus_matrix(value, residual.gradient() if isinstance(residual, Factor) else residual, share)
 
     def _components(
-        self, route: Route, matrix: Matrix, limit: int | None, kept: int, state: State, seed: int
+        self, route: Route, matrix: Matrix, limit: int | None, kept: int, state: MethodState, seed: int
     ) -> Matrix:
         """Reduce a matrix to the rows that are sent, and behind them as many as are to be kept."""
         if limit is None:

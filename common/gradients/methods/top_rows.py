@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankdad.common.gradients.factors import Factor
-from rankdad.common.gradients.methods.base import Exchanges, State
+from rankdad.common.gradients.methods.base import MethodState, SiteStep
 from rankdad.common.gradients.methods.dad import DadMethod
 from rankdad.common.gradients.routes import Payload, Route
 from rankdad.common.spec import TopRows
@@ -19,7 +19,9 @@ class TopRowsMethod(DadMethod):
         super().__init__(routes)
         self._rows = spec.rows
 
-    def step(self, gradients: Payload, share: float, state: State, seed: int, max_rows: int | None = None) -> Exchanges:
+    def step(
+        self, gradients: Payload, share: float, state: MethodState, seed: int, max_rows: int | None = None
+    ) -> SiteStep:
         """Send the first rows."""
         first = tuple(value.leading(self._rows) if isinstance(value, Factor) else value for value in gradients)
         return (yield from super().step(first, share, state, seed))

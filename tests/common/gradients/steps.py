@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from rankdad.common.gradients.capture import FactorCapture
 from rankdad.common.gradients.factors import Factor
-from rankdad.common.gradients.methods import Contribution, Method, State, method_for
+from rankdad.common.gradients.methods import Contribution, Method, MethodState, method_for
 from rankdad.common.gradients.reduction.feedback import interpolate_residual
 from rankdad.common.gradients.routes import Payload, gather
 from rankdad.common.protocol.plan import Plan, make_plan
@@ -55,11 +55,11 @@ def pooled_gradients(replica: Replica, batches: list[tuple[Tensor, Tensor]]) -> 
 def exchange(
     method: Method,
     gradients: list[tuple[float, Payload]],
-    states: list[State],
-    aggregator: State,
+    states: list[MethodState],
+    aggregator: MethodState,
     seed: int = 0,
     present: Sequence[int] | None = None,
-) -> tuple[Payload, list[State], State]:
+) -> tuple[Payload, list[MethodState], MethodState]:
     """One step of all sites, or of those present, and the aggregator, in as many exchanges as the method takes."""
     present = range(len(gradients)) if present is None else present
     total = sum(weight for weight, _ in gradients)
@@ -83,7 +83,7 @@ def exchange(
             more = total / sum(gradients[site][0] for site in present)
             parts = [more if site in present else 0.0 for site in range(len(gradients))]
             new = [
-                State(interpolate_residual(old.residuals, end.residuals, part), end.bases)
+                MethodState(interpolate_residual(old.residuals, end.residuals, part), end.bases)
                 for old, end, part in zip(states, ends, parts, strict=True)
             ]
             return method.gradients(updates), new, aggregator

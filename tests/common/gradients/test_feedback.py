@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rankdad.common.gradients.factors import Factor
-from rankdad.common.gradients.methods import Contribution, Method, State
+from rankdad.common.gradients.methods import Contribution, Method, MethodState
 from rankdad.common.gradients.methods.base import received
 from rankdad.common.gradients.routes import Payload, gather, scatter
 from rankdad.common.protocol.plan import Plan
@@ -38,7 +38,7 @@ def test_feedback_telescopes_at_the_site(dtype: str, wire: str, residual: str) -
     plan, replica, method = prepare({"name": "rank-dad", "rank": 2, "wire": wire, "residual": residual}, dtype)
     at = next(i for i, route in enumerate(plan.routes) if route.captured)
     meant = torch.zeros(plan.routes[at].matrix, dtype=torch.float64)
-    sent, state = meant.clone(), State()
+    sent, state = meant.clone(), MethodState()
     for step in range(50 if residual == "dense" else 10):
         gradients = site_gradients(plan, replica, batch_of(8, step, dtype))
         meant += matrix_of(gradients[at]).double()
@@ -68,7 +68,7 @@ def test_feedback_telescopes_at_the_site(dtype: str, wire: str, residual: str) -
 def test_feedback_telescopes_through_the_aggregator(method_spec: dict[str, Any], wire: str) -> None:
     """Σ applied + what aggregator and sites keep = Σ pooled gradients, though shares change and a site runs out."""
     plan, replica, method = prepare(method_spec | {"rank": 1, "wire": wire}, "float64")
-    states, aggregator = [State(), State(), State()], State()
+    states, aggregator = [MethodState(), MethodState(), MethodState()], MethodState()
     pooled = applied = torch.zeros(())
     for step in range(50):
         sizes = ((8, 8, 8), (8, 3, 5), (1, 8, 2), (8, 1, 0))[step % 4]
@@ -92,7 +92,7 @@ def test_what_travels_dense_is_the_pooled_gradient_and_what_is_rounded_off_comes
     plan, replica, method = prepare({"name": name, "rank": 5, "wire": wire}, "float32", hidden=(16, 16))
     dense = {"5.bias", "5.weight"} & {route.name for route in plan.routes if route.up is None}
     assert dense
-    states, aggregator = [State(), State(), State()], State()
+    states, aggregator = [MethodState(), MethodState(), MethodState()], MethodState()
     pooled, applied = dict.fromkeys(dense, torch.zeros(())), dict.fromkeys(dense, torch.zeros(()))
     for step in range(40):
         batches = [batch_of(size, 10 * step + i, "float32") for i, size in enumerate(BATCHES)]
@@ -110,7 +110,7 @@ def test_what_travels_dense_is_the_pooled_gradient_and_what_is_rounded_off_comes
 def test_powersgds_residual_stays_small_where_sites_differ() -> None:
     """One class a site: each keeps what of its own gradient was not applied, not how it differs from the others."""
     plan, replica, method = prepare({"name": "powersgd", "rank": 2, "wire": "float64"}, "float64")
-    states, aggregator, sizes = [State(), State(), State()], State(), []
+    states, aggregator, sizes = [MethodState(), MethodState(), MethodState()], MethodState(), []
     for step in range(60):
         batches = [(batch_of(8, 10 * step + i, "float64")[0], torch.full((8,), i)) for i in range(3)]
         if step % 4 == 3:
@@ -126,7 +126,7 @@ def test_tolerance_holds_in_the_steps_that_reduce_the_residual_too() -> None:
     spec = {"name": "rank-dad", "rank": 8, "tolerance": 0.3, "reducer": "exact"}
     plan, replica, method = prepare(spec, "float32", hidden=(256, 256))
     at = next(i for i, route in enumerate(plan.routes) if route.residual)
-    state, shrunk = State(), 0
+    state, shrunk = MethodState(), 0
     for step in range(60):
         exchange_ = method.step(site_gradients(plan, replica, batch_of(8, step, "float32")), 1.0, state, step)
         update = next(exchange_)
@@ -148,14 +148,18 @@ def matrix_rows(value: Factor | Tensor) -> int:
 
 
 def exchange_on_the_wire(
-    plan: Plan, method: Method, gradients: list[tuple[float, Payload]], states: list[State], aggregator: State
-) -> tuple[Payload, list[State], State]:
+    plan: Plan,
+    method: Method,
+    gradients: list[tuple[float, Payload]],
+    states: list[MethodState],
+    aggregator: MethodState,
+) -> tuple[Payload, list[MethodState], MethodState]:
     """`exchange` with every payload rounded as the wire rounds it."""
 
     class Rounding(Method):
         def step(
-            self, gradients: Payload, share: float, state: State, seed: int, most: int | None = None
-        ) -> Generator[Payload, Payload, State]:
+            self, gradients: Payload, share: float, state: MethodState, seed: int, most: int | None = None
+        ) -> Generator[Payload, Payload, MethodState]:
             inner = method.step(gradients, share, state, seed, most)
             payload = next(inner)
             while True:
@@ -163,12 +167,12 @@ def exchange_on_the_wire(
                 try:
                     payload = inner.send(update)
                 except StopIteration as stop:
-                    end: State = stop.value
+                    end: MethodState = stop.value
                     return end
 
         def aggregate(
-            self, exchange: int, contributions: Sequence[Contribution], state: State, seed: int
-        ) -> tuple[Payload, State]:
+            self, exchange: int, contributions: Sequence[Contribution], state: MethodState, seed: int
+        ) -> tuple[Payload, MethodState]:
             update, state = method.aggregate(exchange, contributions, state, seed)
             return tuple(received(value, plan.wire) for value in update), state
 
@@ -185,7 +189,7 @@ def test_residual_rows_never_pile_up_and_hold_nearly_all() -> None:
     """Reduced to 16 once there are too many: few rows, and little of what was meant is neither sent nor kept."""
     plan, replica, method = prepare({"name": "rank-dad", "rank": 4}, "float32", hidden=(256, 256))
     at = next(i for i, route in enumerate(plan.routes) if route.captured)
-    state, rows, meant = State(), [], torch.zeros(plan.routes[at].matrix)
+    state, rows, meant = MethodState(), [], torch.zeros(plan.routes[at].matrix)
     sent = meant.clone()
     for step in range(60):
         gradients = site_gradients(plan, replica, batch_of(8, step, "float32"))
@@ -207,7 +211,7 @@ def test_residual_rows_never_pile_up_and_hold_nearly_all() -> None:
 
 def test_a_site_out_of_data_keeps_its_residual() -> None:
     plan, replica, method = prepare({"name": "rank-dad", "rank": 1}, "float32")
-    residual = State({"3.weight": Factor(torch.randn(3, 64), torch.randn(3, 65))})
+    residual = MethodState({"3.weight": Factor(torch.randn(3, 64), torch.randn(3, 65))})
     nothing = gather(plan.routes, {}, {}, next(replica.model.parameters()))
     step = method.step(nothing, 0.0, residual, 0)
     sent = next(step)
@@ -227,7 +231,7 @@ def test_feedback_telescopes_whoever_takes_part(method_spec: dict[str, Any], ste
     A site reckons with the share that it has if all take part, and learns from the update which it really had.
     """
     plan, replica, method = prepare(method_spec | {"rank": 1}, "float64")
-    states, aggregator = [State(), State(), State()], State()
+    states, aggregator = [MethodState(), MethodState(), MethodState()], MethodState()
     pooled = applied = torch.zeros(())
     for step in range(steps):
         present = ((0, 1, 2), (0, 1), (0, 1), (2,))[step % 4]
@@ -252,7 +256,7 @@ def test_a_site_that_may_send_fewer_rows_sends_fewer_and_keeps_the_rest(reducer:
     gradients = site_gradients(plan, replica, batch_of(8, 0, "float64"))
     rows = {}
     for most in (None, 2, 1):
-        step = method.step(gradients, 1.0, State(), 0, most)
+        step = method.step(gradients, 1.0, MethodState(), 0, most)
         sent = next(step)[at]
         assert isinstance(sent, Factor)
         rows[most] = sent.rows

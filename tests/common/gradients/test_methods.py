@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rankdad.common.errors import NonFiniteError, SpecError
 from rankdad.common.gradients.factors import Factor
-from rankdad.common.gradients.methods import State, method_for, rank_dad
+from rankdad.common.gradients.methods import MethodState, method_for, rank_dad
 from rankdad.common.gradients.reduction.spi import spi
 from rankdad.common.gradients.routes import Payload, scatter
 from rankdad.common.protocol.plan import make_plan
@@ -46,7 +46,7 @@ def test_exact_methods_equal_the_pooled_batch(
     batches = [batch_of(size, seed + i, dtype) for i, size in enumerate(sizes)]
     gradients = [(float(len(batch[1])), site_gradients(plan, replica, batch)) for batch in batches]
     assert any(isinstance(value, Factor) for value in gradients[0][1]) == (spec["name"] != "dsgd")
-    update, _, _ = exchange(method, gradients, [State(), State(), State()], State())
+    update, _, _ = exchange(method, gradients, [MethodState(), MethodState(), MethodState()], MethodState())
     assert_equal(scatter(plan.routes, update), pooled_gradients(replica, batches), TOLERANCE[dtype])
 
 
@@ -59,7 +59,7 @@ def test_rank_dad_at_full_rank_equals_the_pooled_batch(feedback: str, dtype: str
     assert plan.factor_names == {"3.weight"}
     batches = [batch_of(size, i, dtype) for i, size in enumerate(BATCHES)]
     gradients = [(float(len(batch[1])), site_gradients(plan, replica, batch)) for batch in batches]
-    update, _, _ = exchange(method, gradients, [State(), State(), State()], State())
+    update, _, _ = exchange(method, gradients, [MethodState(), MethodState(), MethodState()], MethodState())
     tolerance = {"float32": 1e-5, "float64": 1e-11}[dtype]
     assert_equal(scatter(plan.routes, update), pooled_gradients(replica, batches), tolerance)
 
@@ -110,7 +110,7 @@ def test_every_kind_of_layer_is_reduced_and_exact_at_full_rank(reducer: str, dty
     method = method_for(spec, plan.routes, replica.model)
     batches = [(torch.tensor([tokens[:3]]), torch.tensor([0])), (torch.tensor([tokens[3:]]), torch.tensor([1]))]
     gradients = [(1.0, site_gradients(plan, replica, batch)) for batch in batches]
-    update, _, _ = exchange(method, gradients, [State(), State()], State())
+    update, _, _ = exchange(method, gradients, [MethodState(), MethodState()], MethodState())
     tolerance = {"float32": 1e-5, "float64": 1e-9}[dtype]
     assert_equal(scatter(plan.routes, update), pooled_gradients(replica, batches), tolerance)
 
@@ -120,7 +120,7 @@ def test_the_plain_mean_of_unequal_sites_is_wrong() -> None:
     plan, replica, method = prepare({"name": "dad"}, "float64")
     batches = [batch_of(size, i, "float64") for i, size in enumerate((8, 1, 2))]
     gradients = [(1.0, site_gradients(plan, replica, batch)) for batch in batches]
-    update, _, _ = exchange(method, gradients, [State(), State(), State()], State())
+    update, _, _ = exchange(method, gradients, [MethodState(), MethodState(), MethodState()], MethodState())
     found, expected = scatter(plan.routes, update), pooled_gradients(replica, batches)
     errors = [torch.linalg.vector_norm(found[n] - g) / torch.linalg.vector_norm(g) for n, g in expected.items()]
     assert max(errors) > 0.1
@@ -135,7 +135,7 @@ def test_powersgd_with_all_directions_is_exact_and_finds_back_from_zero() -> Non
     nothing: list[tuple[float, Payload]] = [
         (weight, tuple(torch.zeros_like(matrix_of(value)) for value in payload)) for weight, payload in gradients
     ]
-    states, aggregator = [State(), State(), State()], State()
+    states, aggregator = [MethodState(), MethodState(), MethodState()], MethodState()
     for own in (gradients, nothing, gradients):
         update, states, aggregator = exchange(method, own, states, aggregator)
     assert_equal(scatter(plan.routes, update), pooled_gradients(replica, batches), 1e-9)
@@ -146,7 +146,7 @@ def test_top_rows_is_the_gradient_of_the_first_samples() -> None:
     plan, replica, method = prepare({"name": "top-rows", "rows": 2}, "float64")
     batches = [batch_of(size, i, "float64") for i, size in enumerate(BATCHES)]
     gradients = [(float(len(batch[1])), site_gradients(plan, replica, batch)) for batch in batches]
-    update, _, _ = exchange(method, gradients, [State(), State(), State()], State())
+    update, _, _ = exchange(method, gradients, [MethodState(), MethodState(), MethodState()], MethodState())
     found, pooled = scatter(plan.routes, update), pooled_gradients(replica, batches)
     first = pooled_gradients(replica, [(x[:2], y[:2]) for x, y in batches])
     for name in ("3.weight", "1.weight"):
@@ -208,7 +208,7 @@ def test_edad_propagates_through_weights_as_they_are(kind: str) -> None:
     for step in range(3):
         batches = [batch_of(size, 3 * step + i, "float64") for i, size in enumerate(BATCHES)]
         gradients = [(float(len(batch[1])), site_gradients(plan, replica, batch)) for batch in batches]
-        update, _, _ = exchange(method, gradients, [State(), State(), State()], State())
+        update, _, _ = exchange(method, gradients, [MethodState(), MethodState(), MethodState()], MethodState())
         assert_equal(scatter(plan.routes, update), pooled_gradients(replica, batches), 1e-12)
         replica.apply(scatter(plan.routes, update))
 
@@ -229,7 +229,7 @@ def test_nan_in_a_gradient_is_named_before_it_is_reduced() -> None:
     assert isinstance(value, Factor)
     value.delta[1, 1] = float("nan")
     with pytest.raises(NonFiniteError, match=r"3\.weight"):
-        next(method.step(gradients, 0.5, State(), 0))
+        next(method.step(gradients, 0.5, MethodState(), 0))
 
 
 def test_spi_runs_at_every_site_and_again_at_the_aggregator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,6 +242,6 @@ def test_spi_runs_at_every_site_and_again_at_the_aggregator(monkeypatch: pytest.
 
     monkeypatch.setattr(rank_dad, "spi", counted)
     gradients = [(4.0, site_gradients(plan, replica, batch_of(4, i, "float32"))) for i in range(3)]
-    exchange(method, gradients, [State(), State(), State()], State())
+    exchange(method, gradients, [MethodState(), MethodState(), MethodState()], MethodState())
     assert {route.name for route in plan.routes if route.up} == {"1.weight", "3.weight", "5.weight", "7.weight"}
     assert calls == [2] * 4 * (3 + 1)  # four layers, at three sites and the aggregator

@@ -1,0 +1,67 @@
+"""A quorum goes on without a site: it catches up, or is left out for good, and the run says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankdad.remote.export import export
+from tests.conftest import SITES, run_spec
+from tests.simulations.recovering import METHODS, Data, Run
+
+QUORUM: dict[str, Any] = {"sites": list(SITES), "quorum": 2, "grace": 2.0, "compare_every": 5}
+
+
+def without(run: Run, site: str, since: int, until: int, *, killed: bool) -> Callable[[int], str | None]:
+    """A site that is not there from one message to another; then it is started again, or goes on where it stood."""
+
+    def crash(message: int) -> str | None:
+        if message == since:
+            run.gone.add(site)
+        if message != until:
+            return None
+        run.gone.discard(site)
+        return site if killed else None
+
+    return crash
+
+
+@pytest.mark.parametrize("method", METHODS, ids=["rank-dad", "powersgd", "int8"])
+@pytest.mark.parametrize("killed", [True, False], ids=["restarted", "late"])
+def test_a_quorum_goes_on_without_a_site_which_catches_up(
+    tmp_path: Path, site_data: Data, method: dict[str, Any], killed: bool
+) -> None:
+    spec = run_spec(method=method, training={"epochs": 3}, federation=QUORUM)
+    run = Run(spec, site_data(spec), tmp_path)
+    digest = run.go(without(run, "gamma", 17, 41, killed=killed))
+    progress = run.aggregator.recorder.progress
+    assert 3 <= progress.left_out["gamma"] < progress.step - 5, "it was away for a while, and came back"
+    assert set(progress.left_out) == {"gamma"}
+    assert set(progress.weights_sha256) == set(SITES)
+    assert progress.drift == 0.0
+    assert export(tmp_path / "run", None, tmp_path / "replayed").replica.digest() == digest
+
+
+def test_a_site_gone_for_good_is_left_out_and_the_run_says_so(tmp_path: Path, site_data: Data) -> None:
+    spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 2}, federation=QUORUM)
+    data = site_data(spec)
+    undisturbed = Run(spec, data, tmp_path / "undisturbed")
+    undisturbed.go(lambda message: None)
+    run = Run(spec, data, tmp_path)
+    digest = run.go(without(run, "beta", 10, 10_000, killed=True))
+    progress = run.aggregator.recorder.progress
+    assert set(progress.weights_sha256) == {"alpha", "gamma"}
+    assert progress.left_out["beta"] > progress.step / 2
+    assert run.now <= undisturbed.now + QUORUM["grace"] + 1, "only the first round without it waits for its grace"
+    assert export(tmp_path / "run", None, tmp_path / "replayed").replica.digest() == digest
+
+
+def test_an_aggregator_that_dies_in_a_run_of_a_quorum_goes_on_from_its_ledger(tmp_path: Path, site_data: Data) -> None:
+    spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 3}, federation=QUORUM)
+    run = Run(spec, site_data(spec), tmp_path)
+    away = without(run, "gamma", 14, 50, killed=False)
+    digest = run.go(lambda message: away(message) or ("aggregator" if message % 9 == 0 else None))
+    assert export(tmp_path / "run", None, tmp_path / "replayed").replica.digest() == digest
