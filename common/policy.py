@@ -217,9 +217,9 @@ def _lost(method: MethodSpec) -> str:
 
 def rows_sent(method: MethodSpec) -> int | None:
     """Return how many rows of a layer a method sends at most; None if that has no limit."""
-    if isinstance(method, RankDad | PowerSgd):
+    if isinstance(method, PowerSgd):
         return method.rank
-    return method.rows if isinstance(method, TopRows) else None
+    return method.rows if isinstance(method, TopRows | RankDad) else None
 
 
 def refusal(field: str, asks: str, allows: str, change: dict[str, object], lets_out: str) -> PolicyError:

@@ -198,9 +198,9 @@ def _deviation(spec: RunSpec, route: Route, value: Matrix, pooled: Mapping[str, 
     optimal = 0.0
     if isinstance(spec.method, RankDad | PowerSgd) and route.up is not None:
         matrix = pooled[route.name].reshape(route.shape[0], -1)
-        if route.bias is not None:
-            matrix = torch.cat([matrix, pooled[route.bias][:, None]], dim=1)
-        optimal = float(torch.linalg.svdvals(matrix.double())[spec.method.rank :].square().sum().sqrt())
+        if route.folded is not None:
+            matrix = torch.cat([matrix, pooled[route.folded][:, None]], dim=1)
+        optimal = float(torch.linalg.svdvals(matrix.double())[route.up :].square().sum().sqrt())
     name = f"{route.name} + {route.bias}" if route.bias else route.name
     rank = value.rows if isinstance(value, Factor) else None
     return Deviation(name, error / size if size else error, optimal / size if size else 0.0, rank, route.up is None)
