@@ -30,7 +30,7 @@ from rankdad.local.losses import mean_loss
 
 EXACT = frozenset({"dsgd", "dad", "edad"})
 TOLERANCE = {"float32": 2e-5, "float64": 1e-10}  # of an exact method, relative to the gradient; products of many rows
-ROUNDING = {"float32": 2e-5, "bfloat16": 1e-2, "float16": 2e-3, "int8": 5e-2}  # of a wire
+ROUNDING = {"float32": 2e-5, "bfloat16": 1e-2, "float16": 2e-3, "int8": 5e-2, "int4": 0.3, "int2": 0.8}  # of a wire
 RANK = 4  # of methods beside the spec's own, where that has none
 
 
@@ -118,7 +118,10 @@ def verify(
 
 def _with_method(spec: RunSpec, method: Mapping[str, object]) -> RunSpec:
     wire = {"wire": spec.training.dtype} if method["name"] in EXACT else {}
-    return validate(RunSpec, spec.model_dump(mode="json") | {"method": {**method, **wire}})
+    document = spec.model_dump(mode="json") | {"method": {**method, **wire}}
+    if spec.training.sends_squares:  # of gradients, which are what is verified
+        document["training"]["optimizer"]["second_moment"] = "elementwise"
+    return validate(RunSpec, document)
 
 
 def _verify_one(

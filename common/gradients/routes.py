@@ -54,6 +54,13 @@ class Route:
         return out, math.prod(self.shape) // max(out, 1) + (self.folded is not None)
 
     @property
+    def squares(self) -> tuple[int, int] | None:
+        """Shape of the parameter alone as a matrix, if a second moment of it can be factored; None of a vector."""
+        out, columns = self.matrix
+        shape = out, columns - (self.folded is not None)
+        return shape if min(shape) > 1 else None
+
+    @property
     def folded(self) -> str | None:
         """The bias that is a column of the matrix, if any."""
         return None if self.summed else self.bias

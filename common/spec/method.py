@@ -15,6 +15,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "authors": {"reducer": "published", "feedback": "none", "iterations": 5, "tolerance": 1e-3},
 }
 Wire = Literal["float32", "float64", "bfloat16", "float16", "int8"]
+RowWire = Literal["float32", "float64", "bfloat16", "float16", "int8", "int4", "int2"]
 
 
 class Dsgd(Part):
@@ -77,8 +78,8 @@ class RankDad(Part):
     directions, one found after the other, at which the search ends."""
     iterations: Annotated[int, Field(ge=1, le=10_000)] = 40
     """Power iterations per component: of spi at most, of published always."""
-    wire: Wire = "float32"
-    """Precision on the wire."""
+    wire: RowWire = "float32"
+    """Precision on the wire; int8, int4 and int2 are in blocks of 64 with one scale each. int4 and int2 need feedback."""
 
     @model_validator(mode="before")
     @classmethod
