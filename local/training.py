@@ -180,8 +180,9 @@ class _Trainer:
         seed = derive(self.plan.seed, "site", self.index, run.rng_key)
         share, weight = run.share(self.index, len(batch)), float(len(batch))
         state = State(self.state.residuals, run.bases)
-        exchange = run.method.step(gradients, share, state, seed, self.policy.rank(len(batch)))
         squares = squares_of(self.plan.routes, gradients) if self.spec.training.sends_squares else ()
+        most = self.policy.rank(len(batch))
+        exchange = run.method.step(gradients, share, state, seed, most if most is None else most - bool(squares))
         payload, residuals = next(exchange), None
         while residuals is None:
             self.lap("reduce")

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from rankdad.common.gradients.methods.rank_dad import is_small
 from rankdad.common.gradients.routes import Route
+from rankdad.common.gradients.wire import squares_wire
 from rankdad.common.policy import Policy
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
@@ -71,8 +72,11 @@ def _slot_bytes(plan: Plan, *, up: bool) -> dict[str, int]:
     """Return each parameter's bytes, all exchanges of a step together."""
     sizes = dict.fromkeys((route.name for route in plan.routes), 0)
     for exchange in range(len(plan.exchanges)):
-        for slot in plan.layout(exchange, up=up).slots:
+        layout = plan.layout(exchange, up=up)
+        for slot in layout.slots:
             sizes[slot.name] += slot.size(plan.wire)
+        for slot in layout.squares:
+            sizes[slot.name] += slot.size(squares_wire(plan.wire))
     return sizes
 
 

@@ -1,8 +1,8 @@
 """Means of squared gradients over rows and over columns: what a factored second moment is made of. Pure functions.
 
-A reduced gradient with error feedback brings some directions late and lumped, and an optimizer that squares it takes the
-lump for noise. What every site knows exactly, and can send as one pair of rows more, is how its own squared gradient is
-spread over rows and columns.
+A reduced gradient with error feedback brings some directions late and all at once, and an optimizer that squares it
+takes that for noise. What every site knows exactly, and can send as one pair of rows more, is how its own squared
+gradient is spread over rows and columns.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How numbers travel: full or half precision, or few bits in blocks with a scale each. Pure functions.
 
-Codes of few bits divide every row into blocks of 64, each with a float32 scale. All scales of a payload come first, then
-all codes; a row's codes begin with a byte of their own.
+Codes of few bits divide every row into blocks of 64, each with a float32 scale. All scales of a payload come first,
+then all codes; a row's codes begin with a byte of their own.
 
     int8   255 even steps, the block's largest magnitude is the last
     int4   15 even steps, likewise
@@ -135,7 +135,7 @@ def _packed(codes: Tensor, wire: str) -> Tensor:
     bits = BITS[wire]
     if bits == 8:
         return codes
-    parts = F.pad(codes, (0, -codes.shape[1] % (8 // bits))).reshape(len(codes), -1, 8 // bits)
+    parts = F.pad(codes, (0, -codes.shape[1] % (8 // bits))).unflatten(1, (-1, 8 // bits))
     shifted: Tensor = parts << torch.arange(0, 8, bits, dtype=torch.uint8, device=codes.device)
     return shifted.sum(dim=-1, dtype=torch.uint8)
 

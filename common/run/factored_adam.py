@@ -65,8 +65,8 @@ class FactoredAdam(torch.optim.Optimizer):
         first, second = (1 - beta ** float(state["step"]) for beta in betas)  # what the means are still short of
         mean = state["exp_avg"].lerp_(gradient, 1 - betas[0]) / first
         if factored:
-            squares = self._squares[parameter]
-            for name, value in (("rows", squares.rows), ("columns", squares.columns), ("size", gradient.square().mean())):
+            means = {**self._squares[parameter]._asdict(), "size": gradient.square().mean()}
+            for name, value in means.items():
                 state[name].lerp_(value.to(parameter), 1 - betas[1])
             rows, columns = (_spread(state[name]) for name in ("rows", "columns"))
             roots = torch.outer(rows * (state["size"] / second).sqrt(), columns).view_as(mean)

@@ -79,7 +79,8 @@ class RankDad(Part):
     iterations: Annotated[int, Field(ge=1, le=10_000)] = 40
     """Power iterations per component: of spi at most, of published always."""
     wire: RowWire = "float32"
-    """Precision on the wire; int8, int4 and int2 are in blocks of 64 with one scale each. int4 and int2 need feedback."""
+    """Precision on the wire; int8, int4 and int2 are in blocks of 64 with one scale each, and the last two need
+    feedback."""
 
     @model_validator(mode="before")
     @classmethod

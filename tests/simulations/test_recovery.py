@@ -173,14 +173,18 @@ METHODS: list[dict[str, Any]] = [
     {"name": "powersgd", "rank": 2},
     {"name": "rank-dad", "rank": 1, "wire": "int8"},
 ]
+FACTORED = {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored"}}
 
 
-def crash_everywhere(tmp_path: Path, site_data: Data, method: dict[str, Any], every: int) -> None:
+def crash_everywhere(
+    tmp_path: Path, site_data: Data, method: dict[str, Any], every: int, training: dict[str, Any] | None = None
+) -> None:
     """With dropout, Adam, clipping, a schedule, and evaluation rounds between the epochs."""
+    schedule = {"epochs": 2, "batch_size": 12, "schedule": {"name": "cosine", "warmup": 2}, "clip": 1.0}
     spec = run_spec(
         method=method,
         model={"name": "mlp", "hidden": [16, 16], "dropout": 0.2},
-        training={"epochs": 2, "batch_size": 12, "schedule": {"name": "cosine", "warmup": 2}, "clip": 1.0},
+        training=schedule | (training or {}),
     )
     data = site_data(spec)
     run = Run(spec, data, tmp_path / "undisturbed")
@@ -198,6 +202,13 @@ def _once(victim: str, when: int) -> Callable[[int], str | None]:
 @pytest.mark.parametrize("method", METHODS, ids=["rank-dad", "powersgd", "int8"])
 def test_whoever_dies_the_weights_are_the_same(tmp_path: Path, site_data: Data, method: dict[str, Any]) -> None:
     crash_everywhere(tmp_path, site_data, method, every=90)
+
+
+@pytest.mark.parametrize("method", METHODS[1:], ids=["powersgd", "int8"])
+def test_whoever_dies_a_factored_second_moment_is_the_same(
+    tmp_path: Path, site_data: Data, method: dict[str, Any]
+) -> None:
+    crash_everywhere(tmp_path, site_data, method, every=90, training=FACTORED)
 
 
 @pytest.mark.slow
@@ -411,7 +422,8 @@ def without(run: Run, site: str, since: int, until: int, *, killed: bool) -> Cal
 def test_a_quorum_goes_on_without_a_site_which_catches_up(
     tmp_path: Path, site_data: Data, method: dict[str, Any], killed: bool
 ) -> None:
-    spec = run_spec(method=method, training={"epochs": 3}, federation=QUORUM)
+    training = {"epochs": 3} | (FACTORED if killed else {})
+    spec = run_spec(method=method, training=training, federation=QUORUM)
     run = Run(spec, site_data(spec), tmp_path)
     digest = run.go(without(run, "gamma", 17, 41, killed=killed))
     progress = run.aggregator.recorder.progress
