@@ -80,7 +80,7 @@ class Policy(Part):
             PolicyError: naming the field of the spec that asks for too much.
         """
         self._check_method(spec.method)
-        self._check_rank(spec.method)
+        self._check_rank(spec)
         self.check_step(spec, plan, spec.training.step_size)
         size = step_bytes(plan, up=True)
         if self.max_upload is not None and size > self.max_upload:
@@ -105,10 +105,10 @@ class Policy(Part):
             asks = f"makes steps of {_count(samples, 'sample')} here{grouped}"
             allows = f"none of fewer than {self.min_rows} (min_rows){LARGER_STEPS}"
             raise refusal("training.batch_size", asks, allows, {"min_rows": count}, FEWER_SAMPLES)
-        most, rows = self.rank(samples), rows_sent(spec.method)
+        most, rows = self.rank(samples), rows_sent(spec)
         if most is None or rows is None:
             return
-        least = 1 if isinstance(spec.method, RankDad) else rows  # which sends fewer, if it has to
+        least = 1 + spec.training.sends_squares if isinstance(spec.method, RankDad) else rows  # fewer, if it has to
         allows = f"at most {most} (rows_per_rank {self.rows_per_rank})"
         if least > most:
             asks = f"needs at least {_count(least, 'row')} of a step of {_count(samples, 'sample')} here"
@@ -143,7 +143,10 @@ class Policy(Part):
             raise FewSamplesError(error.field, error.problem)
 
     def rank(self, samples: int) -> int | None:
-        """Return how many rows of a layer a step of so many samples may send, whatever the spec; None is no limit."""
+        """Return how many rows of a layer a step of so many samples may send, whatever the spec; None is no limit.
+
+        Means of squares for a factored second moment are one of them.
+        """
         return None if self.rows_per_rank is None else samples // self.rows_per_rank
 
     def check_replica(self, spec: RunSpec, site: str, name: str, apart: float) -> None:
@@ -220,8 +223,9 @@ class Policy(Part):
                 allows = "none (unreduced_factors)" if method.name in self.methods else allows
         raise refusal("method.name", asks, allows, change, lets_out)
 
-    def _check_rank(self, method: MethodSpec) -> None:
-        rows, limits = rows_sent(method), self._limits(method)
+    def _check_rank(self, spec: RunSpec) -> None:
+        method, rows = spec.method, rows_sent(spec)
+        limits = self._limits(method)
         if limits:
             allows = " and ".join(f"{name} {limit}" for name, limit in limits.items())
             asks = f"asks for {method.name}, whose rank has no limit"
@@ -233,7 +237,7 @@ class Policy(Part):
     def _limits(self, method: MethodSpec) -> dict[str, int]:
         """Return the limits on rank that refuse a method which has none of its own."""
         limits = {"max_rank": self.max_rank, "rows_per_rank": self.rows_per_rank}
-        return {name: limit for name, limit in limits.items() if limit is not None and rows_sent(method) is None}
+        return {name: limit for name, limit in limits.items() if limit is not None and _rank(method) is None}
 
 
 EVERYTHING = Policy(
@@ -248,11 +252,16 @@ def _lost(method: MethodSpec) -> str:
     return f"what each sample puts into a layer, of the first the raw data, to {UNREDUCED[method.name]}"
 
 
-def rows_sent(method: MethodSpec) -> int | None:
-    """Return how many rows of a layer a method sends at most; None if that has no limit."""
-    if isinstance(method, RankDad | PowerSgd):
+def rows_sent(spec: RunSpec) -> int | None:
+    """Return how many rows of a layer a run sends at most, means of squares among them; None if that has no limit."""
+    rank = _rank(spec.method)
+    return None if rank is None else rank + spec.training.sends_squares
+
+
+def _rank(method: MethodSpec) -> int | None:
+    if isinstance(method, PowerSgd):
         return method.rank
-    return method.rows if isinstance(method, TopRows) else None
+    return method.rows if isinstance(method, TopRows | RankDad) else None
 
 
 def refusal(field: str, asks: str, allows: str, change: dict[str, object], lets_out: str) -> PolicyError:

@@ -89,7 +89,7 @@ def _evaluated(policy: Policy, data: SiteData) -> SiteData:
 
 def _small_steps(policy: Policy, spec: RunSpec, data: SiteData, smallest: int) -> Iterator[str]:
     """Say what comes of steps of few samples that the policy allows."""
-    asked, most = rows_sent(spec.method), policy.rank(smallest)
+    asked, most = rows_sent(spec), policy.rank(smallest)
     if smallest and asked is not None and most is not None and most < asked:
         yield (
             f"method: steps of {smallest} samples send {most} rows of a layer here, not {asked} "

@@ -15,6 +15,7 @@ from torch import Tensor
 from rankdad.common.errors import RunFailedError
 from rankdad.common.gradients.methods import MethodState
 from rankdad.common.gradients.reduction.feedback import Residuals, interpolate_residual
+from rankdad.common.gradients.squares import squares_of
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Fit, OwnFit
 from rankdad.common.protocol.messages import Ask, Body, Comparison, Failure, Kind, Message, PooledMetrics, Step
@@ -189,11 +190,13 @@ class _Trainer:
         seed = derive(self.plan.seed, "site", self.index, run.rng_key)
         share, weight = run.share(self.index, len(batch)), float(len(batch))
         state = MethodState(self.state.residuals, run.bases)
-        exchange = run.method.step(gradients, share, state, seed, self.policy.rank(len(batch)))
+        squares = squares_of(self.plan.routes, gradients) if self.spec.training.sends_squares else ()
+        most = self.policy.rank(len(batch))
+        exchange = run.method.step(gradients, share, state, seed, most if most is None else most - bool(squares))
         payload, residuals = next(exchange), None
         while residuals is None:
             self.lap("reduce")
-            update = known or (yield self._message(Step(weight, loss, size, payload)))
+            update = known or (yield self._message(Step(weight, loss, size, payload, squares)))
             body = self._checked(update)
             assert update is not None
             assert isinstance(body, Step)
@@ -203,7 +206,7 @@ class _Trainer:
                 weight = 0.0  # once left out of a step, it is in none of its exchanges
             applied = weight / body.weight if weight else 0.0
             try:
-                payload = exchange.send(body.payload)
+                payload, squares = exchange.send(body.payload), ()
             except StopIteration as stop:
                 residuals = stop.value.residuals
             else:

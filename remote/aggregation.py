@@ -16,6 +16,7 @@ from rankdad.common.errors import NonFiniteError, RunFailedError
 from rankdad.common.gradients.factors import MAX_NORM, norm
 from rankdad.common.gradients.methods import Contribution, MethodState
 from rankdad.common.gradients.methods.base import shares
+from rankdad.common.gradients.squares import pooled_squares
 from rankdad.common.metrics import Tally, summarise
 from rankdad.common.protocol.messages import (
     Body,
@@ -96,7 +97,8 @@ def _step(
             raise NonFiniteError(f"the pooled gradient of {slot.name}")
     total = sum(step.weight for step in steps)
     loss = sum(part * step.loss for part, step in zip(shares(contributions), steps, strict=True))
-    return Step(total, loss, math.hypot(*sizes), payload), state
+    squares = pooled_squares([step.squares for step in steps], shares(contributions))
+    return Step(total, loss, math.hypot(*sizes), payload, squares), state
 
 
 def _hello(plan: Plan, hellos: Sequence[Hello]) -> Roster:

@@ -14,6 +14,8 @@ import torch
 from rankdad.common.errors import ProtocolError
 from rankdad.common.gradients.factors import Factor
 from rankdad.common.gradients.methods.edad import EdadMethod
+from rankdad.common.gradients.squares import energy
+from rankdad.common.gradients.wire import BITS
 from rankdad.common.metrics import same_labels
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import Buffers, Evaluation, Hello, Message, Step, Sums
@@ -23,6 +25,7 @@ from rankdad.common.run.state import MAX_STEPS, RunState
 from rankdad.common.spec import RunSpec
 
 MAX_SIZE = 1e17  # of a gradient or buffer: squares stay numbers in float32, however many sites add up
+SLACK = 1.1  # of squares that the wire has rounded
 PLACES: Mapping[Literal["train", "validation", "test"], int] = {"train": 0, "validation": 1, "test": 2}
 SAME = {
     "version": "its version of rankdad differs",
@@ -91,6 +94,11 @@ class Checks:
     def _check_step(self, place: int, exchange: int, step: Step) -> None:
         if step.weight or not exchange:  # a site that was left out of an exchange is in none of the step's others
             self._check_count("m: the weight", step.weight, self._state.batch_size(place))
+        squares = sum(map(energy, step.squares))
+        if not squares <= SLACK * step.norm**2:
+            raise ProtocolError(
+                422, f"b: the squares add up to {squares:.3g}, expected at most {step.norm**2:.3g}, of the norm in m"
+            )
         method, payload = self._state.method, step.payload
         names = [slot.name for slot in self._plan.layout(exchange, up=True).slots]
         if isinstance(method, EdadMethod):  # whose gradients are made of what is sent
@@ -141,8 +149,8 @@ class Checks:
 
 
 def _largest(wire: str) -> float:
-    """Return the largest number on a wire; int8 has a scale in float32."""
-    return torch.finfo(torch.float32 if wire == "int8" else getattr(torch, wire)).max
+    """Return the largest number on a wire; codes of few bits have a scale in float32."""
+    return torch.finfo(torch.float32 if wire in BITS else getattr(torch, wire)).max
 
 
 def _size(array: torch.Tensor) -> float:

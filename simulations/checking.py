@@ -14,6 +14,7 @@ from rich.text import Text
 from rankdad.common.errors import visible
 from rankdad.common.gradients.methods.rank_dad import is_small
 from rankdad.common.gradients.routes import Route
+from rankdad.common.gradients.wire import squares_wire
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Preparing, Rows
 from rankdad.common.preparation.description import sums
@@ -132,8 +133,11 @@ def _slot_bytes(plan: Plan, *, up: bool) -> dict[str, int]:
     """Return each parameter's bytes, all exchanges of a step together."""
     sizes = dict.fromkeys((route.name for route in plan.routes), 0)
     for exchange in range(len(plan.exchanges)):
-        for slot in plan.layout(exchange, up=up).slots:
+        layout = plan.layout(exchange, up=up)
+        for slot in layout.slots:
             sizes[slot.name] += slot.size(plan.wire)
+        for slot in layout.squares:
+            sizes[slot.name] += slot.size(squares_wire(plan.wire))
     return sizes
 
 

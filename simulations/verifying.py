@@ -30,7 +30,7 @@ from rankdad.local.losses import mean_loss
 
 EXACT = frozenset({"dsgd", "dad", "edad"})
 TOLERANCE = {"float32": 2e-5, "float64": 1e-10}  # of an exact method, relative to the gradient; products of many rows
-ROUNDING = {"float32": 2e-5, "bfloat16": 1e-2, "float16": 2e-3, "int8": 5e-2}  # of a wire
+ROUNDING = {"float32": 2e-5, "bfloat16": 1e-2, "float16": 2e-3, "int8": 5e-2, "int4": 0.3, "int2": 0.8}  # of a wire
 RANK = 4  # of methods beside the spec's own, where that has none
 
 
@@ -118,7 +118,10 @@ def verify(
 
 def _with_method(spec: RunSpec, method: Mapping[str, object]) -> RunSpec:
     wire = {"wire": spec.training.dtype} if method["name"] in EXACT else {}
-    return validate(RunSpec, spec.model_dump(mode="json") | {"method": {**method, **wire}})
+    document = spec.model_dump(mode="json") | {"method": {**method, **wire}}
+    if spec.training.sends_squares:  # of gradients, which are what is verified
+        document["training"]["optimizer"]["second_moment"] = "elementwise"
+    return validate(RunSpec, document)
 
 
 def _verify_one(
@@ -198,9 +201,9 @@ def _deviation(spec: RunSpec, route: Route, value: Matrix, pooled: Mapping[str, 
     optimal = 0.0
     if isinstance(spec.method, RankDad | PowerSgd) and route.up is not None:
         matrix = pooled[route.name].reshape(route.shape[0], -1)
-        if route.bias is not None:
-            matrix = torch.cat([matrix, pooled[route.bias][:, None]], dim=1)
-        optimal = float(torch.linalg.svdvals(matrix.double())[spec.method.rank :].square().sum().sqrt())
+        if route.folded is not None:
+            matrix = torch.cat([matrix, pooled[route.folded][:, None]], dim=1)
+        optimal = float(torch.linalg.svdvals(matrix.double())[route.up :].square().sum().sqrt())
     name = f"{route.name} + {route.bias}" if route.bias else route.name
     rank = value.rows if isinstance(value, Factor) else None
     return Deviation(name, error / size if size else error, optimal / size if size else 0.0, rank, route.up is None)

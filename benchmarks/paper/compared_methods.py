@@ -50,7 +50,9 @@ def _methods() -> list[ComparedMethod]:
             _ranked("rank-dad", "rank-dAD with feedback", "ours", rank, ours),
             _ranked("rank-dad-rows", "rank-dAD with feedback in rows", "rows", rank, rows),
             _ranked("rank-dad-int8", "rank-dAD with feedback, int8", "int8", rank, {**ours, "wire": "int8"}),
-            _ranked("published", "rank-dAD as published", "published", rank, {"name": "rank-dad", "preset": "paper"}),
+            _ranked(
+                "published", "rank-dAD as published", "published", rank, {"name": "rank-dad", "preset": "converged"}
+            ),
             _ranked("powersgd", "PowerSGD with feedback", "powersgd", rank, {"name": "powersgd"}),
             _ranked("powersgd-plain", "PowerSGD", "powersgd-plain", rank, {"name": "powersgd", "feedback": False}),
         ]

@@ -119,7 +119,7 @@ def formula(method: MethodSpec, out: int, inputs: int, *, last: bool = False) ->
         case TopRows():
             return factor(method.rows, ones=False), factor(SITES * method.rows, ones=False)
         case RankDad():
-            both = factor(method.rank, ones=method.feedback == "both")
+            both = factor(method.rows, ones=method.feedback == "both")
             return both, both
         case PowerSgd():  # rows of `out` in the first exchange, of `inputs` in the second
             both = factor(method.rank, ones=False)

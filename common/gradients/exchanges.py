@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from rankdad.common.gradients.routes import Route
-from rankdad.common.gradients.wire import wire_bytes
+from rankdad.common.gradients.wire import squares_wire, wire_bytes
 from rankdad.common.spec import Dsgd, Edad, MethodSpec, PowerSgd
 
 
@@ -39,10 +39,12 @@ class MessageLayout:
     Args:
         slots: in order.
         aligned: whether all slots have equally many rows.
+        squares: behind them, of one row each: means of squared gradients, on a wire of their own.
     """
 
     slots: tuple[Slot, ...]
     aligned: bool = False
+    squares: tuple[Slot, ...] = ()
 
     @property
     def variable(self) -> int:
@@ -51,7 +53,8 @@ class MessageLayout:
 
     def payload_bytes(self, wire: str) -> int:
         """Return the largest size of the payload in bytes."""
-        return sum(slot.size(wire) for slot in self.slots)
+        squares = sum(slot.size(squares_wire(wire)) for slot in self.squares)
+        return squares + sum(slot.size(wire) for slot in self.slots)
 
 
 @dataclass(frozen=True)
@@ -62,14 +65,25 @@ class Exchange:
     down: MessageLayout
 
 
-def exchanges(method: MethodSpec, routes: Sequence[Route], sites: int) -> tuple[Exchange, ...]:
+def exchanges(
+    method: MethodSpec, routes: Sequence[Route], sites: int, *, squares: bool = False
+) -> tuple[Exchange, ...]:
     """Return a step's exchanges.
 
     Args:
         method: of the run.
         routes: of every trained parameter.
         sites: how many there are.
+        squares: whether the first carries means of squared gradients, too.
     """
+    first, *others = _exchanges(method, routes, sites)
+    if squares:
+        means = tuple(Slot(r.name, 1, r.squares, fixed=True) for r in routes if r.squares is not None)
+        first = Exchange(replace(first.up, squares=means), replace(first.down, squares=means))
+    return (first, *others)
+
+
+def _exchanges(method: MethodSpec, routes: Sequence[Route], sites: int) -> tuple[Exchange, ...]:
     if isinstance(method, Dsgd) and method.exchanges == "per-tensor":
         return tuple(_both_ways([_dense(route)]) for route in routes)
     if isinstance(method, PowerSgd):

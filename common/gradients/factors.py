@@ -21,7 +21,7 @@ class Factor:
         activation: A [n, in], the layer's input. After a reduction the rows are orthonormal and Δ carries the
             singular values.
 
-    Source: arXiv 2102.09631, Eq. 2.
+    Source: arXiv 2102.09631, Eq. 4.
     """
 
     delta: Tensor

@@ -30,7 +30,8 @@ class Route:
     Args:
         name: the parameter.
         shape: its own shape.
-        bias: the bias that travels as the last column of the weight's matrix, if any.
+        bias: the bias that travels with the weight, if any: as the last column of its matrix.
+        summed: whether the bias is no column, but the sum of the rows of the factor's Δ, whatever a reduction left.
         captured: whether the gradient is captured as a factor; else its matrix is formed first.
         up: rows of the factor that a site sends at most; None sends the matrix itself (dense).
         down: the same for the aggregator.
@@ -40,6 +41,7 @@ class Route:
     name: str
     shape: tuple[int, ...]
     bias: str | None = None
+    summed: bool = False
     captured: bool = False
     up: int | None = None
     down: int | None = None
@@ -49,7 +51,19 @@ class Route:
     def matrix(self) -> tuple[int, int]:
         """Shape [out, columns] of the gradient as a matrix, the bias's column included; a vector is one row."""
         out = self.shape[0] if len(self.shape) > 1 else 1
-        return out, math.prod(self.shape) // max(out, 1) + (self.bias is not None)
+        return out, math.prod(self.shape) // max(out, 1) + (self.folded is not None)
+
+    @property
+    def squares(self) -> tuple[int, int] | None:
+        """Shape of the parameter alone as a matrix, if a second moment of it can be factored; None of a vector."""
+        out, columns = self.matrix
+        shape = out, columns - (self.folded is not None)
+        return shape if min(shape) > 1 else None
+
+    @property
+    def folded(self) -> str | None:
+        """The bias that is a column of the matrix, if any."""
+        return None if self.summed else self.bias
 
     def size(self, rows: int | None, wire: str) -> int:
         """Return the size on the wire, in bytes, of a factor of so many rows, or of the whole matrix."""
@@ -79,11 +93,11 @@ def gather(
         out, columns = route.matrix
         if route.name in factors:
             factor = factors[route.name]
-            values.append(factor.with_ones() if route.bias else factor)
+            values.append(factor.with_ones() if route.folded else factor)
         elif route.name in dense:
             matrix = dense[route.name].reshape(out, -1)
-            if route.bias:
-                bias = dense[route.bias] if route.bias in dense else matrix.new_zeros(out)
+            if route.folded:
+                bias = dense[route.folded] if route.folded in dense else matrix.new_zeros(out)
                 matrix = torch.cat([matrix, bias[:, None]], dim=1)
             values.append(matrix)
         elif route.up is None:
@@ -98,9 +112,12 @@ def scatter(routes: tuple[Route, ...], payload: Payload) -> dict[str, Tensor]:
     gradients: dict[str, Tensor] = {}
     for route, value in zip(routes, payload, strict=True):
         matrix = value.gradient() if isinstance(value, Factor) else value
-        if route.bias is not None:
-            gradients[route.bias] = matrix[:, -1]
+        if route.folded is not None:
+            gradients[route.folded] = matrix[:, -1]
             matrix = matrix[:, :-1]
+        elif route.bias is not None:
+            assert isinstance(value, Factor)
+            gradients[route.bias] = value.delta.sum(dim=0)
         gradients[route.name] = matrix.reshape(route.shape)
     return gradients
 
@@ -157,8 +174,9 @@ def _route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, r
         rows = rows_per_sample * max(spec.training.batch_size, PROBE_SAMPLES) * spec.training.accumulate
     if isinstance(method, RankDad):
         # A reduction loses part of the bias; only feedback at both ends brings it back: without it, it goes dense.
-        kept = bias if method.feedback == "both" else None
-        route = Route(name, shape, kept, False, method.rank, method.rank)
+        summed = method.reducer == "published"
+        kept = bias if method.feedback == "both" or summed else None
+        route = Route(name, shape, kept, summed, False, method.rows, method.rows)
         # With more rows than that the product is the smaller operator, and autograd forms it anyway.
         out, columns = route.matrix
         route = replace(route, captured=rows is not None and rows * (out + columns) <= out * columns)
@@ -166,15 +184,15 @@ def _route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, r
             route = replace(route, residual=RESIDUAL_ROWS)
         return _smaller(route, dense, method.wire)
     if isinstance(method, PowerSgd):
-        route = Route(name, shape, None, False, method.rank, method.rank)  # biases exact, as published
+        route = Route(name, shape, None, up=method.rank, down=method.rank)  # biases exact, as published
         return _smaller(route, dense, method.wire)
     if rows is None:
         return dense
     if isinstance(method, Edad):
-        return Route(name, shape, bias, True, rows, rows * sites)
+        return Route(name, shape, bias, captured=True, up=rows, down=rows * sites)
     if isinstance(method, TopRows):
         rows, bias = min(method.rows, rows), None  # three rows say little of a sum over all
-    route = Route(name, shape, bias, True, rows, rows * sites)
+    route = Route(name, shape, bias, captured=True, up=rows, down=rows * sites)
     if route.size(route.down, method.wire) >= route.size(None, method.wire):
         route = replace(route, down=None)
     return _smaller(route, dense, method.wire)

@@ -1,7 +1,12 @@
-"""How numbers travel: full or half precision, or int8 in blocks with a scale each. Pure functions.
+"""How numbers travel: full or half precision, or few bits in blocks with a scale each. Pure functions.
 
-int8 divides every row into blocks of 64. A block's largest magnitude is 127; its scale is a float32. All scales of a
-payload come first, then all codes.
+Codes of few bits divide every row into blocks of 64, each with a float32 scale. All scales of a payload come first,
+then all codes; a row's codes begin with a byte of their own.
+
+    int8   255 even steps, the block's largest magnitude is the last
+    int4   15 even steps, likewise
+    int2   -1, -1/3, 1/3 and 1 times the scale, the best four steps for a normal distribution; 0 does not travel
+    log8   magnitudes in eighths of an octave below the block's largest, down to 2^-31.75 of it, and 0: means of squares
 """
 
 from __future__ import annotations
@@ -14,16 +19,26 @@ from torch import Tensor
 from torch.nn import functional as F
 
 BLOCK = 64
-MAX_CODE = 127
 SCALE = torch.float32
+BITS = {"int8": 8, "int4": 4, "int2": 2, "log8": 8}
+ZEROS = {"int8": 127.0, "int4": 7.0, "int2": 1.5}  # the code of 0: half of those on either side
+UNITS = {"int8": 1.0, "int4": 1.0, "int2": 1.5}  # codes from 0 to the scale
+SPREAD = 1.494  # int2's scale in root mean squares (Max 1960)
+OCTAVE, NOTHING = 8, 255  # log8: codes to a halving, and the code of 0
+MAGNITUDES = torch.tensor([2.0 ** (-code / OCTAVE) for code in range(NOTHING)] + [0.0], dtype=SCALE)
 
 
 def wire_bytes(wire: str, rows: int, width: int) -> int:
     """Return the size of an array [rows, width] on the wire, in bytes."""
-    if wire == "int8":
-        return rows * (width + SCALE.itemsize * math.ceil(width / BLOCK))
+    if wire in BITS:
+        return rows * (math.ceil(width * BITS[wire] / 8) + SCALE.itemsize * math.ceil(width / BLOCK))
     dtype: torch.dtype = getattr(torch, wire)
     return dtype.itemsize * rows * width
+
+
+def squares_wire(wire: str) -> str:
+    """Return how means of squares travel beside numbers of a wire: they span more powers of ten than its own allow."""
+    return {"float64": "float64", "float32": "float32", "bfloat16": "bfloat16", "float16": "bfloat16"}.get(wire, "log8")
 
 
 def encode(arrays: Sequence[Tensor], wire: str) -> Tensor:
@@ -32,13 +47,18 @@ def encode(arrays: Sequence[Tensor], wire: str) -> Tensor:
     Raises:
         OverflowError: a number is NaN, infinite, or too large for the wire.
     """
-    if wire == "int8":
-        coded = [_quantised(array.detach().cpu()) for array in arrays]
+    if not arrays:
+        return torch.empty(0, dtype=torch.uint8)
+    if wire in BITS:
+        coded = [_quantised(array.detach().cpu(), wire) for array in arrays]
         scales = torch.cat([scale.reshape(-1) for _, scale in coded]).contiguous()
         if not finite(scales):
             raise OverflowError
-        codes = [_unpadded(code, array.shape[1]).reshape(-1) for (code, _), array in zip(coded, arrays, strict=True)]
-        return torch.cat([scales.view(torch.uint8), *(code.view(torch.uint8) for code in codes)])
+        codes = [
+            _packed(_unpadded(code, array.shape[1]), wire).reshape(-1)
+            for (code, _), array in zip(coded, arrays, strict=True)
+        ]
+        return torch.cat([scales.view(torch.uint8), *codes])
     dtype: torch.dtype = getattr(torch, wire)
     flat = torch.cat([array.reshape(-1) for array in arrays]).detach().to("cpu", dtype)
     if not finite(flat.float() if dtype.itemsize < 4 else flat):
@@ -47,13 +67,13 @@ def encode(arrays: Sequence[Tensor], wire: str) -> Tensor:
 
 
 def decode(data: bytes, shapes: Sequence[tuple[int, int]], wire: str, device: str = "cpu") -> list[Tensor]:
-    """Return the arrays of the given shapes that the bytes hold: half precision and int8 as float32.
+    """Return the arrays of the given shapes that the bytes hold: half precision and codes of few bits as float32.
 
     Raises:
         OverflowError: a number is NaN or infinite; its argument is the place of the first such array.
     """
-    if wire == "int8":
-        numbers = arrays = _decode_int8(data, shapes, device)
+    if wire in BITS:
+        numbers = arrays = _decode_blocks(data, shapes, wire, device)
     else:
         dtype: torch.dtype = getattr(torch, wire)
         flat = torch.frombuffer(bytearray(data), dtype=dtype).to(device) if data else torch.empty(0, dtype=dtype)
@@ -67,9 +87,9 @@ def decode(data: bytes, shapes: Sequence[tuple[int, int]], wire: str, device: st
 
 def as_received(array: Tensor, wire: str) -> Tensor:
     """Return what the other end decodes of an array [rows, width], in the array's own dtype."""
-    if wire == "int8":
-        codes, scales = _quantised(array)
-        return _unpadded(codes * scales.unsqueeze(-1), array.shape[1]).to(array.dtype)
+    if wire in BITS:
+        codes, scales = _quantised(array, wire)
+        return _unpadded(_in_scales(codes, wire) * scales.unsqueeze(-1), array.shape[1]).to(array.dtype)
     return array.to(getattr(torch, wire)).to(array.dtype)
 
 
@@ -83,27 +103,65 @@ def finite(numbers: Tensor) -> bool:
     return math.isfinite(numbers.sum().item()) or bool(torch.isfinite(numbers).all())
 
 
-def _quantised(array: Tensor) -> tuple[Tensor, Tensor]:
-    """Return int8 codes [rows, blocks, 64], padded with zeros, and float32 scales [rows, blocks]."""
+def _quantised(array: Tensor, wire: str) -> tuple[Tensor, Tensor]:
+    """Return uint8 codes [rows, blocks, 64], those of the padding too, and float32 scales [rows, blocks]."""
     rows, width = array.shape
     blocks = F.pad(array, (0, -width % BLOCK)).reshape(rows, math.ceil(width / BLOCK), BLOCK)
-    scales = (blocks.abs().amax(dim=-1) / MAX_CODE).to(SCALE)
-    divisors = torch.where(scales > 0, scales, 1.0).unsqueeze(-1)
-    return (blocks / divisors).round().clamp(-MAX_CODE, MAX_CODE).to(torch.int8), scales
+    if wire == "int2":
+        filled = torch.full((blocks.shape[1],), BLOCK, dtype=array.dtype, device=array.device)
+        filled[-1:] -= -width % BLOCK
+        scales = (torch.linalg.vector_norm(blocks, dim=-1) / filled.sqrt() * SPREAD).to(SCALE)
+    else:
+        unit = 1.0 if wire == "log8" else ZEROS[wire]
+        scales = (blocks.abs().amax(dim=-1) / unit).to(SCALE)
+    parts = blocks / torch.where(scales > 0, scales, 1.0).unsqueeze(-1)
+    if wire == "log8":
+        codes = (-OCTAVE * torch.log2(parts)).round().clamp(0, NOTHING - 1)
+        codes = torch.where(parts > 0, codes, float(NOTHING))
+    else:
+        codes = (parts * UNITS[wire] + ZEROS[wire]).round().clamp(0, 2 * ZEROS[wire])
+    return codes.nan_to_num(0.0).to(torch.uint8), scales
+
+
+def _in_scales(codes: Tensor, wire: str) -> Tensor:
+    """Return what codes stand for, in their block's scale."""
+    if wire == "log8":
+        return MAGNITUDES.to(codes.device)[codes.int()]
+    return codes.to(SCALE).sub_(ZEROS[wire]).div_(UNITS[wire])
+
+
+def _packed(codes: Tensor, wire: str) -> Tensor:
+    """Return bytes [rows, ·] that hold several codes each, the first in the lowest bits."""
+    bits = BITS[wire]
+    if bits == 8:
+        return codes
+    parts = F.pad(codes, (0, -codes.shape[1] % (8 // bits))).unflatten(1, (-1, 8 // bits))
+    shifted: Tensor = parts << torch.arange(0, 8, bits, dtype=torch.uint8, device=codes.device)
+    return shifted.sum(dim=-1, dtype=torch.uint8)
+
+
+def _unpacked(data: Tensor, wire: str, width: int) -> Tensor:
+    bits = BITS[wire]
+    if bits == 8:
+        return data
+    parts = data.unsqueeze(-1) >> torch.arange(0, 8, bits, dtype=torch.uint8, device=data.device)
+    codes: Tensor = (parts & (2**bits - 1)).reshape(len(data), data.shape[1] * (8 // bits))[:, :width]
+    return codes
 
 
 def _unpadded(blocks: Tensor, width: int) -> Tensor:
     return blocks.reshape(blocks.shape[0], blocks.shape[1] * BLOCK)[:, :width]
 
 
-def _decode_int8(data: bytes, shapes: Sequence[tuple[int, int]], device: str) -> list[Tensor]:
+def _decode_blocks(data: bytes, shapes: Sequence[tuple[int, int]], wire: str, device: str) -> list[Tensor]:
     sizes = [(rows, math.ceil(width / BLOCK)) for rows, width in shapes]
+    packed = [(rows, math.ceil(width * BITS[wire] / 8)) for rows, width in shapes]
     buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
     at = SCALE.itemsize * sum(rows * blocks for rows, blocks in sizes)
     scales = buffer[:at].view(SCALE).to(device).split([rows * blocks for rows, blocks in sizes])
-    codes = buffer[at:].view(torch.int8).to(device).split([rows * width for rows, width in shapes])
+    codes = buffer[at:].to(device).split([rows * width for rows, width in packed])
     arrays = []
-    for scale, code, size, shape in zip(scales, codes, sizes, shapes, strict=True):
+    for scale, code, size, held, shape in zip(scales, codes, sizes, packed, shapes, strict=True):
         wide = scale.view(size).repeat_interleave(BLOCK, dim=1)[:, : shape[1]]
-        arrays.append(code.view(shape) * wide)
+        arrays.append(_in_scales(_unpacked(code.view(held), wire, shape[1]), wire) * wide)
     return arrays

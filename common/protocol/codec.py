@@ -7,7 +7,7 @@ the wire names a class or a function.
     an update that      i the sites that are in it, one bit for each in the plan's order; without it, all are
     leaves a site out
     a step              m weight, loss and gradient norm, float64 · n rows, uint32 for each slot where they vary ·
-                        b numbers as `common.gradients.wire` lays them out
+                        b numbers as `common.gradients.wire` lays them out, behind them the means of squares
     any other kind      d, a map checked by its model in `common.protocol.messages`
 
 A step's body has one size for given rows, whatever the round, as long as no site is left out.
@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 import msgpack
+import torch
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -29,7 +30,8 @@ from rankdad.common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolErr
 from rankdad.common.gradients.exchanges import MessageLayout, Slot
 from rankdad.common.gradients.factors import Factor, Matrix
 from rankdad.common.gradients.routes import Payload
-from rankdad.common.gradients.wire import decode, encode, finite
+from rankdad.common.gradients.squares import TOLERANCE, Squares, problem_of
+from rankdad.common.gradients.wire import decode, encode, finite, squares_wire
 from rankdad.common.protocol.message_sizes import body_limit
 from rankdad.common.protocol.messages import DOWN, UP, Body, Failure, Kind, Message, Step
 from rankdad.common.protocol.plan import Plan
@@ -57,15 +59,18 @@ def pack(message: Message, plan: Plan, *, up: bool) -> bytes:
         return bytes(msgpack.packb({**head, "d": body.model_dump()}))
     layout = plan.layout(message.exchange, up=up)
     arrays = _arrays(body.payload, layout)
+    if [(len(rows), len(columns)) for rows, columns in body.squares] != [slot.widths for slot in layout.squares]:
+        raise RuntimeError("the means of squares are not those of the plan")
     try:
         numbers = encode([array for slot in arrays for array in slot], plan.wire)
+        means = encode([part[None] for squares in body.squares for part in squares], squares_wire(plan.wire))
     except OverflowError:
         raise _not_encoded(layout, arrays, plan.wire) from None
     rows = [len(slot_arrays[0]) for slot, slot_arrays in zip(layout.slots, arrays, strict=True) if not slot.fixed]
     head |= {
         "m": _MEASURES.pack(body.weight, body.loss, body.norm),
         "n": struct.pack(f"<{len(rows)}I", *rows),
-        "b": numbers.numpy().data,
+        "b": torch.cat([numbers, means]).numpy().data,
     }
     return bytes(msgpack.packb(head))
 
@@ -174,19 +179,34 @@ def _unpack_step(document: dict[str, Any], plan: Plan, layout: MessageLayout, de
         if not abs(value) <= most or (name == "weight" and value < 0):
             raise ProtocolError(422, f"m: got {name} {value}, expected at most {most:g}, a weight at least 0")
     filled = _filled(layout, _binary(document, "n", 4 * layout.variable))
-    size = sum(slot.size(plan.wire, rows) for slot, rows in filled)
-    shapes = [(rows, width) for slot, rows in filled for width in slot.widths]
+    at = sum(slot.size(plan.wire, rows) for slot, rows in filled)
+    size = at + sum(slot.size(squares_wire(plan.wire)) for slot in layout.squares)
     numbers = _binary(document, "b", size)
-    try:
-        arrays = iter(decode(numbers, shapes, plan.wire, device))
-    except OverflowError as error:
-        name = [slot.name for slot in layout.slots for _ in slot.widths][error.args[0]]
-        raise ProtocolError(422, f"b: the values of {name} hold NaN or infinity, expected finite numbers") from None
+    arrays = iter(_decoded(numbers[:at], filled, plan.wire, device))
     payload: list[Matrix] = []
     for slot, _ in filled:
         pair = [next(arrays) for _ in slot.widths]
         payload.append(Factor(*pair) if len(pair) == 2 else pair[0])
-    return Step(weight, loss, norm, tuple(payload))
+    squares = _unpack_squares(numbers[at:], layout, squares_wire(plan.wire), device) if layout.squares else ()
+    return Step(weight, loss, norm, tuple(payload), squares)
+
+
+def _decoded(numbers: bytes, filled: list[tuple[Slot, int]], wire: str, device: str) -> list[Tensor]:
+    shapes = [(rows, width) for slot, rows in filled for width in slot.widths]
+    try:
+        return decode(numbers, shapes, wire, device)
+    except OverflowError as error:
+        name = [slot.name for slot, _ in filled for _ in slot.widths][error.args[0]]
+        raise ProtocolError(422, f"b: the values of {name} hold NaN or infinity, expected finite numbers") from None
+
+
+def _unpack_squares(numbers: bytes, layout: MessageLayout, wire: str, device: str) -> tuple[Squares, ...]:
+    arrays = iter(_decoded(numbers, [(slot, 1) for slot in layout.squares], wire, device))
+    means = tuple(Squares(rows[0], columns[0]) for rows, columns in zip(arrays, arrays, strict=True))
+    for slot, squares in zip(layout.squares, means, strict=True):
+        if problem := problem_of(squares, TOLERANCE[wire]):
+            raise ProtocolError(422, f"b: the squares of {slot.name} have {problem}")
+    return means
 
 
 def _filled(layout: MessageLayout, counts: bytes) -> list[tuple[Slot, int]]:

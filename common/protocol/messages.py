@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rankdad.common.errors import REASON_CHARACTERS, RankdadError, one_line, visible
 from rankdad.common.gradients.routes import Payload
+from rankdad.common.gradients.squares import Squares
 from rankdad.common.metrics import Tally, pack_tally, tally_bytes, unpack_tally
 from rankdad.common.protocol.arrays import (
     pack_buffers,
@@ -110,12 +111,14 @@ class Step:
         loss: mean loss over that weight.
         norm: norm of the site's gradient, or of the update.
         payload: factors and matrices in the plan's order.
+        squares: of a step's first exchange, if the optimizer asks for them: means of squared gradients.
     """
 
     weight: float
     loss: float
     norm: float
     payload: Payload
+    squares: tuple[Squares, ...] = ()
 
 
 class Control(BaseModel):

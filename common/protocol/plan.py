@@ -149,7 +149,7 @@ def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
         threads=spec.training.threads,
         wire=spec.method.wire,
         routes=routes,
-        exchanges=exchanges(spec.method, routes, len(spec.federation.sites)),
+        exchanges=exchanges(spec.method, routes, len(spec.federation.sites), squares=spec.training.sends_squares),
         buffers=tuple(
             BufferSlot(name, str(buffer.dtype).removeprefix("torch."), tuple(buffer.shape))
             for name, buffer in saved_buffers(model).items()

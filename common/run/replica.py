@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from rankdad.common.errors import ProtocolError
+from rankdad.common.gradients.squares import Squares
 from rankdad.common.models import build_model
-from rankdad.common.run.optimizer import learning_rate, lr_scale, make_optimizer
+from rankdad.common.run.factored_adam import FactoredAdam
+from rankdad.common.run.optimizer import expected_moments, learning_rate, lr_scale, make_optimizer
 from rankdad.common.run.weight_sketch import sketch
-from rankdad.common.spec import Adam, RunSpec
+from rankdad.common.spec import RunSpec
 
 
 class Replica:
@@ -49,12 +51,15 @@ class Replica:
         self.step = 0
         self.steps_per_epoch = 1
 
-    def apply(self, gradients: Mapping[str, Tensor]) -> None:
+    def apply(self, gradients: Mapping[str, Tensor], squares: Mapping[str, Squares] | None = None) -> None:
         """Clip the aggregated gradients and take one optimizer step at the scheduled learning rate.
 
         Args:
             gradients: by parameter name, each in its parameter's shape.
+            squares: of the sites' gradients, for a factored second moment, by parameter name.
         """
+        if isinstance(self._optimizer, FactoredAdam):
+            self._optimizer.see({self._trained[name]: means for name, means in (squares or {}).items()})
         for name, parameter in self._trained.items():
             gradient = gradients.get(name)
             parameter.grad = None if gradient is None else _laid_out_as(parameter, gradient)
@@ -125,18 +130,21 @@ class Replica:
             key, _, parameter = name.partition("/")
             parts.setdefault(key, {})[parameter] = value
         self.model.load_state_dict(parts.pop("weights"))
-        known = {"step", "exp_avg", "exp_avg_sq"} if isinstance(self._training.optimizer, Adam) else {"momentum_buffer"}
-        if parts and (parts.keys() != known or len({frozenset(moments) for moments in parts.values()}) > 1):
-            raise ValueError(f"expected {', '.join(sorted(known))} of every trained weight, and nothing else")
-        for key, moments in parts.items():
-            for name, value in moments.items():
-                owner = self._trained[name]
-                like = torch.empty(()) if key == "step" else owner
-                if value.shape != like.shape or value.dtype != like.dtype:
-                    raise ValueError(f"{key} of {name}: got {list(value.shape)}, expected {list(like.shape)}")
-                self._optimizer.state[owner][key] = (
-                    value.to(owner.device) if key == "step" else _laid_out_as(owner, value)
-                )
+        expected = {
+            (key, name): shape
+            for name, owner in self._trained.items()
+            for key, shape in expected_moments(self._training, owner).items()
+        }
+        given = {(key, name): value for key, moments in parts.items() for name, value in moments.items()}
+        if given and given.keys() != expected.keys():
+            known = ", ".join(sorted({key for key, _ in expected}))
+            raise ValueError(f"expected {known} of every trained weight, and nothing else")
+        for (key, name), value in given.items():
+            owner, shape = self._trained[name], expected[key, name]
+            if tuple(value.shape) != shape or value.dtype != (torch.float32 if key == "step" else owner.dtype):
+                raise ValueError(f"{key} of {name}: got {list(value.shape)}, expected {list(shape)}")
+            moment = _laid_out_as(owner, value) if value.shape == owner.shape else value.to(owner.device)
+            self._optimizer.state[owner][key] = moment
 
     def digest(self) -> str:
         """Return the sha256 of all weights and buffers."""

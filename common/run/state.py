@@ -16,6 +16,7 @@ from torch import Tensor
 from rankdad.common.errors import ProtocolError
 from rankdad.common.gradients.methods import method_for
 from rankdad.common.gradients.routes import Payload, scatter
+from rankdad.common.gradients.squares import Squares
 from rankdad.common.protocol.messages import (
     Buffers,
     Comparison,
@@ -100,6 +101,7 @@ class RunState:
         self.method = method_for(spec, plan.routes, replica.model)
         self.spec, self._plan = spec, plan
         self._updates: list[Payload] = []  # of the step's exchanges so far
+        self._squares: tuple[Squares, ...] = ()  # of the step's first exchange
         self._buffers_pooled = False  # of this epoch
         self._sizes: list[list[int]] = []  # of every site's batches in an epoch
         self.initial = replica.weights() if spec.folds > 1 or spec.evaluation.references else {}
@@ -266,6 +268,7 @@ class RunState:
             self.totals[body.stage] = body.values
         elif isinstance(body, Step):
             self._updates.append(body.payload)
+            self._squares = body.squares or self._squares
             if len(self._updates) == len(self._plan.exchanges):
                 self._finish_step(update.missing)
         elif isinstance(body, Comparison):
@@ -322,8 +325,9 @@ class RunState:
     def _finish_step(self, missing: frozenset[int]) -> None:
         pooled = self.method.gradients(self._updates)
         self.bases = self.method.bases(self._updates)
-        self.replica.apply(scatter(self._plan.routes, pooled))
-        self._updates, self.missing = [], missing
+        names = (slot.name for slot in self._plan.layout(0, up=False).squares)
+        self.replica.apply(scatter(self._plan.routes, pooled), dict(zip(names, self._squares, strict=True)))
+        self._updates, self._squares, self.missing = [], (), missing
         self.step += 1
 
     def _finish_epoch(self, decision: Decision) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -9,7 +10,12 @@ from pydantic import Field, model_validator
 from rankdad.common.documents import Part
 from rankdad.common.spec.numbers import Fraction, UpToMillion
 
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "converged": {"reducer": "spi", "feedback": "none"},
+    "authors": {"reducer": "published", "feedback": "none", "iterations": 5, "tolerance": 1e-3},
+}
 Wire = Literal["float32", "float64", "bfloat16", "float16", "int8"]
+RowWire = Literal["float32", "float64", "bfloat16", "float16", "int8", "int4", "int2"]
 
 
 class Dsgd(Part):
@@ -55,31 +61,50 @@ class RankDad(Part):
     name: Literal["rank-dad"]
     rank: UpToMillion
     """Largest number of rows of a factor on the wire."""
-    preset: Literal["paper"] | None = None
-    """\"paper\" is the method as published: reducer spi, no feedback."""
-    reducer: Literal["spi", "block", "exact", "auto"] = "auto"
-    """Structured power iterations (Algorithm 2), the same on all directions at once, a truncated SVD, or by shape."""
+    preset: Literal["converged", "authors"] | None = None
+    """\"converged\" is the paper's algorithm run until it has converged, at a fixed rank: reducer spi, no feedback.
+    \"authors\" is what the authors' code does, faults included: reducer published, 5 iterations, tolerance 0.001, no
+    feedback, rank 10 where none is given."""
+    reducer: Literal["spi", "block", "exact", "published", "auto"] = "auto"
+    """Structured power iterations (Algorithm 2), the same on all directions at once, a truncated SVD, the authors' own
+    iterations, or by shape: one of the first three. published sends one row fewer than the rank, as their code does,
+    and takes the bias from the sum of the reduced rows; it has no feedback."""
     feedback: Literal["none", "site", "aggregator", "both"] = "both"
     """Where the residual of a reduction is kept for the next step."""
     residual: Literal["factors", "dense"] = "factors"
     """How: as rows where a factor is captured, which is fast, or as a matrix, which forgets nothing."""
     tolerance: Fraction = 0.0
-    """A component whose singular value is below this part of the largest is not sent."""
+    """A component whose singular value is below this part of the largest is not sent. Of published: the distance of two
+    directions, one found after the other, at which the search ends."""
     iterations: Annotated[int, Field(ge=1, le=10_000)] = 40
-    """Power iterations of spi per component at most."""
-    wire: Wire = "float32"
-    """Precision on the wire."""
+    """Power iterations per component: of spi at most, of published always."""
+    wire: RowWire = "float32"
+    """Precision on the wire; int8, int4 and int2 are in blocks of 64 with one scale each, and the last two need
+    feedback."""
 
     @model_validator(mode="before")
     @classmethod
-    def _as_published(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or given.get("preset") != "paper":
+    def _filled_from_preset(cls, given: Any) -> Any:
+        name = given.get("preset") if isinstance(given, dict) else None
+        if not isinstance(name, str) or name not in PRESETS:
             return given
-        paper = {"reducer": "spi", "feedback": "none"}
-        for field, value in paper.items():
+        for field, value in PRESETS[name].items():
             if given.get(field, value) != value:
-                raise ValueError(f"the preset paper has {field} {value}, but {field} {given[field]} is asked for")
-        return given | paper
+                raise ValueError(f"the preset {name} has {field} {value}, but {field} {given[field]} is asked for")
+        return ({"rank": 10} if name == "authors" else {}) | given | PRESETS[name]
+
+    @model_validator(mode="after")
+    def _published_as_it_is(self) -> RankDad:
+        if self.reducer == "published" and self.feedback != "none":
+            raise ValueError(f"the reducer published has feedback none, but feedback {self.feedback} is asked for")
+        if self.reducer == "published" and self.rank < 2:
+            raise ValueError("rank: got 1, expected at least 2: the reducer published does not send its last row")
+        return self
+
+    @property
+    def rows(self) -> int:
+        """How many rows of a factor travel at most."""
+        return self.rank - (self.reducer == "published")
 
 
 class PowerSgd(Part):

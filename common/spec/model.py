@@ -117,7 +117,7 @@ class Vit(Network):
     """A vision transformer (Dosovitskiy 2021) on images, with normalisation before each part of a block."""
 
     presets: ClassVar[Presets] = {
-        "paper": {"width": 128, "depth": 12, "heads": 4, "patch": 4},
+        "paper": {"width": 128, "depth": 12, "heads": 4, "patch": 32},
         "small": {"width": 64, "depth": 4, "heads": 4, "patch": 8},
     }
     sized_by = "model.width"
@@ -140,8 +140,8 @@ class Vit(Network):
     channels: Literal["first", "last"] | None = None
     """Where channels stand in an image's three dimensions; null where only one end of them is 4 or less."""
     preset: Literal["paper", "small"] | None = None
-    """Sizes: "paper" is 128 wide, 12 deep, with patches of 4; "small" 64, 4 and 8; both have 4 heads. Another size
-    beside it is an error."""
+    """Sizes: "paper" is 128 wide, 12 deep, with patches of 32, for images of 224 × 224: 50 tokens; "small" 64, 4 and 8;
+    both have 4 heads. Another size beside it is an error."""
 
     @field_validator("heads")
     @classmethod

@@ -28,6 +28,10 @@ class Adam(Part):
     """Decay of the running means of gradient and square."""
     weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay."""
+    second_moment: Literal["elementwise", "factored"] = "elementwise"
+    """What a step is divided by: the running mean of each square of the gradient that is applied; or, of a matrix, the
+    outer product of its rows' and columns' mean squares, which sites then send as one pair of rows more for each. That
+    does not take a direction for noise because feedback brings it late and all at once."""
 
 
 class Sgd(Part):
@@ -109,6 +113,11 @@ class Training(Part):
     """Precision of forward and backward pass; gradients and weights stay in `dtype`."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Threads of a process's tensor operations: part of what makes results equal to the last bit."""
+
+    @property
+    def sends_squares(self) -> bool:
+        """Whether sites send means of their squared gradients."""
+        return isinstance(self.optimizer, Adam) and self.optimizer.second_moment == "factored"
 
     @property
     def step_size(self) -> int:

@@ -71,10 +71,10 @@ def _smaller(spec: RunSpec) -> Iterator[tuple[str, RunSpec]]:
     if federation.compare_every:  # an update then may hold the whole replica
         yield "federation.compare_every 0", spec.model_copy(update=uncompared)
     for wire in ("bfloat16", "int8"):
-        if not isinstance(method, Edad) and method.wire not in (wire, "int8"):
+        if not isinstance(method, Edad) and method.wire not in (wire, "int8", "int4", "int2"):
             yield f"wire {wire}", spec.model_copy(update={"method": method.model_copy(update={"wire": wire})})
     base = method if isinstance(method, RankDad) else RankDad(name="rank-dad", rank=RANKS[0] + 1)
-    for rank in (rank for rank in RANKS if rank < base.rank):
+    for rank in (rank for rank in RANKS if base.reducer != "published" and rank < base.rank):
         lower = {"method": base.model_copy(update={"rank": rank})}
         yield f"rank-dad with rank {rank}", spec.model_copy(update=lower)
         if federation.compare_every:

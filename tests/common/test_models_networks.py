@@ -194,7 +194,7 @@ def test_what_does_not_fit_is_named(model: dict[str, Any], shape: list[int], wor
         ({"name": "mlp", "preset": "paper"}, [8], {"hidden": (1024, 1024)}),
         ({"name": "gru", "preset": "paper"}, [8, 8], {"hidden": (512, 256)}),
         ({"name": "lstm", "preset": "small", "hidden": [128, 64]}, [8, 8], {"hidden": (128, 64)}),
-        ({"name": "vit", "preset": "paper"}, [28, 28], {"width": 128, "depth": 12, "patch": 4, "heads": 4}),
+        ({"name": "vit", "preset": "paper"}, [3, 224, 224], {"width": 128, "depth": 12, "patch": 32, "heads": 4}),
         ({"name": "cnn", "preset": "deep", "dropout": 0.1}, [8, 8], {"convolutions": 2, "dropout": 0.1}),
         ({"name": "cnn3d", "preset": "deep"}, [16, 16, 16], {"filters": (32, 64, 128, 256, 256)}),
     ],
@@ -203,6 +203,11 @@ def test_presets_fill_what_is_not_given(model: dict[str, Any], shape: list[int],
     spec = run_spec(model=model, data={"shape": shape})
     assert {field: getattr(spec.model, field) for field in sizes} == sizes
     assert RunSpec.model_validate_json(spec.model_dump_json()).sha256() == spec.sha256()
+
+
+def test_the_papers_transformer_has_fifty_tokens() -> None:
+    model = build_model(run_spec(model={"name": "vit", "preset": "paper"}, data={"shape": [3, 224, 224]}))
+    assert model.get_parameter("positions").shape == (50, 128)
 
 
 @pytest.mark.parametrize("network", ["mlp", "gru", "cnn", "vit"])

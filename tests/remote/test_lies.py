@@ -13,6 +13,7 @@ import torch
 
 from rankdad.common.errors import ProtocolError
 from rankdad.common.gradients.factors import Factor
+from rankdad.common.gradients.squares import Squares
 from rankdad.common.metrics import Tally
 from rankdad.common.metrics.sums import parts
 from rankdad.common.policy import EVERYTHING
@@ -64,7 +65,9 @@ class Run:
 
     def __init__(self, directory: Path, data: dict[str, SiteData], ledger: LedgerOptions | None = None) -> None:
         self.now = 0.0
-        self.spec = run_spec(federation=FEDERATION, method={"name": "rank-dad", "rank": 2})
+        optimizer = {"name": "adam", "lr": 0.01, "second_moment": "factored"}
+        training = {"optimizer": optimizer}
+        self.spec = run_spec(federation=FEDERATION, method={"name": "rank-dad", "rank": 2}, training=training)
         self.aggregator = Aggregator(self.spec, Replica(self.spec), directory, lambda: self.now, ledger=ledger)
         self.plan = self.aggregator.plan
         self.answers: dict[str, bytes] = {}
@@ -138,13 +141,15 @@ def evaluating(**changes: Any) -> Lie:
     return lie
 
 
-def step_of(weight: float, size: float = 0.0) -> Lie:
-    """A step all of whose numbers are the same."""
+def step_of(weight: float, size: float = 0.0, rows: float = 0.0, columns: float = 0.0) -> Lie:
+    """A step all of whose numbers are the same, and whose means of squares are."""
 
     def lie(run: Run) -> Message:
+        widths = [slot.widths for slot in run.plan.layout(0, up=True).squares]
+        squares = tuple(Squares(torch.full((out,), rows), torch.full((inputs,), columns)) for out, inputs in widths)
         arrays = [[torch.full((s.rows, width), size) for width in s.widths] for s in run.plan.layout(0, up=True).slots]
         payload = tuple(Factor(*own) if len(own) == 2 else own[0] for own in arrays)
-        return Message(Kind.STEP, run.round, Step(weight, 0.0, 0.0, payload))
+        return Message(Kind.STEP, run.round, Step(weight, 0.0, 0.0, payload, squares))
 
     return lie
 
@@ -190,6 +195,12 @@ REFUSED: dict[str, tuple[Lie, str]] = {
     "steps with nothing": (step_of(0.0), "422 m: the weight: is of 0 samples, expected the 8 that the site has"),
     "weighs all": (step_of(1e12), "422 m: the weight: is of 1e+12 samples, expected the 8 that the site has"),
     "steps too far": (step_of(8.0, 3e18), "422 b: the gradient of 1.weight has a size of 1.9e+38, expected less tha"),
+    "squares below nothing": (step_of(8.0, 0.0, -1.0, -1.0), "422 b: the squares of 1.weight have a negative number"),
+    "squares of two sizes": (
+        step_of(8.0, 0.0, 1.0, 2.0),
+        "422 b: the squares of 1.weight have a mean of 1 over rows and",
+    ),
+    "squares of no gradient": (step_of(8.0, 0.0, 1.0, 1.0), "422 b: the squares add up to 400, expected at most 0, of"),
     "sums up": (
         always(Kind.SUMS, Sums(stage="labels", values=torch.empty(0))),
         "422 d.values: no stage of preparation is called",

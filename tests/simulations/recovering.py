@@ -157,6 +157,7 @@ METHODS: list[dict[str, Any]] = [
     {"name": "powersgd", "rank": 2},
     {"name": "rank-dad", "rank": 1, "wire": "int8"},
 ]
+FACTORED = {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored"}}
 
 
 def dying(every: int) -> Callable[[int], str | None]:

@@ -10,7 +10,7 @@ import pytest
 
 from rankdad.remote.export import export
 from tests.conftest import SITES, run_spec
-from tests.simulations.recovering import METHODS, Data, Run
+from tests.simulations.recovering import FACTORED, METHODS, Data, Run
 
 QUORUM: dict[str, Any] = {"sites": list(SITES), "quorum": 2, "grace": 2.0, "compare_every": 5}
 
@@ -34,7 +34,8 @@ def without(run: Run, site: str, since: int, until: int, *, killed: bool) -> Cal
 def test_a_quorum_goes_on_without_a_site_which_catches_up(
     tmp_path: Path, site_data: Data, method: dict[str, Any], killed: bool
 ) -> None:
-    spec = run_spec(method=method, training={"epochs": 3}, federation=QUORUM)
+    training = {"epochs": 3} | (FACTORED if killed else {})
+    spec = run_spec(method=method, training=training, federation=QUORUM)
     run = Run(spec, site_data(spec), tmp_path)
     digest = run.go(without(run, "gamma", 17, 41, killed=killed))
     progress = run.aggregator.recorder.progress

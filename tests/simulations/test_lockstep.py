@@ -41,10 +41,12 @@ def final_weights(results: dict[str, Result]) -> dict[str, Tensor]:
     return first
 
 
-def test_exact_methods_train_alike_over_many_steps(tmp_path: Path, site_data: Data) -> None:
+@pytest.mark.parametrize("moment", ["elementwise", "factored"])
+def test_exact_methods_train_alike_over_many_steps(tmp_path: Path, site_data: Data, moment: str) -> None:
     weights = {}
     for name in ("dsgd", "dad", "edad"):
         training = {"dtype": "float64", "epochs": 3, "clip": 0.5, "schedule": {"name": "cosine", "warmup": 3}}
+        training |= {"optimizer": {"name": "adam", "lr": 0.01, "weight_decay": 0.01, "second_moment": moment}}
         spec = run_spec(method={"name": name, "wire": "float64"}, training=training)
         weights[name] = final_weights(run(spec, site_data(spec), tmp_path / name))
     for name, value in weights["dsgd"].items():
@@ -98,6 +100,7 @@ def test_autocast_trains_nearly_the_same(tmp_path: Path, site_data: Data) -> Non
         {"name": "rank-dad", "rank": 2, "reducer": "spi", "residual": "dense"},
         {"name": "rank-dad", "rank": 2, "wire": "int8", "tolerance": 0.3},
         {"name": "powersgd", "rank": 2, "wire": "bfloat16"},
+        {"name": "rank-dad", "rank": 2, "wire": "int4"},
     ],
     ids=lambda method: f"{method['name']}-{method.get('wire', '')}",
 )
@@ -250,9 +253,11 @@ def test_bytes_never_exceed_the_plan(tmp_path: Path, site_data: Data) -> None:
         ("rank-dad", {"rank": 2, "tolerance": 0.3}),
         ("rank-dad", {"rank": 3, "wire": "int8"}),
         ("powersgd", {"rank": 2}),
+        ("rank-dad", {"rank": 3, "wire": "int2"}),
     ]
     for at, (name, extra) in enumerate(methods):
-        spec: RunSpec = run_spec(method={"name": name, **extra}, training={"epochs": 1})
+        optimizer = {"name": "adam", "lr": 0.01, "second_moment": "factored" if at % 2 else "elementwise"}
+        spec: RunSpec = run_spec(method={"name": name, **extra}, training={"epochs": 1, "optimizer": optimizer})
         plan = make_plan(spec, build_model(spec))
         directory = tmp_path / str(at)
         run(spec, site_data(spec), directory)

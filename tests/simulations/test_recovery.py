@@ -18,15 +18,18 @@ from rankdad.common.run.state import RunState
 from rankdad.remote.export import export
 from rankdad.simulations.footprint import footprint
 from tests.conftest import SITES, run_spec
-from tests.simulations.recovering import EVERY, METHODS, Data, Run, dying, size_of, whole
+from tests.simulations.recovering import EVERY, FACTORED, METHODS, Data, Run, dying, size_of, whole
 
 
-def crash_everywhere(tmp_path: Path, site_data: Data, method: dict[str, Any], every: int) -> None:
+def crash_everywhere(
+    tmp_path: Path, site_data: Data, method: dict[str, Any], every: int, training: dict[str, Any] | None = None
+) -> None:
     """With dropout, Adam, clipping, a schedule, and evaluation rounds between the epochs."""
+    schedule = {"epochs": 2, "batch_size": 12, "schedule": {"name": "cosine", "warmup": 2}, "clip": 1.0}
     spec = run_spec(
         method=method,
         model={"name": "mlp", "hidden": [16, 16], "dropout": 0.2},
-        training={"epochs": 2, "batch_size": 12, "schedule": {"name": "cosine", "warmup": 2}, "clip": 1.0},
+        training=schedule | (training or {}),
     )
     data = site_data(spec)
     run = Run(spec, data, tmp_path / "undisturbed")
@@ -44,6 +47,13 @@ def _once(victim: str, when: int) -> Callable[[int], str | None]:
 @pytest.mark.parametrize("method", METHODS, ids=["rank-dad", "powersgd", "int8"])
 def test_whoever_dies_the_weights_are_the_same(tmp_path: Path, site_data: Data, method: dict[str, Any]) -> None:
     crash_everywhere(tmp_path, site_data, method, every=90)
+
+
+@pytest.mark.parametrize("method", METHODS[1:], ids=["powersgd", "int8"])
+def test_whoever_dies_a_factored_second_moment_is_the_same(
+    tmp_path: Path, site_data: Data, method: dict[str, Any]
+) -> None:
+    crash_everywhere(tmp_path, site_data, method, every=90, training=FACTORED)
 
 
 @pytest.mark.slow

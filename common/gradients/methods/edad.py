@@ -95,7 +95,7 @@ def _misfit(name: str, module: nn.Module, why: str) -> SpecError:
 class EdadMethod(Method):
     """Activations of every layer and the last delta, from which each end computes the other deltas itself.
 
-    Source: arXiv 2102.09631, Section 3.2 and Eq. 3.
+    Source: arXiv 2102.09631, Section 6 (edAD) and Eq. 3 (the recurrence of the deltas).
     """
 
     def __init__(self, model: nn.Module, routes: tuple[Route, ...]) -> None:

@@ -32,6 +32,7 @@ from rankdad.common.gradients.reduction.feedback import (
     plus_matrix,
     plus_rows,
 )
+from rankdad.common.gradients.reduction.published import published
 from rankdad.common.gradients.reduction.spi import spi
 from rankdad.common.gradients.routes import Payload, Route
 from rankdad.common.gradients.wire import is_lossless
@@ -150,6 +151,8 @@ class RankDadMethod(Method):
         spec = self._spec
         if spec.reducer == "exact" or (spec.reducer == "auto" and is_small(matrix, rank)):
             return exact(matrix, rank, tolerance=tolerance)
+        if spec.reducer == "published":
+            return published(matrix, spec.rank, tolerance=tolerance, seed=seed, iterations=spec.iterations)
         if spec.reducer == "spi":
             return spi(matrix, rank, tolerance=tolerance, seed=seed, iterations=spec.iterations)
         warm = LAST_CHANCE_ITERATIONS if spec.feedback == "none" else WARM_ITERATIONS
@@ -160,7 +163,7 @@ class RankDadMethod(Method):
 
     def _rows_to_send(self, components: Factor, limit: int | None) -> int:
         assert limit is not None
-        if components.rows <= limit or not self._spec.tolerance:
+        if components.rows <= limit or not self._spec.tolerance or self._spec.reducer == "published":
             return min(components.rows, limit)
         sizes = torch.linalg.vector_norm(
             components.delta[:limit], dim=1

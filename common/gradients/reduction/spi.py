@@ -16,7 +16,9 @@ from rankdad.common.gradients.reduction.operators import (
     right,
 )
 
-CONVERGENCE = 1e-3  # sine of the angle between two iterates below which a component counts as found (θ)
+# The paper's θ: sine of the angle between two iterates below which a component counts as found. It names no value; the
+# authors' code has 1e-3 for another measure, the distance of two components: see `published`.
+CONVERGENCE = 1e-3
 MIN_ITERATIONS = 12  # a start that happens to lie near another component does not turn at first, either
 
 

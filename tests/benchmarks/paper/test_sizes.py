@@ -16,7 +16,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "edad": {"name": "edad"},
     "rank-dad": {"name": "rank-dad", "rank": 4},
     "rank-dad int8": {"name": "rank-dad", "rank": 8, "wire": "int8"},
-    "rank-dad as published": {"name": "rank-dad", "rank": 4, "preset": "paper"},
+    "rank-dad as published": {"name": "rank-dad", "rank": 4, "preset": "converged"},
     "powersgd": {"name": "powersgd", "rank": 4},
     "top-rows": {"name": "top-rows", "rows": 3},
 }

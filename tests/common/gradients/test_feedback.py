@@ -26,7 +26,7 @@ from tests.common.gradients.steps import (
 )
 from tests.conftest import sampled
 
-WIRES = ["float32", "float64", "bfloat16", "float16", "int8"]
+WIRES = ["float32", "float64", "bfloat16", "float16", "int8", "int4", "int2"]
 
 
 @pytest.mark.parametrize(

@@ -213,12 +213,49 @@ def test_edad_propagates_through_weights_as_they_are(kind: str) -> None:
         replica.apply(scatter(plan.routes, update))
 
 
-def test_the_papers_preset_is_spi_without_feedback() -> None:
-    spec = run_spec(method={"name": "rank-dad", "rank": 2, "preset": "paper"}).method
-    assert isinstance(spec, RankDad)
-    assert (spec.reducer, spec.feedback) == ("spi", "none")
-    with pytest.raises(SpecError, match="the preset paper has feedback none, but feedback both is asked for"):
-        run_spec(method={"name": "rank-dad", "rank": 2, "preset": "paper", "feedback": "both"})
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (
+            {"preset": "converged", "rank": 2, "feedback": "both"},
+            "the preset converged has feedback none, but feedback",
+        ),
+        ({"preset": "authors", "iterations": 20}, "the preset authors has iterations 5, but iterations 20"),
+        ({"reducer": "published", "rank": 2}, "the reducer published has feedback none, but feedback both"),
+        ({"preset": "authors", "rank": 1}, "rank: got 1, expected at least 2"),
+        ({"preset": "paper", "rank": 2}, r"method\.preset"),
+    ],
+)
+def test_what_a_preset_of_the_paper_does_not_have_is_refused(method: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        run_spec(method={"name": "rank-dad", **method})
+
+
+def test_presets_are_what_the_paper_says_and_what_its_authors_ran() -> None:
+    converged = run_spec(method={"name": "rank-dad", "rank": 2, "preset": "converged"}).method
+    authors = run_spec(method={"name": "rank-dad", "preset": "authors"}).method
+    assert isinstance(converged, RankDad)
+    assert isinstance(authors, RankDad)
+    assert (converged.reducer, converged.feedback, converged.iterations) == ("spi", "none", 40)
+    assert (authors.reducer, authors.feedback, authors.rank, authors.rows) == ("published", "none", 10, 9)
+    assert (authors.iterations, authors.tolerance) == (5, 1e-3)
+
+
+def test_the_authors_take_the_bias_from_the_reduced_rows() -> None:
+    """Weights as good as nine rows make them; biases far from the pooled gradient's, as their code's are."""
+    plan, replica, method = prepare({"name": "rank-dad", "preset": "authors"}, "float64", hidden=(64, 64))
+    batches = [batch_of(size, i, "float64") for i, size in enumerate(BATCHES)]
+    gradients = [(float(len(batch[1])), site_gradients(plan, replica, batch)) for batch in batches]
+    update, _, _ = exchange(method, gradients, [MethodState(), MethodState(), MethodState()], MethodState())
+    found, pooled = scatter(plan.routes, update), pooled_gradients(replica, batches)
+    assert found.keys() == pooled.keys()
+    at = next(i for i, route in enumerate(plan.routes) if route.name == "3.weight")
+    value, route = update[at], plan.routes[at]
+    assert isinstance(value, Factor)
+    assert (route.bias, route.up, route.matrix) == ("3.bias", 9, (64, 64))
+    assert torch.equal(found["3.bias"], value.delta.sum(dim=0))
+    assert torch.linalg.vector_norm(found["3.weight"] - pooled["3.weight"]) < 0.3 * pooled["3.weight"].norm()
+    assert torch.linalg.vector_norm(found["3.bias"] - pooled["3.bias"]) > 0.5 * pooled["3.bias"].norm()
 
 
 def test_nan_in_a_gradient_is_named_before_it_is_reduced() -> None:
