@@ -38,7 +38,7 @@ def plain_step(weight: Tensor, gradients: list[Tensor], seen: list[Squares]) -> 
     size = _sum(w * (g**2).mean() for w, g in zip(second, gradients, strict=True))
     v = size * (rows / rows.mean())[:, None] * (columns / columns.mean())[None, :]
     step: Tensor = mean / (torch.sqrt(v.reshape(weight.shape)) + 1e-8)
-    return step / max(1.0, float((step**2).mean()) ** 0.5)
+    return step.div(max(1.0, float((step**2).mean()) ** 0.5))
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (4, 3, 2, 2), (6,), (1, 6), (6, 1)])
