@@ -11,9 +11,9 @@ import pandas as pd
 from benchmarks.paper.compared_methods import METHODS
 from benchmarks.paper.comparing import (
     CRUDE,
-    THRESHOLD,
     Difference,
     Tables,
+    counted,
     differences,
     effective_ranks,
     ends,
@@ -204,7 +204,7 @@ def _feedback(name: str, table: pd.DataFrame, panel: str, published: str) -> Ite
     """Judge whether feedback helps, against the same rank without it."""
     key = f"rank-dad-{METHODS[published].rank}"
     if gaps := differences(table, panel, key, published):
-        says = f"{METHODS[key].label}: AUC at least that of the same rank as published"
+        says = f"{METHODS[key].label}: AUC at least that of the same rank without"
         yield _at_least(name, False, panel, says, gaps, _trend(gaps))
 
 
@@ -228,8 +228,7 @@ def _effective_rank(name: str, tables: Tables) -> Iterator[Claim]:
     for panel, layer, first, last in falls(ranks).itertuples(index=False):
         says = f"the effective rank of `{layer}` falls during training"
         measured = (
-            f"{first:.1f} in the first tenth, {last:.1f} in the last (values ≥ {THRESHOLD:g} of the largest), "
-            f"{_folds(folds[panel])}"
+            f"{first:.1f} in the first tenth, {last:.1f} in the last ({counted(tables[name])}), {_folds(folds[panel])}"
         )
         if abs(last - first) < STAYS:
             yield Claim(name, True, panel, says, measured, "equal", f"stays within {STAYS:g}")

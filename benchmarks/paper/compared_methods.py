@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Family = Literal["pooled", "exact", "ours", "rows", "int8", "published", "powersgd", "powersgd-plain", "top-rows"]
+Family = Literal[
+    "pooled", "exact", "ours", "rows", "int8", "published", "authors", "powersgd", "powersgd-plain", "top-rows"
+]
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,9 @@ class ComparedMethod:
     family: Family
     document: Mapping[str, Any] | None
     rank: int | None = None
+
+
+AUTHORS = {"name": "rank-dad", "preset": "authors"}
 
 
 def _ranked(key: str, label: str, family: Family, rank: int, document: Mapping[str, Any]) -> ComparedMethod:
@@ -50,13 +55,11 @@ def _methods() -> list[ComparedMethod]:
             _ranked("rank-dad", "rank-dAD with feedback", "ours", rank, ours),
             _ranked("rank-dad-rows", "rank-dAD with feedback in rows", "rows", rank, rows),
             _ranked("rank-dad-int8", "rank-dAD with feedback, int8", "int8", rank, {**ours, "wire": "int8"}),
-            _ranked(
-                "published", "rank-dAD as published", "published", rank, {"name": "rank-dad", "preset": "converged"}
-            ),
+            _ranked("published", "rank-dAD, converged", "published", rank, {"name": "rank-dad", "preset": "converged"}),
             _ranked("powersgd", "PowerSGD with feedback", "powersgd", rank, {"name": "powersgd"}),
             _ranked("powersgd-plain", "PowerSGD", "powersgd-plain", rank, {"name": "powersgd", "feedback": False}),
         ]
-    return methods
+    return [*methods, _ranked("authors", "rank-dAD, authors' code", "authors", 10, AUTHORS)]
 
 
 METHODS: Mapping[str, ComparedMethod] = {method.key: method for method in _methods()}

@@ -87,19 +87,30 @@ def ends(curves: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(bytes=(rows["bytes_up"] + rows["bytes_down"]) / rows["step"])
 
 
-def effective_ranks(spectra: pd.DataFrame, threshold: float = THRESHOLD) -> pd.DataFrame:
+def threshold_of(spectra: pd.DataFrame) -> float:
+    """Return what part of the largest a singular value has to be: none in the authors' code, whose stop leaves rows."""
+    return 0.0 if {METHODS[key].family for key in spectra["method"]} == {"authors"} else THRESHOLD
+
+
+def counted(spectra: pd.DataFrame) -> str:
+    """Say what an effective rank counts."""
+    threshold = threshold_of(spectra)
+    return f"values ≥ {threshold:g} of the largest" if threshold else "rows on the wire"
+
+
+def effective_ranks(spectra: pd.DataFrame, threshold: float | None = None) -> pd.DataFrame:
     """Return how many singular values of an update are at least `threshold` of the largest.
 
     Args:
         spectra: columns panel, method, fold, epoch, layer, and value_1, value_2, … over the largest; NaN beyond the
             last.
-        threshold: below which a value does not count.
+        threshold: below which a value does not count; None asks `threshold_of`.
 
     Returns:
         Columns panel, method, fold, epoch, layer and rank.
     """
     values = spectra.filter(regex=r"^value_\d+$")
-    ranks = (values >= threshold).sum(axis=1)
+    ranks = (values >= (threshold_of(spectra) if threshold is None else threshold)).sum(axis=1)
     return spectra[["panel", "method", "fold", "epoch", "layer"]].assign(rank=ranks)
 
 

@@ -110,7 +110,7 @@ class _Watch:
 
     def __init__(self, panel: Panel, method: ComparedMethod, tests: Mapping[str, Samples]) -> None:
         self._panel, self._tests = panel, tests
-        self._watches = method.family == "published"
+        self._watches = method.family == "authors"
         self._sends = method.document is not None
         self._seen = 0
         self.auc: list[dict[str, Any]] = []

@@ -25,8 +25,8 @@ from benchmarks.paper.claims import PAPER_RATIOS
 from benchmarks.paper.compared_methods import METHODS, ComparedMethod
 from benchmarks.paper.comparing import (
     CRUDE,
-    THRESHOLD,
     Tables,
+    counted,
     effective_ranks,
     ends,
     filled,
@@ -47,6 +47,7 @@ LOOKS: Mapping[str, tuple[str, Any, str]] = {  # colour, line and marker of a fa
     "rows": (BLUE, ":", "d"),
     "int8": (SKY, "--", "P"),
     "published": (GREEN, "-.", "D"),
+    "authors": (GREEN, ":", "p"),
     "powersgd": (ORANGE, (0, (4, 1.5)), "^"),
     "powersgd-plain": (AMBER, (0, (1.5, 1)), "v"),
     "top-rows": (GREY, "-.", "X"),
@@ -210,7 +211,7 @@ def rank_by_epoch(spectra: pd.DataFrame, panels: Mapping[str, Panel]) -> Figure:
         axes.set_ylim(0, rows["rank"].max() + 0.5)
         axes.legend(fontsize=8, frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.18))
     figure.suptitle(
-        f"singular values of an update that are at least {THRESHOLD:g} of its largest: mean ± standard deviation",
+        f"effective rank of an update ({counted(spectra)}): mean ± standard deviation",
         fontsize=9,
     )
     return figure

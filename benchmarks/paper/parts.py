@@ -22,7 +22,7 @@ CURVES: Mapping[str, tuple[str, ...]] = {  # panels of each figure
     "figure-4": ("natops", "pendigits"),
     "figure-5": ("cifar10",),
 }
-SPECTRA = "published-10"  # the method whose ranks figure 3 shows
+SPECTRA = "authors-10"  # the method whose ranks figure 3 shows
 SIZED = ("dsgd", "dad", "edad", "powersgd-4", "rank-dad-4", "rank-dad-int8-8", "top-rows")  # in figure 6
 
 

@@ -51,7 +51,7 @@ _TIMED = ("dsgd", "dsgd-per-tensor", "published-10", "rank-dad-10")
 _PAPER = {"preset": "paper"}
 _SMALL = {"preset": "small"}
 _RANKS = (1, 2, 4)
-_AS_PUBLISHED = tuple(f"{name}-{rank}" for name in ("published", "powersgd-plain") for rank in (1, 10))
+_AS_PUBLISHED = (*(f"{name}-{rank}" for name in ("published", "powersgd-plain") for rank in (1, 10)), "authors-10")
 _ROWS = tuple(f"rank-dad-rows-{rank}" for rank in _RANKS)
 
 
@@ -146,11 +146,11 @@ SETTINGS: Mapping[str, Setting] = {
             "width 64, depth 4 and patches of 8; fewer epochs, methods and ranks: a night on two cores",
             folds=FOLDS,
             panels=_panels(
-                mnist={"epochs": 6, "methods": _compared(*_ROWS, "dad", "edad", "published-10")},
+                mnist={"epochs": 6, "methods": _compared(*_ROWS, "dad", "edad", "published-10", "authors-10")},
                 spoken_arabic_digits={
                     "epochs": 20,
                     "model": {"name": "gru", **_SMALL},
-                    "methods": _compared("published-10", ranks=(1, 4)),
+                    "methods": _compared("published-10", "authors-10", ranks=(1, 4)),
                 },
                 natops={"epochs": 200, "model": {"name": "gru", **_SMALL}, "methods": _compared("rank-dad-rows-4")},
                 pendigits={"epochs": 30, "model": {"name": "gru", **_SMALL}, "methods": _compared("rank-dad-rows-4")},
@@ -175,14 +175,14 @@ SETTINGS: Mapping[str, Setting] = {
                     "epochs": 6,
                     "samples": 14_000,
                     "model": {"name": "mlp", "hidden": [256, 256]},
-                    "methods": _compared("dad", "edad", "published-10", ranks=(1, 4)),
+                    "methods": _compared("dad", "edad", "published-10", "authors-10", ranks=(1, 4)),
                 },
                 spoken_arabic_digits={
                     "epochs": 8,
                     "samples": 2_200,
                     "data": {"shape": [40, 13]},
                     "model": {"name": "gru", **_SMALL},
-                    "methods": _compared("published-10", ranks=(1, 4)),
+                    "methods": _compared("published-10", "authors-10", ranks=(1, 4)),
                 },
                 natops={"epochs": 40, "model": {"name": "gru", **_SMALL}, "methods": _compared(ranks=(1, 4))},
                 pendigits={

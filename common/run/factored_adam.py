@@ -56,26 +56,28 @@ class FactoredAdam(torch.optim.Optimizer):
     def _update(
         self, parameter: Tensor, gradient: Tensor, lr: float, betas: tuple[float, float], weight_decay: float
     ) -> None:
-        state, factored = self.state[parameter], is_factored(parameter)
+        state, factored, decay = self.state[parameter], is_factored(parameter), lr * weight_decay
         if not state:
             shapes = moments_of(parameter)
             state |= {name: parameter.new_zeros(shape) for name, shape in shapes.items() if name != "exp_avg"}
             state["step"], state["exp_avg"] = torch.zeros(()), torch.zeros_like(parameter)
         state["step"] += 1
         first, second = (1 - beta ** float(state["step"]) for beta in betas)  # what the means are still short of
-        mean = state["exp_avg"].lerp_(gradient, 1 - betas[0]) / first
+        mean = state["exp_avg"].lerp_(gradient, 1 - betas[0])
         if factored:
-            means = {**self._squares[parameter]._asdict(), "size": gradient.square().mean()}
-            for name, value in means.items():
+            size = torch.linalg.vector_norm(gradient).square() / gradient.numel()
+            for name, value in {**self._squares[parameter]._asdict(), "size": size}.items():
                 state[name].lerp_(value.to(parameter), 1 - betas[1])
             rows, columns = (_spread(state[name]) for name in ("rows", "columns"))
             roots = torch.outer(rows * (state["size"] / second).sqrt(), columns).view_as(mean)
         else:
             roots = (state["exp_avg_sq"].lerp_(gradient.square(), 1 - betas[1]) / second).sqrt_()
-        step = mean.div_(roots.add_(EPSILON))
+        step = torch.div(mean, roots.add_(EPSILON), out=roots)  # one large tensor is made, and no other
         if factored:
-            step.div_((step.square().mean().sqrt() / MAX_STEP).clamp_min(1))
-        parameter.mul_(1 - lr * weight_decay).sub_(step, alpha=lr)
+            lr /= max(1.0, float(torch.linalg.vector_norm(step)) / first / step.numel() ** 0.5 / MAX_STEP)
+        if decay:
+            parameter.mul_(1 - decay)
+        parameter.sub_(step, alpha=lr / first)
 
 
 def _spread(means: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from rankdad.common.errors import DataError, PolicyError, SpecError
 from rankdad.common.gradients.factors import Factor
 from rankdad.common.gradients.methods import MethodState, method_for
 from rankdad.common.models import build_model
-from rankdad.common.policy import UNREDUCED, MethodName, Policy
+from rankdad.common.policy import UNREDUCED, MethodName, Policy, rows_sent
 from rankdad.common.protocol.codec import unpack
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.messages import Failure
@@ -319,3 +319,15 @@ def test_a_check_says_what_the_policy_makes_of_the_run(
     assert "validation: 5 samples are left out, in 1 of 1 folds: the set has 5 there" in caplog.text
     assert "and its policy allows it: 22 samples to train on" in said
     assert not server.bodies
+
+
+def test_means_of_squares_are_one_of_the_rows_that_a_policy_lets_out() -> None:
+    optimizer = {"name": "adam", "lr": 0.01, "second_moment": "factored"}
+    for moment, most in (("elementwise", 3), ("factored", 4)):
+        training = {"optimizer": optimizer | {"second_moment": moment}}
+        spec = run_spec(method={"name": "rank-dad", "rank": 3}, training=training)
+        assert rows_sent(spec) == most
+        plan = make_plan(spec, build_model(spec))
+        Policy(max_rank=most, rows_per_rank=None).check(spec, plan)
+        with pytest.raises(PolicyError, match=f"asks for {most} rows"):
+            Policy(max_rank=most - 1, rows_per_rank=None).check(spec, plan)

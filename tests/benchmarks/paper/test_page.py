@@ -29,7 +29,7 @@ def test_every_claim_and_every_missing_table_is_on_the_page() -> None:
         assert claim.why in page
     assert "2 of 5 (rank-dAD with feedback, r=4: 1)" in page
     assert "| dSGD | 0.94750 ± 0.00160 | 2 | 2.00 kB | 1.0 |" in page
-    assert "| MNIST, feed-forward | `1.weight` | 2 of 5 | 4.0 to 3.0 |" in page
+    assert "| MNIST, feed-forward | `1.weight` | 2 of 5 | 4.0 to 3.5 | 4.0 to 3.0 |" in page
     for name in ("figure-4", "figure-5", "table-3"):
         assert f"Not measured yet: `python -m benchmarks paper {name} --quick` does it." in page
         assert f"{name}.png" not in page
@@ -53,7 +53,7 @@ def test_a_page_of_nothing_and_of_everything() -> None:
     page = write(everything, META)
     assert "Not measured yet" not in page
     assert "| unshaped | dSGD | 2.000 (2.000 to 2.000) | 2.0 | 0.67 | -1.00 | 1 of 1 |" in page
-    assert "| rank-dAD as published, r=10 | 100 Mbit/s | dSGD | 0.050 | 0.040 |" in page
+    assert "| rank-dAD, converged, r=10 | 100 Mbit/s | dSGD | 0.050 | 0.040 |" in page
     assert "a true link would be faster: nowhere." in page
     slow = pd.concat([everything["table-3"], everything["table-3"].assign(link="unshaped", seconds=0.01)])
     assert "would be faster: 100 Mbit/s, dSGD: 4, 18 sites." in write({"table-3": slow}, META)

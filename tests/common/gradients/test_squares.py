@@ -66,8 +66,8 @@ def test_every_method_tells_the_same_squares(method: dict[str, Any]) -> None:
         replica.model.zero_grad()
         torch.nn.functional.cross_entropy(replica.model(batch[0]), batch[1]).backward()
         expected.append([share * p.grad**2 for p in replica.model.parameters() if p.ndim > 1 and p.grad is not None])
-    for squares, squared in zip(found, map(sum, zip(*expected, strict=True)), strict=True):
-        assert isinstance(squared, torch.Tensor)
+    for squares, of_sites in zip(found, zip(*expected, strict=True), strict=True):
+        squared = torch.stack(of_sites).sum(dim=0)
         assert torch.allclose(squares.rows, squared.mean(1), rtol=1e-9, atol=1e-18)
         assert torch.allclose(squares.columns, squared.mean(0), rtol=1e-9, atol=1e-18)
 

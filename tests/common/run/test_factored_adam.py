@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from torch import Tensor
@@ -20,21 +22,23 @@ def means(gradient: Tensor) -> Squares:
     return Squares(squared.mean(1), squared.mean(0))
 
 
+def _sum(terms: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(terms)).sum(dim=0)
+
+
 def plain_step(weight: Tensor, gradients: list[Tensor], seen: list[Squares]) -> Tensor:
     """All steps so far from their definition: every running mean is a weighted sum, with weights that add up to one."""
     steps = len(gradients)
     first, second = ([(1 - b) * b ** (steps - 1 - t) / (1 - b**steps) for t in range(steps)] for b in BETAS)
-    mean = sum(w * g for w, g in zip(first, gradients, strict=True))
-    assert isinstance(mean, Tensor)
+    mean = _sum(w * g for w, g in zip(first, gradients, strict=True))
     if weight.ndim == 1:
-        v = sum(w * g**2 for w, g in zip(second, gradients, strict=True))
-        return mean / (v**0.5 + 1e-8)
-    rows = sum(w * s.rows for w, s in zip(second, seen, strict=True))
-    columns = sum(w * s.columns for w, s in zip(second, seen, strict=True))
-    size = sum(w * (g**2).mean() for w, g in zip(second, gradients, strict=True))
+        return mean.div(_sum(w * g**2 for w, g in zip(second, gradients, strict=True)).sqrt() + 1e-8)
+    rows = _sum(w * s.rows for w, s in zip(second, seen, strict=True))
+    columns = _sum(w * s.columns for w, s in zip(second, seen, strict=True))
+    size = _sum(w * (g**2).mean() for w, g in zip(second, gradients, strict=True))
     v = size * (rows / rows.mean())[:, None] * (columns / columns.mean())[None, :]
-    step = mean / (v.reshape(weight.shape) ** 0.5 + 1e-8)
-    return step / max(1.0, float((step**2).mean()) ** 0.5)
+    step: Tensor = mean / (torch.sqrt(v.reshape(weight.shape)) + 1e-8)
+    return step.div(max(1.0, float((step**2).mean()) ** 0.5))
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (4, 3, 2, 2), (6,), (1, 6), (6, 1)])
