@@ -94,11 +94,9 @@ class Checks:
     def _check_step(self, place: int, exchange: int, step: Step) -> None:
         if step.weight or not exchange:  # a site that was left out of an exchange is in none of the step's others
             self._check_count("m: the weight", step.weight, self._state.batch_size(place))
-        squares = sum(map(energy, step.squares))
-        if not squares <= SLACK * step.norm**2:
-            raise ProtocolError(
-                422, f"b: the squares add up to {squares:.3g}, expected at most {step.norm**2:.3g}, of the norm in m"
-            )
+        size, most = math.sqrt(sum(map(energy, step.squares))), abs(step.norm)
+        if not size <= math.sqrt(SLACK) * most:
+            raise ProtocolError(422, f"b: the squares are of a gradient of norm {size:.3g}, m says {most:.3g}")
         method, payload = self._state.method, step.payload
         names = [slot.name for slot in self._plan.layout(exchange, up=True).slots]
         if isinstance(method, EdadMethod):  # whose gradients are made of what is sent

@@ -49,7 +49,7 @@ class FactoredAdam(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, **{key: group[key] for key in self.defaults})
+                    self._update(parameter, parameter.grad, group["lr"], group["betas"], group["weight_decay"])
         self._squares = {}
         return None
 

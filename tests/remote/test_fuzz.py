@@ -38,6 +38,7 @@ MODEL = {"name": "factory", "factory": "tests.simulations.test_lockstep:masked"}
 TABLE = {"reader": "csv", "file": "d.csv", "features": ["a", "b"], "label": "y", "values": [0, 1, 2]}
 VISITS = TABLE | {"label": "age", "values": [], "group": "patient"}
 FEDERATED = {"standardise": "federated"}
+SQUARES = {"second_moment": "factored"}
 RUNS: dict[str, dict[str, Any]] = {
     "compared": {
         "method": {"name": "rank-dad", "rank": 2, "wire": "int8"},
@@ -59,7 +60,13 @@ RUNS: dict[str, dict[str, Any]] = {
         "task": {"name": "multi-label", "labels": 2},
         "model": {"name": "mlp", "hidden": [32, 32]},
     },
-    "visits": {"method": {"name": "dsgd"}, "task": {"name": "regression"}, "data": VISITS},
+    "visits": {
+        "method": {"name": "rank-dad", "rank": 1, "wire": "int4"},
+        "task": {"name": "regression"},
+        "data": VISITS,
+        "training": {"epochs": 2, "batch_size": 10, "optimizer": {"name": "adam", "lr": 0.01} | SQUARES},
+        "evaluation": {"name": "holdout", "references": ["linear"]},
+    },
     "table": {
         "method": {"name": "dad"},
         "data": TABLE | {"group": "patient"},
@@ -69,12 +76,11 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 # What decodes and checks; the rest of these modules makes messages, or completes rounds.
 MODULES = (protocol, messages, arrays, wire, weight_sketch, tally_codec, stages, checks, state)
-OTHERS = """pack pack_failure _head _bits _arrays pack_buffers
-_bytes _not_encoded failure_message pack_counts pack_sums encode as_received is_lossless wire_bytes _quantised _unpadded
-sketch distance _relative_difference pack_tally tally_bytes size _largest meet __init__ between_steps steps rng_key
-stage tested trains
-totals_of comparison_due batch_sizes batch_size share check_weight epoch_vote _samples_without follow _meet _begin
-_next_fold _finish_step _finish_epoch _value _stale tensors snapshot load"""
+OTHERS = """pack pack_failure _head _bits _arrays pack_buffers _bytes _not_encoded failure_message pack_counts pack_sums encode
+as_received is_lossless wire_bytes _quantised _unpadded squares_wire _packed _coded skip_to sketch distance
+_relative_difference pack_tally tally_bytes size _largest meet __init__ between_steps steps rng_key stage tested
+trains totals_of comparison_due batch_sizes batch_size share check_weight epoch_vote _samples_without follow _meet
+_begin _next_fold _finish_step _finish_epoch _value _stale tensors snapshot load"""
 
 
 class Recording(Aggregator):

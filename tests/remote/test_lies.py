@@ -200,7 +200,10 @@ REFUSED: dict[str, tuple[Lie, str]] = {
         step_of(8.0, 0.0, 1.0, 2.0),
         "422 b: the squares of 1.weight have a mean of 1 over rows and",
     ),
-    "squares of no gradient": (step_of(8.0, 0.0, 1.0, 1.0), "422 b: the squares add up to 400, expected at most 0, of"),
+    "squares of no gradient": (
+        step_of(8.0, 0.0, 1.0, 1.0),
+        "422 b: the squares are of a gradient of norm 20, m says 0",
+    ),
     "sums up": (
         always(Kind.SUMS, Sums(stage="labels", values=torch.empty(0))),
         "422 d.values: no stage of preparation is called",
