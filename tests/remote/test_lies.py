@@ -202,7 +202,7 @@ REFUSED: dict[str, tuple[Lie, str]] = {
     ),
     "squares of no gradient": (
         step_of(8.0, 0.0, 1.0, 1.0),
-        "422 b: the squares are of a gradient of norm 20, m says 0",
+        "422 b: the squares are of a gradient of norm 20, m",
     ),
     "sums up": (
         always(Kind.SUMS, Sums(stage="labels", values=torch.empty(0))),
