@@ -25,6 +25,7 @@ from rankdad.common.run.weight_sketch import furthest
 from rankdad.common.spec import RunSpec
 from rankdad.local.contributions import Contributions, Tested
 from rankdad.local.data import SiteData
+from rankdad.local.local_steps import Moments
 
 R = TypeVar("R")
 Exchange = Generator[Message | Ask, Message | None, R]
@@ -39,6 +40,7 @@ class TrainingState:
         site: its name in the plan.
         run: where the run is, with the site's replica.
         residuals: what error feedback keeps for the next step, by parameter.
+        moments: of the site's own optimizer, where it takes steps of its own.
         follows: whether the site has lost its residuals. It then only follows until it is where the run is: what it
             has sent before is in the updates, and cannot be made again.
     """
@@ -46,6 +48,7 @@ class TrainingState:
     site: str
     run: RunState
     residuals: Residuals = field(default_factory=dict)
+    moments: Moments = field(default_factory=dict)
     follows: bool = False
 
 
@@ -174,12 +177,14 @@ class _Trainer:
         if known is not None and (self.state.follows or self.index in known.missing):
             batch = batch.take(torch.arange(0))  # nobody waits for its gradients: it only follows
         self.lap("begin")
-        gradients, loss, size = self.contributions.gradients(batch)
+        gradients, loss, size, moments = self.contributions.step(batch, self.state.moments)
         self.lap("compute")
         seed = derive(self.plan.seed, "site", self.index, run.rng_key)
         share, weight = run.share(self.index, len(batch)), float(len(batch))
         state = State(self.state.residuals, run.bases)
-        exchange = run.method.step(gradients, share, state, seed, self.policy.rank(len(batch)))
+        # Steps of its own may leave but one batch that counts: limits are on each.
+        rank = self.policy.rank(min(run.next_batches(self.index), default=0))
+        exchange = run.method.step(gradients, share, state, seed, rank)
         payload, residuals = next(exchange), None
         while residuals is None:
             self.lap("reduce")
@@ -200,6 +205,8 @@ class _Trainer:
                 self._follow(update)
                 known = yield from self._ask()
         self.state.residuals = interpolate_residual(self.state.residuals, residuals, applied / share if share else 1.0)
+        if weight:  # left out, it begins the next step from where it began this one
+            self.state.moments = moments
         self.lap("reduce")
         self._follow(update)
         self.lap("compute")
@@ -235,7 +242,7 @@ class _Trainer:
         self.behind = self.behind or self.index in update.missing
         self.site_run.follow(update)
         if self.site_run.fold != fold:
-            self.state.residuals = {}
+            self.state.residuals, self.state.moments = {}, {}
 
     def _check_replica(self, weights: dict[str, Tensor]) -> None:
         """Check the weights that the aggregator gives to all, and say that they are taken over.

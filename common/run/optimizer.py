@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from rankdad.common.spec import Adam, Constant, Cosine, Training
+from rankdad.common.spec import Adam, Average, Constant, Cosine, LocalSteps, Nesterov, Training
 
 
 def lr_scale(training: Training, sites: int) -> float:
@@ -36,3 +37,56 @@ def make_optimizer(training: Training, parameters: list[nn.Parameter]) -> torch.
         kind = torch.optim.AdamW if spec.weight_decay else torch.optim.Adam
         return kind(parameters, lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay, fused=True)
     return torch.optim.SGD(parameters, lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True)
+
+
+def make_outer_optimizer(spec: LocalSteps, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return what all replicas apply the mean of the sites' differences with: for it, a difference is a gradient."""
+    outer = spec.outer
+    if isinstance(outer, Average):
+        return torch.optim.SGD(parameters, lr=outer.lr, fused=True)
+    if isinstance(outer, Nesterov):
+        return torch.optim.SGD(parameters, lr=outer.lr, momentum=outer.momentum, nesterov=True, fused=True)
+    return torch.optim.Adam(parameters, lr=outer.lr, betas=outer.betas, eps=outer.epsilon, fused=True)
+
+
+def moments_of(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Return an optimizer's moments by kind and parameter, such as `exp_avg/0.weight`: its own tensors."""
+    return {
+        f"{kind}/{name}": value
+        for name, parameter in parameters.items()
+        for kind, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_moments(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], moments: Mapping[str, Tensor]
+) -> None:
+    """Give an optimizer copies of moments that `moments_of` has returned.
+
+    Raises:
+        KeyError, ValueError: they are not those of this optimizer and these parameters; a fused one would read and
+            write beyond a moment that is too small, and miss one that is not there.
+    """
+    parts: dict[str, set[str]] = {}
+    for key, value in moments.items():
+        kind, _, name = key.partition("/")
+        parts.setdefault(kind, set()).add(name)
+        owner = parameters[name]
+        like = torch.empty(()) if kind == "step" else owner
+        if value.shape != like.shape or value.dtype != like.dtype:
+            raise ValueError(f"{kind} of {name}: got {list(value.shape)}, expected {list(like.shape)}")
+        copied = value.to(owner.device, copy=True) if kind == "step" else laid_out_as(owner, value.clone())
+        optimizer.state[owner][kind] = copied
+    adam = isinstance(optimizer, torch.optim.Adam)
+    known = {"step", "exp_avg", "exp_avg_sq"} if adam else {"momentum_buffer"}
+    if parts and (parts.keys() != known or len({frozenset(names) for names in parts.values()}) > 1):
+        raise ValueError(f"expected {', '.join(sorted(known))} of every trained weight, and nothing else")
+
+
+def laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """Return a gradient or moment in its parameter's strides: fused optimizers read its memory in that order."""
+    gradient = gradient.to(parameter).reshape(parameter.shape)
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)

@@ -6,16 +6,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rankdad.common.documents import Part
+from rankdad.common.spec.local_steps import EveryBatch, LocalPreset, LocalSteps
 from rankdad.common.spec.numbers import Fraction, UpToMillion
 
 Wire = Literal["float32", "float64", "bfloat16", "float16", "int8"]
 
 
-class Dsgd(Part):
+class Dsgd(LocalSteps):
     """Send full gradients and average them."""
 
     name: Literal["dsgd"]
+    preset: LocalPreset | None = None
+    """Local steps as published: fedavg, fedprox, fedopt or diloco; what else is given stands."""
     wire: Wire = "float32"
     """Precision on the wire; int8 is in blocks of 64 with one scale each."""
     exchanges: Literal["one", "per-tensor"] = "one"
@@ -23,7 +25,7 @@ class Dsgd(Part):
     same averages, in as many round trips as there are tensors."""
 
 
-class Dad(Part):
+class Dad(EveryBatch):
     """Send full factors and concatenate them: exact (dAD)."""
 
     name: Literal["dad"]
@@ -31,7 +33,7 @@ class Dad(Part):
     """Precision on the wire."""
 
 
-class Edad(Part):
+class Edad(EveryBatch):
     """Send activations and the last layer's deltas, and propagate the deltas again everywhere: exact, for chains."""
 
     name: Literal["edad"]
@@ -39,7 +41,7 @@ class Edad(Part):
     """Precision on the wire; int8 would round small activations to 0, and with them their slopes."""
 
 
-class TopRows(Part):
+class TopRows(EveryBatch):
     """Send the first rows of every factor: the paper's crude baseline."""
 
     name: Literal["top-rows"]
@@ -49,14 +51,14 @@ class TopRows(Part):
     """Precision on the wire."""
 
 
-class RankDad(Part):
+class RankDad(LocalSteps):
     """Send factors reduced at the site, and reduce their concatenation again at the aggregator (rank-dAD)."""
 
     name: Literal["rank-dad"]
     rank: UpToMillion
     """Largest number of rows of a factor on the wire."""
-    preset: Literal["paper"] | None = None
-    """\"paper\" is the method as published: reducer spi, no feedback."""
+    preset: Literal["paper"] | LocalPreset | None = None
+    """\"paper\" is the method as published: reducer spi, no feedback. The others are of local steps, as of dsgd."""
     reducer: Literal["spi", "block", "exact", "auto"] = "auto"
     """Structured power iterations (Algorithm 2), the same on all directions at once, a truncated SVD, or by shape."""
     feedback: Literal["none", "site", "aggregator", "both"] = "both"
@@ -82,12 +84,14 @@ class RankDad(Part):
         return given | paper
 
 
-class PowerSgd(Part):
+class PowerSgd(LocalSteps):
     """Multiply gradients by shared directions, in two exchanges a step, with error feedback (Vogels 2019)."""
 
     name: Literal["powersgd"]
     rank: UpToMillion
     """Number of directions."""
+    preset: LocalPreset | None = None
+    """Local steps as published: fedavg, fedprox, fedopt or diloco; what else is given stands."""
     feedback: bool = True
     """Whether what was left out of a step joins the next."""
     wire: Wire = "float32"

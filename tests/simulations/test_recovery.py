@@ -69,7 +69,8 @@ class Site:
 
         def between_steps() -> None:
             if run_state.steps % EVERY == 0 and run_state.round > began:
-                checkpoints.save(run_state, self.state.residuals, {"follows": self.state.follows})
+                kept = self.state
+                checkpoints.save(run_state, kept.residuals, {"follows": kept.follows}, kept.moments)
 
         self.training = train(self.spec, plan, self.data, self.state, EVERYTHING, between_steps=between_steps)
         self.message = next(self.training)
@@ -172,6 +173,7 @@ METHODS: list[dict[str, Any]] = [
     {"name": "rank-dad", "rank": 2},
     {"name": "powersgd", "rank": 2},
     {"name": "rank-dad", "rank": 1, "wire": "int8"},
+    {"name": "rank-dad", "rank": 1, "wire": "int8", "preset": "diloco", "local_steps": 2},
 ]
 
 
@@ -195,7 +197,7 @@ def _once(victim: str, when: int) -> Callable[[int], str | None]:
     return lambda message: victim if message == when else None
 
 
-@pytest.mark.parametrize("method", METHODS, ids=["rank-dad", "powersgd", "int8"])
+@pytest.mark.parametrize("method", METHODS, ids=["rank-dad", "powersgd", "int8", "local"])
 def test_whoever_dies_the_weights_are_the_same(tmp_path: Path, site_data: Data, method: dict[str, Any]) -> None:
     crash_everywhere(tmp_path, site_data, method, every=90)
 
@@ -203,7 +205,7 @@ def test_whoever_dies_the_weights_are_the_same(tmp_path: Path, site_data: Data, 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("method", METHODS, ids=["rank-dad", "powersgd", "int8"])
+@pytest.mark.parametrize("method", METHODS, ids=["rank-dad", "powersgd", "int8", "local"])
 def test_whoever_dies_whenever_the_weights_are_the_same(
     tmp_path: Path, site_data: Data, method: dict[str, Any], every: int
 ) -> None:
@@ -406,7 +408,7 @@ def without(run: Run, site: str, since: int, until: int, *, killed: bool) -> Cal
     return crash
 
 
-@pytest.mark.parametrize("method", METHODS, ids=["rank-dad", "powersgd", "int8"])
+@pytest.mark.parametrize("method", METHODS, ids=["rank-dad", "powersgd", "int8", "local"])
 @pytest.mark.parametrize("killed", [True, False], ids=["restarted", "late"])
 def test_a_quorum_goes_on_without_a_site_which_catches_up(
     tmp_path: Path, site_data: Data, method: dict[str, Any], killed: bool
@@ -529,7 +531,7 @@ def whole(most: Footprint, steps: int, epochs: int) -> int:
     return steps * most.step_update + kept * (most.step - most.step_update) + epochs * most.epoch + most.once
 
 
-@pytest.mark.parametrize("method", [*METHODS, {"name": "dsgd"}], ids=["rank-dad", "powersgd", "int8", "dsgd"])
+@pytest.mark.parametrize("method", [*METHODS, {"name": "dsgd"}], ids=["rank-dad", "powersgd", "int8", "local", "dsgd"])
 @pytest.mark.parametrize("retention", list(Retention))
 def test_a_run_takes_no_more_disk_than_was_predicted(
     tmp_path: Path, site_data: Data, method: dict[str, Any], retention: Retention, monkeypatch: pytest.MonkeyPatch
