@@ -413,7 +413,8 @@ def without(run: Run, site: str, since: int, until: int, *, killed: bool) -> Cal
 def test_a_quorum_goes_on_without_a_site_which_catches_up(
     tmp_path: Path, site_data: Data, method: dict[str, Any], killed: bool
 ) -> None:
-    spec = run_spec(method=method, training={"epochs": 3}, federation=QUORUM)
+    training = {"epochs": 3, "batch_size": 8 // method.get("local_steps", 1)}
+    spec = run_spec(method=method, training=training, federation=QUORUM)
     run = Run(spec, site_data(spec), tmp_path)
     digest = run.go(without(run, "gamma", 17, 41, killed=killed))
     progress = run.aggregator.recorder.progress
