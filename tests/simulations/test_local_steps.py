@@ -11,12 +11,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rankdad.common.errors import SpecError
+from rankdad.common.errors import PolicyError, SpecError
+from rankdad.common.gradients.factors import Factor
 from rankdad.common.models import build_model
+from rankdad.common.policy import Policy
+from rankdad.common.protocol.codec import pack
+from rankdad.common.protocol.messages import Message, Step
+from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.local.data import SiteData, read_site
+from rankdad.simulations import lockstep
 from rankdad.simulations.lockstep import run
-from tests.conftest import part_of, run_spec, write_site
+from tests.conftest import SITES, part_of, run_spec, write_site
 from tests.simulations.test_lockstep import final_weights, summary_of
 
 Data = Callable[..., dict[str, SiteData]]
@@ -130,6 +136,26 @@ def test_outer_optimizers_are_torchs_own(outer: dict[str, Any], oracle: Callable
         replica.load_state(state, step)
         replica.apply(moved)
         assert apart(weights, {name: value.detach() for name, value in replica.trained.items()}) < 1e-12
+
+
+def test_a_policy_counts_the_samples_of_one_batch_and_not_of_the_round(
+    tmp_path: Path, site_data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds have up to 31 samples here, and batches 10 or 11: of four samples a row, that is two rows."""
+    rows: set[int] = set()
+
+    def noting(message: Message, plan: Plan, *, up: bool) -> bytes:
+        if isinstance(message.body, Step):
+            rows.update(value.rows for value in message.body.payload if isinstance(value, Factor))
+        return pack(message, plan, up=up)
+
+    monkeypatch.setattr(lockstep, "pack", noting)
+    spec = run_spec(method={"name": "rank-dad", "rank": 4, "local_steps": "epoch"}, training={"batch_size": 12})
+    run(spec, site_data(spec), tmp_path, policies=dict.fromkeys(SITES, Policy()))
+    assert rows == {2}
+    few = run_spec(method={"name": "rank-dad", "rank": 4, "local_steps": "epoch"}, training={"batch_size": 7})
+    with pytest.raises(PolicyError, match=r"training.batch_size: .* none of fewer than 8 \(min_rows\)"):
+        Policy().check(few, make_plan(few, build_model(few)))
 
 
 @pytest.mark.parametrize(
