@@ -11,6 +11,7 @@ from rankdad.common.documents import validate
 from rankdad.common.errors import RankdadError
 from rankdad.common.gradients.methods import MethodState
 from rankdad.common.gradients.methods.base import Contribution
+from rankdad.common.gradients.squares import squares_of
 from rankdad.common.metrics import summarise
 from rankdad.common.protocol.messages import (
     Body,
@@ -24,7 +25,7 @@ from rankdad.common.protocol.messages import (
     Sketch,
     Step,
 )
-from rankdad.common.protocol.plan import make_plan
+from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import Holdout, RunSpec
@@ -35,7 +36,10 @@ Tested = tuple[int, Tensor]  # a fold, and the outputs for its test samples, num
 
 
 def alone_spec(spec: RunSpec, site: str) -> RunSpec:
-    """Return the run of one site: full gradients, since nobody has to send them, and no model that is kept."""
+    """Return the run of one site: full gradients, since nobody has to send them, and no model that is kept.
+
+    Of local steps nothing is left: alone, every batch is a step of the site's own optimizer, which keeps its moments.
+    """
     document = spec.model_dump(mode="json")
     document["federation"] |= {"sites": [site], "quorum": "all"}
     document["method"] = {"name": "dsgd", "wire": spec.training.dtype}
@@ -72,7 +76,7 @@ def train_alone(spec: RunSpec, data: SiteData, model: nn.Module, fold: int = 0) 
             run.skip_to(fold)
             begun = True
             continue
-        body = _step(contributions, run) if due.kind is Kind.STEP else _answer(spec, contributions.body(due))
+        body = _step(contributions, plan, run) if due.kind is Kind.STEP else _answer(spec, contributions.body(due))
         run.follow(Message(due.kind, due.round, body, due.exchange))
         if due.kind is Kind.STEP:
             yield None
@@ -80,12 +84,13 @@ def train_alone(spec: RunSpec, data: SiteData, model: nn.Module, fold: int = 0) 
             yield tested.pop()
 
 
-def _step(contributions: Contributions, run: RunState) -> Step:
+def _step(contributions: Contributions, plan: Plan, run: RunState) -> Step:
     batch = contributions.batch()
-    gradients, loss, size = contributions.gradients(batch)
+    gradients, loss, size, _ = contributions.step(batch, {})
     weight = float(len(batch))
     payload, _ = run.method.aggregate(0, [Contribution(weight, gradients)], MethodState(), 0)
-    return Step(weight, loss, size, payload)
+    squares = squares_of(plan.routes, gradients) if run.spec.training.sends_squares else ()
+    return Step(weight, loss, size, payload, squares)
 
 
 def _answer(spec: RunSpec, body: Body) -> Body:

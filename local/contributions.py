@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from rankdad.common import __version__
 from rankdad.common.errors import ModelError, NonFiniteError, ProtocolError, RankdadError, UserError
 from rankdad.common.gradients.capture import FactorCapture
-from rankdad.common.gradients.factors import norm
+from rankdad.common.gradients.factors import Factor, norm
 from rankdad.common.gradients.routes import Payload, gather
 from rankdad.common.metrics import Tally
 from rankdad.common.policy import Policy
@@ -27,6 +27,7 @@ from rankdad.local.admission import check_steps
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.data.prepared import Prepared, prepare
 from rankdad.local.evaluation import baseline_of, outputs_of, tally_of
+from rankdad.local.local_steps import Moments, differences
 from rankdad.local.losses import mean_loss
 
 Tested = Callable[[int, Tensor], None]
@@ -177,14 +178,21 @@ class Contributions:
         if self._epoch != epoch:
             generator = torch.Generator()
             generator.manual_seed(derive(self._plan.seed, "order", self.prepared.order_key, epoch))
-            order, sizes = torch.randperm(len(train), generator=generator), run.batch_sizes(self._index)
-            order = self._data.dealt(self._fold, order, sum(map(bool, sizes)))
-            self._batches, self._epoch = order.split(sizes), epoch
+            order = torch.randperm(len(train), generator=generator)
+            order = self._data.dealt(self._fold, order, sum(map(bool, run.batch_sizes(self._index))))
+            self._batches, self._epoch = order.split([sum(step) for step in run.batches(self._index)]), epoch
         rows = self._batches[run.step] if run.step < len(self._batches) else torch.arange(0)
         return train.take(rows.to(train.labels.device))
 
-    def gradients(self, batch: Samples) -> tuple[Payload, float, float]:
-        """Return the gradients of the batch's mean loss in the plan's order, that loss, and the gradients' norm.
+    def step(self, batch: Samples, moments: Moments) -> tuple[Payload, float, float, Moments]:
+        """Return what a step sends, in the plan's order: gradients, or the difference that local steps make.
+
+        Args:
+            batch: samples of the step.
+            moments: of the site's own optimizer; none where it takes no steps of its own.
+
+        Returns:
+            The payload, the mean loss, the payload's norm, and the moments after the step.
 
         Raises:
             ModelError: the network raised.
@@ -194,12 +202,29 @@ class Contributions:
         model = run.replica.model.train()
         like = next(model.parameters())
         if not len(batch):
-            return gather(plan.routes, {}, {}, like), 0.0, 0.0
+            return gather(plan.routes, {}, {}, like), 0.0, 0.0, moments
         # torch.manual_seed takes a stack trace for each kind of device that is not there
         seeded = torch.default_generator.manual_seed if like.is_cpu else torch.manual_seed
         seeded(derive(plan.seed, "forward", self._index, run.rng_key))
-        value = 0.0
-        with FactorCapture(model, only=plan.factor_names) as capture:
+        if self._spec.local is None:
+            factors, dense, value = self._gradients(batch, plan.factor_names)
+        else:
+            batches = batch.split(run.next_batches(self._index))
+            dense, value, moments = differences(self._spec, run, batches, moments, lambda own: self._gradients(own)[1:])
+            factors = {}
+        payload = gather(plan.routes, factors, dense, like)
+        sizes = [norm(gradient) for gradient in payload]
+        for route, size in zip(plan.routes, sizes, strict=True):
+            if not math.isfinite(size):
+                raise NonFiniteError(f"the gradient of {route.name} in step {run.replica.step + 1}")
+        return payload, value, math.hypot(*sizes), moments
+
+    def _gradients(
+        self, batch: Samples, captured: Collection[str] = ()
+    ) -> tuple[dict[str, Factor], dict[str, Tensor], float]:
+        """Return the factors and other gradients of the batch's mean loss, and that loss."""
+        run, value = self._run, 0.0
+        with FactorCapture(run.replica.model, only=captured) as capture:
             for part in batch.split(batch_sizes(len(batch), self._spec.training.batch_size)):
                 try:
                     loss = self._loss(part) * (len(part) / len(batch))
@@ -209,12 +234,7 @@ class Contributions:
                 value += float(loss.detach())
         if not math.isfinite(value):
             raise NonFiniteError(f"the training loss in step {run.replica.step + 1}")
-        payload = gather(plan.routes, capture.factors(), capture.dense(), like)
-        sizes = [norm(gradient) for gradient in payload]
-        for route, size in zip(plan.routes, sizes, strict=True):
-            if not math.isfinite(size):
-                raise NonFiniteError(f"the gradient of {route.name} in step {run.replica.step + 1}")
-        return payload, value, math.hypot(*sizes)
+        return capture.factors(), capture.dense(), value
 
     def _loss(self, batch: Samples) -> Tensor:
         kind, weights = batch.labels.device.type, self.prepared.fit.class_weights

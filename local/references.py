@@ -40,7 +40,11 @@ class References:
         self._failed = "local" not in self._names
 
     def advance(self) -> None:
-        """Take one step alone beside one of the run's, so that nobody waits for all of them at the test."""
+        """Train alone on as many batches as a step of the run has, so that nobody waits for all of them at the test."""
+        for _ in range(self._run.batches_per_step):
+            self._advance()
+
+    def _advance(self) -> None:
         fold = self._run.fold
         if self._failed or fold >= self._spec.tested_folds or (self._tested and self._tested[0] == fold):
             return
@@ -67,7 +71,7 @@ class References:
 
     def _local_outputs(self, prepared: Prepared) -> Tensor | None:
         while not self._failed and (self._tested is None or self._tested[0] != self._run.fold):
-            self.advance()
+            self._advance()
         return None if self._failed or self._tested is None else prepared.as_learned(self._tested[1])
 
     def _linear_outputs(self, prepared: Prepared) -> Tensor:

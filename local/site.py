@@ -24,7 +24,7 @@ from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.messages import failure_message
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.artifacts import save_model
-from rankdad.common.run.checkpoints import EVERY, Checkpoints
+from rankdad.common.run.checkpoints import EVERY, Checkpoints, between
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
@@ -87,8 +87,9 @@ def run_site(config: SiteConfig, signals: ShutdownSignals | None = None, *, ever
 
         def between_steps() -> None:
             stopping = signals is not None and signals.received
-            if resumable and (state.run.steps % every == 0 or stopping) and state.run.round > first_round:
-                checkpoints.save(state.run, state.residuals, {"follows": state.follows})
+            due = stopping or state.run.steps % between(state.run, every) == 0
+            if resumable and due and state.run.round > first_round:
+                checkpoints.save(state.run, state.residuals, {"follows": state.follows}, state.moments)
                 if stopping:
                     _print(f"{config.name}: stops after step {state.run.steps}; start it again to go on from there")
             if signals is not None:

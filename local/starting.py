@@ -83,7 +83,8 @@ def starting_state(
         return TrainingState(site, run_state)
     if loaded is not None and isinstance(oldest, int) and run_state.round >= oldest:
         _log.info("goes on from its checkpoint of step %d, round %d", run_state.steps, run_state.round)
-        return TrainingState(site, run_state, loaded[1], follows=loaded[0].get("follows") is True)
+        follows = loaded.document.get("follows") is True
+        return TrainingState(site, run_state, loaded.residuals, loaded.moments, follows)
     snapshot = ask_for_snapshot()
     if snapshot is None:
         return TrainingState(site, run_state)

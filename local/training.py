@@ -26,6 +26,7 @@ from rankdad.common.run.weight_sketch import furthest
 from rankdad.common.spec import RunSpec
 from rankdad.local.contributions import Contributions, Tested
 from rankdad.local.data import SiteData
+from rankdad.local.local_steps import Moments
 from rankdad.local.references import References
 
 R = TypeVar("R")
@@ -41,6 +42,7 @@ class TrainingState:
         site: its name in the plan.
         run: where the run is, with the site's replica.
         residuals: what error feedback keeps for the next step, by parameter.
+        moments: of the site's own optimizer, where it takes steps of its own.
         follows: whether the site has lost its residuals. It then only follows until it is where the run is: what it
             has sent before is in the updates, and cannot be made again.
     """
@@ -48,6 +50,7 @@ class TrainingState:
     site: str
     run: RunState
     residuals: Residuals = field(default_factory=dict)
+    moments: Moments = field(default_factory=dict)
     follows: bool = False
 
 
@@ -185,13 +188,14 @@ class _Trainer:
         if known is not None and (self.state.follows or self.index in known.missing):
             batch = batch.take(torch.arange(0))  # nobody waits for its gradients: it only follows
         self.lap("begin")
-        gradients, loss, size = self.contributions.gradients(batch)
+        gradients, loss, size, moments = self.contributions.step(batch, self.state.moments)
         self.lap("compute")
         seed = derive(self.plan.seed, "site", self.index, run.rng_key)
         share, weight = run.share(self.index, len(batch)), float(len(batch))
         state = MethodState(self.state.residuals, run.bases)
         squares = squares_of(self.plan.routes, gradients) if self.spec.training.sends_squares else ()
-        most = self.policy.rank(len(batch))
+        # Steps of its own may leave but one batch that counts: limits are on each.
+        most = self.policy.rank(min(run.next_batches(self.index), default=0))
         exchange = run.method.step(gradients, share, state, seed, most if most is None else most - bool(squares))
         payload, residuals = next(exchange), None
         while residuals is None:
@@ -213,6 +217,8 @@ class _Trainer:
                 self._follow(update)
                 known = yield from self._ask()
         self.state.residuals = interpolate_residual(self.state.residuals, residuals, applied / share if share else 1.0)
+        if weight:  # left out, it begins the next step from where it began this one
+            self.state.moments = moments
         self.lap("reduce")
         self._follow(update)
         self.lap("compute")
@@ -248,7 +254,7 @@ class _Trainer:
         self.behind = self.behind or self.index in update.missing
         self.site_run.follow(update)
         if self.site_run.fold != fold:
-            self.state.residuals = {}
+            self.state.residuals, self.state.moments = {}, {}
         self.followed(body)
 
     def _check_replica(self, weights: dict[str, Tensor]) -> None:

@@ -95,7 +95,7 @@ class Aggregator:
         self._every = (ledger or LedgerOptions()).every
         self.persistence = Persistence(directory, self.plan, secrets.token_hex(8), ledger)
         self.run_id = self.persistence.run_id
-        document, self._residuals = self.persistence.load(self.state)
+        document, self._residuals, _ = self.persistence.load(self.state)
         self._checks.samples = document.get("samples", ())
         self.recorder = Recorder(
             directory, spec, self.plan, again=self.persistence.resumes, state=document.get("recorder")

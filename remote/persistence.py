@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from rankdad.common.errors import ProtocolError, UserError
 from rankdad.common.gradients.reduction.feedback import Residuals
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.run.checkpoints import EVERY, Checkpoints
+from rankdad.common.run.checkpoints import EVERY, Checkpoints, Loaded
 from rankdad.common.run.state import RunState
 from rankdad.remote.ledger import Durability, Ledger, Retention
 from rankdad.remote.records import DamageError, Entry, Record
@@ -84,14 +86,14 @@ class Persistence:
         """Return the first round whose update is kept at a round."""
         return self._ledger.oldest if self._ledger else max(0, round_ - 1)
 
-    def load(self, state: RunState) -> tuple[Mapping[str, Any], Residuals]:
-        """Go to the last checkpoint, if there is one, and return its document and the residuals.
+    def load(self, state: RunState) -> Loaded:
+        """Go to the last checkpoint, if there is one, and return what it holds beside the state.
 
         Raises:
             UserError: no checkpoint is readable, and the ledger does not begin at the beginning.
         """
         if self._ledger is None:
-            return {}, {}
+            return Loaded({}, {}, {})
         try:
             checkpoint = self._checkpoints.load(state)
             if checkpoint is None and self._ledger.oldest_contribution > 0:
@@ -100,7 +102,7 @@ class Persistence:
         except UserError:
             self._ledger.close()
             raise
-        return checkpoint or ({}, {})
+        return checkpoint or Loaded({}, {}, {})
 
     def append(self, entry: Entry, round_: int, site: int, body: bytes) -> None:
         """Write a record down.
@@ -122,7 +124,13 @@ class Persistence:
         except DamageError as error:
             raise ProtocolError(410, f"r: the aggregator's ledger has lost round {round_}: {error.named}") from None
 
-    def save(self, state: RunState, residuals: Residuals, document: Mapping[str, Any]) -> None:
+    def save(
+        self,
+        state: RunState,
+        residuals: Residuals,
+        document: Mapping[str, Any],
+        moments: Mapping[str, Tensor] | None = None,
+    ) -> None:
         """Write a checkpoint, and remove what no checkpoint needs any more.
 
         Raises:
@@ -130,7 +138,7 @@ class Persistence:
         """
         if self._ledger is None:
             return
-        self._checkpoints.save(state, residuals, document)
+        self._checkpoints.save(state, residuals, document, moments)
         self._ledger.begin(state.round, self._retention)
         oldest = self._checkpoints.oldest()
         if oldest is not None:

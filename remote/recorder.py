@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from rankdad.common.protocol.messages import (
     Sums,
 )
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.run.batches import batches_per_step
 from rankdad.common.spec import RunSpec
 from rankdad.remote.progress import Progress
 from rankdad.remote.rounds import Ready
@@ -113,7 +115,8 @@ class Recorder:
         if isinstance(update, Step):
             self._record_step(ready, update, size, seconds, aggregation_seconds)
         elif isinstance(update, Roster):
-            progress.steps_per_epoch = [-(-max(fold) // self._spec.training.step_size) for fold in update.train]
+            batches = [math.ceil(max(fold) / self._spec.training.step_size) for fold in update.train]
+            progress.steps_per_epoch = [len(batches_per_step(count, self._spec.local_steps)) for count in batches]
             self._record_hello(ready)
         elif isinstance(update, Sums):
             self._record_sums(ready, update)

@@ -63,8 +63,9 @@ def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
         console.print(f"warning: {warning}", highlight=False)
     up, down = step_bytes(plan, up=True), step_bytes(plan, up=False)
     console.print(
-        f"{spec.method.name}, {len(plan.sites)} sites: at most {up:,} bytes up and {down:,} down per site and step, "
-        f"{times_fewer(2 * plan.dense_bytes / (up + down))} than full gradients ({plan.dense_bytes:,})",
+        f"{spec.method.name}, {len(plan.sites)} sites: at most {up:,} bytes up and {down:,} down per site and step"
+        f"{_batches(spec)}, {times_fewer(2 * plan.dense_bytes / (up + down))} than full gradients "
+        f"({plan.dense_bytes:,})",
         highlight=False,
     )
     kept = footprint(plan)
@@ -127,6 +128,12 @@ def _table_of(spec: RunSpec, site: str, rows: Rows) -> dict[str, Any]:
 
 def _short(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
+
+
+def _batches(spec: RunSpec) -> str:
+    """Say how many batches a step has where sites take steps of their own."""
+    most = spec.local_steps
+    return "" if most is None else " of an epoch" if most == "epoch" else f" of at most {most} batches"
 
 
 def _slot_bytes(plan: Plan, *, up: bool) -> dict[str, int]:

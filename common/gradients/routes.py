@@ -172,6 +172,8 @@ def _route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, r
     rows = None  # some rows do not grow with the batch: hence at least the probe's
     if rows_per_sample is not None:
         rows = rows_per_sample * max(spec.training.batch_size, PROBE_SAMPLES) * spec.training.accumulate
+    if spec.local is not None:
+        rows = None  # a difference of weights is a matrix
     if isinstance(method, RankDad):
         # A reduction loses part of the bias; only feedback at both ends brings it back: without it, it goes dense.
         summed = method.reducer == "published"

@@ -16,7 +16,7 @@ import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors.torch
 from safetensors import SafetensorError, safe_open
@@ -38,8 +38,15 @@ FORMAT = 2  # of the document
 
 _NAME = re.compile(r"(\d{12})(?:-([0-9a-f]{16}))?\.safetensors")  # without digest: of an earlier version
 _SIZE = struct.Struct("<I")
-Loaded = tuple[dict[str, Any], dict[str, Tensor]]
 _log = logging.getLogger(__name__)
+
+
+class Loaded(NamedTuple):
+    """What a checkpoint holds beside the run's state: JSON, residuals, and the moments of a site's own optimizer."""
+
+    document: Mapping[str, Any]
+    residuals: Residuals
+    moments: Mapping[str, Tensor]
 
 
 class Checkpoints:
@@ -62,18 +69,26 @@ class Checkpoints:
         self._sync = sync
         self._whole: list[Path] = []  # as this process has read or written them
 
-    def save(self, state: RunState, residuals: Residuals, document: Mapping[str, Any] | None = None) -> None:
+    def save(
+        self,
+        state: RunState,
+        residuals: Residuals,
+        document: Mapping[str, Any] | None = None,
+        moments: Mapping[str, Tensor] | None = None,
+    ) -> None:
         """Write a checkpoint between two steps, and remove all but the last two that are whole.
 
         Args:
             state: of the run.
             residuals: of the process.
             document: what else it needs, as JSON.
+            moments: of a site's own optimizer.
 
         Raises:
             UserError: the disk is full or broken; the last checkpoint stays.
         """
-        tensors = state.tensors() | _tensors(residuals)
+        own = copies({f"moment/{name}": value for name, value in (moments or {}).items()})
+        tensors = state.tensors() | _tensors(residuals) | own
         whole = {**self._owner, **(document or {}), "course": state.snapshot().model_dump()}
         whole["run"] = state.spec.model_dump(mode="json")
         if self._data_sha256 is not None:
@@ -101,8 +116,8 @@ class Checkpoints:
             if old not in self._whole:
                 old.unlink(missing_ok=True)
 
-    def load(self, state: RunState, most_steps: int | None = None) -> tuple[dict[str, Any], Residuals] | None:
-        """Go on from the newest readable checkpoint: return its document and residuals; None if there is none.
+    def load(self, state: RunState, most_steps: int | None = None) -> Loaded | None:
+        """Go on from the newest readable checkpoint: return what it holds beside the state; None if there is none.
 
         Args:
             state: of the run; changed in place.
@@ -121,7 +136,8 @@ class Checkpoints:
                 raise UserError(f"{path}: is no checkpoint of this run: {one_line(error)}") from None
             self._whole = [path]
             device = next(state.replica.model.parameters()).device
-            return document, _residuals({name: value.to(device) for name, value in tensors.items()})
+            tensors = {name: value.to(device) for name, value in tensors.items() if not name.startswith(SHARED)}
+            return Loaded(document, _residuals(tensors), under("moment", tensors))
         return None
 
     def oldest(self) -> int | None:
@@ -141,7 +157,7 @@ class Checkpoints:
     def _paths(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("*.safetensors") if _NAME.fullmatch(path.name))
 
-    def _read(self, path: Path) -> Loaded | None:
+    def _read(self, path: Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         """Return a checkpoint's document and tensors; None if it is damaged.
 
         Raises:
@@ -225,3 +241,8 @@ def _tensors(residuals: Residuals) -> dict[str, Tensor]:
 def _residuals(tensors: Mapping[str, Tensor]) -> Residuals:
     deltas, activations = under("delta", tensors), under("activation", tensors)
     return {name: Factor(deltas[name], activations[name]) for name in deltas} | under("residual", tensors)
+
+
+def between(state: RunState, every: int) -> int:
+    """Return the steps between two checkpoints of a site: fewer where each takes as long as many batches."""
+    return max(1, every // state.batches_per_step)

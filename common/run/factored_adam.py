@@ -58,7 +58,7 @@ class FactoredAdam(torch.optim.Optimizer):
     ) -> None:
         state, factored, decay = self.state[parameter], is_factored(parameter), lr * weight_decay
         if not state:
-            shapes = moments_of(parameter)
+            shapes = moment_shapes(parameter)
             state |= {name: parameter.new_zeros(shape) for name, shape in shapes.items() if name != "exp_avg"}
             state["step"], state["exp_avg"] = torch.zeros(()), torch.zeros_like(parameter)
         state["step"] += 1
@@ -91,7 +91,7 @@ def is_factored(parameter: Tensor) -> bool:
     return parameter.ndim > 1 and 1 < len(parameter) < parameter.numel()
 
 
-def moments_of(parameter: Tensor) -> dict[str, tuple[int, ...]]:
+def moment_shapes(parameter: Tensor) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a parameter's moments by name."""
     shape = tuple(parameter.shape)
     if not is_factored(parameter):

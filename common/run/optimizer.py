@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from rankdad.common.run.factored_adam import FactoredAdam, moments_of
-from rankdad.common.spec import Adam, Constant, Cosine, Training
+from rankdad.common.run.factored_adam import FactoredAdam, moment_shapes
+from rankdad.common.spec import Adam, Average, Constant, Cosine, LocalSteps, Nesterov, Training
 
 
 def lr_scale(training: Training, sites: int) -> float:
@@ -41,11 +42,66 @@ def make_optimizer(training: Training, parameters: list[nn.Parameter]) -> torch.
     return torch.optim.SGD(parameters, lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True)
 
 
-def expected_moments(training: Training, parameter: Tensor) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of what the optimizer keeps of a parameter, by name; its step has one number, in float32."""
-    if training.sends_squares:
-        return moments_of(parameter)
+def make_outer_optimizer(spec: LocalSteps, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return what all replicas apply the mean of the sites' differences with: for it, a difference is a gradient."""
+    outer = spec.outer
+    if isinstance(outer, Average):
+        return torch.optim.SGD(parameters, lr=outer.lr, fused=True)
+    if isinstance(outer, Nesterov):
+        return torch.optim.SGD(parameters, lr=outer.lr, momentum=outer.momentum, nesterov=True, fused=True)
+    return torch.optim.Adam(parameters, lr=outer.lr, betas=outer.betas, eps=outer.epsilon, fused=True)
+
+
+def expected_moments(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what an optimizer keeps of a parameter, by kind; its step has one number, in float32."""
+    if isinstance(optimizer, FactoredAdam):
+        return moment_shapes(parameter)
     shape = tuple(parameter.shape)
-    if isinstance(training.optimizer, Adam):
+    if isinstance(optimizer, torch.optim.Adam):
         return {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
-    return {"momentum_buffer": shape}
+    return {"momentum_buffer": shape} if optimizer.defaults["momentum"] else {}
+
+
+def moments_of(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Return an optimizer's moments by kind and parameter, such as `exp_avg/0.weight`: its own tensors."""
+    return {
+        f"{kind}/{name}": value
+        for name, parameter in parameters.items()
+        for kind, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_moments(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], moments: Mapping[str, Tensor]
+) -> None:
+    """Give an optimizer copies of moments that `moments_of` has returned; before the first step there are none.
+
+    Raises:
+        ValueError: they are not those of this optimizer and these parameters; a fused one would read and write beyond a
+            moment that is too small, and miss one that is not there.
+    """
+    expected = {
+        f"{kind}/{name}": (kind, name, shape)
+        for name, parameter in parameters.items()
+        for kind, shape in expected_moments(optimizer, parameter).items()
+    }
+    if moments and moments.keys() != expected.keys():
+        known = ", ".join(sorted({kind for kind, *_ in expected.values()})) or "no moment"
+        raise ValueError(f"expected {known} of every trained weight, and nothing else")
+    for key, value in moments.items():
+        kind, name, shape = expected[key]
+        owner = parameters[name]
+        if tuple(value.shape) != shape or value.dtype != (torch.float32 if kind == "step" else owner.dtype):
+            raise ValueError(f"{kind} of {name}: got {list(value.shape)}, expected {list(shape)}")
+        copied = value.to(owner.device, copy=True)
+        whole = kind != "step" and shape == owner.shape
+        optimizer.state[owner][kind] = laid_out_as(owner, copied) if whole else copied
+
+
+def laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """Return a gradient or moment in its parameter's strides: fused optimizers read its memory in that order."""
+    gradient = gradient.to(parameter).reshape(parameter.shape)
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)

@@ -15,7 +15,15 @@ from rankdad.common.errors import ProtocolError
 from rankdad.common.gradients.squares import Squares
 from rankdad.common.models import build_model
 from rankdad.common.run.factored_adam import FactoredAdam
-from rankdad.common.run.optimizer import expected_moments, learning_rate, lr_scale, make_optimizer
+from rankdad.common.run.optimizer import (
+    laid_out_as,
+    learning_rate,
+    load_moments,
+    lr_scale,
+    make_optimizer,
+    make_outer_optimizer,
+    moments_of,
+)
 from rankdad.common.run.weight_sketch import sketch
 from rankdad.common.spec import RunSpec
 
@@ -42,10 +50,10 @@ class Replica:
     ) -> None:
         built = build_model(spec, allowed_factories, weights).to(device) if model is None else model
         self.model: nn.Module = built
-        self._training = spec.training
+        self._training, self._local = spec.training, spec.local
         self._scale = lr_scale(spec.training, len(spec.federation.sites))
-        self._trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        self._optimizer = make_optimizer(spec.training, list(self._trained.values()))
+        self.trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self._optimizer = self._make_optimizer()
         # What is wrapped around it for profilers takes as long as a small network's step.
         self._take_step = inspect.unwrap(type(self._optimizer).step)
         self.step = 0
@@ -54,30 +62,39 @@ class Replica:
     def apply(self, gradients: Mapping[str, Tensor], squares: Mapping[str, Squares] | None = None) -> None:
         """Clip the aggregated gradients and take one optimizer step at the scheduled learning rate.
 
+        Where sites take steps of their own, the outer optimizer takes the mean of their differences as it is.
+
         Args:
-            gradients: by parameter name, each in its parameter's shape.
+            gradients: or differences, by parameter name, each in its parameter's shape.
             squares: of the sites' gradients, for a factored second moment, by parameter name.
         """
         if isinstance(self._optimizer, FactoredAdam):
-            self._optimizer.see({self._trained[name]: means for name, means in (squares or {}).items()})
-        for name, parameter in self._trained.items():
+            self._optimizer.see({self.trained[name]: means for name, means in (squares or {}).items()})
+        for name, parameter in self.trained.items():
             gradient = gradients.get(name)
-            parameter.grad = None if gradient is None else _laid_out_as(parameter, gradient)
-        if self._training.clip is not None:
-            nn.utils.clip_grad_norm_(self._trained.values(), self._training.clip)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._scale * learning_rate(self._training, self.step, self.steps_per_epoch)
+            parameter.grad = None if gradient is None else laid_out_as(parameter, gradient)
+        if self._local is None:
+            if self._training.clip is not None:
+                nn.utils.clip_grad_norm_(self.trained.values(), self._training.clip)
+            for group in self._optimizer.param_groups:
+                group["lr"] = self._scale * learning_rate(self._training, self.step, self.steps_per_epoch)
         with torch.no_grad():
             self._take_step(self._optimizer)
-        for parameter in self._trained.values():
+        for parameter in self.trained.values():
             parameter.grad = None
         self.step += 1
 
     def restart(self, weights: Mapping[str, Tensor]) -> None:
         """Begin anew from some weights: without moments, at step 0."""
         self.load(weights)
-        self._optimizer = make_optimizer(self._training, list(self._trained.values()))
+        self._optimizer = self._make_optimizer()
         self.step = 0
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        parameters = list(self.trained.values())
+        if self._local is not None:
+            return make_outer_optimizer(self._local, parameters)
+        return make_optimizer(self._training, parameters)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Take over weights and buffers; names that are not given stay as they are."""
@@ -112,10 +129,7 @@ class Replica:
     def state(self) -> dict[str, Tensor]:
         """Return copies of weights, buffers and the optimizer's moments by name, on the CPU: all but the step."""
         tensors = {f"weights/{name}": value for name, value in self.model.state_dict().items()}
-        for name, parameter in self._trained.items():
-            moments = self._optimizer.state.get(parameter, {})
-            tensors |= {f"{key}/{name}": value for key, value in moments.items() if isinstance(value, Tensor)}
-        return copies(tensors)
+        return copies(tensors | moments_of(self._optimizer, self.trained))
 
     def load_state(self, tensors: Mapping[str, Tensor], step: int) -> None:
         """Go back to a state that `state` has returned, after so many steps.
@@ -125,38 +139,13 @@ class Replica:
                 beyond a moment that is too small, and miss one that is not there.
         """
         self.step = step
-        parts: dict[str, dict[str, Tensor]] = {}
-        for name, value in tensors.items():
-            key, _, parameter = name.partition("/")
-            parts.setdefault(key, {})[parameter] = value
-        self.model.load_state_dict(parts.pop("weights"))
-        expected = {
-            (key, name): shape
-            for name, owner in self._trained.items()
-            for key, shape in expected_moments(self._training, owner).items()
-        }
-        given = {(key, name): value for key, moments in parts.items() for name, value in moments.items()}
-        if given and given.keys() != expected.keys():
-            known = ", ".join(sorted({key for key, _ in expected}))
-            raise ValueError(f"expected {known} of every trained weight, and nothing else")
-        for (key, name), value in given.items():
-            owner, shape = self._trained[name], expected[key, name]
-            if tuple(value.shape) != shape or value.dtype != (torch.float32 if key == "step" else owner.dtype):
-                raise ValueError(f"{key} of {name}: got {list(value.shape)}, expected {list(shape)}")
-            moment = _laid_out_as(owner, value) if value.shape == owner.shape else value.to(owner.device)
-            self._optimizer.state[owner][key] = moment
+        weights = {name: value for name, value in tensors.items() if name.startswith("weights/")}
+        self.model.load_state_dict({name.removeprefix("weights/"): value for name, value in weights.items()})
+        load_moments(self._optimizer, self.trained, {n: value for n, value in tensors.items() if n not in weights})
 
     def digest(self) -> str:
         """Return the sha256 of all weights and buffers."""
         return weights_sha256(self.model.state_dict())
-
-
-def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """Return a gradient or moment in its parameter's strides: fused optimizers read its memory in that order."""
-    gradient = gradient.to(parameter).reshape(parameter.shape)
-    if gradient.stride() == parameter.stride():
-        return gradient
-    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
 
 
 def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

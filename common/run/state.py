@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal
 
 from torch import Tensor
@@ -30,7 +31,7 @@ from rankdad.common.protocol.messages import (
     Sums,
 )
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.run.batches import parts
+from rankdad.common.run.batches import batches_per_step, parts
 from rankdad.common.run.replica import Replica, copies
 from rankdad.common.run.snapshot import Snapshot, check_snapshot, under
 from rankdad.common.spec import RunSpec
@@ -103,7 +104,8 @@ class RunState:
         self._updates: list[Payload] = []  # of the step's exchanges so far
         self._squares: tuple[Squares, ...] = ()  # of the step's first exchange
         self._buffers_pooled = False  # of this epoch
-        self._sizes: list[list[int]] = []  # of every site's batches in an epoch
+        self._batches: list[list[list[int]]] = []  # sizes of every site's batches in every step of an epoch
+        self._counts: list[int] = []  # of batches in every step of an epoch
         self.initial = replica.weights() if spec.folds > 1 or spec.evaluation.references else {}
         self.round = self.fold = self.began = self.before = 0
         self.epoch = self.step = self.compared = self.best_epoch = self.stale = 0
@@ -219,10 +221,29 @@ class RunState:
         most = max(roster) if self.spec.training.batches == "even" else roster[site]
         return parts(roster[site], math.ceil(most / largest))
 
+    def batches(self, site: int) -> list[list[int]]:
+        """Return the sizes of a site's batches in each step of an epoch; of a step for which it has no data, none."""
+        return self._batches[site]
+
+    def next_batches(self, site: int) -> list[int]:
+        """Return the sizes of a site's batches in the next step."""
+        batches = self._batches[site]
+        return batches[self.step] if self.step < len(batches) else []
+
     def batch_size(self, site: int) -> int:
         """Return how many samples a site has in the next step: 0 if it is out of data."""
-        sizes = self._sizes[site]
-        return sizes[self.step] if self.step < len(sizes) else 0
+        return sum(self.next_batches(site))
+
+    @property
+    def batches_per_step(self) -> int:
+        """Batches of a step that a site trains on by itself, at most; 1 where every batch is exchanged."""
+        return max(self._counts)
+
+    @property
+    def next_batch(self) -> tuple[int, int]:
+        """Number of the next step's first batch within the fold, and how many an epoch has: for learning rates."""
+        total = sum(self._counts)
+        return self.epoch * total + sum(self._counts[: self.step]), total
 
     def share(self, site: int, samples: int) -> float:
         """Return a site's share of the next step's samples; the others are those that took part in the last step."""
@@ -230,7 +251,7 @@ class RunState:
 
     def _samples_without(self, missing: Collection[int]) -> int:
         """Return how many samples all sites but the missing ones have in the next step."""
-        return sum(self.batch_size(site) for site in range(len(self._sizes)) if site not in missing)
+        return sum(self.batch_size(site) for site in range(len(self._batches)) if site not in missing)
 
     def check_weight(self, update: Message, missing: Collection[int]) -> None:
         """Check that an update's weight is the number of samples of the sites that it includes.
@@ -301,8 +322,13 @@ class RunState:
 
     def _begin(self) -> None:
         """Begin a fold, or go on with it."""
-        self._sizes = [self.batch_sizes(site) for site in range(len(self._plan.sites))]
-        self.replica.steps_per_epoch = max(map(len, self._sizes))
+        sizes = [self.batch_sizes(site) for site in range(len(self._plan.sites))]
+        self._counts = batches_per_step(max(map(len, sizes)), self.spec.local_steps)
+        ends = list(accumulate(self._counts))
+        self._batches = [
+            [own[end - count : end] for count, end in zip(self._counts, ends, strict=True)] for own in sizes
+        ]
+        self.replica.steps_per_epoch = len(self._counts)
 
     def _next_fold(self) -> None:
         """Begin anew with the initial weights, unless this was the last fold."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rankdad.common.spec.evaluation import Holdout, KFold, LeaveOneSiteOut
 from rankdad.common.spec.federation import RESERVED, Federation, SiteName
+from rankdad.common.spec.local_steps import Average, LocalSteps, Nesterov, OuterAdam
 from rankdad.common.spec.method import Dad, Dsgd, Edad, MethodSpec, PowerSgd, RankDad, TopRows
 from rankdad.common.spec.numbers import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 from rankdad.common.spec.run import RunSpec
@@ -16,6 +17,7 @@ from rankdad.common.spec.training import Adam, Constant, Cosine, Training
 __all__ = [
     "RESERVED",
     "Adam",
+    "Average",
     "Constant",
     "Cosine",
     "Dad",
@@ -26,8 +28,11 @@ __all__ = [
     "Holdout",
     "KFold",
     "LeaveOneSiteOut",
+    "LocalSteps",
     "MethodSpec",
+    "Nesterov",
     "NonNegativeFloat",
+    "OuterAdam",
     "PositiveFloat",
     "PositiveInt",
     "PowerSgd",

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rankdad.common.documents import Part
+from rankdad.common.spec.local_steps import EveryBatch, LocalPreset, LocalSteps
 from rankdad.common.spec.numbers import Fraction, UpToMillion
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -18,10 +18,12 @@ Wire = Literal["float32", "float64", "bfloat16", "float16", "int8"]
 RowWire = Literal["float32", "float64", "bfloat16", "float16", "int8", "int4", "int2"]
 
 
-class Dsgd(Part):
+class Dsgd(LocalSteps):
     """Send full gradients and average them."""
 
     name: Literal["dsgd"]
+    preset: LocalPreset | None = None
+    """Local steps as published: fedavg, fedprox, fedopt or diloco; what else is given stands."""
     wire: Wire = "float32"
     """Precision on the wire; int8 is in blocks of 64 with one scale each."""
     exchanges: Literal["one", "per-tensor"] = "one"
@@ -29,7 +31,7 @@ class Dsgd(Part):
     same averages, in as many round trips as there are tensors."""
 
 
-class Dad(Part):
+class Dad(EveryBatch):
     """Send full factors and concatenate them: exact (dAD)."""
 
     name: Literal["dad"]
@@ -37,7 +39,7 @@ class Dad(Part):
     """Precision on the wire."""
 
 
-class Edad(Part):
+class Edad(EveryBatch):
     """Send activations and the last layer's deltas, and propagate the deltas again everywhere: exact, for chains."""
 
     name: Literal["edad"]
@@ -45,7 +47,7 @@ class Edad(Part):
     """Precision on the wire; int8 would round small activations to 0, and with them their slopes."""
 
 
-class TopRows(Part):
+class TopRows(EveryBatch):
     """Send the first rows of every factor: the paper's crude baseline."""
 
     name: Literal["top-rows"]
@@ -55,16 +57,16 @@ class TopRows(Part):
     """Precision on the wire."""
 
 
-class RankDad(Part):
+class RankDad(LocalSteps):
     """Send factors reduced at the site, and reduce their concatenation again at the aggregator (rank-dAD)."""
 
     name: Literal["rank-dad"]
     rank: UpToMillion
     """Largest number of rows of a factor on the wire."""
-    preset: Literal["converged", "authors"] | None = None
+    preset: Literal["converged", "authors"] | LocalPreset | None = None
     """\"converged\" is the paper's algorithm run until it has converged, at a fixed rank: reducer spi, no feedback.
     \"authors\" is what the authors' code does, faults included: reducer published, 5 iterations, tolerance 0.001, no
-    feedback, rank 10 where none is given."""
+    feedback, rank 10 where none is given. The others are of local steps, as of dsgd."""
     reducer: Literal["spi", "block", "exact", "published", "auto"] = "auto"
     """Structured power iterations (Algorithm 2), the same on all directions at once, a truncated SVD, the authors' own
     iterations, or by shape: one of the first three. published sends one row fewer than the rank, as their code does,
@@ -107,12 +109,14 @@ class RankDad(Part):
         return self.rank - (self.reducer == "published")
 
 
-class PowerSgd(Part):
+class PowerSgd(LocalSteps):
     """Multiply gradients by shared directions, in two exchanges a step, with error feedback (Vogels 2019)."""
 
     name: Literal["powersgd"]
     rank: UpToMillion
     """Number of directions."""
+    preset: LocalPreset | None = None
+    """Local steps as published: fedavg, fedprox, fedopt or diloco; what else is given stands."""
     feedback: bool = True
     """Whether what was left out of a step joins the next."""
     wire: Wire = "float32"

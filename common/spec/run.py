@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -14,6 +14,7 @@ from rankdad.common.documents import Part, load_json, replace, validate
 from rankdad.common.spec.data import DataSpec, TableData, check_kept, check_task
 from rankdad.common.spec.evaluation import EvaluationSpec, Holdout, KFold, LeaveOneSiteOut
 from rankdad.common.spec.federation import Federation
+from rankdad.common.spec.local_steps import LocalSteps
 from rankdad.common.spec.method import MethodSpec, RankDad
 from rankdad.common.spec.model import Linear, ModelSpec
 from rankdad.common.spec.preparation import Preparation
@@ -103,6 +104,17 @@ class RunSpec(Part):
             raise ValueError(f"monitor: got {training.monitor}, expected one of {', '.join(task.metrics)}")
         return training
 
+    @field_validator("method")
+    @classmethod
+    def _local_steps_have_no_squares(cls, method: MethodSpec, info: ValidationInfo) -> MethodSpec:
+        training = info.data.get("training")
+        if isinstance(method, LocalSteps) and method.local_steps is not None and training and training.sends_squares:
+            raise ValueError(
+                f"local_steps: got {method.local_steps}, but training.optimizer.second_moment is factored, whose means "
+                "are of single batches: expected elementwise, or no local_steps"
+            )
+        return method
+
     @property
     def monitor(self) -> Metric:
         """Validation metric that chooses the best model."""
@@ -112,6 +124,17 @@ class RunSpec(Part):
     def grouped(self) -> bool:
         """Whether a column says which samples belong together, such as those of a patient."""
         return getattr(self.data, "group", None) is not None
+
+    @property
+    def local(self) -> LocalSteps | None:
+        """What sites do between two exchanges; None where they exchange every batch's gradient."""
+        method = self.method
+        return method if isinstance(method, LocalSteps) and method.local_steps is not None else None
+
+    @property
+    def local_steps(self) -> int | Literal["epoch"] | None:
+        """How many batches a site trains on between two exchanges, at most; None where it takes no steps of its own."""
+        return None if self.local is None else self.local.local_steps
 
     @property
     def tested_folds(self) -> int:

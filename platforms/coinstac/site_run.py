@@ -16,6 +16,7 @@ from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Ask, Message
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.artifacts import save_model
+from rankdad.common.run.checkpoints import between
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
@@ -65,10 +66,10 @@ class SiteRun:
         self._every = options.every
         self._persistence = Persistence(folder, plan, opened.id, options, owner=member.name, data_sha256=data.sha256())
         run_state = self._run_state = RunState(spec, plan, replica)
-        _, residuals = self._persistence.load(run_state)
+        _, residuals, moments = self._persistence.load(run_state)
         self._ledger = self._persistence.ledger
         self._ledger.check_end(run_state.round)
-        self._state = TrainingState(member.name, run_state, residuals)
+        self._state = TrainingState(member.name, run_state, residuals, moments)
         self._began = run_state.round
         # Where one process was replaced, the next may be too: it then begins close to where it ends.
         resumed = self._due = self._began > 0 or self._ledger.update(0) is not None
@@ -123,10 +124,10 @@ class SiteRun:
     def _between_steps(self) -> None:
         """Write a checkpoint where one is due, unless the ledger reaches further: it does so in one piece."""
         run_state = self._run_state
-        due = run_state.round > self._began and (self._due or run_state.steps % self._every == 0)
+        due = run_state.round > self._began and (self._due or run_state.steps % between(run_state, self._every) == 0)
         if due and self._ledger.update(run_state.round) is None:
             self._due = False
-            self._persistence.save(run_state, self._state.residuals, {})
+            self._persistence.save(run_state, self._state.residuals, {}, self._state.moments)
 
     def reply(self) -> outputs.Reply:
         """Return the contribution to the next round, or that the results are written."""

@@ -95,8 +95,9 @@ def _facts(runs: Sequence[RunResults]) -> list[list[str]]:
 
 
 def _method(run: RunResults) -> str:
-    rank = getattr(run.spec.method, "rank", None)
-    return run.spec.method.name + (f", rank {rank}" if rank else "")
+    rank, local = getattr(run.spec.method, "rank", None), run.spec.local_steps
+    between = f", local steps {local}" if local else ""
+    return run.spec.method.name + (f", rank {rank}" if rank else "") + between
 
 
 def _same_rows(runs: Sequence[RunResults]) -> bool:

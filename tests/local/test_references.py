@@ -37,6 +37,7 @@ from tests.conftest import SITES, part_of, run_spec
 
 Data = Callable[..., dict[str, SiteData]]
 K_FOLD: dict[str, Any] = {"name": "k-fold", "folds": 3, "refit": False}
+HOLDOUT: dict[str, Any] = {"name": "holdout", "references": ["local"]}
 MODEL = {"name": "mlp", "hidden": [16], "dropout": 0.3}
 
 
@@ -50,14 +51,24 @@ def referenced(*names: str, **changes: Any) -> RunSpec:
     return run_spec(**({"evaluation": evaluation, "preparation": {"standardise": "federated"}} | changes))
 
 
+@pytest.mark.parametrize(
+    ("options", "moment"),
+    [({}, "elementwise"), ({}, "factored"), ({"local_steps": 2, "outer": {"name": "adam"}}, "elementwise")],
+    ids=["plain", "factored", "local steps"],
+)
 def test_alone_is_a_run_of_one_site_bit_for_bit(
-    tmp_path: Path, site_data: Data, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, site_data: Data, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], moment: str
 ) -> None:
     """Dropout, early stopping, class weights, comparisons and means are those that a run of the site alone has."""
     changes: dict[str, Any] = {
         "model": MODEL,
         "task": {"name": "classification", "classes": 3, "class_weights": "balanced"},
-        "training": {"epochs": 3, "early_stopping": {"patience": 1}, "validation": 0.3},
+        "training": {
+            "epochs": 3,
+            "early_stopping": {"patience": 1},
+            "validation": 0.3,
+            "optimizer": {"name": "adam", "lr": 0.01, "second_moment": moment},
+        },
     }
     heard: dict[tuple[str, int], Tensor] = {}
     original = References._local_outputs
@@ -72,7 +83,7 @@ def test_alone_is_a_run_of_one_site_bit_for_bit(
     federation = {"sites": list(SITES), "compare_every": 2}
     folds = K_FOLD | {"folds": 2}
     evaluation = folds | {"references": ["local"]}
-    method = {"name": "rank-dad", "rank": 2}
+    method = {"name": "rank-dad", "rank": 2} | options
     spec = referenced(evaluation=evaluation, federation=federation, method=method, **changes)
     data = site_data(spec)
     run(spec, data, tmp_path / "together")
@@ -82,6 +93,26 @@ def test_alone_is_a_run_of_one_site_bit_for_bit(
         outputs: dict[tuple[str, int], Tensor] = {}
         run(one, {site: data[site]}, tmp_path / site, tested=partial(keep, outputs))
         assert all(torch.equal(heard[site, fold], outputs[site, fold]) for fold in range(2))
+
+
+@pytest.mark.parametrize("most", [None, 2, "epoch"])
+def test_a_model_alone_is_trained_when_the_run_is(
+    tmp_path: Path, site_data: Data, monkeypatch: pytest.MonkeyPatch, most: int | str | None
+) -> None:
+    """Step by step beside the run, so that at the test nobody waits for more than a site's own test."""
+    waited: list[str] = []
+    original = References._advance
+
+    def noting(self: References) -> None:
+        due = self._run.due
+        if due is not None and due.split == "test":
+            waited.append(self._site)
+        original(self)
+
+    monkeypatch.setattr(References, "_advance", noting)
+    spec = referenced("local", evaluation=HOLDOUT, method={"name": "dsgd", "local_steps": most})
+    run(spec, site_data(spec), tmp_path)
+    assert len(set(waited)) == len(waited) > 0
 
 
 def test_a_site_that_comes_back_in_a_later_fold_makes_the_same_model_again(site_data: Data) -> None:

@@ -34,6 +34,7 @@ METHODS = [
     {"name": "rank-dad", "rank": 2},
     {"name": "powersgd", "rank": 2},
     {"name": "rank-dad", "rank": 3, "wire": "int8", "reducer": "block"},
+    {"name": "rank-dad", "rank": 2, "wire": "int8", "preset": "diloco", "local_steps": 2},
 ]
 
 
@@ -48,7 +49,8 @@ def consortium(
 ) -> tuple[RunSpec, dict[str, dict[str, Any]]]:
     """Members whose ids stand in another order than the run's sites; int8 comes with a factored second moment."""
     names = [f"site-{number}" for number in range(sites)]
-    moment = "factored" if method.get("wire") == "int8" else "elementwise"
+    factored = method.get("wire") == "int8" and "local_steps" not in method
+    moment = "factored" if factored else "elementwise"
     training = {"epochs": epochs, "batch_size": 12, "optimizer": {"name": "adam", "lr": 0.01, "second_moment": moment}}
     document = run_document(method=method, training=training, federation={"sites": names})
     clients = [f"{9 - place}f0c" for place in range(sites)]
@@ -85,6 +87,7 @@ def digests(folder: Path) -> dict[str, str]:
         pytest.param(METHODS[0], 8, marks=pytest.mark.slow),
         (METHODS[1], 3),
         (METHODS[2], 3),
+        (METHODS[3], 2),
         pytest.param({"name": "dsgd", "exchanges": "per-tensor"}, 2, marks=pytest.mark.slow),
     ],
 )
@@ -123,6 +126,7 @@ def sites_sometimes(iteration: int, node: str) -> bool:
         (METHODS[0], aggregator_sometimes, sites_sometimes, 2),
         pytest.param(METHODS[1], sites_sometimes, aggregator_sometimes, 2, marks=pytest.mark.slow),
         (METHODS[2], sites_sometimes, sites_sometimes, 1),
+        (METHODS[3], sites_sometimes, aggregator_sometimes, 2),
     ],
 )
 def test_a_fresh_process_goes_on_where_the_last_one_stood(

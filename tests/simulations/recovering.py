@@ -53,7 +53,8 @@ class Site:
 
         def between_steps() -> None:
             if run_state.steps % EVERY == 0 and run_state.round > began:
-                checkpoints.save(run_state, self.state.residuals, {"follows": self.state.follows})
+                kept = self.state
+                checkpoints.save(run_state, kept.residuals, {"follows": kept.follows}, kept.moments)
 
         self.training = train(self.spec, plan, self.data, self.state, EVERYTHING, between_steps=between_steps)
         self.message = next(self.training)
@@ -156,7 +157,9 @@ METHODS: list[dict[str, Any]] = [
     {"name": "rank-dad", "rank": 2},
     {"name": "powersgd", "rank": 2},
     {"name": "rank-dad", "rank": 1, "wire": "int8"},
+    {"name": "rank-dad", "rank": 1, "wire": "int8", "preset": "diloco", "local_steps": 2},
 ]
+NAMES = ["rank-dad", "powersgd", "int8", "local"]
 FACTORED = {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored"}}
 
 

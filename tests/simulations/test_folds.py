@@ -34,6 +34,7 @@ METHODS: list[dict[str, Any]] = [
     {"name": "dsgd"},
     {"name": "rank-dad", "rank": 1, "reducer": "exact", "feedback": "both"},
 ]
+LOCAL = {"name": "rank-dad", "rank": 1, "reducer": "exact", "preset": "diloco", "local_steps": 1}
 K_FOLD: dict[str, Any] = {"name": "k-fold", "folds": 3}
 SITE_OUT: dict[str, Any] = {"name": "leave-one-site-out"}
 
@@ -131,7 +132,7 @@ def test_nor_does_it_choose_the_epoch_by_a_centre_that_knows_other_folds(tmp_pat
     assert [before.equals(after, fold) for fold in range(4)] == [False, False, True, False]
 
 
-@pytest.mark.parametrize("method", METHODS, ids=["dsgd", "rank-dad"])
+@pytest.mark.parametrize("method", [*METHODS, LOCAL], ids=["dsgd", "rank-dad", "local"])
 def test_a_fold_is_trained_as_if_it_were_the_only_one(tmp_path: Path, site_data: Data, method: dict[str, Any]) -> None:
     """One step an epoch, so that the order of samples is none: same weights, no moments and residuals of the first."""
     spec = spec_of(K_FOLD, method | {"wire": "float64"}, batch_size=100, epochs=4, dtype="float64")

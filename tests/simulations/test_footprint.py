@@ -13,7 +13,7 @@ from rankdad.remote.ledger import Retention
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.simulations.footprint import footprint
 from tests.conftest import SITES, run_spec
-from tests.simulations.recovering import EVERY, METHODS, Data, Run, size_of, whole
+from tests.simulations.recovering import EVERY, METHODS, NAMES, Data, Run, size_of, whole
 
 
 def test_the_tail_alone_is_enough_to_recover_and_has_a_bound(tmp_path: Path, site_data: Data) -> None:
@@ -31,7 +31,7 @@ def test_the_tail_alone_is_enough_to_recover_and_has_a_bound(tmp_path: Path, sit
         export(tmp_path / "run", 2, tmp_path / "exported")
 
 
-@pytest.mark.parametrize("method", [*METHODS, {"name": "dsgd"}], ids=["rank-dad", "powersgd", "int8", "dsgd"])
+@pytest.mark.parametrize("method", [*METHODS, {"name": "dsgd"}], ids=[*NAMES, "dsgd"])
 @pytest.mark.parametrize("retention", list(Retention))
 def test_a_run_takes_no_more_disk_than_was_predicted(
     tmp_path: Path, site_data: Data, method: dict[str, Any], retention: Retention

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from rankdad.remote.export import export
 from tests.conftest import SITES, run_spec
-from tests.simulations.recovering import FACTORED, METHODS, Data, Run
+from tests.simulations.recovering import FACTORED, METHODS, NAMES, Data, Run
 
 QUORUM: dict[str, Any] = {"sites": list(SITES), "quorum": 2, "grace": 2.0, "compare_every": 5}
 
@@ -29,12 +30,14 @@ def without(run: Run, site: str, since: int, until: int, *, killed: bool) -> Cal
     return crash
 
 
-@pytest.mark.parametrize("method", METHODS, ids=["rank-dad", "powersgd", "int8"])
+@pytest.mark.parametrize("method", METHODS, ids=NAMES)
 @pytest.mark.parametrize("killed", [True, False], ids=["restarted", "late"])
 def test_a_quorum_goes_on_without_a_site_which_catches_up(
     tmp_path: Path, site_data: Data, method: dict[str, Any], killed: bool
 ) -> None:
-    training = {"epochs": 3} | (FACTORED if killed else {})
+    local = method.get("local_steps", 1)
+    factored = FACTORED if killed and local == 1 else {}
+    training = {"epochs": 3, "batch_size": 8 // local} | factored
     spec = run_spec(method=method, training=training, federation=QUORUM)
     run = Run(spec, site_data(spec), tmp_path)
     digest = run.go(without(run, "gamma", 17, 41, killed=killed))
@@ -44,6 +47,23 @@ def test_a_quorum_goes_on_without_a_site_which_catches_up(
     assert set(progress.weights_sha256) == set(SITES)
     assert progress.drift == 0.0
     assert export(tmp_path / "run", None, tmp_path / "replayed").replica.digest() == digest
+
+
+def test_a_step_that_left_a_site_out_changes_none_of_its_moments(tmp_path: Path, site_data: Data) -> None:
+    training = {"epochs": 1, "batch_size": 4}
+    spec = run_spec(method={"name": "dsgd", "local_steps": 2}, training=training, federation=QUORUM)
+    run = Run(spec, site_data(spec, (48, 48, 48)), tmp_path)
+    away, gamma = without(run, "gamma", 7, 15, killed=False), run.sites["gamma"].state
+    before: dict[int, Any] = {}  # its moments, by the round in which it stands
+
+    def crash(message: int) -> str | None:
+        before.setdefault(gamma.run.round, gamma.moments)
+        return away(message)
+
+    run.go(crash)
+    assert run.aggregator.recorder.progress.left_out["gamma"] == 1
+    steps = [before.get(round_, before[4]) for round_ in range(1, 6)]
+    assert [one is other for one, other in pairwise(steps)] == [False, True, False, False]
 
 
 def test_a_site_gone_for_good_is_left_out_and_the_run_says_so(tmp_path: Path, site_data: Data) -> None:

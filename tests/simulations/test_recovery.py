@@ -18,7 +18,7 @@ from rankdad.common.run.state import RunState
 from rankdad.remote.export import export
 from rankdad.simulations.footprint import footprint
 from tests.conftest import SITES, run_spec
-from tests.simulations.recovering import EVERY, FACTORED, METHODS, Data, Run, dying, size_of, whole
+from tests.simulations.recovering import EVERY, FACTORED, METHODS, NAMES, Data, Run, dying, size_of, whole
 
 
 def crash_everywhere(
@@ -44,12 +44,12 @@ def _once(victim: str, when: int) -> Callable[[int], str | None]:
     return lambda message: victim if message == when else None
 
 
-@pytest.mark.parametrize("method", METHODS, ids=["rank-dad", "powersgd", "int8"])
+@pytest.mark.parametrize("method", METHODS, ids=NAMES)
 def test_whoever_dies_the_weights_are_the_same(tmp_path: Path, site_data: Data, method: dict[str, Any]) -> None:
     crash_everywhere(tmp_path, site_data, method, every=90)
 
 
-@pytest.mark.parametrize("method", METHODS[1:], ids=["powersgd", "int8"])
+@pytest.mark.parametrize("method", METHODS[1:3], ids=NAMES[1:3])
 def test_whoever_dies_a_factored_second_moment_is_the_same(
     tmp_path: Path, site_data: Data, method: dict[str, Any]
 ) -> None:
@@ -59,7 +59,7 @@ def test_whoever_dies_a_factored_second_moment_is_the_same(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("method", METHODS, ids=["rank-dad", "powersgd", "int8"])
+@pytest.mark.parametrize("method", METHODS, ids=NAMES)
 def test_whoever_dies_whenever_the_weights_are_the_same(
     tmp_path: Path, site_data: Data, method: dict[str, Any], every: int
 ) -> None:

@@ -156,7 +156,9 @@ class RankDadMethod(Method):
         if spec.reducer == "spi":
             return spi(matrix, rank, tolerance=tolerance, seed=seed, iterations=spec.iterations)
         warm = LAST_CHANCE_ITERATIONS if spec.feedback == "none" else WARM_ITERATIONS
-        iterations = COLD_ITERATIONS if basis is None or not len(basis) else warm
+        # After local steps the last directions are long ago, and a few products are little beside those steps.
+        cold = basis is None or not len(basis) or spec.local_steps is not None
+        iterations = COLD_ITERATIONS if cold else warm
         return block(
             matrix, rank, basis=basis, tolerance=tolerance, seed=seed, iterations=iterations, oversampling=OVERSAMPLING
         )
