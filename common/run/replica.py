@@ -17,7 +17,7 @@ from rankdad.common.models import build_model
 from rankdad.common.run.factored_adam import FactoredAdam
 from rankdad.common.run.optimizer import expected_moments, learning_rate, lr_scale, make_optimizer
 from rankdad.common.run.weight_sketch import sketch
-from rankdad.common.spec import RunSpec
+from rankdad.common.spec import RunSpec, Training
 
 
 class Replica:
@@ -73,9 +73,10 @@ class Replica:
             parameter.grad = None
         self.step += 1
 
-    def restart(self, weights: Mapping[str, Tensor]) -> None:
-        """Begin anew from some weights: without moments, at step 0."""
+    def restart(self, training: Training, weights: Mapping[str, Tensor]) -> None:
+        """Begin anew from some weights and with some settings: without moments, at step 0."""
         self.load(weights)
+        self._training = training
         self._optimizer = make_optimizer(self._training, list(self._trained.values()))
         self.step = 0
 
