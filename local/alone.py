@@ -39,7 +39,7 @@ def alone_spec(spec: RunSpec, site: str) -> RunSpec:
     document = spec.model_dump(mode="json")
     document["federation"] |= {"sites": [site], "quorum": "all"}
     document["method"] = {"name": "dsgd", "wire": spec.training.dtype}
-    document["evaluation"]["references"] = []
+    document["evaluation"]["references"], document["tuning"] = [], None
     if not isinstance(spec.evaluation, Holdout):
         document["evaluation"]["refit"] = False
     return validate(RunSpec, document)

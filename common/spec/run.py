@@ -181,7 +181,7 @@ class RunSpec(Part):
         return model, tried if tried < len(self.candidates) else None
 
     def tests(self, fold: int) -> bool:
-        """Tell whether one of the run's trainings ends with a test, as those of candidates and of all samples do not."""
+        """Tell whether one of the run's trainings ends with a test: candidates' and that of all samples do not."""
         model, candidate = self.place(fold)
         return candidate is None and model < self.tested_folds
 

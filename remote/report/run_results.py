@@ -22,11 +22,11 @@ from rankdad.common.metrics import BINS, Interval, Risks, Spread
 from rankdad.common.metrics.auc import bin_edges
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.table_schema import Labelled
-from rankdad.common.spec.tasks import Classification, Regression
+from rankdad.common.spec.tasks import Classification, Metric, Regression
 from rankdad.remote.table_one import outcome_names
 
 TEXT = ("split", "site", "left_out")
-KEYS = ("fold", "epoch", "split", "site", "train_loss")  # columns that are no metric of a split
+KEYS = ("fold", "candidate", "epoch", "split", "site", "train_loss")  # columns that are no metric of a split
 METRICS = (*KEYS, "samples", "loss")
 SITES = ("site", "samples")
 RANKED = ("auc", "pearson_r")  # undefined at a site for a baseline that is constant there
@@ -35,7 +35,7 @@ BASELINE = "baseline_"  # prefix of the metrics of the guess that knows only the
 EFFECT = "_effect"  # suffix of columns: how much wider groups make a figure's interval, as variances
 RISKS = ("outcome", "bin", "low", "negatives", "positives")
 DIFFERENCES = ("average", "low", "high", "samples")
-STEPS = ("step", "epoch", "loss", "seconds", "aggregation_seconds", "bytes_up", "bytes_down", "left_out")
+STEPS = ("step", "epoch", "candidate", "loss", "seconds", "aggregation_seconds", "bytes_up", "bytes_down", "left_out")
 
 
 class StateLoss(Part):
@@ -86,6 +86,27 @@ class RunMetrics(Part, extra="ignore"):
     """How predicted numbers differ from true ones: see `common.metrics.agreement.agreement`."""
 
 
+class TriedCandidate(Part, extra="ignore"):
+    """A candidate of settings, as it was trained for one model."""
+
+    weight_decay: float
+    rank: int | None = None
+    epochs: int
+    best_epoch: int
+    validation: float | None = None
+
+
+class TunedModel(Part, extra="ignore"):
+    """What was tried for one model, and which candidate was chosen, counted from 1."""
+
+    model: str
+    samples: int
+    held_out: int
+    metric: Metric
+    candidates: tuple[TriedCandidate, ...] = ()
+    chosen: int | None = None
+
+
 class Summary(Part, extra="ignore"):
     """The part of `summary.json` that is shown; the defaults are those of a run that has just begun."""
 
@@ -101,6 +122,7 @@ class Summary(Part, extra="ignore"):
     dense_bytes: int = 0
     times_fewer_bytes_than_dense: float | None = None
     metrics: RunMetrics = RunMetrics()
+    tuning: tuple[TunedModel, ...] = ()
     problems: dict[str, str] = Field(default={})
     rows_dropped: dict[str, int] = Field(default={})
     warnings: dict[str, tuple[str, ...]] = Field(default={})
@@ -133,9 +155,9 @@ class RunResults:
         spec: of the run.
         plan: of the run.
         summary: as it was last written.
-        metrics: a row per fold, epoch, split and site; the site `pooled` is all sites together.
+        metrics: a row per fold, epoch, split and site; the site `pooled` is all sites together. Candidates have none.
         sites: a row per site, over the tests of all folds.
-        steps: a row per step.
+        steps: a row per step, of candidates too.
         risks: how many samples with and without each outcome were given which log-odds.
         differences: how many numbers were predicted how far off, by their size.
     """
@@ -222,6 +244,7 @@ def read_results(directory: Path) -> RunResults:
     if not path.is_file():
         raise UserError(f"{directory}: holds no run, expected the directory of one, with its run.json")
     metrics = read_table(directory / "metrics.csv", METRICS).fillna({"fold": 0})
+    metrics = metrics[metrics["candidate"].isna()]
     sites = read_table(directory / "sites.csv", SITES)
     if sites.empty:  # of a run from before there were folds
         sites = metrics[(metrics["split"] == "test") & (metrics["site"] != "pooled") & (metrics["fold"] == 0)]

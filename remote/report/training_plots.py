@@ -35,7 +35,7 @@ def losses(run: RunResults) -> Figure | None:
 
 def losses_by_step(run: RunResults) -> Figure | None:
     """Draw the training loss by step, counted anew in every fold; the last training, on all samples, is left out."""
-    steps = run.steps
+    steps = run.steps[run.steps["candidate"].isna()]
     fold = steps["fold"] if "fold" in steps else (steps["epoch"].diff() < 0).cumsum()
     table = steps.assign(fold=fold, step=steps.groupby(fold).cumcount() + 1)
     table = table[table["fold"] < run.spec.tested_folds]
