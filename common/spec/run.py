@@ -111,8 +111,8 @@ class RunSpec(Part):
     @field_validator("tuning")
     @classmethod
     def _candidates_can_train(cls, tuning: Tuning | None, info: ValidationInfo) -> Tuning | None:
-        training, method, evaluation = (info.data.get(name) for name in ("training", "method", "evaluation"))
-        if tuning is None or training is None or method is None or evaluation is None:
+        training, method = (info.data.get(name) for name in ("training", "method"))
+        if tuning is None or training is None or method is None:
             return tuning
         if not training.validation:
             raise ValueError("needs samples to choose by, but training.validation is 0")
@@ -124,8 +124,6 @@ class RunSpec(Part):
             raise ValueError(f"rank: got {max(tuning.rank)}, expected at most method.rank {method.rank}")
         if isinstance(method, RankDad) and method.reducer == "published" and 1 in tuning.rank:
             raise ValueError("rank: got 1, expected at least 2: the reducer published does not send its last row")
-        if "local" in evaluation.references:
-            raise ValueError("the reference local has no settings of its own to choose, expected others or none")
         return tuning
 
     @model_validator(mode="after")
