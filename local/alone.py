@@ -37,31 +37,29 @@ Tested = tuple[int, Tensor]  # a fold, and the outputs for its test samples, num
 
 def alone_spec(spec: RunSpec, site: str) -> RunSpec:
     """Return the run of one site: full gradients, since nobody has to send them, and no model that is kept."""
-    tuning = _own_tuning(spec)
-    if spec.tuning and tuning is None:
-        spec = spec.with_settings(spec.candidates[0])
-    document = spec.model_dump(mode="json")
+    document = without_ranks(spec)
     document["federation"] |= {"sites": [site], "quorum": "all"}
     document["method"] = {"name": "dsgd", "wire": spec.training.dtype}
-    document["evaluation"]["references"], document["tuning"] = [], tuning
+    document["evaluation"]["references"] = []
     if not isinstance(spec.evaluation, Holdout):
         document["evaluation"]["refit"] = False
     return validate(RunSpec, document)
 
 
-def _own_tuning(spec: RunSpec) -> dict[str, Any] | None:
-    """Return what there is to choose where gradients are full; None if that is nothing."""
-    if spec.tuning is None or len(spec.tuning.candidates) == len(spec.tuning.rank):
-        return None
-    return spec.tuning.model_dump(mode="json", exclude={"rank"})
+def without_ranks(spec: RunSpec) -> dict[str, Any]:
+    """Return the run as JSON with what there is to choose where gradients are full."""
+    tuning = spec.tuning and spec.tuning.model_dump(mode="json", exclude={"rank"})
+    if spec.tuning and len(spec.tuning.candidates) == len(spec.tuning.rank):
+        spec, tuning = spec.with_settings(spec.candidates[0]), None
+    return spec.model_dump(mode="json") | {"tuning": tuning}
 
 
 def own_splits(spec: RunSpec, alone: RunSpec, splits: Sequence[Split]) -> tuple[Split, ...]:
-    """Return the splits of a site's own run: of its own candidates, whose number may be smaller.
+    """Return the splits of a run without ranks to choose, which may have fewer candidates.
 
     Args:
         spec: the federation's run.
-        alone: the site's own.
+        alone: the run of one site.
         splits: of the federation's.
     """
     found, each = list[Split](), 1 + len(spec.candidates)

@@ -26,7 +26,7 @@ from rankdad.common.spec.tasks import Classification, Metric, Regression
 from rankdad.remote.table_one import outcome_names
 
 TEXT = ("split", "site", "left_out")
-KEYS = ("fold", "candidate", "epoch", "split", "site", "train_loss")  # columns that are no metric of a split
+KEYS = ("fold", "epoch", "split", "site", "train_loss")  # columns that are no metric of a split
 METRICS = (*KEYS, "samples", "loss")
 SITES = ("site", "samples")
 RANKED = ("auc", "pearson_r")  # undefined at a site for a baseline that is constant there
@@ -35,7 +35,7 @@ BASELINE = "baseline_"  # prefix of the metrics of the guess that knows only the
 EFFECT = "_effect"  # suffix of columns: how much wider groups make a figure's interval, as variances
 RISKS = ("outcome", "bin", "low", "negatives", "positives")
 DIFFERENCES = ("average", "low", "high", "samples")
-STEPS = ("step", "epoch", "candidate", "loss", "seconds", "aggregation_seconds", "bytes_up", "bytes_down", "left_out")
+STEPS = ("step", "epoch", "loss", "seconds", "aggregation_seconds", "bytes_up", "bytes_down", "left_out")
 
 
 class StateLoss(Part):
@@ -244,7 +244,7 @@ def read_results(directory: Path) -> RunResults:
     if not path.is_file():
         raise UserError(f"{directory}: holds no run, expected the directory of one, with its run.json")
     metrics = read_table(directory / "metrics.csv", METRICS).fillna({"fold": 0})
-    metrics = metrics[metrics["candidate"].isna()]
+    metrics = of_models(metrics).drop(columns="candidate", errors="ignore")
     sites = read_table(directory / "sites.csv", SITES)
     if sites.empty:  # of a run from before there were folds
         sites = metrics[(metrics["split"] == "test") & (metrics["site"] != "pooled") & (metrics["fold"] == 0)]
@@ -300,6 +300,11 @@ def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     for name in table.columns.difference(list(TEXT)):
         table[name] = pd.to_numeric(table[name], errors="coerce")
     return table
+
+
+def of_models(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the models that are tested or kept, without those of candidates for their settings."""
+    return table[table["candidate"].isna()] if "candidate" in table else table
 
 
 def rows_of(table: pd.DataFrame) -> dict[str, dict[str, float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.narrative import count, number, percent
-from rankdad.remote.report.run_results import RunResults, TriedCandidate, TunedModel
+from rankdad.remote.report.run_results import RunResults, TriedCandidate, TunedModel, of_models
 
 MAX_MODELS = 12  # with a column each; of more there is what was chosen how often
 
@@ -48,7 +48,7 @@ def price(run: RunResults) -> str:
         f"Each of {count(len(run.spec.candidates), 'candidate')} was trained without {held_out} of a model's training "
         "rows, which then judged it; the best was trained again on all of them."
     )
-    own = steps[steps["candidate"].isna()]
+    own = of_models(steps)
     sent, own_sent = (float((table["bytes_up"] + table["bytes_down"]).sum()) for table in (steps, own))
     if own_sent and run.summary.status == "completed":
         text += (

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankdad.common.run.settings import chosen
+from rankdad.common.run.settings import chosen, settings_of
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.training import Result
@@ -93,7 +93,7 @@ def test_the_winner_is_trained_again_on_all_training_rows_for_its_best_epochs(tm
     """
     optimizer = {"name": "sgd", "lr": 0.9, "momentum": 0.9}
     training = {"epochs": 4, "validation": 0.3, "monitor": "loss", "optimizer": optimizer, "dtype": "float64"}
-    schedule = {"schedule": {"name": "cosine"}}
+    schedule = {"schedule": {"name": "cosine"}, "batch_size": 100}
     changes: dict[str, Any] = {"evaluation": {"name": "holdout"}, "method": {"name": "dsgd", "wire": "float64"}}
     spec = spec_of({"weight_decay": [0.0, 0.2]}, training=training | schedule, **changes)
     data = site_data(spec)
@@ -110,11 +110,22 @@ def test_the_winner_is_trained_again_on_all_training_rows_for_its_best_epochs(tm
     assert first.epochs == best["best_epoch"]
     tests = [row for row in rows_of(tmp_path / "tuned" / "metrics.csv") if row["split"] == "test"]
     assert {(row["fold"], row["candidate"], row["epoch"]) for row in tests} == {("0", "", str(best["best_epoch"]))}
-    rates = {}
-    for row in rows_of(tmp_path / "tuned" / "steps.csv"):
-        rates.setdefault(row["candidate"], []).append(row["epoch"])
-    assert max(map(int, rates["1"])) == 4
-    assert max(map(int, rates[""])) == best["best_epoch"]
+    last = {row["candidate"]: int(row["epoch"]) for row in rows_of(tmp_path / "tuned" / "steps.csv")}
+    assert last == {"1": 4, "2": 4, "": best["best_epoch"]}
+    settings, epochs = settings_of(spec, 2, [(one["validation"], one["best_epoch"] - 1) for one in entry["candidates"]])
+    assert (settings.training.epochs, epochs) == (4, best["best_epoch"]), "the schedule is that of four epochs"
+    assert settings.training.optimizer.weight_decay == best["weight_decay"]
+    rest = {site: replace(own, splits=(own.splits[2],)) for site, own in data.items()}
+    plain = settings.model_copy(update={"tuning": None})
+    expected: list[dict[str, Tensor]] = []
+
+    def note(aggregator: Aggregator) -> None:
+        if aggregator.state.roster and aggregator.state.epoch == epochs and not expected:
+            expected.append(aggregator.state.replica.weights())
+
+    run(plain, rest, tmp_path / "plain", on_round=note)
+    for name, value in expected[0].items():
+        torch.testing.assert_close(first.final[name], value, rtol=0, atol=1e-9)
 
 
 def test_a_candidate_trains_as_a_run_of_its_settings_does(tmp_path: Path, site_data: Data) -> None:
