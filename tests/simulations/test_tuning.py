@@ -91,7 +91,7 @@ def test_the_winner_is_trained_again_on_all_training_rows_for_its_best_epochs(tm
 
     SGD at a large rate overshoots, so that the best epoch is not the last.
     """
-    optimizer = {"name": "sgd", "lr": 0.9, "momentum": 0.9}
+    optimizer = {"name": "sgd", "lr": 4.0, "momentum": 0.9}
     training = {"epochs": 4, "validation": 0.3, "monitor": "loss", "optimizer": optimizer, "dtype": "float64"}
     schedule = {"schedule": {"name": "cosine"}, "batch_size": 100}
     changes: dict[str, Any] = {"evaluation": {"name": "holdout"}, "method": {"name": "dsgd", "wire": "float64"}}
