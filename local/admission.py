@@ -15,7 +15,7 @@ from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_sizes
-from rankdad.common.spec import RunSpec
+from rankdad.common.spec import KFold, RunSpec
 from rankdad.local.data import SiteData
 from rankdad.local.data.behind import fewest_behind, levels_of
 from rankdad.local.data.folds import Split
@@ -43,23 +43,36 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
     smallest = min((size for fold in sizes for size in fold), default=0)
     data = replace(data, notes=(*data.notes, *_small_steps(policy, spec, data, smallest)))
     units = "samples" if data.groups is None else "groups of samples"
+    tested = spec.tested_folds * (1 + len(spec.candidates))  # trainings
     if Preparing(spec).stages:
         everyone = data.shares(torch.ones(len(data.samples), 1, dtype=torch.bool))
-        fewest = fewest_behind(data.splits, everyone, spec.tested_folds).min()
+        fewest = fewest_behind(data.splits, everyone, tested).min()
         _check_sums(policy, "evaluation", f"holds out {{}} {units} in a fold", fewest)
         if "linear" in spec.evaluation.references and fewest.isfinite():
             policy.check_products(math.prod(spec.data.shape) + 1, int(fewest))
-    if spec.tested_folds > spec.folds_per_repeat:  # whose sums, all taken together, are equations for few samples
-        equations = 1 + spec.tested_folds - spec.tested_folds // spec.folds_per_repeat
+    if (equations := _equations(spec)) > 1:
         each = torch.tensor(data.people(torch.arange(len(data.samples))) // equations)
-        asks = f"repeats folds so often that there are {{}} {units} here for each sum that they tell"
-        _check_sums(policy, "evaluation.repeats", asks, each)
+        field, what = ("tuning", "tunes") if spec.candidates else ("evaluation.repeats", "repeats folds")
+        asks = f"{what} so often that there are {{}} {units} here for each sum that they tell"
+        _check_sums(policy, field, asks, each)
     if data.covariates is not None:
         for column, members in levels_of(spec, data.covariates):
             asks = f"keeps {column}, of which a level has {{}} {units} in a fold here, or in what it holds out"
-            fewest = fewest_behind(data.splits, data.shares(members), spec.tested_folds).min()
+            fewest = fewest_behind(data.splits, data.shares(members), tested).min()
             _check_sums(policy, "preparation.harmonise.keep", asks, fewest)
     return data
+
+
+def _equations(spec: RunSpec) -> int:
+    """Return how many equations for single samples sums of overlapping folds are, all taken together; 1 is none.
+
+    Every repeat deals samples out anew, and so do the validation sets of candidates, one for each model.
+    """
+    repeats = spec.tested_folds // spec.folds_per_repeat
+    if repeats == 1 and not spec.candidates:
+        return 1
+    tests = 1 + spec.tested_folds - repeats if isinstance(spec.evaluation, KFold) else 1
+    return tests + (spec.models if spec.candidates else 0)
 
 
 def _evaluated(policy: Policy, data: SiteData) -> SiteData:

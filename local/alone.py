@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -31,6 +31,7 @@ from rankdad.common.run.state import RunState
 from rankdad.common.spec import Holdout, RunSpec
 from rankdad.local.contributions import Contributions
 from rankdad.local.data import SiteData
+from rankdad.local.data.folds import Split
 
 Tested = tuple[int, Tensor]  # a fold, and the outputs for its test samples, numbers in the label's unit
 
@@ -40,7 +41,7 @@ def alone_spec(spec: RunSpec, site: str) -> RunSpec:
 
     Of local steps nothing is left: alone, every batch is a step of the site's own optimizer, which keeps its moments.
     """
-    document = spec.model_dump(mode="json")
+    document = without_ranks(spec)
     document["federation"] |= {"sites": [site], "quorum": "all"}
     document["method"] = {"name": "dsgd", "wire": spec.training.dtype}
     document["evaluation"]["references"] = []
@@ -49,14 +50,40 @@ def alone_spec(spec: RunSpec, site: str) -> RunSpec:
     return validate(RunSpec, document)
 
 
+def without_ranks(spec: RunSpec) -> dict[str, Any]:
+    """Return the run as JSON with what there is to choose where gradients are full."""
+    tuning = spec.tuning and spec.tuning.model_dump(mode="json", exclude={"rank"})
+    if spec.tuning and len(spec.tuning.candidates) == len(spec.tuning.rank):
+        spec, tuning = spec.with_settings(spec.candidates[0]), None
+    return spec.model_dump(mode="json") | {"tuning": tuning}
+
+
+def own_splits(spec: RunSpec, alone: RunSpec, splits: Sequence[Split]) -> tuple[Split, ...]:
+    """Return the splits of a run without ranks to choose, which may have fewer candidates.
+
+    Args:
+        spec: the federation's run.
+        alone: the run of one site.
+        splits: of the federation's.
+    """
+    found, each = list[Split](), 1 + len(spec.candidates)
+    for model in range(alone.models):
+        tried, last = splits[model * each], splits[(model + 1) * each - 1]
+        if alone.candidates or not spec.candidates:
+            found += [*[tried] * len(alone.candidates), last]
+        else:
+            found.append(Split(tried.train, tried.validation, last.test))
+    return tuple(found)
+
+
 def train_alone(spec: RunSpec, data: SiteData, model: nn.Module, fold: int = 0) -> Iterator[Tested | None]:
     """Train on one site's samples, fold after fold; the one message of every round is its own update.
 
     Args:
         spec: as `alone_spec` makes it.
-        data: the site's.
+        data: the site's, with the splits of this run.
         model: with the run's initial weights; changed in place.
-        fold: to begin with.
+        fold: to begin with: which of the models, from 0.
 
     Yields:
         None after every step; a fold and its test outputs where one has been tested.
@@ -68,12 +95,16 @@ def train_alone(spec: RunSpec, data: SiteData, model: nn.Module, fold: int = 0) 
     replica = Replica(spec, model=model)
     plan = make_plan(spec, model)
     run = RunState(spec, plan, replica)
-    data = replace(data, splits=data.splits[: spec.folds])
-    contributions = Contributions(spec, plan, data, run, 0, lambda at, outputs: tested.append((at, outputs)))
+
+    def test(at: int, outputs: Tensor) -> None:
+        if spec.tests(at):
+            tested.append((spec.place(at)[0], outputs))
+
+    contributions = Contributions(spec, plan, data, run, 0, test)
     begun = False
     while (due := run.due) is not None and not run.tested:
         if due.kind not in (Kind.HELLO, Kind.SUMS) and not begun:
-            run.skip_to(fold)
+            run.skip_to(fold * (1 + len(spec.candidates)))
             begun = True
             continue
         body = _step(contributions, plan, run) if due.kind is Kind.STEP else _answer(spec, contributions.body(due))

@@ -49,7 +49,7 @@ def write_predictions(folder: Path, spec: RunSpec, data: SiteData, fold: int, ou
     table = predictions(spec, outputs)
     label_columns(spec, table, data.samples.labels[rows].numpy())
     table.index = pd.Index([data.keys[row] for row in rows.tolist()])
-    path = folder / f"fold-{fold + 1}.csv"
+    path = folder / f"fold-{spec.place(fold)[0] + 1}.csv"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         table.to_csv(path, index_label=key_name(spec), float_format="%.9g")

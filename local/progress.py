@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from rankdad.common.protocol.messages import Body, Step
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
-from rankdad.common.spec.run import training_name
 from rankdad.common.spec.tasks import shown
 
 MAX_METRICS = 2  # in a line
@@ -34,20 +33,21 @@ def following(
         if run.fold > fold:
             test = run.test
             tested = f"{_figures(test.values)}, {test.samples} samples" if test and test.samples else "no samples"
-            name = training_name(fold, spec.tested_folds, spec.folds)
-            say(f"{name} · test: {tested}".removeprefix(" · "))
+            if spec.place(fold)[1] is None:
+                say(f"{spec.training_name(fold)} · test: {tested}".removeprefix(" · "))
         elif run.epoch > epoch:
             validation = run.validation
             measured = validation is not None and validation.samples > 0
             figures = _figures(validation.values) if validation and measured else f"training loss {loss:.4f}"
             best = " (best so far)" if measured and run.best_epoch == run.epoch - 1 else ""
-            where = f"epoch {run.epoch} of {spec.training.epochs} · {clock() - began:.0f} s · step {run.steps}"
+            where = f"epoch {run.epoch} of {run.epochs} · {clock() - began:.0f} s · step {run.steps}"
             say(f"{where} · {figures}{best}")
         if run.trains and run.fold > said:
             said = run.fold
             if spec.folds > 1:
-                final = " with all samples" * (run.fold >= spec.tested_folds)
-                say(f"{training_name(run.fold, spec.tested_folds, spec.folds)}: trains{final}")
+                model, candidate = spec.place(run.fold)
+                final = " with all samples" * (model >= spec.tested_folds and candidate is None)
+                say(f"{spec.training_name(run.fold)}: trains{final}")
         fold, epoch = run.fold, run.epoch
 
     return look

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from rankdad.common.metrics import Tally, empty
 from rankdad.common.preparation import Preparing, linear
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
-from rankdad.local.alone import Tested, alone_spec, train_alone
+from rankdad.local.alone import Tested, alone_spec, own_splits, train_alone
 from rankdad.local.data import SiteData
 from rankdad.local.data.prepared import Prepared
 from rankdad.local.evaluation import tally_of
@@ -39,20 +40,26 @@ class References:
         self._tested: Tested | None = None  # the last
         self._failed = "local" not in self._names
 
+    @property
+    def _fold(self) -> int:
+        """Whose test is next: the fold of the run's model, which candidates come before."""
+        return self._spec.place(self._run.fold)[0]
+
     def advance(self) -> None:
         """Train alone on as many batches as a step of the run has, so that nobody waits for all of them at the test."""
         for _ in range(self._run.batches_per_step):
             self._advance()
 
     def _advance(self) -> None:
-        fold = self._run.fold
+        fold = self._fold
         if self._failed or fold >= self._spec.tested_folds or (self._tested and self._tested[0] == fold):
             return
         try:
             if self._at != fold:
                 model = deepcopy(self._run.replica.model)
                 model.load_state_dict(self._run.initial)
-                self._training, self._at = train_alone(self._alone, self._data, model, fold), fold
+                data = replace(self._data, splits=own_splits(self._spec, self._alone, self._data.splits))
+                self._training, self._at = train_alone(self._alone, data, model, fold), fold
             made = next(self._training)
         except RankdadError as error:
             self._failed = True
@@ -70,7 +77,7 @@ class References:
         return tuple(nothing if one is None else tally_of(task, prepared, "test", one, groups) for one in found)
 
     def _local_outputs(self, prepared: Prepared) -> Tensor | None:
-        while not self._failed and (self._tested is None or self._tested[0] != self._run.fold):
+        while not self._failed and (self._tested is None or self._tested[0] != self._fold):
             self._advance()
         return None if self._failed or self._tested is None else prepared.as_learned(self._tested[1])
 

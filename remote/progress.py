@@ -55,7 +55,8 @@ class Progress:
         task: what is predicted.
         epochs: of a fold, at most.
         folds: how many times the run trains.
-        tested_folds: how many of these trainings are tested.
+        tested_folds: how many of the models are tested.
+        candidates: that are trained before each model.
         dense_bytes: one full gradient in float32.
         steps_per_epoch: of every fold; none until all sites have said hello.
         fold: of the next step, from 0.
@@ -66,6 +67,8 @@ class Progress:
         validation: of the last epoch.
         study: the tests of all folds so far.
         best_epoch: so far, of the fold.
+        best_value: validation metric of that epoch.
+        tuning: of each model the candidates so far, and which of them was chosen, see `remote.tuning`.
         problems: what sites have to mend before they can take part, by site, and what the aggregator's own error is.
         dropped: rows that sites have left out of their data.
         warnings: sites by what is odd about their data.
@@ -113,6 +116,9 @@ class Progress:
     resets: list[dict[str, Any]] = field(default_factory=list)
     drift: float | None = None
     tested_folds: int = 1
+    candidates: int = 0
+    best_value: float | None = None
+    tuning: list[dict[str, Any]] = field(default_factory=list)
     weights_sha256: dict[str, str] = field(default_factory=dict)
     aggregator_sha256: str = ""
 
@@ -123,7 +129,7 @@ class Progress:
             spec.task, plan.sites, plan.references, grouped=spec.grouped, per_repeat=spec.folds_per_repeat
         )
         about = (spec.name, spec.method.name, plan.sites, spec.task, spec.training.epochs, spec.folds)
-        return cls(*about, plan.dense_bytes, study, tested_folds=spec.tested_folds)
+        return cls(*about, plan.dense_bytes, study, tested_folds=spec.tested_folds, candidates=len(spec.candidates))
 
     def state(self) -> dict[str, Any]:
         """Return all figures as JSON."""

@@ -39,8 +39,12 @@ from rankdad.remote.rounds import Ready
 from rankdad.remote.run_directory import Table, new_directory
 from rankdad.remote.summary import summary
 from rankdad.remote.table_one import table_one
+from rankdad.remote.tuning import began, note
 
 PLACE = ("step", "round", "fold", "epoch")
+CANDIDATE = (
+    "candidate",
+)  # a column where settings are tuned: counted from 1, empty of the model that is tested or kept
 FIGURES = ("loss", "seconds", "aggregation_seconds", "bytes_up", "bytes_down", "left_out")
 MAX_RESETS = 1000  # in a summary: the last ones
 
@@ -74,14 +78,25 @@ class Recorder:
         self._factors = [slot.name for slot in plan.layout(0, up=False).slots if len(slot.widths) == 2]
         self._losses = dict.fromkeys(plan.sites, (0.0, 0.0))  # weighted sum, weight; of this epoch
         self._open = _Sums()  # of the exchanges of a step that is not over
+        self._candidate = CANDIDATE if spec.candidates else ()
         norms = [f"norm:{site}" for site in plan.sites]
         ranks = [f"rank:{name}" for name in self._factors]
         self._steps = Table(
             directory / "steps.csv",
-            [*PLACE, *FIGURES, *norms, *ranks],
+            [*PLACE, *FIGURES, *norms, *ranks, *self._candidate],
             state.get("steps"),
         )
-        columns = ["fold", "epoch", "split", "site", "train_loss", "samples", *spec.task.metrics, "auc_error"]
+        columns = [
+            "fold",
+            "epoch",
+            "split",
+            "site",
+            "train_loss",
+            "samples",
+            *spec.task.metrics,
+            "auc_error",
+            *self._candidate,
+        ]
         self._metrics = Table(directory / "metrics.csv", columns, state.get("metrics"))
         if state:
             self.progress.restore(state["progress"])
@@ -124,7 +139,9 @@ class Recorder:
             self._record_evaluation(ready, update)
         elif isinstance(update, Decision):
             progress.epoch = update.epoch + 1
-            progress.best_epoch = update.epoch if update.best else progress.best_epoch
+            if update.best:
+                progress.best_epoch = update.epoch
+                progress.best_value = progress.validation and progress.validation.values.get(self._spec.monitor)
             self.summarise()
         elif isinstance(update, Comparison | Farewell):
             progress.drift = max(progress.drift or 0.0, update.drift)
@@ -134,6 +151,8 @@ class Recorder:
                 progress.weights_sha256 = dict(update.weights_sha256)
 
     def _record_hello(self, ready: Ready) -> None:
+        hellos = [message.body for _, message in self._sent(ready) if isinstance(message.body, Hello)]
+        self.progress.tuning = began(self._spec, [hello.samples for hello in hellos])
         for site, message in self._sent(ready):
             assert isinstance(message.body, Hello)
             if message.body.dropped:
@@ -177,10 +196,16 @@ class Recorder:
         left_out = [self._plan.sites[place] for place in sorted(sums.missing)]
         for site in left_out:
             progress.left_out[site] = progress.left_out.get(site, 0) + 1
-        place = (progress.step, ready.round, progress.fold, progress.epoch + 1, update.loss)
+        fold, candidate = self._place(progress.fold)
+        place = (progress.step, ready.round, fold, progress.epoch + 1, update.loss)
         times = (f"{sums.seconds:.6f}", f"{sums.aggregation:.6f}")
-        self._steps.row([*place, *times, sums.up, sums.down, " ".join(left_out), *norms.values(), *ranks])
+        self._steps.row([*place, *times, sums.up, sums.down, " ".join(left_out), *norms.values(), *ranks, *candidate])
         self._open = _Sums()
+
+    def _place(self, training: int) -> tuple[int, list[int | str]]:
+        """Return for whose model a training is, and what stands in the column of candidates, if there is one."""
+        model, candidate = self._spec.place(training)
+        return model, ["" if candidate is None else candidate + 1 for _ in self._candidate]
 
     def _sent(self, ready: Ready) -> Iterator[tuple[str, Message]]:
         """Yield who has sent what."""
@@ -188,6 +213,11 @@ class Recorder:
 
     def _record_evaluation(self, ready: Ready, pooled: PooledMetrics) -> None:
         task, progress = self._spec.task, self.progress
+        fold, candidate = self._place(pooled.fold)
+        if pooled.split == "test" and self._spec.place(pooled.fold)[1] is not None:
+            note(self._spec, progress.tuning, pooled.fold, progress.best_value, progress.best_epoch)
+            self._next_fold(pooled.fold)
+            return
         models: dict[str, Tally] = {}
         baselines: dict[str, Tally] = {}
         references: dict[str, dict[str, Tally]] = {name: {} for name in self._plan.references}
@@ -203,19 +233,23 @@ class Recorder:
         for site, metrics in rows.items():
             loss = self._train_loss(site) if pooled.split == "validation" else ""
             figures = ["" if value is None else value for value in (*metrics.values.values(), metrics.auc_error)]
-            self._metrics.row([pooled.fold, pooled.epoch + 1, pooled.split, site, loss, metrics.samples, *figures])
+            place = [fold, pooled.epoch + 1, pooled.split, site, loss, metrics.samples]
+            self._metrics.row([*place, *figures, *candidate])
         if pooled.split == "test":
             progress.study.add(models, baselines, references)
             for place in sorted(ready.missing):
                 progress.warnings.setdefault("left-out-of-a-test", []).append(self._plan.sites[place])
-            if pooled.fold + 1 < progress.folds:
-                progress.fold, progress.epoch, progress.best_epoch = pooled.fold + 1, 0, 0
+            self._next_fold(pooled.fold)
             self._write_table("sites", progress.study.by_site())
             self._write_table(*progress.study.predictions())
         else:
             progress.validation = pooled
             progress.train_loss = float(self._train_loss("pooled") or 0.0)
             self._losses = dict.fromkeys(self._plan.sites, (0.0, 0.0))
+
+    def _next_fold(self, fold: int) -> None:
+        if fold + 1 < self.progress.folds:
+            self.progress.fold, self.progress.epoch, self.progress.best_epoch = fold + 1, 0, 0
 
     def _write_table(self, name: str, rows: list[dict[str, Any]]) -> None:
         """Write a table of what is known over all folds so far; no rows are no table."""

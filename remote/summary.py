@@ -37,6 +37,7 @@ def summary(progress: Progress) -> dict[str, Any]:
             "test": _metrics(progress.study.pooled, progress.study.groups()),
             **progress.study.summary(),
         },
+        "tuning": progress.tuning,
         "problems": progress.problems,
         "rows_dropped": progress.dropped,
         "warnings": progress.warnings,

@@ -191,7 +191,9 @@ def _where(p: Progress) -> str:
 
 
 def _fold(p: Progress) -> str:
-    return f"{training_name(min(p.fold, p.folds - 1), p.tested_folds, p.folds)} · " if p.folds > 1 else ""
+    if p.folds == 1:
+        return ""
+    return f"{training_name(min(p.fold, p.folds - 1), p.tested_folds, p.folds, p.candidates)} · "
 
 
 def _figures(p: Progress) -> str:

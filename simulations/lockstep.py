@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
+from rankdad.local.alone import own_splits
 from rankdad.local.data import SiteData
 from rankdad.local.prediction import write_predictions
 from rankdad.local.trained_rows import write_trained_rows
@@ -142,7 +144,9 @@ def simulate(
     spec, data = file.run, dealt_data(file, directory / "sites", allow_factories)
     policies: dict[str, Policy] | None = dict.fromkeys(data, file.simulation.policy)
     if pooled:
-        spec, data, policies = pooled_spec(spec, data), {SITE: pooled_data(data)}, None
+        together, everything = pooled_spec(spec, data), pooled_data(data)
+        everything = replace(everything, splits=own_splits(spec, together, everything.splits))
+        spec, data, policies = together, {SITE: everything}, None
     view: PlainView | None = None
 
     def tick(aggregator: Aggregator) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from rankdad.common.documents import validate
 from rankdad.common.preparation import Preparing
 from rankdad.common.spec import LeaveOneSiteOut, RunSpec
+from rankdad.local.alone import without_ranks
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.data.folds import Split
 
@@ -21,7 +22,7 @@ SITE = "together"  # name of the one site that has everything
 
 def pooled_spec(spec: RunSpec, data: Mapping[str, SiteData]) -> RunSpec:
     """Return the run of one site with everything: about as many steps, and gradients that nobody has to send."""
-    document = spec.model_dump(mode="json")
+    document = without_ranks(spec)
     document["federation"]["sites"] = [SITE]
     document["federation"]["quorum"] = "all"
     folds = [[len(site.splits[fold].train) for site in data.values()] for fold in range(spec.folds)]

@@ -166,6 +166,7 @@ def load_checkpoint(path: Path, which: Which, allowed_factories: Collection[str]
     except (KeyError, ValueError, RuntimeError, IndexError) as error:
         raise DataError(path, f"comes with a preparation that is none of its run: {one_line(error)}") from None
     own = {f"fit/{name}": value for name, value in fit.tensors().items()}
-    fold = f", in fold {course.fold + 1} of {spec.folds}" if spec.folds > 1 else ""
+    fold = f", in training {course.fold + 1} of {spec.folds}" if spec.candidates else ""
+    fold = fold or (f", in fold {course.fold + 1} of {spec.folds}" if spec.folds > 1 else "")
     words = f", {whose} after step {course.steps}{fold}"
     return assemble(spec, weights, own, allowed_factories, path, words)

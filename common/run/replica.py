@@ -25,7 +25,7 @@ from rankdad.common.run.optimizer import (
     moments_of,
 )
 from rankdad.common.run.weight_sketch import sketch
-from rankdad.common.spec import RunSpec
+from rankdad.common.spec import RunSpec, Training
 
 
 class Replica:
@@ -84,9 +84,10 @@ class Replica:
             parameter.grad = None
         self.step += 1
 
-    def restart(self, weights: Mapping[str, Tensor]) -> None:
-        """Begin anew from some weights: without moments, at step 0."""
+    def restart(self, training: Training, weights: Mapping[str, Tensor]) -> None:
+        """Begin anew from some weights and with some settings: without moments, at step 0."""
         self.load(weights)
+        self._training = training
         self._optimizer = self._make_optimizer()
         self.step = 0
 

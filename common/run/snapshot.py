@@ -9,9 +9,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rankdad.common.protocol.messages import Control, Count
+from rankdad.common.protocol.messages import Control, Count, Figure
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import PowerSgd, RunSpec
+from rankdad.common.spec.tuning import MAX_CANDIDATES
 
 
 class Snapshot(Control):
@@ -34,6 +35,7 @@ class Snapshot(Control):
     best_epoch: Count
     stale: Count
     stopped: bool
+    tried: Annotated[tuple[tuple[Figure | None, Count], ...], Field(max_length=MAX_CANDIDATES)] = ()
 
 
 def check_snapshot(
@@ -55,14 +57,17 @@ def check_snapshot(
     shapes = {stage.name: (torch.float64, (folds, stage.size)) for stage in plan.stages}
     if snapshot.fold >= folds or [len(fold) for fold in snapshot.roster] != [len(plan.sites)] * folds:
         raise ValueError(f"fold {snapshot.fold} or its roster is none of this run's {folds} folds")
+    most, due = spec.training.epochs, snapshot.fold % (1 + len(spec.candidates))
+    if len(snapshot.tried) != due or any(epoch >= most for _, epoch in snapshot.tried):
+        raise ValueError(f"in fold {snapshot.fold} {due} candidates have been tried, of at most {most} epochs each")
     if {name: (total.dtype, tuple(total.shape)) for name, total in totals.items()} != shapes:
         raise ValueError("what preparation has added up is not what this run asks for")
     best = under("best", named)
     if best and _shapes(best) != _shapes(model.state_dict()):
         raise ValueError("the best weights are not those of this model")
-    most = {route.name: (route.up, route.matrix[1]) for route in plan.routes if route.up is not None}
+    bases = {route.name: (route.up, route.matrix[1]) for route in plan.routes if route.up is not None}
     for name, basis in under("basis", named).items():
-        rows, columns = most.get(name, (0, 0))
+        rows, columns = bases.get(name, (0, 0))
         exact = isinstance(spec.method, PowerSgd)
         if basis.ndim != 2 or basis.shape[1] != columns or len(basis) > rows or (exact and len(basis) < rows):
             raise ValueError(f"directions of {name}: got {list(basis.shape)}, expected {rows} of {columns} numbers")

@@ -10,12 +10,13 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any, Literal
 
 from torch import Tensor
 
 from rankdad.common.errors import ProtocolError
-from rankdad.common.gradients.methods import method_for
+from rankdad.common.gradients.methods import Method, method_for
 from rankdad.common.gradients.routes import Payload, scatter
 from rankdad.common.gradients.squares import Squares
 from rankdad.common.protocol.messages import (
@@ -33,6 +34,7 @@ from rankdad.common.protocol.messages import (
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batches_per_step, parts
 from rankdad.common.run.replica import Replica, copies
+from rankdad.common.run.settings import limited, settings_of
 from rankdad.common.run.snapshot import Snapshot, check_snapshot, under
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import LOWER_IS_BETTER
@@ -94,12 +96,14 @@ class RunState:
         best_weights: the weights of that epoch.
         stale: epochs since then.
         stopped: whether training has been ended before its last epoch.
+        epochs: of this fold's training, at most.
+        tried: best validation metric of each candidate so far of the model that is made now, and its epoch.
         farewell: the last update.
     """
 
     def __init__(self, spec: RunSpec, plan: Plan, replica: Replica) -> None:
         self.replica = replica
-        self.method = method_for(spec, plan.routes, replica.model)
+        self.method: Method = method_for(spec, plan.routes, replica.model)
         self.spec, self._plan = spec, plan
         self._updates: list[Payload] = []  # of the step's exchanges so far
         self._squares: tuple[Squares, ...] = ()  # of the step's first exchange
@@ -110,6 +114,8 @@ class RunState:
         self.round = self.fold = self.began = self.before = 0
         self.epoch = self.step = self.compared = self.best_epoch = self.stale = 0
         self.stopped = self.decides = False
+        self.epochs = spec.training.epochs
+        self.tried: tuple[tuple[float | None, int], ...] = ()
         self.roster: tuple[tuple[int, ...], ...] = ()
         self.totals: dict[str, Tensor] = {}
         self.missing: frozenset[int] = frozenset()
@@ -203,7 +209,7 @@ class RunState:
     def trains(self) -> bool:
         """Whether there are epochs left to train in this fold."""
         ready = bool(self.roster) and self.stage is None and not self.tested
-        return ready and self.epoch < self.spec.training.epochs and not self.stopped
+        return ready and self.epoch < self.epochs and not self.stopped
 
     def totals_of(self, fold: int) -> dict[str, Tensor]:
         """Return what preparation's stages have added up for one fold."""
@@ -320,8 +326,11 @@ class RunState:
         self.roster = roster
         self._begin()
 
-    def _begin(self) -> None:
-        """Begin a fold, or go on with it."""
+    def _begin(self, weights: Mapping[str, Tensor] = MappingProxyType({})) -> None:
+        """Begin a fold, or go on with it, with the settings that it trains with."""
+        settings, self.epochs = settings_of(self.spec, self.fold, self.tried)
+        self.method = method_for(settings, limited(self._plan.routes, settings.method), self.replica.model)
+        self.replica.restart(settings.training, weights)
         sizes = [self.batch_sizes(site) for site in range(len(self._plan.sites))]
         self._counts = batches_per_step(max(map(len, sizes)), self.spec.local_steps)
         ends = list(accumulate(self._counts))
@@ -332,16 +341,17 @@ class RunState:
 
     def _next_fold(self) -> None:
         """Begin anew with the initial weights, unless this was the last fold."""
+        is_candidate = self.spec.place(self.fold)[1] is not None
+        self.tried = (*self.tried, (self.best_value, self.best_epoch)) if is_candidate else ()
         self.fold += 1
         if self.tested:
             return
         self.began, self.before = self.round + 1, self.steps
-        self.replica.restart(self.initial)
         self.epoch = self.step = self.compared = self.best_epoch = self.stale = 0
         self.stopped = False
         self.missing, self.bases = frozenset(), {}
         self.validation, self.best_value, self.best_weights = None, None, {}
-        self._begin()
+        self._begin(self.initial)
 
     def skip_to(self, fold: int) -> None:
         """Begin with a fold in place of the first, once all is prepared: folds have nothing from those before."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from rankdad.common.documents import Part, load_json, replace, validate
 from rankdad.common.spec.data import DataSpec, TableData, check_kept, check_task
@@ -20,6 +20,9 @@ from rankdad.common.spec.model import Linear, ModelSpec
 from rankdad.common.spec.preparation import Preparation
 from rankdad.common.spec.tasks import Metric, TaskSpec
 from rankdad.common.spec.training import Training
+from rankdad.common.spec.tuning import Candidate, Tuning
+
+MAX_TRAININGS = 1000  # of a run
 
 
 class RunSpec(Part):
@@ -45,6 +48,8 @@ class RunSpec(Part):
     """How gradients travel."""
     federation: Federation
     """Who takes part."""
+    tuning: Tuning | None = None
+    """Settings to choose by validation within each fold's training samples; null takes those above."""
 
     @classmethod
     def read(cls, path: str | Path, assignments: Sequence[str] = ()) -> RunSpec:
@@ -115,6 +120,32 @@ class RunSpec(Part):
             )
         return method
 
+    @field_validator("tuning")
+    @classmethod
+    def _candidates_can_train(cls, tuning: Tuning | None, info: ValidationInfo) -> Tuning | None:
+        training, method = (info.data.get(name) for name in ("training", "method"))
+        if tuning is None or training is None or method is None:
+            return tuning
+        if isinstance(method, LocalSteps) and method.local_steps is not None:
+            raise ValueError(f"is not possible with method.local_steps, which is {method.local_steps}")
+        if not training.validation:
+            raise ValueError("needs samples to choose by, but training.validation is 0")
+        if max(tuning.epochs, default=0) > training.epochs:
+            raise ValueError(f"epochs: got {max(tuning.epochs)}, expected at most training.epochs {training.epochs}")
+        if tuning.rank and not isinstance(method, RankDad):
+            raise ValueError(f"rank: the method {method.name} is not tuned, expected rank-dad")
+        if isinstance(method, RankDad) and max(tuning.rank, default=0) > method.rank:
+            raise ValueError(f"rank: got {max(tuning.rank)}, expected at most method.rank {method.rank}")
+        if isinstance(method, RankDad) and method.reducer == "published" and 1 in tuning.rank:
+            raise ValueError("rank: got 1, expected at least 2: the reducer published does not send its last row")
+        return tuning
+
+    @model_validator(mode="after")
+    def _trains_not_too_often(self) -> RunSpec:
+        if self.tuning and self.folds > MAX_TRAININGS:
+            raise ValueError(f"tuning: asks for {self.folds} trainings, expected at most {MAX_TRAININGS}")
+        return self
+
     @property
     def monitor(self) -> Metric:
         """Validation metric that chooses the best model."""
@@ -149,9 +180,49 @@ class RunSpec(Part):
         return self.evaluation.folds if isinstance(self.evaluation, KFold) else self.tested_folds
 
     @property
-    def folds(self) -> int:
-        """How many times the run trains: once more than it tests where a model of all samples is kept."""
+    def models(self) -> int:
+        """How many models the run makes: one more than it tests where a model of all samples is kept."""
         return self.tested_folds + (not isinstance(self.evaluation, Holdout) and self.evaluation.refit)
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Settings that are tried for every model; none without tuning."""
+        return self.tuning.candidates if self.tuning else ()
+
+    @property
+    def folds(self) -> int:
+        """How many times the run trains: once for every model, after its candidates."""
+        return self.models * (1 + len(self.candidates))
+
+    def place(self, fold: int) -> tuple[int, int | None]:
+        """Return which model one of the run's trainings is for, from 0, and which candidate it is; None if it is none.
+
+        Args:
+            fold: which of the trainings, from 0.
+        """
+        model, tried = divmod(fold, 1 + len(self.candidates))
+        return model, tried if tried < len(self.candidates) else None
+
+    def tests(self, fold: int) -> bool:
+        """Tell whether one of the run's trainings ends with a test: candidates' and that of all samples do not."""
+        model, candidate = self.place(fold)
+        return candidate is None and model < self.tested_folds
+
+    def training_name(self, fold: int) -> str:
+        """Return what one of the run's trainings is called; see `training_name`."""
+        return training_name(fold, self.tested_folds, self.folds, len(self.candidates))
+
+    def with_settings(self, candidate: Candidate) -> RunSpec:
+        """Return the run with a candidate's settings in place of its own."""
+        training, method = self.training, self.method
+        if candidate.weight_decay is not None:
+            optimizer = training.optimizer.model_copy(update={"weight_decay": candidate.weight_decay})
+            training = training.model_copy(update={"optimizer": optimizer})
+        if candidate.epochs is not None:
+            training = training.model_copy(update={"epochs": candidate.epochs})
+        if candidate.rank is not None:
+            method = method.model_copy(update={"rank": candidate.rank})
+        return self.model_copy(update={"training": training, "method": method})
 
     def sha256(self) -> str:
         """Return the digest of the canonical JSON form (keys sorted, defaults written out)."""
@@ -159,12 +230,16 @@ class RunSpec(Part):
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def training_name(fold: int, tested: int, folds: int) -> str:
+def training_name(fold: int, tested: int, folds: int, candidates: int = 0) -> str:
     """Return what one of a run's trainings is called: the fold that it tests, or the model that is kept.
 
     Args:
-        fold: counted from 0.
-        tested: how many of the trainings are tested.
-        folds: how many there are.
+        fold: which of the trainings, from 0.
+        tested: how many of the models are tested.
+        folds: how many trainings there are.
+        candidates: that are trained before each model.
     """
-    return f"fold {fold + 1} of {tested}" if fold < tested else "final model" * (folds > 1)
+    model, tried = divmod(fold, 1 + candidates)
+    models = folds // (1 + candidates)
+    name = f"fold {model + 1} of {tested}" if model < tested and models > 1 else "final model" * (folds > 1)
+    return f"{name}, candidate {tried + 1} of {candidates}" if tried < candidates else name

@@ -32,7 +32,7 @@ class Split:
 
 
 def folds(spec: RunSpec, reading: Reading, site_index: int) -> tuple[Split, ...]:
-    """Return a site's splits, one for each time that the run trains.
+    """Return a site's splits, one for each time that the run trains: of candidates all alike, without a test.
 
     Raises:
         DataError: there are no labels, nothing is left to train on, or the data have a split that is not asked for.
@@ -43,7 +43,7 @@ def folds(spec: RunSpec, reading: Reading, site_index: int) -> tuple[Split, ...]
         found = "one sample" if len(reading.labels) else "no samples"
         raise DataError(reading.source, f"has {found}, expected at least two: fewer are no training data")
     if isinstance(spec.evaluation, Holdout):
-        return (_checked(reading, _holdout(spec, reading, site_index)),)
+        return _with_candidates(spec, [_checked(reading, _holdout(spec, reading, site_index))])
     if reading.split is not None:
         raise DataError(
             reading.source, f"has a split of its own, but evaluation is {spec.evaluation.name}: choose holdout"
@@ -55,7 +55,7 @@ def folds(spec: RunSpec, reading: Reading, site_index: int) -> tuple[Split, ...]
     else:
         everyone = np.ones(len(reading.labels), bool)
         tests = [everyone if fold == site_index else ~everyone for fold in range(spec.tested_folds)]
-    tests += [np.zeros(len(reading.labels), bool)] * (spec.folds - spec.tested_folds)
+    tests += [np.zeros(len(reading.labels), bool)] * (spec.models - spec.tested_folds)
     splits = []
     for fold, tested in enumerate(tests):
         parts = np.where(tested, TEST, TRAIN)
@@ -63,7 +63,20 @@ def folds(spec: RunSpec, reading: Reading, site_index: int) -> tuple[Split, ...]
         splits.append(_split(parts))
     if not any(len(split.train) for split in splits):
         raise DataError(reading.source, f"of {len(reading.labels)} samples none is left to train on")
-    return tuple(splits)
+    return _with_candidates(spec, splits)
+
+
+def _with_candidates(spec: RunSpec, splits: Sequence[Split]) -> tuple[Split, ...]:
+    """Return the splits of all trainings: a model's candidates see nothing of its test, and it needs no validation."""
+    if not spec.candidates:
+        return tuple(splits)
+    found = list[Split]()
+    for split in splits:
+        nothing = split.test[:0]
+        both = torch.cat([split.train, split.validation]).sort().values
+        found += [Split(split.train, split.validation, nothing)] * len(spec.candidates)
+        found.append(Split(both, nothing, split.test))
+    return tuple(found)
 
 
 def _holdout(spec: RunSpec, reading: Reading, site_index: int) -> Split:

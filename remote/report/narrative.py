@@ -98,9 +98,10 @@ def extent(run: RunResults) -> str:
     """Return how many sites trained, for how long."""
     spec, summary = run.spec, run.summary
     trained = count(summary.epochs, "epoch")
-    if spec.folds > 1:
+    if spec.models > 1:
         trained = f"{count(spec.tested_folds, 'fold')} of at most {count(spec.training.epochs, 'epoch')}"
-    trained += ", then all samples once more" if spec.folds > spec.tested_folds else ""
+    trained += ", then all samples once more" if spec.models > spec.tested_folds else ""
+    trained += f", each after {count(len(spec.candidates), 'candidate')}" if spec.candidates else ""
     sites, steps = count(len(spec.federation.sites), "site"), count(summary.steps, "step")
     return f"{sites}, {trained}, {steps}, {duration(summary.seconds)}"
 
@@ -148,6 +149,8 @@ def tested_epochs(run: RunResults) -> str:
     """Return which epochs' models were tested, and why those."""
     best = sorted(int(epoch) for epoch in run.tests["epoch"]) or [run.summary.best_epoch]
     named = f"{best[0]}" if best[0] == best[-1] else f"{best[0]} to {best[-1]}"
+    if run.spec.candidates:
+        return f"the last epoch, {named}: as many as were best for the settings that validation chose"
     if not (run.metrics[run.metrics["split"] == "validation"]["samples"] > 0).any():
         return f"the last epoch, {named}, because no samples were set aside for validation"
     each = " in each fold" if run.spec.tested_folds > 1 else ""

@@ -13,6 +13,7 @@ from rankdad.remote.report.references import reference_table
 from rankdad.remote.report.rendering import render
 from rankdad.remote.report.run_results import BASELINE, RANKED, RunResults, damage_named, read_results
 from rankdad.remote.report.study_table import left_out, table_one
+from rankdad.remote.report.tuning import price, tuning_table
 from rankdad.remote.report.verdict import verdict
 from rankdad.remote.view import size
 
@@ -45,7 +46,7 @@ CAPTIONS = {
     "pearson_r_over_epochs": "Validation correlation by epoch.",
 }
 MEASURES = ("auc", "accuracy", "mae", "pearson_r")  # that sites are compared by
-PARTS = ("task", "model", "data", "preparation", "evaluation", "training", "method", "federation")
+PARTS = ("task", "model", "data", "preparation", "evaluation", "training", "method", "federation", "tuning")
 MAX_ITEMS = 30  # of a list in the specification
 MAX_THRESHOLD_TABLES = 4  # outcomes that have a table of thresholds
 MAX_CONFUSION_CLASSES = 12  # in a table; a plot shows more
@@ -106,6 +107,8 @@ def report_page(run: RunResults) -> str:
         confusion=tables.confusion_table(run),
         max_confusion_classes=MAX_CONFUSION_CLASSES,
         validation=validation,
+        tuning=tuning_table(run),
+        price=price(run),
         fewest=min(((row["samples"], site) for site, row in rows.items() if row.get("samples")), default=None),
         figures=drawings or {},
         no_plots="There is nothing to draw yet." if drawings is not None else f"This page has no figures: {NO_PLOTS}",
@@ -129,8 +132,8 @@ def _specification(run: RunResults) -> dict[str, str]:
     spec, plan, dense = run.spec, run.plan, run.summary.dense_bytes
     facts = {"name": spec.name, "sites": ", ".join(spec.federation.sites), "seed": str(spec.seed)}
     for part in PARTS:
-        document = getattr(spec, part).model_dump(mode="json", exclude={"sites"}, exclude_none=True)
-        facts[part] = _plain(document)
+        if (own := getattr(spec, part)) is not None:
+            facts[part] = _plain(own.model_dump(mode="json", exclude={"sites"}, exclude_none=True))
     facts["trained parameters"] = f"{dense // 4:,}" if dense else "–"
     facts["sha256 of the specification"] = spec.sha256()
     facts["sha256 of the first weights"] = plan.weights_sha256 or "–"

@@ -22,7 +22,7 @@ from rankdad.common.metrics import BINS, Interval, Risks, Spread
 from rankdad.common.metrics.auc import bin_edges
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.table_schema import Labelled
-from rankdad.common.spec.tasks import Classification, Regression
+from rankdad.common.spec.tasks import Classification, Metric, Regression
 from rankdad.remote.table_one import outcome_names
 
 TEXT = ("split", "site", "left_out")
@@ -86,6 +86,27 @@ class RunMetrics(Part, extra="ignore"):
     """How predicted numbers differ from true ones: see `common.metrics.agreement.agreement`."""
 
 
+class TriedCandidate(Part, extra="ignore"):
+    """A candidate of settings, as it was trained for one model."""
+
+    weight_decay: float
+    rank: int | None = None
+    epochs: int
+    best_epoch: int
+    validation: float | None = None
+
+
+class TunedModel(Part, extra="ignore"):
+    """What was tried for one model, and which candidate was chosen, counted from 1."""
+
+    model: str
+    samples: int
+    held_out: int
+    metric: Metric
+    candidates: tuple[TriedCandidate, ...] = ()
+    chosen: int | None = None
+
+
 class Summary(Part, extra="ignore"):
     """The part of `summary.json` that is shown; the defaults are those of a run that has just begun."""
 
@@ -101,6 +122,7 @@ class Summary(Part, extra="ignore"):
     dense_bytes: int = 0
     times_fewer_bytes_than_dense: float | None = None
     metrics: RunMetrics = RunMetrics()
+    tuning: tuple[TunedModel, ...] = ()
     problems: dict[str, str] = Field(default={})
     rows_dropped: dict[str, int] = Field(default={})
     warnings: dict[str, tuple[str, ...]] = Field(default={})
@@ -133,9 +155,9 @@ class RunResults:
         spec: of the run.
         plan: of the run.
         summary: as it was last written.
-        metrics: a row per fold, epoch, split and site; the site `pooled` is all sites together.
+        metrics: a row per fold, epoch, split and site; the site `pooled` is all sites together. Candidates have none.
         sites: a row per site, over the tests of all folds.
-        steps: a row per step.
+        steps: a row per step, of candidates too.
         risks: how many samples with and without each outcome were given which log-odds.
         differences: how many numbers were predicted how far off, by their size.
     """
@@ -222,6 +244,7 @@ def read_results(directory: Path) -> RunResults:
     if not path.is_file():
         raise UserError(f"{directory}: holds no run, expected the directory of one, with its run.json")
     metrics = read_table(directory / "metrics.csv", METRICS).fillna({"fold": 0})
+    metrics = of_models(metrics).drop(columns="candidate", errors="ignore")
     sites = read_table(directory / "sites.csv", SITES)
     if sites.empty:  # of a run from before there were folds
         sites = metrics[(metrics["split"] == "test") & (metrics["site"] != "pooled") & (metrics["fold"] == 0)]
@@ -277,6 +300,11 @@ def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     for name in table.columns.difference(list(TEXT)):
         table[name] = pd.to_numeric(table[name], errors="coerce")
     return table
+
+
+def of_models(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the models that are tested or kept, without those of candidates for their settings."""
+    return table[table["candidate"].isna()] if "candidate" in table else table
 
 
 def rows_of(table: pd.DataFrame) -> dict[str, dict[str, float]]:

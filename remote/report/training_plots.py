@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rankdad.remote.report.plot_style import BLACK, BLUE, GREY, MEASURES, ORANGE, legend, plain_axes
-from rankdad.remote.report.run_results import RunResults
+from rankdad.remote.report.run_results import RunResults, of_models
 
 MIN_POINTS = 2  # of a curve; the tables tell of one
 MAX_EPOCHS_WITH_DOTS = 30
@@ -35,7 +35,7 @@ def losses(run: RunResults) -> Figure | None:
 
 def losses_by_step(run: RunResults) -> Figure | None:
     """Draw the training loss by step, counted anew in every fold; the last training, on all samples, is left out."""
-    steps = run.steps
+    steps = of_models(run.steps)
     fold = steps["fold"] if "fold" in steps else (steps["epoch"].diff() < 0).cumsum()
     table = steps.assign(fold=fold, step=steps.groupby(fold).cumcount() + 1)
     table = table[table["fold"] < run.spec.tested_folds]

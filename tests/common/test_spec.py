@@ -59,6 +59,11 @@ def test_the_files_that_come_with_it_are_valid(name: str) -> None:
         ('data.file="../../etc/passwd"', "data.file", "got"),
         ('method={"name":"dsgd","wire":"int4"}', "method.wire", 'got "int4"'),
         ('method={"name":"edad","wire":"int8"}', "method.wire", 'got "int8"'),
+        ('tuning={"weight_decay":[0.1]}', "tuning", "got 1 combinations, expected 2 to 16 to choose from"),
+        ('tuning={"weight_decay":[0.1,0.1]}', "tuning", "weight_decay: one of the values stands there more than once"),
+        ('tuning={"rank":[1,2]}', "tuning", "rank: the method dsgd is not tuned, expected rank-dad"),
+        ('tuning={"epochs":[1,900]}', "tuning", "epochs: got 900, expected at most training.epochs"),
+        ('tuning={"lr":[0.1,0.2]}', "tuning.lr", "not known here"),
         ('model={"name":"factory","factory":"os.system"}', "model.factory", 'got "os.system"'),
         ("name=null", "name", "got null"),
         ("typo=1", "typo", "not known here"),
@@ -88,6 +93,22 @@ def test_a_wrong_field_is_named(assignment: str, field: str, said: str) -> None:
     assert error.value.field == field
     assert said in str(error.value)
     assert str(error.value).startswith(f"x.json: {field}: ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": {"name": "rank-dad", "rank": 2}, "tuning": {"rank": [2, 3]}}, "rank: got 3, expected at most"),
+        ({"training": {"validation": 0}, "tuning": {"weight_decay": [0, 1]}}, "tuning: needs samples to choose by"),
+        (
+            {"evaluation": {"name": "k-fold", "folds": 100}, "tuning": {"weight_decay": [*range(8)], "epochs": [1, 2]}},
+            "tuning: asks for 1717 trainings, expected at most 1000",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_tried_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        run_spec(**changes)
 
 
 def test_a_missing_field_is_named() -> None:

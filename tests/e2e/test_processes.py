@@ -76,26 +76,30 @@ def wait_for_line(process: Warm, beginning: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "method",
+    ("method", "tuning"),
     [
-        {"name": "rank-dad", "rank": 2},
-        pytest.param({"name": "powersgd", "rank": 2, "wire": "int8"}, marks=pytest.mark.slow),
-        pytest.param({"name": "dsgd", "exchanges": "per-tensor"}, marks=pytest.mark.slow),
+        ({"name": "rank-dad", "rank": 2}, None),
+        pytest.param(
+            {"name": "rank-dad", "rank": 2}, {"weight_decay": [0, 0.5], "rank": [1, 2]}, marks=pytest.mark.slow
+        ),
+        pytest.param({"name": "powersgd", "rank": 2, "wire": "int8"}, None, marks=pytest.mark.slow),
+        pytest.param({"name": "dsgd", "exchanges": "per-tensor"}, None, marks=pytest.mark.slow),
     ],
-    ids=lambda m: m["name"],
 )
-def test_processes_and_lockstep_give_the_same_bits(tmp_path: Path, method: dict[str, Any]) -> None:
+def test_processes_and_lockstep_give_the_same_bits(tmp_path: Path, method: dict[str, Any], tuning: Any) -> None:
     model, evaluation = (
         {"name": "mlp", "hidden": [16, 16], "dropout": 0.1},
         {"name": "holdout", "references": ["local"]},
     )
-    file = simulation(tmp_path, model=model, method=method, evaluation=evaluation)
+    file = simulation(tmp_path, model=model, method=method, evaluation=evaluation, tuning=tuning)
     summaries = []
     for name, options in (("processes", []), ("lockstep", ["--lockstep"])):
         done = rankdad("simulate", file, "--output", tmp_path / name, "--json", *options)
         assert done.returncode == 0, done.stderr
         summaries.append(json.loads(done.stdout))
     assert summaries[0]["status"] == "completed"
+    assert summaries[0]["tuning"] == summaries[1]["tuning"]
+    assert bool(summaries[0]["tuning"]) == bool(tuning)
     references = [summary["metrics"]["references"]["local"] for summary in summaries]
     assert references[0] == references[1]
     assert references[0]["samples"] == summaries[0]["metrics"]["test"]["samples"]

@@ -51,15 +51,34 @@ def referenced(*names: str, **changes: Any) -> RunSpec:
     return run_spec(**({"evaluation": evaluation, "preparation": {"standardise": "federated"}} | changes))
 
 
+DECAYS = {"weight_decay": [0.0, 0.5]}
+LOCAL = {"local_steps": 2, "outer": {"name": "adam"}}
+
+
 @pytest.mark.parametrize(
-    ("options", "moment"),
-    [({}, "elementwise"), ({}, "factored"), ({"local_steps": 2, "outer": {"name": "adam"}}, "elementwise")],
-    ids=["plain", "factored", "local steps"],
+    ("options", "moment", "tuning", "own"),
+    [
+        ({}, "elementwise", None, None),
+        ({}, "factored", None, None),
+        (LOCAL, "elementwise", None, None),
+        ({}, "elementwise", {"rank": [1, 2]}, None),
+        ({}, "elementwise", {**DECAYS, "rank": [1, 2]}, DECAYS),
+    ],
+    ids=["plain", "factored", "local steps", "ranks", "decays"],
 )
 def test_alone_is_a_run_of_one_site_bit_for_bit(
-    tmp_path: Path, site_data: Data, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], moment: str
+    tmp_path: Path,
+    site_data: Data,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    moment: str,
+    tuning: Any,
+    own: Any,
 ) -> None:
-    """Dropout, early stopping, class weights, comparisons and means are those that a run of the site alone has."""
+    """Dropout, early stopping, class weights, comparisons and means are those that a run of the site alone has.
+
+    So are the settings that it chooses; ranks are none of them, as its gradients are full.
+    """
     changes: dict[str, Any] = {
         "model": MODEL,
         "task": {"name": "classification", "classes": 3, "class_weights": "balanced"},
@@ -76,7 +95,7 @@ def test_alone_is_a_run_of_one_site_bit_for_bit(
     def listening(self: References, prepared: Any) -> Tensor | None:
         found = original(self, prepared)
         assert found is not None
-        heard[self._site, self._run.fold] = found
+        heard[self._site, self._fold] = found
         return found
 
     monkeypatch.setattr(References, "_local_outputs", listening)
@@ -84,15 +103,16 @@ def test_alone_is_a_run_of_one_site_bit_for_bit(
     folds = K_FOLD | {"folds": 2}
     evaluation = folds | {"references": ["local"]}
     method = {"name": "rank-dad", "rank": 2} | options
-    spec = referenced(evaluation=evaluation, federation=federation, method=method, **changes)
+    spec = referenced(evaluation=evaluation, federation=federation, method=method, tuning=tuning, **changes)
     data = site_data(spec)
     run(spec, data, tmp_path / "together")
     assert len(heard) == 6
     for site in SITES:
-        one = referenced(evaluation=folds, federation=federation | {"sites": [site]}, **changes)
+        one = referenced(evaluation=folds, federation=federation | {"sites": [site]}, tuning=own, **changes)
         outputs: dict[tuple[str, int], Tensor] = {}
-        run(one, {site: data[site]}, tmp_path / site, tested=partial(keep, outputs))
-        assert all(torch.equal(heard[site, fold], outputs[site, fold]) for fold in range(2))
+        run(one, {site: site_data(one)[site]}, tmp_path / site, tested=partial(keep, outputs))
+        last = [fold for fold in range(one.folds) if one.tests(fold)]
+        assert all(torch.equal(heard[site, place], outputs[site, fold]) for place, fold in enumerate(last))
 
 
 @pytest.mark.parametrize("most", [None, 2, "epoch"])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from rankdad.local.alone import own_splits
 from rankdad.local.data import SiteData
 from rankdad.simulations.lockstep import run
 from rankdad.simulations.pooling import SITE, first_training_rows, pooled_data, pooled_spec
@@ -33,6 +34,19 @@ def test_every_sample_is_where_it_was_at_its_site(site_data: Data, evaluation: d
             found = part_of(together, name, fold)
             assert torch.equal(found.inputs, torch.cat([part.inputs for part in parts]))
             assert torch.equal(found.labels, torch.cat([part.labels for part in parts]))
+
+
+@pytest.mark.parametrize(("tuning", "each"), [({"rank": [1, 2]}, 1), ({"rank": [1, 2], "weight_decay": [0, 1]}, 3)])
+def test_what_is_tuned_is_tuned_together_but_for_ranks(
+    tmp_path: Path, site_data: Data, tuning: dict[str, Any], each: int
+) -> None:
+    spec = run_spec(evaluation=FOLDS, method={"name": "rank-dad", "rank": 2}, tuning=tuning)
+    data = site_data(spec)
+    together = pooled_spec(spec, data)
+    everything = own_splits(spec, together, pooled_data(data).splits)
+    assert len(everything) == together.folds == 3 * each
+    tested = [split.test for fold, split in enumerate(everything) if together.tests(fold)]
+    assert torch.cat(tested).sort().values.tolist() == list(range(97))
 
 
 def test_it_takes_as_many_steps(site_data: Data) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from rankdad.common.errors import FewSamplesError
 from rankdad.common.models import build_model
 from rankdad.common.policy import Policy
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.data.behind import fewest_behind
@@ -47,6 +49,45 @@ def members(*rows: int) -> torch.Tensor:
 )
 def test_what_a_fold_trains_on_and_what_it_holds_out_count(rows: tuple[int, ...], fewest: float) -> None:
     assert fewest_behind(SPLITS, members(*rows), 3).tolist() == [fewest]
+
+
+@pytest.mark.parametrize(("rows", "fewest"), [((0, 1), 1), ((0, 2), 1), ((0, 1, 2, 3), 2), (tuple(range(12)), 2)])
+def test_what_only_the_model_is_trained_on_counts_and_not_its_candidates(rows: tuple[int, ...], fewest: float) -> None:
+    """The sums of candidates and of the model that follows them differ by the rows held out, 0 and 3."""
+    inner = Split(ALL[[1, 2, *range(4, 8)]], NONE, NONE)  # a validation set that the policy leaves out
+    splits = (inner, inner, Split(torch.arange(8), NONE, TESTS[2]))
+    assert fewest_behind(splits, members(*rows), 0).tolist() == [fewest]
+
+
+def tuned_data(held_out: int) -> tuple[RunSpec, SiteData]:
+    """Eight training rows, of which candidates lack some, and four to test."""
+    spec = run_spec(tuning={"weight_decay": [0.0, 1.0]}, preparation={"standardise": "federated"})
+    inner = Split(torch.arange(held_out, 8), torch.arange(held_out), NONE)
+    splits = (inner, inner, Split(torch.arange(8), NONE, TESTS[2]))
+    return spec, SiteData(Samples(torch.rand(12, 6), torch.arange(12) % 3), splits)
+
+
+def test_candidates_that_lack_few_samples_are_refused() -> None:
+    spec, data = tuned_data(3)
+    plan = make_plan(spec, build_model(spec))
+    admitted(Policy(min_rows=3, rows_per_rank=None), spec, plan, data)
+    spec, data = tuned_data(2)
+    with pytest.raises(FewSamplesError, match="evaluation: the run holds out 2 samples in a fold"):
+        admitted(Policy(min_rows=3, rows_per_rank=None), spec, plan, data)
+
+
+def test_sums_of_candidates_and_models_together_are_of_enough_samples() -> None:
+    """Two sums, of the candidates and of the model, for twelve samples."""
+    spec, data = tuned_data(4)
+    plain = run_spec(training={"batch_size": 100})
+    spec = spec.model_copy(update={"preparation": plain.preparation, "training": plain.training})
+    plan = make_plan(spec, build_model(spec))
+    with pytest.raises(
+        FewSamplesError, match="tuning: the run tunes so often that there are 6 samples here for each sum"
+    ):
+        admitted(
+            Policy(min_rows=7, rows_per_rank=None), spec, plan, replace(data, splits=(Split(ALL, NONE, NONE),) * 3)
+        )
 
 
 def data_of(inputs: torch.Tensor, women: tuple[int, ...]) -> SiteData:

@@ -417,3 +417,29 @@ def test_without_matplotlib_the_page_says_what_it_lacks(finished: Path, monkeypa
     page = Page(path.read_text(encoding="utf-8"))
     assert "pip install 'rankdad[plots]'" in page.text
     assert "img" not in dict(page.tags)
+
+
+def test_the_page_says_which_settings_were_chosen_and_what_that_took(tmp_path: Path) -> None:
+    spec = run_spec(
+        method={"name": "rank-dad", "rank": 2},
+        evaluation={"name": "k-fold", "folds": 2},
+        training={"epochs": 2, "validation": 0.3},
+        tuning={"weight_decay": [0.0, 0.5], "rank": [1, 2]},
+    )
+    run(spec, written_data(tmp_path / "data", spec, (90, 60, 31)), directory := tmp_path / "run")
+    page, summary = Page(report(directory)), json.loads((directory / "summary.json").read_text())
+    tuned, steps = summary["tuning"], read_results(directory).steps
+    assert [one["model"] for one in tuned] == ["fold 1 of 2", "fold 2 of 2", "final model"]
+    for place, (decay, rank) in enumerate([("0", "1"), ("0", "2"), ("0.5", "1"), ("0.5", "2")]):
+        cells = []
+        for one in tuned:
+            tried = one["candidates"][place]
+            cells.append(f"{tried['validation']:.3f} ({tried['best_epoch']})" + " ✓" * (one["chosen"] == place + 1))
+        assert [decay, rank, "2", *cells] in page.rows
+    own = steps["candidate"].isna()
+    sent = steps["bytes_up"] + steps["bytes_down"]
+    share = sum(one["held_out"] for one in tuned) / sum(one["samples"] for one in tuned)
+    assert f"Each of 4 candidates was trained without {share:.0%}".replace("%", " %") in page.text
+    assert f"took {len(steps) / own.sum():.1f} times as many steps" in page.text
+    assert f"and {sent.sum() / sent[own].sum():.1f} times as many bytes" in page.text
+    assert "2 folds of at most 2 epochs, then all samples once more, each after 4 candidates" in page.text

@@ -1,0 +1,58 @@
+"""How a run's settings were chosen, and what that took."""
+
+from __future__ import annotations
+
+from rankdad.remote.report.metric_tables import NumberTable
+from rankdad.remote.report.narrative import count, number, percent
+from rankdad.remote.report.run_results import RunResults, TriedCandidate, TunedModel, of_models
+
+MAX_MODELS = 12  # with a column each; of more there is what was chosen how often
+
+
+def tuning_table(run: RunResults) -> NumberTable | None:
+    """Return a row for every candidate that has been trained; None where none was."""
+    models = [model for model in run.summary.tuning if model.candidates]
+    if not models:
+        return None
+    wide = len(models) > MAX_MODELS
+    head = ["weight decay", "rank", "epochs", *(["mean", "chosen"] if wide else [model.model for model in models])]
+    rows = []
+    for place, one in enumerate(models[0].candidates):
+        settings = [f"{one.weight_decay:g}", "–" if one.rank is None else str(one.rank), str(one.epochs)]
+        if not wide:
+            rows.append([*settings, *(_cell(model, place) for model in models)])
+            continue
+        tried = [model.candidates[place].validation for model in models if place < len(model.candidates)]
+        values = [value for value in tried if value is not None]
+        chosen = sum(model.chosen == place + 1 for model in models)
+        mean = number(sum(values) / len(values) if values else None)
+        rows.append([*settings, mean, f"{chosen} of {len(models)} times"])
+    return NumberTable(head, rows)
+
+
+def _cell(model: TunedModel, place: int) -> str:
+    if place >= len(model.candidates):
+        return "–"
+    one: TriedCandidate = model.candidates[place]
+    return f"{number(one.validation)} ({one.best_epoch})" + " ✓" * (model.chosen == place + 1)
+
+
+def price(run: RunResults) -> str:
+    """Return which share of rows chose the settings, and how much more was trained and sent for it; else nothing."""
+    models, steps = run.summary.tuning, run.steps
+    rows = sum(model.samples for model in models)
+    if not rows:
+        return ""
+    held_out = percent(sum(model.held_out for model in models) / rows)
+    text = (
+        f"Each of {count(len(run.spec.candidates), 'candidate')} was trained without {held_out} of a model's training "
+        "rows, which then judged it; the best was trained again on all of them."
+    )
+    own = of_models(steps)
+    sent, own_sent = (float((table["bytes_up"] + table["bytes_down"]).sum()) for table in (steps, own))
+    if own_sent and run.summary.status == "completed":
+        text += (
+            f" So the run took {number(len(steps) / len(own), 1)} times as many steps, and "
+            f"{number(sent / own_sent, 1)} times as many bytes, as those last trainings alone."
+        )
+    return text
