@@ -20,6 +20,8 @@ from rankdad.common.spec.preparation import Preparation
 from rankdad.common.spec.tasks import Metric, TaskSpec
 from rankdad.common.spec.training import Training
 
+PEOPLE = ("patient", "subject", "participant", "person")  # in the name of a group's column
+
 
 class RunSpec(Part):
     """One training: what every site and the aggregator agree on."""
@@ -112,6 +114,12 @@ class RunSpec(Part):
     def grouped(self) -> bool:
         """Whether a column says which samples belong together, such as those of a patient."""
         return getattr(self.data, "group", None) is not None
+
+    @property
+    def group_noun(self) -> str:
+        """What rows are of, in the singular: what the group's column is called, if that is a word for people."""
+        column = str(getattr(self.data, "group", "")).lower()
+        return next((noun for noun in PEOPLE if noun in column), "group")
 
     @property
     def tested_folds(self) -> int:
