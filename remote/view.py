@@ -32,11 +32,13 @@ class Waiting:
         sites: that it waits for.
         seconds: for which it has been open.
         without: sites that have departed, and that it does not wait for.
+        ended: whether the run goes on no more, and only has to tell the sites.
     """
 
     sites: tuple[str, ...] = ()
     seconds: float = 0.0
     without: tuple[str, ...] = ()
+    ended: bool = False
 
 
 class View(Protocol):
@@ -103,7 +105,7 @@ class PlainView:
             known = "; ".join(f"{site}: {p.problems[site]}" for site in now.sites if site in p.problems)
             self._say(f"waiting for {', '.join(now.sites)} ({now.seconds:.0f} s)" + f": {known}" * bool(known))
         self._said = periods
-        if now.without != self._without:
+        if now.without != self._without and not now.ended:
             self._say(f"goes on without {', '.join(now.without)}" if now.without else "all sites are back")
             self._without = now.without
 
@@ -158,6 +160,8 @@ class LiveView:
         now, total = self._waiting(), len(self._progress.sites)
         if self._progress.status != "running":
             return self._progress.status
+        if now.ended:
+            return "the run ends"
         words = [f"{total - len(now.sites) - len(now.without)} of {total} sites in"]
         if not now.sites:
             words.append("aggregating")

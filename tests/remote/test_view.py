@@ -83,6 +83,12 @@ def test_who_is_left_out_and_who_is_back_is_said_once() -> None:
     assert said in shown(running(), alone, terminal=True)
 
 
+def test_a_run_that_ends_does_not_go_on_without_a_site() -> None:
+    ending = Waiting((), 1.0, ("beta",), ended=True)
+    assert "goes on" not in shown(running(), ending, terminal=False)
+    assert "without" not in shown(running(), ending, terminal=True)
+
+
 def test_of_several_folds_it_says_which() -> None:
     progress = running(folds=3)
     progress.tested_folds = 2
