@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from rich.text import Text
 from rankdad.common.spec.run import training_name
 from rankdad.common.spec.tasks import shown
 from rankdad.remote.progress import AGGREGATOR, Progress
+
+_log = logging.getLogger(__name__)
 
 WAITING_PERIOD = 10.0  # seconds between two lines about the same wait
 MIN_WAITING = 1.0
@@ -62,11 +65,15 @@ def view_of(progress: Progress, waiting: Callable[[], Waiting], console: Console
         waiting: returns how the present round stands.
         console: where to show it.
     """
-    return LiveView(progress, waiting, console) if console.is_terminal else PlainView(progress, waiting, console)
+    live = console.is_terminal and not console.quiet
+    return LiveView(progress, waiting, console) if live else PlainView(progress, waiting, console)
 
 
 class PlainView:
-    """A line for the first step, for every epoch, for every ten seconds of waiting, and for who goes and comes back."""
+    """A line for the first step, for every epoch, for every ten seconds of waiting, and for who goes and comes back.
+
+    A quiet console leaves what is wrong: that is logged.
+    """
 
     def __init__(self, progress: Progress, waiting: Callable[[], Waiting], console: Console) -> None:
         self._progress, self._waiting, self._console = progress, waiting, console
@@ -87,7 +94,7 @@ class PlainView:
         if p.table1 and not self._warned:
             self._warned = True
             for line in data_warnings(p.table1):
-                self._say(f"warning: {line}")
+                self._warn(line, "warning: ")
         if p.step and not self._begun:
             self._begun = True
             self._say(f"step 1 of {p.steps}: loss {_number(p.loss)}")
@@ -97,7 +104,7 @@ class PlainView:
             self._say(f"{_fold(p)}epoch {p.epoch} of {p.epochs} · {_figures(p)} · {_bytes(p)} · {_left(p)}")
         for site, problem in p.problems.items():
             if self._problems.get(site) != problem:
-                self._say(_problem(site, problem))
+                self._warn(_problem(site, problem))
         self._problems = dict(p.problems)
         now = self._waiting()
         periods = int(now.seconds / WAITING_PERIOD) if now.sites else 0
@@ -112,6 +119,12 @@ class PlainView:
     def stop(self) -> None:
         """Print what is new since the last tick."""
         self.tick()
+
+    def _warn(self, problem: str, before: str = "") -> None:
+        if self._console.quiet:
+            _log.warning(problem)
+        else:
+            self._say(before + problem)
 
     def _say(self, line: str) -> None:
         self._console.print(Text(line), soft_wrap=True)

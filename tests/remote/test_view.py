@@ -114,6 +114,17 @@ def test_more_bytes_than_full_gradients_are_called_more() -> None:
     assert (times_fewer(3.1), times_fewer(0.8)) == ("3.1 times fewer", "1.2 times more")
 
 
+def test_a_quiet_run_leaves_what_is_wrong_with_the_data(caplog: pytest.LogCaptureFixture) -> None:
+    progress = running()
+    progress.table1 = {"warnings": ["beta may have other units"]}
+    for terminal in (False, True):
+        view = view_of(progress, Waiting, Console(file=io.StringIO(), force_terminal=terminal, quiet=True))
+        view.start()
+        view.tick()
+        view.stop()
+    assert [record.getMessage() for record in caplog.records] == ["beta may have other units"] * 2
+
+
 def test_a_site_that_is_waited_for_is_named_with_its_reason() -> None:
     progress = running()
     progress.problems = {"beta": "data.npz: does not exist"}
