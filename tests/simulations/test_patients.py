@@ -87,5 +87,7 @@ def test_a_refusal_of_products_counts_patients_and_says_so(tmp_path: Path) -> No
     changes = {"evaluation": {"name": "k-fold", "folds": 3, "references": ["linear"]}}
     spec, data = visits(tmp_path, preparation={"standardise": "federated"}, **changes)
     plan = make_plan(spec, Replica(spec).model)
-    with pytest.raises(FewSamplesError, match=r"of 3 columns \(2 inputs and one for the intercept\).* of 1\d patients "):
+    with pytest.raises(
+        FewSamplesError, match=r"of 3 columns \(2 inputs and one for the intercept\).* of 1\d patients "
+    ):
         admitted(Policy(min_rows=5, rows_per_rank=7), spec, plan, data[SITES[0]])
