@@ -102,8 +102,8 @@ class Policy(Part):
         """
         count = samples if people is None else people
         if count < self.min_rows:
-            grouped = f", maybe of {_count(count, 'group')}" if count < samples else ""
-            asks = f"makes steps of {_count(samples, 'sample')} here{grouped}"
+            grouped = f", maybe of {counted(count, spec.group_noun)}" if count < samples else ""
+            asks = f"makes steps of {counted(samples, 'sample')} here{grouped}"
             allows = f"none of fewer than {self.min_rows} (min_rows){LARGER_STEPS}"
             raise refusal("training.batch_size", asks, allows, {"min_rows": count}, FEWER_SAMPLES)
         most, rows = self.rank(samples), rows_sent(spec)
@@ -112,7 +112,7 @@ class Policy(Part):
         least = 1 + spec.training.sends_squares if isinstance(spec.method, RankDad) else rows  # fewer, if it has to
         allows = f"at most {most} (rows_per_rank {self.rows_per_rank})"
         if least > most:
-            asks = f"needs at least {_count(least, 'row')} of a step of {_count(samples, 'sample')} here"
+            asks = f"needs at least {counted(least, 'row')} of a step of {counted(samples, 'sample')} here"
             raise refusal(_rank_field(spec.method), asks, allows, _fewer_per_row(samples, least), MORE_ROWS)
         for route in plan.routes:
             rank = min(route.matrix)
@@ -122,24 +122,30 @@ class Policy(Part):
                 change = _fewer_per_row(samples, -(-rank // 2))
                 raise refusal(_rank_field(spec.method), asks, allows, change, WHOLE)
 
-    def check_products(self, columns: int, samples: int) -> None:
-        """Check that sums of products of so many columns over so many samples may leave the site.
+    def check_products(self, inputs: int, people: int, noun: str = "sample") -> None:
+        """Check that sums of products of so many inputs' columns, and one of ones, may leave the site.
 
         They say as much as that many rows would.
+
+        Args:
+            inputs: columns of the inputs.
+            people: groups that a fold trains on or holds out at least; without groups, samples.
+            noun: what these are called, in the singular.
 
         Raises:
             FewSamplesError: they may not.
         """
-        most, change, allows = self.rank(samples), dict[str, object](), list[str]()
+        columns, most, change, allows = inputs + 1, self.rank(people), dict[str, object](), list[str]()
         if self.max_rank is not None and columns > self.max_rank:
             change["max_rank"] = columns
             allows.append(f"max_rank {self.max_rank}")
         if most is not None and columns > most:
-            change |= _fewer_per_row(samples, columns)
+            change |= _fewer_per_row(people, columns)
             allows.append(f"rows_per_rank {self.rows_per_rank}")
         if change:
-            of = f"{_count(samples, 'sample')} that a fold trains on or holds out here"
-            asks = f"adds up products of {columns} columns for a linear model, of {of}"
+            width = f"{columns} columns ({counted(inputs, 'input')} and one for the intercept)"
+            of = f"{counted(people, noun)} that a fold trains on or holds out here"
+            asks = f"adds up products of {width} for a linear model, of {of}"
             error = refusal("evaluation.references", asks, " and ".join(allows), change, PRODUCTS)
             raise FewSamplesError(error.field, error.problem)
 
@@ -275,7 +281,8 @@ def refusal(field: str, asks: str, allows: str, change: dict[str, object], lets_
     return PolicyError(field, sentence)
 
 
-def _count(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
+    """Return a number of things: 1 sample, 2 samples."""
     return f"{number} {what}{'s' * (number != 1)}"
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import FewSamplesError, PolicyError
-from rankdad.common.policy import FEWER_SAMPLES, Policy, refusal, rows_sent
+from rankdad.common.policy import FEWER_SAMPLES, Policy, counted, refusal, rows_sent
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.protocol.plan import Plan
@@ -36,21 +36,38 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
     Raises:
         FewSamplesError: a step, or the sums of a fold's training samples, would have too few of them.
     """
-    data = _evaluated(policy, data)
+    data = _evaluated(policy, data, spec.group_noun)
     largest = spec.training.step_size
     sizes = [batch_sizes(len(split.train), largest) if len(split.train) else [] for split in data.splits]
     check_steps(policy, spec, plan, data, sizes)
     smallest = min((size for fold in sizes for size in fold), default=0)
     data = replace(data, notes=(*data.notes, *_small_steps(policy, spec, data, smallest)))
+<<<<<<< HEAD
     units = "samples" if data.groups is None else "groups of samples"
     tested = spec.tested_folds * (1 + len(spec.candidates))  # trainings
+||||||| f75f964
+    units = "samples" if data.groups is None else "groups of samples"
+=======
+    noun = "sample" if data.groups is None else spec.group_noun
+    units = f"{noun}s"
+>>>>>>> mend
     if Preparing(spec).stages:
         everyone = data.shares(torch.ones(len(data.samples), 1, dtype=torch.bool))
         fewest = fewest_behind(data.splits, everyone, tested).min()
         _check_sums(policy, "evaluation", f"holds out {{}} {units} in a fold", fewest)
         if "linear" in spec.evaluation.references and fewest.isfinite():
+<<<<<<< HEAD
             policy.check_products(math.prod(spec.data.shape) + 1, int(fewest))
     if (equations := _equations(spec)) > 1:
+||||||| f75f964
+            policy.check_products(math.prod(spec.data.shape) + 1, int(fewest))
+    if spec.tested_folds > spec.folds_per_repeat:  # whose sums, all taken together, are equations for few samples
+        equations = 1 + spec.tested_folds - spec.tested_folds // spec.folds_per_repeat
+=======
+            policy.check_products(math.prod(spec.data.shape), int(fewest), noun)
+    if spec.tested_folds > spec.folds_per_repeat:  # whose sums, all taken together, are equations for few samples
+        equations = 1 + spec.tested_folds - spec.tested_folds // spec.folds_per_repeat
+>>>>>>> mend
         each = torch.tensor(data.people(torch.arange(len(data.samples))) // equations)
         field, what = ("tuning", "tunes") if spec.candidates else ("evaluation.repeats", "repeats folds")
         asks = f"{what} so often that there are {{}} {units} here for each sum that they tell"
@@ -63,6 +80,7 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
     return data
 
 
+<<<<<<< HEAD
 def _equations(spec: RunSpec) -> int:
     """Return how many equations for single samples sums of overlapping folds are, all taken together; 1 is none.
 
@@ -76,18 +94,24 @@ def _equations(spec: RunSpec) -> int:
 
 
 def _evaluated(policy: Policy, data: SiteData) -> SiteData:
+||||||| f75f964
+def _evaluated(policy: Policy, data: SiteData) -> SiteData:
+=======
+def _evaluated(policy: Policy, data: SiteData, noun: str) -> SiteData:
+>>>>>>> mend
     """Leave out the validation and test sets that are too small, and say so."""
-    splits, units = data.splits, "" if data.groups is None else " groups"
+    splits = data.splits
     for name in ("validation", "test"):
         sets = [getattr(split, name) for split in splits]
         people = [data.people(rows) for rows in sets]
         small = [place for place, count in enumerate(people) if 0 < count < policy.min_rows]
         if not small:
             continue
+        fewest = min(people[place] for place in small)
         note = (
             f"{name}: {sum(len(sets[place]) for place in small)} samples are left out, in {len(small)} of {len(sets)} "
-            f"folds: the set has {min(people[place] for place in small)}{units} there, and the policy evaluates none "
-            f"of fewer than {policy.min_rows} (min_rows)"
+            f"folds: the set has {fewest if data.groups is None else counted(fewest, noun)} there, and the policy "
+            f"evaluates none of fewer than {policy.min_rows} (min_rows)"
         )
         data = replace(data, warnings=(*data.warnings, TOO_SMALL), notes=(*data.notes, note))
     left = (

@@ -14,7 +14,9 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from rankdad.common.errors import DataError, UserError, visible
+from rankdad.common.preparation.labels import counts_of, one_sided
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.tasks import Classification
 from rankdad.common.spec.written import Written
 from rankdad.local.data.files import tables_in
 from rankdad.local.data.profile import MAX_LEVELS, Column, Profile, compared, profile_of
@@ -102,7 +104,10 @@ def _refusals(data: Path, spec: RunSpec) -> tuple[list[str], list[str]]:
     notes = list[str]()
     for index, (site, folder) in enumerate((named or {"": data}).items()):
         try:
-            notes += [f"{site}: {note}" if site else note for note in read_site(spec, folder, index).notes]
+            read = read_site(spec, folder, index)
+            notes += [f"{site}: {note}" if site else note for note in read.notes]
+            if isinstance(spec.task, Classification):
+                notes += one_sided(counts_of(spec.task, read.samples.labels).tolist(), site or data.name)
         except UserError as error:
             problems.append(f"{site}: {error}" if site else str(error))
     return problems, notes

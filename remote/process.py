@@ -101,7 +101,7 @@ def _serve(
 
     def waiting() -> Waiting:
         status = aggregator.status
-        return Waiting(status.waiting_for, time.perf_counter() - status.round_began, status.without)
+        return Waiting(status.waiting_for, time.perf_counter() - status.round_began, status.without, aggregator.ended)
 
     progress, interrupted = aggregator.recorder.progress, ""
     view, resumable = view_of(progress, waiting, console), aggregator.persistence.keeps

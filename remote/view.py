@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from rankdad.common.spec.run import training_name
 from rankdad.common.spec.tasks import shown
 from rankdad.remote.progress import AGGREGATOR, Progress
 
+_log = logging.getLogger(__name__)
+
 WAITING_PERIOD = 10.0  # seconds between two lines about the same wait
 MIN_WAITING = 1.0
 MAX_METRICS = 3  # metrics of a line
@@ -32,11 +35,13 @@ class Waiting:
         sites: that it waits for.
         seconds: for which it has been open.
         without: sites that have departed, and that it does not wait for.
+        ended: whether the run goes on no more, and only has to tell the sites.
     """
 
     sites: tuple[str, ...] = ()
     seconds: float = 0.0
     without: tuple[str, ...] = ()
+    ended: bool = False
 
 
 class View(Protocol):
@@ -60,11 +65,15 @@ def view_of(progress: Progress, waiting: Callable[[], Waiting], console: Console
         waiting: returns how the present round stands.
         console: where to show it.
     """
-    return LiveView(progress, waiting, console) if console.is_terminal else PlainView(progress, waiting, console)
+    live = console.is_terminal and not console.quiet
+    return LiveView(progress, waiting, console) if live else PlainView(progress, waiting, console)
 
 
 class PlainView:
-    """A line for the first step, for every epoch, for every ten seconds of waiting, and for who goes and comes back."""
+    """A line for the first step, for every epoch, for every ten seconds of waiting, and for who goes and comes back.
+
+    A quiet console leaves what is wrong: that is logged.
+    """
 
     def __init__(self, progress: Progress, waiting: Callable[[], Waiting], console: Console) -> None:
         self._progress, self._waiting, self._console = progress, waiting, console
@@ -85,7 +94,7 @@ class PlainView:
         if p.table1 and not self._warned:
             self._warned = True
             for line in data_warnings(p.table1):
-                self._say(f"warning: {line}")
+                self._warn(line, "warning: ")
         if p.step and not self._begun:
             self._begun = True
             self._say(f"step 1 of {p.steps}: loss {_number(p.loss)}")
@@ -95,7 +104,7 @@ class PlainView:
             self._say(f"{_fold(p)}epoch {p.epoch} of {p.epochs} · {_figures(p)} · {_bytes(p)} · {_left(p)}")
         for site, problem in p.problems.items():
             if self._problems.get(site) != problem:
-                self._say(_problem(site, problem))
+                self._warn(_problem(site, problem))
         self._problems = dict(p.problems)
         now = self._waiting()
         periods = int(now.seconds / WAITING_PERIOD) if now.sites else 0
@@ -103,13 +112,19 @@ class PlainView:
             known = "; ".join(f"{site}: {p.problems[site]}" for site in now.sites if site in p.problems)
             self._say(f"waiting for {', '.join(now.sites)} ({now.seconds:.0f} s)" + f": {known}" * bool(known))
         self._said = periods
-        if now.without != self._without:
+        if now.without != self._without and not now.ended:
             self._say(f"goes on without {', '.join(now.without)}" if now.without else "all sites are back")
             self._without = now.without
 
     def stop(self) -> None:
         """Print what is new since the last tick."""
         self.tick()
+
+    def _warn(self, problem: str, before: str = "") -> None:
+        if self._console.quiet:
+            _log.warning(problem)
+        else:
+            self._say(before + problem)
 
     def _say(self, line: str) -> None:
         self._console.print(Text(line), soft_wrap=True)
@@ -158,6 +173,8 @@ class LiveView:
         now, total = self._waiting(), len(self._progress.sites)
         if self._progress.status != "running":
             return self._progress.status
+        if now.ended:
+            return "the run ends"
         words = [f"{total - len(now.sites) - len(now.without)} of {total} sites in"]
         if not now.sites:
             words.append("aggregating")

@@ -18,14 +18,14 @@ from rankdad.common.gradients.wire import squares_wire
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Preparing, Rows
 from rankdad.common.preparation.description import sums
-from rankdad.common.preparation.labels import counts_of
+from rankdad.common.preparation.labels import counts_of, one_sided
 from rankdad.common.preparation.moments import channels_of
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import parts
 from rankdad.common.spec import RankDad, RunSpec
 from rankdad.common.spec.data import TableData
-from rankdad.common.spec.tasks import Regression
+from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.local.admission import admitted, check_steps
 from rankdad.local.data import SiteData
 from rankdad.remote.table_one import outcome_names, table_one
@@ -108,6 +108,8 @@ def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, cons
         names, counts = outcome_names(spec), counts_of(spec.task, label).tolist()
         words = ", ".join(f"{visible(names(place))}: {int(count)}" for place, count in enumerate(counts))
         console.print(f"label of {len(label)} rows: {words}", highlight=False, markup=False)
+        for question in one_sided(counts if isinstance(spec.task, Classification) else [], site):
+            console.print(f"warning: {question}", highlight=False, markup=False)
     preparing = Preparing(spec)
     numbers = sum(preparing.size(stage) for stage in preparing.stages)
     lines = [

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rankdad.common.errors import DataError, UserError
+from rankdad.common.preparation.labels import one_sided
 from rankdad.common.spec.patterns import escaped
 from rankdad.common.spec.table_schema import COLUMN
 from rankdad.local.data.cells import LIMIT
@@ -239,6 +240,8 @@ def _task(
         counts.update(column.levels)
     some = ", ".join(f"{value} ({counts[value]} rows)" for value in values)
     notes.append(f"column {label} is taken for {len(values)} classes: {some}")
+    for one, column in zip(found, columns, strict=True):
+        notes += one_sided([column.levels.get(value, 0) for value in values], one.site)
     if len(values) > 2 and numbers:
         notes.append(f'if only some or none of {label} matters, write init again with --positive "> {values[0]}"')
     return {"name": "classification", "classes": len(values)}, values

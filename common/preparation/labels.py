@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,19 @@ def counts_of(task: Classification | MultiLabel, labels: Tensor) -> Tensor:
     if isinstance(task, MultiLabel):
         return labels.to(torch.float64).sum(0)
     return torch.bincount(labels, minlength=task.classes).to(torch.float64)
+
+
+def one_sided(counts: Sequence[float], site: str) -> list[str]:
+    """Return what to ask a site, by name, at which an outcome never or always occurs.
+
+    Args:
+        counts: of rows without the outcome, and with it; of more classes nothing is asked.
+        site: its name.
+    """
+    if len(counts) != 2 or all(counts) or not any(counts):
+        return []
+    often = "always" if counts[1] else "never"
+    return [f"the outcome {often} occurs in {site}'s table: is it coded as elsewhere?"]
 
 
 def balanced(task: Classification | MultiLabel, rows: float, counts: Tensor) -> Tensor:

@@ -24,6 +24,8 @@ from rankdad.common.spec.tuning import Candidate, Tuning
 
 MAX_TRAININGS = 1000  # of a run
 
+PEOPLE = ("patient", "subject", "participant", "person")  # in the name of a group's column
+
 
 class RunSpec(Part):
     """One training: what every site and the aggregator agree on."""
@@ -166,6 +168,12 @@ class RunSpec(Part):
     def local_steps(self) -> int | Literal["epoch"] | None:
         """How many batches a site trains on between two exchanges, at most; None where it takes no steps of its own."""
         return None if self.local is None else self.local.local_steps
+
+    @property
+    def group_noun(self) -> str:
+        """What rows are of, in the singular: what the group's column is called, if that is a word for people."""
+        column = str(getattr(self.data, "group", "")).lower()
+        return next((noun for noun in PEOPLE if noun in column), "group")
 
     @property
     def tested_folds(self) -> int:

@@ -108,7 +108,7 @@ class SiteData:
             order: of the samples, at random.
             batches: into how many batches, which differ by at most one sample, they are cut.
         """
-        if self.groups is None:
+        if self.groups is None or not len(order):
             return order
         of = self.groups[self.splits[fold].train][order]
         first = torch.full((int(of.max()) + 1,), len(of)).scatter_reduce(0, of, torch.arange(len(of)), "amin")

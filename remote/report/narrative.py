@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut, RunSpec
+from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.remote.report.run_results import RunResults, finite
 from rankdad.remote.view import bound, times_fewer
@@ -41,7 +41,6 @@ UNSEEN = (
 )
 NEGLIGIBLE = 0.02  # a smaller difference of an AUC, R² or r is not worth a sentence
 CHANCE_MARGIN = 0.03  # a balanced accuracy that is no further above chance is chance
-PEOPLE = ("patient", "subject", "participant", "person")  # in the name of a group's column
 MAX_SITES_NAMED = 30  # in one warning
 MAX_SITES = 8  # in a sentence
 
@@ -69,16 +68,10 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def group_noun(spec: RunSpec) -> str:
-    """Return what rows are of, in the singular: what the group's column is called, if that is a word for people."""
-    column = str(getattr(spec.data, "group", "")).lower()
-    return next((noun for noun in PEOPLE if noun in column), "group")
-
-
 def rows_tested(run: RunResults, noun: str) -> str:
     """Return how many rows have been tested, and of how many groups: 1,024 patients, 3,680 rows."""
     rows, groups = count(int(run.test.get("samples", 0)), noun), run.test.get("groups")
-    return rows if groups is None else f"{count(int(groups), group_noun(run.spec))}, {rows}"
+    return rows if groups is None else f"{count(int(groups), run.spec.group_noun)}, {rows}"
 
 
 def listed(sites: list[str]) -> str:
@@ -254,7 +247,7 @@ def notes(run: RunResults) -> Iterator[str]:
     metrics = run.summary.metrics
     if metrics.intervals:
         each = ", ".join(f"{NAMES.get(name, name)}: {one.method}" for name, one in metrics.intervals.items())
-        kind = f"{group_noun(run.spec)}s, not rows," if "groups" in run.test else "predictions"
+        kind = f"{run.spec.group_noun}s, not rows," if "groups" in run.test else "predictions"
         yield (
             f"95 % intervals ({each}) are for the predictions of all samples, each by a model that has not seen it. "
             f"They treat {kind} as independent, and say nothing about other sites than these."

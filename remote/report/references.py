@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rankdad.common.metrics import Interval
 from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric, Regression
 from rankdad.remote.report.metric_tables import NumberTable
-from rankdad.remote.report.narrative import NAMES, listed, number
+from rankdad.remote.report.narrative import NAMES, count, listed, number
 from rankdad.remote.report.run_results import RunResults
 
 REFERENCES = {
@@ -51,15 +51,12 @@ def worth(run: RunResults) -> Iterator[str]:
         if reached is not None:
             within = f" (95 % interval {number(interval.low)} to {number(interval.high)})" if interval else ""
             more = gain(name, run.test[name], reached)
-            less = (
-                f"{number(abs(more))} {'better' if more > 0 else 'worse'}"
-                if abs(more) >= 10**-DIGITS / 2
-                else "as good"
-            )
-            sure = ", which is no more than chance may make" if interval and _holds(interval, run.test[name]) else ""
-            yield (
-                f"{MODELS[reference]} has an {NAMES[name]} of {number(reached)}{within}: this model is {less}{sure}."
-            )
+            less = "as good"
+            if abs(more) >= 10**-DIGITS / 2:
+                less = f"{number(abs(more))} {'better' if more > 0 else 'worse'}"
+                if interval and _holds(interval, run.test[name]):
+                    less += ", which is no more than chance may make"
+            yield f"{MODELS[reference]} has an {NAMES[name]} of {number(reached)}{within}: this model is {less}."
         if reference != "linear":
             yield from _where(run, reference)
 
@@ -72,8 +69,15 @@ def _where(run: RunResults, reference: str) -> Iterator[str]:
     better = [site for site, row in both.items() if gain(name, row[name], row[theirs]) < 0]
     what = "its own model" if reference == "local" else "its own linear model"
     if better:
-        figures = [f"{site} ({number(both[site][theirs])} against {number(both[site][name])})" for site in better]
-        yield f"At {len(better)} of {len(both)} hospitals {what} has the better {NAMES[name]}: {listed(figures)}."
+        figures = [
+            f"{site} ({number(row[theirs])} against {number(row[name])}{_chance(row, name, theirs)})"
+            for site, row in both.items()
+            if site in better
+        ]
+        where = f"{len(better)} of {count(len(both), 'hospital')}"
+        yield f"At {where} {what} has the better {NAMES[name]}: {listed(figures)}."
+    elif len(both) == 1:
+        yield f"At the one hospital {what} has no better {NAMES[name]}."
     elif both:
         yield f"At none of {len(both)} hospitals has {what} a better {NAMES[name]}."
     if missing := [site for site, row in rows.items() if row.get("samples") and not row.get(f"{reference}_samples")]:
@@ -105,6 +109,12 @@ def _keys(names: list[str], name: Metric) -> list[str]:
 def _interval(row: dict[str, float], key: str) -> Interval | None:
     low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
     return None if low is None or high is None else Interval(low, high, "")
+
+
+def _chance(row: dict[str, float], name: str, theirs: str) -> str:
+    """Return that a site's difference is within chance: its figure lies in the interval of the other model's."""
+    interval = _interval(row, theirs)
+    return ", within chance" if interval and _holds(interval, row[name]) else ""
 
 
 def _cell(reached: float | None, interval: Interval | None) -> str:

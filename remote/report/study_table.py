@@ -7,7 +7,7 @@ from typing import Any
 
 from rankdad.common.spec.tasks import Regression
 from rankdad.remote.report.metric_tables import NumberTable
-from rankdad.remote.report.narrative import group_noun, percent
+from rankdad.remote.report.narrative import percent
 from rankdad.remote.report.run_results import RunResults
 from rankdad.remote.table_one import outcome_names
 
@@ -47,7 +47,7 @@ def _shown(run: RunResults) -> list[str]:
 def _rows(run: RunResults, groups: list[Group]) -> Iterator[list[str]]:
     """Yield rows, each its name and a cell for every group."""
     if all("groups" in group for group in groups):
-        yield [f"{group_noun(run.spec)}s", *(f"{group['groups']:,}" for group in groups)]
+        yield [f"{run.spec.group_noun}s", *(f"{group['groups']:,}" for group in groups)]
     yield ["rows", *(f"{group['rows']:,}" for group in groups)]
     if isinstance(run.spec.task, Regression):
         label = getattr(run.spec.data, "label", "label")

@@ -12,11 +12,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from rankdad.common.documents import validate
 from rankdad.common.errors import DataError
+from rankdad.common.spec import RunSpec
 from rankdad.local.cli import mount
 from rankdad.local.data.profile import is_identifier, profile_of
 from rankdad.local.data.tables import Table
 from rankdad.local.describing import describe
+from rankdad.simulations.first_spec import first_spec
 from tests import messy
 from tests.conftest import run_document
 
@@ -162,3 +165,15 @@ def test_a_folder_without_tables_is_said(tmp_path: Path) -> None:
 def test_identifiers_are_known_by_their_names() -> None:
     assert all(map(is_identifier, ("id", "subject_id", "PatientID", "MRN", "Patient")))
     assert not any(map(is_identifier, ("age", "acid", "patient_age", "Width")))
+
+
+def test_a_hospital_where_the_outcome_never_occurs_is_asked_for_its_coding(tmp_path: Path) -> None:
+    for place, (site, ill) in enumerate((("lyon", "00"), ("bern", "01"))):
+        (tmp_path / site).mkdir()
+        rows = [f"{place}.{number},{ill[number % 2]}" for number in range(40)]
+        (tmp_path / site / "t.csv").write_text("x,ill\n" + "\n".join(rows))
+    run = first_spec(tmp_path, "ill")
+    question = "the outcome never occurs in lyon's table: is it coded as elsewhere?"
+    assert run["notes"].count(question) == 1
+    spec = validate(RunSpec, run["run"])
+    assert [note for note in describe(tmp_path, spec).notes if "coded" in note] == [question]

@@ -280,7 +280,10 @@ def test_products_of_more_columns_than_samples_allow_stay_at_the_site(site_data:
     """With 17 rows, 4 of them for each row that leaves, the products of 7 columns say too much."""
     spec = referenced("linear", training={"batch_size": 32, "validation": 0})
     plan = make_plan(spec, Replica(spec).model)
-    with pytest.raises(FewSamplesError, match=r"evaluation\.references: .* products of 7 columns.*rows_per_rank"):
+    with pytest.raises(
+        FewSamplesError,
+        match=r"evaluation\.references: .* products of 7 columns \(6 inputs and one for the intercept\).*rows_per_rank",
+    ):
         admitted(Policy(min_rows=1), spec, plan, site_data(spec)["gamma"])
     local = referenced("local", "site", training={"batch_size": 32, "validation": 0})
     admitted(Policy(min_rows=1), local, plan, site_data(spec)["gamma"])

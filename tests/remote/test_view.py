@@ -83,6 +83,12 @@ def test_who_is_left_out_and_who_is_back_is_said_once() -> None:
     assert said in shown(running(), alone, terminal=True)
 
 
+def test_a_run_that_ends_does_not_go_on_without_a_site() -> None:
+    ending = Waiting((), 1.0, ("beta",), ended=True)
+    assert "goes on" not in shown(running(), ending, terminal=False)
+    assert "without" not in shown(running(), ending, terminal=True)
+
+
 def test_of_several_folds_it_says_which() -> None:
     progress = running(folds=3)
     progress.tested_folds = 2
@@ -106,6 +112,17 @@ def test_what_sites_write_is_no_markup(terminal: bool) -> None:
 
 def test_more_bytes_than_full_gradients_are_called_more() -> None:
     assert (times_fewer(3.1), times_fewer(0.8)) == ("3.1 times fewer", "1.2 times more")
+
+
+def test_a_quiet_run_leaves_what_is_wrong_with_the_data(caplog: pytest.LogCaptureFixture) -> None:
+    progress = running()
+    progress.table1 = {"warnings": ["beta may have other units"]}
+    for terminal in (False, True):
+        view = view_of(progress, Waiting, Console(file=io.StringIO(), force_terminal=terminal, quiet=True))
+        view.start()
+        view.tick()
+        view.stop()
+    assert [record.getMessage() for record in caplog.records] == ["beta may have other units"] * 2
 
 
 def test_a_site_that_is_waited_for_is_named_with_its_reason() -> None:

@@ -10,6 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rankdad.common.errors import FewSamplesError
+from rankdad.common.policy import Policy
+from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.replica import Replica
+from rankdad.local.admission import admitted
 from rankdad.local.data import SiteData, read_site
 from rankdad.remote.report.narrative import rows_tested
 from rankdad.remote.report.run_results import read_results
@@ -71,3 +76,18 @@ def test_patients_are_counted_and_repeats_add_no_samples(tmp_path: Path) -> None
     risks = results.risks_of(1)
     assert risks is not None
     assert float(risks.effect("sensitivity").median()) > 1.5, "bands are those of patients"
+
+
+def test_a_site_that_trains_on_nothing_in_a_fold_deals_out_no_groups(tmp_path: Path) -> None:
+    assert summary_of(tmp_path, {"name": "leave-one-site-out"})["metrics"]["test"]["groups"] == 120
+
+
+def test_a_refusal_of_products_counts_patients_and_says_so(tmp_path: Path) -> None:
+    """Each fold holds out about 13 of 40 patients, who have three times as many rows."""
+    changes = {"evaluation": {"name": "k-fold", "folds": 3, "references": ["linear"]}}
+    spec, data = visits(tmp_path, preparation={"standardise": "federated"}, **changes)
+    plan = make_plan(spec, Replica(spec).model)
+    with pytest.raises(
+        FewSamplesError, match=r"of 3 columns \(2 inputs and one for the intercept\).* of 1\d patients "
+    ):
+        admitted(Policy(min_rows=5, rows_per_rank=7), spec, plan, data[SITES[0]])

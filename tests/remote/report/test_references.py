@@ -43,12 +43,16 @@ def test_the_verdict_says_what_training_together_adds_and_where_it_does_not(tmp_
     interval = {"low": 0.87, "high": 0.91, "method": "DeLong"}
     local = {"samples": 90, "values": {"auc": 0.89}, "intervals": {"auc": interval}}
     linear = {"samples": 90, "values": {"auc": 0.95}, "intervals": {}}
-    sites = "site,samples,auc,local_samples,local_auc\nalpha,40,0.886,40,0.907\nbeta,30,0.93,30,0.8\ngamma,20,0.9,0,\n"
+    sites = (
+        "site,samples,auc,local_samples,local_auc,local_auc_low,local_auc_high\n"
+        "alpha,40,0.886,40,0.907,0.85,0.95\nbeta,30,0.8,30,0.93,0.9,0.96\ngamma,20,0.9,0,,,\ndelta,9,0.9,9,0.8,0.7,1\n"
+    )
     found = read_results(made(tmp_path / "run", {"auc": 0.9}, sites, local=local, linear=linear))
     assert list(worth(found)) == [
         "The same model, trained at each hospital alone, has an AUC of 0.890 (95 % interval 0.870 to 0.910): this "
         "model is 0.010 better, which is no more than chance may make.",
-        "At 1 of 2 hospitals its own model has the better AUC: alpha (0.907 against 0.886).",
+        "At 2 of 3 hospitals its own model has the better AUC: alpha (0.907 against 0.886, within chance), beta (0.930 "
+        "against 0.800).",
         "There is no model of its own to compare with at gamma.",
         "A linear model of all hospitals has an AUC of 0.950: this model is 0.050 worse.",
     ]
@@ -60,8 +64,18 @@ def test_a_smaller_error_is_the_better_one_and_other_rows_are_not_compared(tmp_p
     found = read_results(made(tmp_path / "run", {"mae": 2.5}, sites, "regression", local=local, site=site))
     first, second, *others = worth(found)
     assert first.endswith("has an MAE of 3.000: this model is 0.500 better.")
-    assert second == "At none of 1 hospitals has its own model a better MAE."
+    assert second == "At the one hospital its own model has no better MAE."
     assert not any("of 3.000" in text for text in others), "80 rows are not the same rows"
+
+
+def test_a_tie_is_no_matter_of_chance(tmp_path: Path) -> None:
+    local = {
+        "samples": 90,
+        "values": {"auc": 0.9},
+        "intervals": {"auc": {"low": 0.8, "high": 0.95, "method": "DeLong"}},
+    }
+    (said,) = worth(read_results(made(tmp_path / "run", {"auc": 0.9}, "site,samples\n", local=local)))
+    assert said.endswith("(95 % interval 0.800 to 0.950): this model is as good.")
 
 
 def test_page_and_table_say_what_the_tables_of_a_run_say(finished: Path) -> None:
