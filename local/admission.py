@@ -42,32 +42,16 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
     check_steps(policy, spec, plan, data, sizes)
     smallest = min((size for fold in sizes for size in fold), default=0)
     data = replace(data, notes=(*data.notes, *_small_steps(policy, spec, data, smallest)))
-<<<<<<< HEAD
-    units = "samples" if data.groups is None else "groups of samples"
-    tested = spec.tested_folds * (1 + len(spec.candidates))  # trainings
-||||||| f75f964
-    units = "samples" if data.groups is None else "groups of samples"
-=======
     noun = "sample" if data.groups is None else spec.group_noun
     units = f"{noun}s"
->>>>>>> mend
+    tested = spec.tested_folds * (1 + len(spec.candidates))  # trainings
     if Preparing(spec).stages:
         everyone = data.shares(torch.ones(len(data.samples), 1, dtype=torch.bool))
         fewest = fewest_behind(data.splits, everyone, tested).min()
         _check_sums(policy, "evaluation", f"holds out {{}} {units} in a fold", fewest)
         if "linear" in spec.evaluation.references and fewest.isfinite():
-<<<<<<< HEAD
-            policy.check_products(math.prod(spec.data.shape) + 1, int(fewest))
-    if (equations := _equations(spec)) > 1:
-||||||| f75f964
-            policy.check_products(math.prod(spec.data.shape) + 1, int(fewest))
-    if spec.tested_folds > spec.folds_per_repeat:  # whose sums, all taken together, are equations for few samples
-        equations = 1 + spec.tested_folds - spec.tested_folds // spec.folds_per_repeat
-=======
             policy.check_products(math.prod(spec.data.shape), int(fewest), noun)
-    if spec.tested_folds > spec.folds_per_repeat:  # whose sums, all taken together, are equations for few samples
-        equations = 1 + spec.tested_folds - spec.tested_folds // spec.folds_per_repeat
->>>>>>> mend
+    if (equations := _equations(spec)) > 1:
         each = torch.tensor(data.people(torch.arange(len(data.samples))) // equations)
         field, what = ("tuning", "tunes") if spec.candidates else ("evaluation.repeats", "repeats folds")
         asks = f"{what} so often that there are {{}} {units} here for each sum that they tell"
@@ -80,7 +64,6 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
     return data
 
 
-<<<<<<< HEAD
 def _equations(spec: RunSpec) -> int:
     """Return how many equations for single samples sums of overlapping folds are, all taken together; 1 is none.
 
@@ -93,12 +76,7 @@ def _equations(spec: RunSpec) -> int:
     return tests + (spec.models if spec.candidates else 0)
 
 
-def _evaluated(policy: Policy, data: SiteData) -> SiteData:
-||||||| f75f964
-def _evaluated(policy: Policy, data: SiteData) -> SiteData:
-=======
 def _evaluated(policy: Policy, data: SiteData, noun: str) -> SiteData:
->>>>>>> mend
     """Leave out the validation and test sets that are too small, and say so."""
     splits = data.splits
     for name in ("validation", "test"):

@@ -56,14 +56,14 @@ def aggregate(spec: RunSpec, plan: Plan, run: RunState, ready: Ready, state: Met
         state: of the method.
 
     Raises:
-        RunFailedError: a fold has no samples to train on.
+        RunFailedError: a fold has no samples to train on, or a candidate none to be validated with.
         NonFiniteError: what the sites' gradients add up to is too large.
     """
     messages, sites = ready.messages, [plan.sites[place] for place in ready.places]
     if ready.kind is Kind.STEP:
         return _step(plan, run, messages[0], _bodies(messages, Step), state)
     if ready.kind is Kind.HELLO:
-        return _hello(plan, _bodies(messages, Hello)), state
+        return _hello(spec, plan, _bodies(messages, Hello)), state
     if ready.kind is Kind.BUFFERS:
         return _buffers(plan, _bodies(messages, Buffers)), state
     if ready.kind is Kind.SUMS:
@@ -101,11 +101,14 @@ def _step(
     return Step(total, loss, math.hypot(*sizes), payload, squares), state
 
 
-def _hello(plan: Plan, hellos: Sequence[Hello]) -> Roster:
+def _hello(spec: RunSpec, plan: Plan, hellos: Sequence[Hello]) -> Roster:
     train = tuple(tuple(hello.samples[fold][0] for hello in hellos) for fold in range(plan.folds))
     for fold, samples in enumerate(train):
         if not any(samples):
             raise RunFailedError("aggregator", f"train: in fold {fold + 1} no site has a sample to train on")
+        if spec.place(fold)[1] is not None and not any(hello.samples[fold][1] for hello in hellos):
+            name = spec.training_name(fold)
+            raise RunFailedError("aggregator", f"tuning: no site has samples to validate {name} with")
     return Roster(train=train)
 
 

@@ -141,7 +141,8 @@ class Recorder:
             progress.epoch = update.epoch + 1
             if update.best:
                 progress.best_epoch = update.epoch
-                progress.best_value = progress.validation and progress.validation.values.get(self._spec.monitor)
+                values = progress.validation.values if progress.validation else {}
+                progress.best_value = values.get(self._spec.monitor)
             self.summarise()
         elif isinstance(update, Comparison | Farewell):
             progress.drift = max(progress.drift or 0.0, update.drift)
@@ -233,8 +234,8 @@ class Recorder:
         for site, metrics in rows.items():
             loss = self._train_loss(site) if pooled.split == "validation" else ""
             figures = ["" if value is None else value for value in (*metrics.values.values(), metrics.auc_error)]
-            place = [fold, pooled.epoch + 1, pooled.split, site, loss, metrics.samples]
-            self._metrics.row([*place, *figures, *candidate])
+            row = [fold, pooled.epoch + 1, pooled.split, site, loss, metrics.samples]
+            self._metrics.row([*row, *figures, *candidate])
         if pooled.split == "test":
             progress.study.add(models, baselines, references)
             for place in sorted(ready.missing):

@@ -28,6 +28,18 @@ def _best(summary: dict[str, Any]) -> str:
     return f" in the last of {summary['folds']} trainings{chosen}" if summary["folds"] > 1 else chosen
 
 
+def _settings(model: dict[str, Any]) -> str:
+    """Say which settings were chosen for a model, and by which metric."""
+    candidates, metric = model["candidates"], shown(model["metric"])
+    best = candidates[model["chosen"] - 1]
+    rank = "" if best["rank"] is None else f"rank {best['rank']}, "
+    reached = "–" if best["validation"] is None else f"{best['validation']:.4f}"
+    settings = f"weight decay {best['weight_decay']:g}, {rank}{best['best_epoch']} epochs"
+    return (
+        f"{settings} for the {model['model']}, of {len(candidates)} candidates, by a validation {metric} of {reached}"
+    )
+
+
 def show_result(summary: dict[str, Any], directory: Path) -> None:
     """Print a run's result in a few lines."""
     test = summary["metrics"]["test"] or {}
@@ -43,6 +55,9 @@ def show_result(summary: dict[str, Any], directory: Path) -> None:
         groups = f"{test['groups']} groups, " if "groups" in test else ""
         print(f"test:    {', '.join(figures(known, test['auc_error']))}, {groups}{test['samples']} samples")
         _show_study(summary["metrics"])
+    for model in summary.get("tuning", [])[-1:]:  # the one that is kept
+        if model["chosen"]:
+            print(f"chosen:  {_settings(model)}")
     for warning, sites in summary["warnings"].items():
         named = ", ".join(sites[:5]) + ", …" * (len(sites) > 5)
         print(f"warning: {warning.replace('-', ' ')}: {len(sites)} sites ({named})")

@@ -23,7 +23,7 @@ def began(spec: RunSpec, samples: Sequence[Samples]) -> list[dict[str, Any]]:
         tried, rows = (sum(site[fold][0] for site in samples) for fold in (first, first + each - 1))
         entries.append(
             {
-                "model": spec.training_name(first + each - 1) or "the model",
+                "model": spec.training_name(first + each - 1) or "model",
                 "samples": rows,
                 "held_out": rows - tried,
                 "metric": spec.monitor,

@@ -31,6 +31,18 @@ def test_the_tail_alone_is_enough_to_recover_and_has_a_bound(tmp_path: Path, sit
         export(tmp_path / "run", 2, tmp_path / "exported")
 
 
+def test_candidates_take_no_more_disk_than_was_predicted(tmp_path: Path, site_data: Data) -> None:
+    training = {"epochs": 2, "validation": 0.3}
+    tuning = {"weight_decay": [0.0, 0.1, 0.5, 1.0]}
+    spec = run_spec(evaluation={"name": "k-fold", "folds": 2}, training=training, tuning=tuning)
+    run = Run(spec, site_data(spec), tmp_path)
+    run.go(lambda message: None)
+    most, steps = footprint(run.aggregator.plan, EVERY), run.aggregator.recorder.progress.step
+    ledger, checkpoints = (size_of(tmp_path / "run" / name) for name in ("ledger", "checkpoints"))
+    assert checkpoints <= 2 * most.checkpoint
+    assert ledger <= whole(most, steps, 2 * spec.folds)
+
+
 @pytest.mark.parametrize("method", [*METHODS, {"name": "dsgd"}], ids=[*NAMES, "dsgd"])
 @pytest.mark.parametrize("retention", list(Retention))
 def test_a_run_takes_no_more_disk_than_was_predicted(

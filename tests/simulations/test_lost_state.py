@@ -28,15 +28,24 @@ from tests.conftest import run_spec
 from tests.simulations.recovering import EVERY, LEDGER_OPTIONS, Data, Run
 
 
-def test_a_site_that_lost_its_disk_in_a_later_fold_goes_on(tmp_path: Path, site_data: Data) -> None:
+@pytest.mark.parametrize(
+    ("tuning", "fold"), [(None, 1), ({"weight_decay": [0, 0.5]}, 4), ({"weight_decay": [0, 0.5]}, 5)]
+)
+def test_a_site_that_lost_its_disk_in_a_later_fold_goes_on(
+    tmp_path: Path, site_data: Data, tuning: Any, fold: int
+) -> None:
+    """With tuning in the second fold's second candidate, or in what the candidates have chosen."""
     spec = run_spec(
-        method={"name": "rank-dad", "rank": 1}, evaluation={"name": "k-fold", "folds": 2}, training={"epochs": 2}
+        method={"name": "rank-dad", "rank": 1},
+        evaluation={"name": "k-fold", "folds": 2},
+        training={"epochs": 2, "validation": 0.3},
+        tuning=tuning,
     )
     run = Run(spec, site_data(spec, (40, 30, 21)), tmp_path)
 
     def crash(message: int) -> str | None:
         run_state = run.aggregator.state
-        if run_state.fold != 1 or run_state.step != 2 or run.aggregator.recorder.progress.resets:
+        if run_state.fold != fold or run_state.step != 2 or run.aggregator.recorder.progress.resets:
             return None
         shutil.rmtree(tmp_path / "beta")
         return "beta"
@@ -48,7 +57,14 @@ def test_a_site_that_lost_its_disk_in_a_later_fold_goes_on(tmp_path: Path, site_
 
 
 @pytest.mark.parametrize(
-    "changes", [{"fold": 3}, {"roster": [[9, 9, 9]]}, {"roster": [[9, 9]] * 3}, {"total": torch.ones(3, 1)}]
+    "changes",
+    [
+        {"fold": 3},
+        {"roster": [[9, 9, 9]]},
+        {"roster": [[9, 9]] * 3},
+        {"total": torch.ones(3, 1)},
+        {"tried": [[0.5, 0]]},
+    ],
 )
 def test_a_snapshot_of_other_folds_is_refused_and_changes_nothing(
     tmp_path: Path, site_data: Data, changes: dict[str, Any]

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rankdad.common.errors import RunFailedError
 from rankdad.common.run.settings import chosen, settings_of
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import Samples, SiteData
@@ -174,6 +175,17 @@ def test_whoever_dies_goes_on_with_the_candidates_settings(
     assert broken.go(lambda message: chance.choice(victims) if message % 23 == 0 else None) == digest
     assert tuned(tmp_path / "broken" / "run") == tuned(tmp_path / "whole" / "run")
     assert [entry["chosen"] is not None for entry in tuned(tmp_path / "whole" / "run")] == [True, True]
+
+
+def test_candidates_that_nothing_tells_apart_are_refused(tmp_path: Path, site_data: Data) -> None:
+    """As where all sites' policies leave out their validation sets."""
+    spec = spec_of(DECAYS)
+    left_out = {
+        site: replace(own, splits=tuple(replace(split, validation=split.validation[:0]) for split in own.splits))
+        for site, own in site_data(spec).items()
+    }
+    with pytest.raises(RunFailedError, match="tuning: no site has samples to validate fold 1 of 2, candidate 1 of 2"):
+        run(spec, left_out, tmp_path)
 
 
 def test_the_best_metric_wins_and_none_is_the_worst() -> None:

@@ -82,9 +82,8 @@ def test_sums_of_candidates_and_models_together_are_of_enough_samples() -> None:
     plain = run_spec(training={"batch_size": 100})
     spec = spec.model_copy(update={"preparation": plain.preparation, "training": plain.training})
     plan = make_plan(spec, build_model(spec))
-    with pytest.raises(
-        FewSamplesError, match="tuning: the run tunes so often that there are 6 samples here for each sum"
-    ):
+    match = "tuning: the run tunes so often that there are 6 samples here for each sum"
+    with pytest.raises(FewSamplesError, match=match):
         admitted(
             Policy(min_rows=7, rows_per_rank=None), spec, plan, replace(data, splits=(Split(ALL, NONE, NONE),) * 3)
         )

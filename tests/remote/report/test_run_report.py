@@ -419,7 +419,9 @@ def test_without_matplotlib_the_page_says_what_it_lacks(finished: Path, monkeypa
     assert "img" not in dict(page.tags)
 
 
-def test_the_page_says_which_settings_were_chosen_and_what_that_took(tmp_path: Path) -> None:
+def test_the_page_says_which_settings_were_chosen_and_what_that_took(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     spec = run_spec(
         method={"name": "rank-dad", "rank": 2},
         evaluation={"name": "k-fold", "folds": 2},
@@ -443,3 +445,7 @@ def test_the_page_says_which_settings_were_chosen_and_what_that_took(tmp_path: P
     assert f"took {len(steps) / own.sum():.1f} times as many steps" in page.text
     assert f"and {sent.sum() / sent[own].sum():.1f} times as many bytes" in page.text
     assert "2 folds of at most 2 epochs, then all samples once more, each after 4 candidates" in page.text
+    show_result(summary, directory)
+    kept = tuned[-1]["candidates"][tuned[-1]["chosen"] - 1]
+    chosen = f"chosen:  weight decay {kept['weight_decay']:g}, rank {kept['rank']}, {kept['best_epoch']} epochs for the"
+    assert f"{chosen} final model, of 4 candidates" in capsys.readouterr().out
