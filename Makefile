@@ -11,9 +11,9 @@ simulate: .venv/ready
 test: .venv/ready
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
 
-# What the project promises in figures, and properties on all their examples: several minutes.
+# What the project promises in figures, and properties on all their examples: several minutes. Processes often wait: three at once.
 slow: .venv/ready
-	$(BIN)/python -m pytest -m "(slow or hypothesis) and not alone and not exhaustive" --hypothesis-profile full -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -m "(slow or hypothesis) and not alone and not exhaustive" --hypothesis-profile full -n 3 --dist loadgroup
 	$(BIN)/python -m pytest -m "slow and alone and not exhaustive" -s
 
 # Every case of what `slow` samples: an hour or more, before a release.
