@@ -39,7 +39,7 @@ UNKNOWN_SITE = (
 
 
 def write_predictions(folder: Path, spec: RunSpec, data: SiteData, fold: int, outputs: Tensor) -> None:
-    """Write a fold's predictions of the site's test samples, with their keys and labels, for the site's own eyes.
+    """Write a fold's predictions of the site's test samples, with their keys, groups and labels, for the site's own eyes.
 
     Raises:
         UserError: the table cannot be written.
@@ -49,6 +49,9 @@ def write_predictions(folder: Path, spec: RunSpec, data: SiteData, fold: int, ou
         return
     table = predictions(spec, outputs)
     label_columns(spec, table, data.samples.labels[rows].numpy())
+    if data.group_names:
+        name = str(getattr(spec.data, "group", "group"))
+        table.insert(0, f"data_{name}" if name in table else name, [data.group_names[row] for row in rows.tolist()])
     table.index = pd.Index([data.keys[row] for row in rows.tolist()])
     path = folder / f"fold-{fold + 1}.csv"
     try:
