@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,7 @@ UNKNOWN_SITE = (
 
 
 def write_predictions(folder: Path, spec: RunSpec, data: SiteData, fold: int, outputs: Tensor) -> None:
-    """Write a fold's predictions of the site's test samples, with their keys and labels, for the site's own eyes.
+    """Write a fold's predictions of the site's test samples, with their keys, groups and labels, for the site's own eyes.
 
     Raises:
         UserError: the table cannot be written.
@@ -48,6 +49,9 @@ def write_predictions(folder: Path, spec: RunSpec, data: SiteData, fold: int, ou
         return
     table = predictions(spec, outputs)
     label_columns(spec, table, data.samples.labels[rows].numpy())
+    if data.group_names:
+        name = str(getattr(spec.data, "group", "group"))
+        table.insert(0, f"data_{name}" if name in table else name, [data.group_names[row] for row in rows.tolist()])
     table.index = pd.Index([data.keys[row] for row in rows.tolist()])
     path = folder / f"fold-{spec.place(fold)[0] + 1}.csv"
     try:
@@ -140,7 +144,8 @@ def predict_file(
     if seen := seen_rows(path, reading.inputs):
         some = "all rows were" if seen == len(reading.inputs) else f"{seen} of {len(reading.inputs)} rows were"
         _say(f"warning: {some} trained on: their predictions do not say how well the model predicts others")
-    for sentence in far_values(saved, reading.inputs):
+    far = far_values(saved, reading.inputs)
+    for sentence in far_sentences(far):
         _say(f"warning: {sentence}")
     preparing, dtype = Preparing(spec), next(saved.network.parameters()).dtype
     covariates = None if reading.covariates is None else torch.from_numpy(reading.covariates)
@@ -160,6 +165,8 @@ def predict_file(
         found = summarise(task, tally(task, numbers[known], labels, lost, centre=saved.fit.target_mean))
         words = (f"{shown(name)} {_number(value)}" for name, value in found.values.items())
         _say(f"{found.samples} samples: {', '.join(words)}")
+    if isinstance(spec.data, TableData):
+        table["outside"] = ["; ".join(one.column for one in far if one.rows[row]) for row in range(len(table))]
     table.index = pd.Index(used)
     if rows is not None:
         table, names = _beside(table, rows), rows.names
@@ -183,8 +190,23 @@ def _beside(table: pd.DataFrame, rows: AllRows) -> pd.DataFrame:
     return table
 
 
-def far_values(saved: SavedModel, inputs: Array) -> list[str]:
-    """Return a sentence for each of the table's columns with values far from those of training, the worst first.
+@dataclass(frozen=True, eq=False)
+class Far:
+    """A column with values far from those of training.
+
+    Args:
+        column: its name.
+        rows: which rows have such a value, bool [rows].
+        where: what is far, in words.
+    """
+
+    column: str
+    rows: Array
+    where: str
+
+
+def far_values(saved: SavedModel, inputs: Array) -> list[Far]:
+    """Return the table's columns with values far from those of training, in its order.
 
     Sites send no least and largest values, so that the range is what lies near the mean.
     """
@@ -192,19 +214,27 @@ def far_values(saved: SavedModel, inputs: Array) -> list[str]:
     known = saved.site_fit if saved.spec.preparation.standardise == "site" else saved.fit
     if not isinstance(data, TableData) or known is None or known.mean is None or known.scale is None:
         return []
-    found, place = list[tuple[int, str]](), 0
+    found, place = list[Far](), 0
     for column in data.inputs:
         if not data.levels(column):
-            values, mean, scale = inputs[:, place], float(known.mean[place]), float(known.scale[place])
-            far = int((np.abs(values - mean) > FAR * scale).sum())
+            mean, scale = float(known.mean[place]), float(known.scale[place])
+            rows = np.abs(inputs[:, place] - mean) > FAR * scale
             of_log = " of its logarithm" if chosen(column, data.log) else ""
             where = f"{FAR:g} standard deviations from training's mean{of_log} ({mean:.4g} ± {scale:.2g})"
-            said = f"column {column}: {far} of {len(values)} values lie more than {where}: is the unit the same?"
-            found += [(far, said)] if far else []
+            found += [Far(column, rows, where)] if rows.any() else []
         place += (data.levels(column) or 1) + data.is_indicated(column)
-    found.sort(key=lambda pair: -pair[0])
+    return found
+
+
+def far_sentences(found: Sequence[Far]) -> list[str]:
+    """Return a sentence for each column with far values, the worst first."""
+    worst = sorted(found, key=lambda one: -int(one.rows.sum()))
     more = [f"{len(found) - MOST_FAR} more columns have such values"] if len(found) > MOST_FAR else []
-    return [said for _, said in found[:MOST_FAR]] + more
+    return [
+        f"column {one.column}: {one.rows.sum()} of {len(one.rows)} values lie more than {one.where}: "
+        "is the unit the same?"
+        for one in worst[:MOST_FAR]
+    ] + more
 
 
 def _say(line: str) -> None:

@@ -159,8 +159,8 @@ def compare(
     from rich.table import Table
     from rich.text import Text
 
+    from rankdad.remote.report.compare import LEGEND, page
     from rankdad.remote.report.compare import compare as run
-    from rankdad.remote.report.compare import page
 
     found, runs = run(directories)
     shown = Table(box=box.SIMPLE_HEAD)
@@ -169,7 +169,7 @@ def compare(
     for row in found.rows:
         shown.add_row(*(Text(visible(cell)) for cell in row))
     Console().print(shown)
-    typer.echo("* is the best value of a row; in brackets 95 % intervals")
+    typer.echo(LEGEND)
     if html is not None:
         try:
             html.write_text(page(found, runs), encoding="utf-8")

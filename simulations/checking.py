@@ -112,11 +112,17 @@ def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, cons
             console.print(f"warning: {question}", highlight=False, markup=False)
     preparing = Preparing(spec)
     numbers = sum(preparing.size(stage) for stage in preparing.stages)
+    people = "rows" if data.groups is None else f"{spec.group_noun}s"
+    references = spec.evaluation.references
+    histograms = "" if isinstance(spec.task, Regression) else ", with histograms of the risks"
+    linear = ", the reference linear" * ("linear" in references)
     lines = [
         f"rows: {len(label)} read, {data.dropped} left out, {len(described.inputs)} in Table 1",
-        f"once: {numbers:,} sums a fold for the preparation and Table 1, over at least {data.fewest} rows each",
+        f"once: {numbers:,} sums a fold for the preparation{linear} and Table 1, over at least {data.fewest} {people} each",
         f"every step: gradients as {spec.method.name} has them, at most {step_bytes(plan, up=True):,} bytes",
-        "every epoch: figures of the validation set; every fold: those of the test set, with histograms of the risks",
+        *(["every epoch: figures of the validation set"] if any(len(own.validation) for own in data.splits) else []),
+        f"every fold: figures of the test set{histograms}{', and as many of each reference: ' * bool(references)}"
+        f"{', '.join(references)}",
         "rows, identifiers, single labels and predictions stay here",
     ]
     for line in lines:

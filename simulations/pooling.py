@@ -50,6 +50,7 @@ def pooled_data(data: Mapping[str, SiteData]) -> SiteData:
         tuple(key for site in sites for key in site.keys),
         sum(site.dropped for site in sites),
         groups=torch.cat(own) if own else None,
+        group_names=tuple(name for site in sites for name in site.group_names),
     )
 
 

@@ -66,6 +66,7 @@ class SiteData:
         covariates: float64 [n, columns]; None where harmonisation keeps none.
         keys: name of each sample.
         groups: int64 [samples], the number of what each belongs to, such as a patient; None where each is its own.
+        group_names: what each sample's group is called at the site; none where there are no groups.
         dropped: how many rows of the source were left out.
         fewest: groups of samples behind any sum that leaves the site.
         warnings: what is counted at the aggregator too.
@@ -81,6 +82,7 @@ class SiteData:
     warnings: tuple[DataWarning, ...] = ()
     notes: tuple[str, ...] = ()
     groups: Tensor | None = None
+    group_names: tuple[str, ...] = ()
 
     def shares(self, members: Tensor) -> Tensor:
         """Return which part of its group's members each sample is, float64 [samples, sets]: they add up to groups.
@@ -260,6 +262,7 @@ def split_samples(spec: RunSpec, reading: Reading, site_index: int) -> SiteData:
         warnings=warnings,
         notes=reading.notes + tuple(MEANING[warning] for warning in warnings),
         groups=None if groups is None else torch.from_numpy(groups),
+        group_names=reading.groups or (),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rankdad.common.errors import UserError
-from rankdad.common.spec.tasks import LOWER_IS_BETTER
+from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric
 from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.narrative import NAMES, STATUS, count, duration, number
 from rankdad.remote.report.references import REFERENCES, measure, value
@@ -15,6 +15,7 @@ from rankdad.remote.report.run_results import RunResults, damage_named, read_res
 from rankdad.remote.report.verdict import verdict
 from rankdad.remote.view import size
 
+LEGEND = "* is the best value of a row, if its 95 % interval, in brackets, overlaps no other and no run has other data"
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -48,18 +49,16 @@ def compare(directories: Sequence[Path]) -> tuple[NumberTable, list[RunResults]]
 def page(table: NumberTable, runs: Sequence[RunResults]) -> str:
     """Return the comparison as HTML that needs no other file."""
     verdicts = {name: verdict(run) for name, run in zip(table.head[1:], runs, strict=True)}
-    return render(TEMPLATES, "compare.html", table=table, verdicts=verdicts, same=_same_rows(runs))
+    return render(TEMPLATES, "compare.html", table=table, legend=LEGEND, verdicts=verdicts, same=_same_rows(runs))
 
 
 def _metrics(runs: Sequence[RunResults]) -> list[list[str]]:
     rows = []
     for name in runs[0].spec.task.metrics:
         values = [run.test.get(name) for run in runs]
-        known = [value for value in values if value is not None]
-        if not known:
-            continue
-        best = (min if name in LOWER_IS_BETTER else max)(known)
-        rows.append([NAMES[name], *(_cell(run, name, best) for run in runs)])
+        if any(value is not None for value in values):
+            best = _best(runs, name) if _same_rows(runs) else None
+            rows.append([NAMES[name], *(_cell(run, name, run is best) for run in runs)])
     for reference, said in REFERENCES.items():
         if any(reference in run.summary.metrics.references for run in runs):
             found = [number(value(run, reference)[0]) for run in runs]
@@ -70,20 +69,37 @@ def _metrics(runs: Sequence[RunResults]) -> list[list[str]]:
     return rows
 
 
-def _cell(run: RunResults, name: str, best: float) -> str:
+def _best(runs: Sequence[RunResults], name: Metric) -> RunResults | None:
+    """Return the run that is surely the best: no other value is as good, and no other interval reaches its own."""
+    known = [run for run in runs if run.test.get(name) is not None]
+    sign = -1 if name in LOWER_IS_BETTER else 1
+    best = max(known, key=lambda run: sign * run.test[name])
+    own = best.summary.metrics.intervals.get(name)
+    for run in known:
+        other = run.summary.metrics.intervals.get(name)
+        overlap = own and other and own.low <= other.high and other.low <= own.high
+        if run is not best and (overlap or run.test[name] == best.test[name]):
+            return None
+    return best
+
+
+def _cell(run: RunResults, name: str, best: bool) -> str:
     value, interval = run.test.get(name), run.summary.metrics.intervals.get(name)
     within = f" ({number(interval.low)} to {number(interval.high)})" if interval else ""
-    return number(value) + within + (" *" if value == best else "")
+    return number(value) + within + " *" * best
 
 
 def _facts(runs: Sequence[RunResults]) -> list[list[str]]:
     """Return what else differs: how it was made, and what it cost."""
     rows: dict[str, list[str]] = {
-        "rows tested": [f"{run.test.get('samples', 0):,.0f}" for run in runs],
+        "rows tested": [_counted(run.test.get("samples")) + _other(run, runs[0]) for run in runs],
+        f"{runs[0].spec.group_noun}s": [_counted(run.test.get("groups")) for run in runs],
+        "events": [", ".join(_counted(one["events"]) for one in run.outcomes.values()) or "–" for run in runs],
         "sites": [f"{len(run.spec.federation.sites)}" for run in runs],
         "method": [_method(run) for run in runs],
         "model": [run.spec.model.name for run in runs],
         "evaluation": [run.spec.evaluation.name for run in runs],
+        "repeats": [f"{getattr(run.spec.evaluation, 'repeats', 1)}" for run in runs],
         "epochs, best": [f"{run.summary.epochs}, {run.summary.best_epoch}" for run in runs],
         "steps": [count(run.summary.steps, "step") for run in runs],
         "time": [duration(run.summary.seconds) for run in runs],
@@ -91,7 +107,11 @@ def _facts(runs: Sequence[RunResults]) -> list[list[str]]:
         "down per site and step": [size(run.summary.bytes_down_per_site_step) for run in runs],
         "how it ended": [STATUS.get(run.summary.status, run.summary.status) for run in runs],
     }
-    return [[name, *cells] for name, cells in rows.items()]
+    return [[name, *cells] for name, cells in rows.items() if set(cells) != {"–"}]
+
+
+def _counted(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
 
 
 def _method(run: RunResults) -> str:
@@ -101,5 +121,15 @@ def _method(run: RunResults) -> str:
 
 
 def _same_rows(runs: Sequence[RunResults]) -> bool:
-    """Return whether all runs tested as many rows of the same sites."""
-    return len({(run.spec.federation.sites, run.test.get("samples")) for run in runs}) == 1
+    """Return whether all runs tested as many rows of the same sites, with as many events."""
+    return not any(_other(run, runs[0]) for run in runs)
+
+
+def _other(run: RunResults, first: RunResults) -> str:
+    """Return what marks a run that did not test what the first one has."""
+    tested, its = ((one.spec.federation.sites, one.test.get("samples"), _events(one)) for one in (run, first))
+    return "" if tested == its else ", other data"
+
+
+def _events(run: RunResults) -> list[float]:
+    return [one["events"] for one in run.outcomes.values()]

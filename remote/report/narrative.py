@@ -217,6 +217,12 @@ def _interval_against_guess(run: RunResults, name: str) -> Iterator[str]:
         yield f"{model} contains the guess's: no gain over the guess is shown."
 
 
+def repeated(run: RunResults) -> str:
+    """Return that repeats count a sample again and again in counts of predictions; nothing where there are none."""
+    repeats = getattr(run.spec.evaluation, "repeats", 1)
+    return f"Each row of data counts once a repeat: {repeats} times." if repeats > 1 else ""
+
+
 def left_out(run: RunResults) -> str:
     """Return which sites were left out of steps."""
     steps = count(run.summary.steps, "step")

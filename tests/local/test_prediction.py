@@ -105,7 +105,7 @@ def test_predictions_stand_beside_ids_and_what_is_kept(hospitals: Path, tmp_path
     done = predict(hospitals / "run", data, "--keep", "ward", "--keep", "age")
     assert done.exit_code == 0, done.output
     found = predicted(data)
-    assert list(found) == ["row", "patient", "ward", "age", "predicted", "probability_no", "probability_yes"]
+    assert list(found) == ["row", "patient", "ward", "age", "predicted", "probability_no", "probability_yes", "outside"]
     assert found["patient"].tolist() == new["patient"].tolist()
     assert found["ward"].tolist() == new["ward"].tolist()
     assert found["row"].tolist() == [str(row) for row in range(2, 22)]
@@ -166,6 +166,7 @@ def test_values_far_from_those_of_training_are_counted_by_column(hospitals: Path
     )
     assert age.endswith(": is the unit the same?")
     assert visit.startswith("warning: column visit: 3 of 20 values")
+    assert predicted(tmp_path / "new.csv")["outside"].tolist() == ["age; visit"] * 3 + ["age"] * 17
     assert "standard deviations" not in predict(hospitals / "run", written(tmp_path, patients(20, 9))).output
 
 

@@ -63,7 +63,7 @@ def test_a_site_says_an_epoch_a_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert lines[1].partition(" · step ")[2].startswith(("2 · AUC 0.", "3 · AUC 0.", "4 · AUC 0."))
 
 
-def check(folder: Path, table: pd.DataFrame, **policy: Any) -> Result:
+def check(folder: Path, table: pd.DataFrame, changes: Any = None, **policy: Any) -> Result:
     """`check SITE.json --offline RUN.json`."""
     (folder / "data").mkdir(exist_ok=True)
     table.to_csv(folder / "data" / "heart.csv", index=False)
@@ -79,7 +79,8 @@ def check(folder: Path, table: pd.DataFrame, **policy: Any) -> Result:
         "values": ["no", "yes"],
         "missing": "impute",
     }
-    run = run_document(task={"name": "classification", "classes": 2}, data=schema, model={"name": "linear"})
+    task, model = {"name": "classification", "classes": 2}, {"name": "linear"}
+    run = run_document(task=task, data=schema, model=model, **(changes or {}))
     (folder / "run.json").write_text(json.dumps({"run": run}))
     app = typer.Typer()
     mount(app)
@@ -107,6 +108,18 @@ def test_data_are_read_before_any_aggregator_is_there(tmp_path: Path) -> None:
     assert "nothing" in lines["crp"], "3 values are fewer than the policy lets out"
     assert f"ill = yes: {(table()['ill'] == 'yes').sum()}" in done.output
     assert not (tmp_path / "out").exists()
+
+
+def test_what_leaves_a_site_is_what_the_run_asks_for(tmp_path: Path) -> None:
+    first = check(tmp_path, table(), min_rows=4).output
+    assert "every epoch: figures of the validation set" in first
+    assert "reference" not in first
+    changes = {"training": {"validation": 0}, "evaluation": {"name": "holdout", "references": ["local", "linear"]}}
+    second = check(tmp_path, table().assign(ill="no"), changes, min_rows=4).output
+    assert "every epoch" not in second
+    assert "histograms of the risks, and as many of each reference: local, linear" in second
+    assert "for the preparation, the reference linear and Table 1" in second
+    assert "the outcome never occurs in alpha's table: is it coded as elsewhere?" in second
 
 
 @pytest.mark.parametrize("what", ["cell", "policy"])

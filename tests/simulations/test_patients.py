@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rankdad.common.errors import FewSamplesError
 from rankdad.common.policy import Policy
@@ -16,7 +17,9 @@ from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.local.admission import admitted
 from rankdad.local.data import SiteData, read_site
+from rankdad.local.prediction import write_predictions
 from rankdad.remote.report.narrative import rows_tested
+from rankdad.remote.report.run_report import report
 from rankdad.remote.report.run_results import read_results
 from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_spec
@@ -72,6 +75,8 @@ def test_patients_are_counted_and_repeats_add_no_samples(tmp_path: Path) -> None
             twice["metrics"]["test"]["samples"]
         )
     results = read_results(run)
+    assert "predicted class (columns). Each row of data counts once a repeat: 2 times." in report(run)
+    assert "once a repeat" not in report(tmp_path / "once" / "run")
     assert rows_tested(results, "row") == f"120 patients, {twice['metrics']['test']['samples']} rows"
     risks = results.risks_of(1)
     assert risks is not None
@@ -91,3 +96,16 @@ def test_a_refusal_of_products_counts_patients_and_says_so(tmp_path: Path) -> No
         FewSamplesError, match=r"of 3 columns \(2 inputs and one for the intercept\).* of 1\d patients "
     ):
         admitted(Policy(min_rows=5, rows_per_rank=7), spec, plan, data[SITES[0]])
+
+
+def test_predictions_stand_beside_their_patient(tmp_path: Path) -> None:
+    spec, data = visits(tmp_path)
+    own = data[SITES[0]]
+    rows = own.splits[0].test
+    write_predictions(tmp_path / "predictions", spec, own, 0, torch.zeros(len(rows), 2))
+    with (tmp_path / "predictions" / "fold-1.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    with (tmp_path / SITES[0] / "v.csv").open(newline="") as file:
+        patients = [row["patient"] for row in csv.DictReader(file)]
+    assert list(found[0])[:3] == ["row", "patient", "label"]
+    assert [row["patient"] for row in found] == [patients[int(row["row"]) - 2] for row in found]

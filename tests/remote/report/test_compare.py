@@ -31,11 +31,11 @@ def made(directory: Path, auc: float, loss: float, **changes: object) -> Path:
 
 def test_each_run_has_a_column_and_the_best_of_a_row_a_star(tmp_path: Path) -> None:
     first = made(tmp_path / "first", 0.8, 0.5)
-    second = made(tmp_path / "second", 0.7, 0.4, method={"name": "rank-dad", "rank": 3})
+    second = made(tmp_path / "second", 0.65, 0.4, method={"name": "rank-dad", "rank": 3})
     table, _ = compare([first, second])
     rows = {name: cells for name, *cells in table.rows}
     assert table.head == ["", "first", "second"], "both are called small: their directories tell them apart"
-    assert rows["AUC"] == ["0.800 (0.750 to 0.850) *", "0.700 (0.650 to 0.750)"]
+    assert rows["AUC"] == ["0.800 (0.750 to 0.850) *", "0.650 (0.600 to 0.700)"]
     assert rows["loss"] == ["0.500", "0.400 *"], "less is better"
     assert rows["method"] == ["dsgd", "rank-dad, rank 3"]
     assert rows["epochs, best"] == ["4, 3", "4, 3"]
@@ -45,6 +45,19 @@ def test_each_run_has_a_column_and_the_best_of_a_row_a_star(tmp_path: Path) -> N
     page = (tmp_path / "page.html").read_text()
     assert "0.800 (0.750 to 0.850) *" in page
     assert "It ranks a row of a class above one of another in 80\N{NO-BREAK SPACE}% of pairs" in page
+
+
+def test_no_run_is_the_best_within_chance_or_of_other_data(tmp_path: Path) -> None:
+    runs = [made(tmp_path / "a", 0.8, 0.5), made(tmp_path / "b", 0.72, 0.5)]
+    assert not any("*" in cell for row in compare(runs)[0].rows for cell in row)
+    other = made(tmp_path / "c", 0.3, 0.9, evaluation={"name": "k-fold", "folds": 3, "repeats": 4})
+    summary = json.loads((other / "summary.json").read_text())
+    summary["metrics"]["test"] |= {"samples": 91, "groups": 30}
+    (other / "summary.json").write_text(json.dumps(summary))
+    rows = {name: cells for name, *cells in compare([runs[0], other])[0].rows}
+    assert not any("*" in cell for cells in rows.values() for cell in cells)
+    assert rows["rows tested"] == ["90", "91, other data"]
+    assert (rows["repeats"], rows["groups"]) == (["1", "4"], ["–", "30"])
 
 
 def test_a_terminal_is_told_no_control_characters(tmp_path: Path) -> None:
