@@ -39,7 +39,7 @@ UNKNOWN_SITE = (
 
 
 def write_predictions(folder: Path, spec: RunSpec, data: SiteData, fold: int, outputs: Tensor) -> None:
-    """Write a fold's predictions of the site's test samples, with their keys, groups and labels, for the site's own eyes.
+    """Write a fold's predictions of the site's test samples, with keys, groups and labels, for the site's own eyes.
 
     Raises:
         UserError: the table cannot be written.
