@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankdad.common.errors import PolicyError, SpecError
@@ -51,6 +51,31 @@ def test_one_local_step_of_sgd_averaged_is_dsgd(tmp_path: Path, site_data: Data)
     assert summary_of(tmp_path / "local")["steps"] == summary_of(tmp_path / "dsgd")["steps"]
     assert apart(plain, local) < 1e-12
     assert apart(plain, build_model(run_spec(model=model, training={"dtype": "float64"})).state_dict()) > 1e-2
+
+
+class PartlyUsed(nn.Linear):
+    """A layer with a weight that no output depends on."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        self.unused = nn.Parameter(torch.ones(3))
+
+
+def test_a_weight_that_nothing_uses_decays_as_without_local_steps(tmp_path: Path, site_data: Data) -> None:
+    """Its moments are kept as those of the others, from step to step."""
+    factory = f"{__name__}:PartlyUsed"
+    model = {"name": "factory", "factory": factory}
+    optimizer = {"name": "adam", "lr": 0.01, "weight_decay": 0.1}
+    weights = []
+    for number, options in enumerate(({}, {"local_steps": 2})):
+        method = {"name": "dsgd", "wire": "float64"} | options
+        spec = run_spec(
+            model=model, method=method, federation=ALPHA, training={"dtype": "float64", "optimizer": optimizer}
+        )
+        data = {"alpha": site_data(spec)["alpha"]}
+        weights.append(final_weights(run(spec, data, tmp_path / str(number), allowed_factories=[factory])))
+    assert apart(*weights) < 1e-10
+    assert float(weights[0]["unused"].max()) < 1
 
 
 @pytest.mark.parametrize(("most", "steps"), [(1, 12), (3, 6), ("epoch", 3)])
