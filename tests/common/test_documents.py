@@ -129,7 +129,7 @@ def test_all_that_is_wrong_is_said_at_once_and_what_nobody_knows_first() -> None
     assert str(error.value).split("; ") == [
         "training.batch_sise: is not known here: did you mean batch_size?",
         "tsak: is not known here: did you mean task?",
-        "epochs: is not known here: it belongs in training or training.schedule",
+        "epochs: is not known here: it belongs in training or training.schedule or tuning",
         "model.hidden: got 64, expected a list: [64]",
         "data: is missing",
     ]

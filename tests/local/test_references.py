@@ -104,13 +104,14 @@ def test_alone_is_a_run_of_one_site_bit_for_bit(
     evaluation = folds | {"references": ["local"]}
     method = {"name": "rank-dad", "rank": 2} | options
     spec = referenced(evaluation=evaluation, federation=federation, method=method, tuning=tuning, **changes)
-    data = site_data(spec)
+    sizes = (30, 24, 36)  # each site has samples of its own to validate with
+    data = site_data(spec, sizes)
     run(spec, data, tmp_path / "together")
     assert len(heard) == 6
     for site in SITES:
         one = referenced(evaluation=folds, federation=federation | {"sites": [site]}, tuning=own, **changes)
         outputs: dict[tuple[str, int], Tensor] = {}
-        run(one, {site: site_data(one)[site]}, tmp_path / site, tested=partial(keep, outputs))
+        run(one, {site: site_data(one, sizes)[site]}, tmp_path / site, tested=partial(keep, outputs))
         last = [fold for fold in range(one.folds) if one.tests(fold)]
         assert all(torch.equal(heard[site, place], outputs[site, fold]) for place, fold in enumerate(last))
 
