@@ -33,6 +33,11 @@ def visible(text: str, most: int = REASON_CHARACTERS) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things: 1 sample, 2,000 samples."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def one_line(error: BaseException) -> str:
     """Return an unexpected error's kind and words on one line."""
     words = " ".join(str(error).split())

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from rankdad.common.documents import Part, load_json, validate
-from rankdad.common.errors import FewSamplesError, PolicyError
+from rankdad.common.errors import FewSamplesError, PolicyError, counted
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import MethodSpec, PositiveInt, PowerSgd, RankDad, RunSpec, TopRows
@@ -279,11 +279,6 @@ def refusal(field: str, asks: str, allows: str, change: dict[str, object], lets_
         f"the run {asks}, but this site's policy allows {allows}; {lines} in its policy file {lets} out {lets_out}"
     )
     return PolicyError(field, sentence)
-
-
-def counted(number: int, what: str) -> str:
-    """Return a number of things: 1 sample, 2 samples."""
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _fewer_per_row(samples: int, rows: int) -> dict[str, object]:

@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rankdad.common.errors import FewSamplesError, PolicyError
-from rankdad.common.policy import FEWER_SAMPLES, Policy, counted, refusal, rows_sent
+from rankdad.common.errors import FewSamplesError, PolicyError, counted
+from rankdad.common.policy import FEWER_SAMPLES, Policy, refusal, rows_sent
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.protocol.plan import Plan

@@ -24,6 +24,7 @@ from rankdad.common.spec.table_schema import Labelled
 from rankdad.common.spec.tasks import MultiLabel, Regression, shown
 from rankdad.common.spec.written import chosen
 from rankdad.local.data import SiteData, read_samples
+from rankdad.local.data.files import Fact
 from rankdad.local.data.reading import AllRows, Array
 from rankdad.local.evaluation import outputs_of
 from rankdad.local.losses import losses
@@ -136,7 +137,7 @@ def predict_file(
     use_threads(spec.training.threads)
     reading = read_samples(spec, data, beside=tuple(keep), allowed=allowed_factories)
     for note in reading.notes:
-        _say(f"warning: {note}")
+        _say(note if isinstance(note, Fact) else f"warning: {note}")
     if not len(reading.inputs):
         raise DataError(reading.source, "has no samples")
     if saved.site_fit is None and (spec.preparation.standardise == "site" or spec.preparation.harmonise):

@@ -31,6 +31,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
 from rankdad.local.config import PATHS, SiteConfig
 from rankdad.local.data import SiteData, read_site
+from rankdad.local.data.files import Fact
 from rankdad.local.drivers.drive import drive
 from rankdad.local.drivers.http import AggregatorClient, RefusedError
 from rankdad.local.notices import Notices
@@ -158,7 +159,7 @@ def _data(config: SiteConfig, spec: RunSpec, plan: Plan, policy: Policy) -> Site
     index = spec.federation.sites.index(config.name)
     data = admitted(policy, spec, plan, read_site(spec, Path(config.data), index, config.allow_factories))
     for note in data.notes:
-        _log.warning(note)
+        _log.log(logging.INFO if isinstance(note, Fact) else logging.WARNING, note)
     return data
 
 

@@ -86,7 +86,7 @@ def aggregator(
     options = LedgerOptions(durability, retention) if ledger else None
     console, allowed = Console(quiet=quiet), allow_factory or ()
     run_aggregator(spec, output, listening, console, allowed, ledger=options, access=access, weights=weights)
-    show_result(load_json(output / "summary.json"), output)
+    show_result(load_json(output / "summary.json"), output, spec.group_noun)
 
 
 def export(

@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rankdad.common.errors import counted
 from rankdad.common.spec.tasks import shown
 from rankdad.remote.view import figures, size, times_fewer
 
 
-def _show_study(metrics: dict[str, Any]) -> None:
+def _show_study(metrics: dict[str, Any], noun: str) -> None:
     for name, interval in metrics["intervals"].items():
         label, low, high = shown(name), interval["low"], interval["high"]
-        print(f"         95 % interval of {label}: {low:.4f} to {high:.4f} ({interval['method']})")
+        method = interval["method"].replace("over groups", f"over {noun}s")
+        print(f"         95 % interval of {label}: {low:.4f} to {high:.4f} ({method})")
     spreads = {"folds": metrics["folds"], "sites": metrics["sites"]}
     for over, by_metric in spreads.items():
         several = {name: spread for name, spread in by_metric.items() if spread["sd"] is not None}
@@ -40,29 +42,37 @@ def _settings(model: dict[str, Any]) -> str:
     )
 
 
-def show_result(summary: dict[str, Any], directory: Path) -> None:
-    """Print a run's result in a few lines."""
+def show_result(summary: dict[str, Any], directory: Path, noun: str = "group") -> None:
+    """Print a run's result in a few lines.
+
+    Args:
+        summary: of the run.
+        directory: of the run.
+        noun: what rows are of, in the singular.
+    """
     test = summary["metrics"]["test"] or {}
     equal = len(set(summary["weights_sha256"].values())) == 1
     print(
-        f"\n{summary['method']}, {len(summary['sites'])} sites, {summary['steps']} steps, {summary['epochs']} epochs"
+        f"\n{summary['method']}, {counted(len(summary['sites']), 'site')}, {counted(summary['steps'], 'step')}, "
+        f"{counted(summary['epochs'], 'epoch')}"
         f"{_best(summary)}, {summary['seconds']:.1f} s"
     )
     if test.get("samples"):
         known = {
             name: value for name, value in test.items() if name not in ("samples", "groups", "auc_error", "absent")
         }
-        groups = f"{test['groups']} groups, " if "groups" in test else ""
-        print(f"test:    {', '.join(figures(known, test['auc_error']))}, {groups}{test['samples']} samples")
-        _show_study(summary["metrics"])
+        groups = f"{counted(test['groups'], noun)}, " if "groups" in test else ""
+        print(f"test:    {', '.join(figures(known, test['auc_error']))}, {groups}{counted(test['samples'], 'sample')}")
+        _show_study(summary["metrics"], noun)
     for model in summary.get("tuning", [])[-1:]:  # the one that is kept
         if model["chosen"]:
             print(f"chosen:  {_settings(model)}")
     for warning, sites in summary["warnings"].items():
         named = ", ".join(sites[:5]) + ", …" * (len(sites) > 5)
-        print(f"warning: {warning.replace('-', ' ')}: {len(sites)} sites ({named})")
+        print(f"warning: {warning.replace('-', ' ')}: {counted(len(sites), 'site')} ({named})")
     if summary["rows_dropped"]:
-        print(f"dropped: {sum(summary['rows_dropped'].values())} rows of data at {len(summary['rows_dropped'])} sites")
+        rows, where = sum(summary["rows_dropped"].values()), len(summary["rows_dropped"])
+        print(f"dropped: {counted(rows, 'row')} of data at {counted(where, 'site')}")
     up, down = summary["bytes_up_per_site_step"], summary["bytes_down_per_site_step"]
     ratio = summary["times_fewer_bytes_than_dense"] or 0.0
     print(f"traffic: {size(up)} up, {size(down)} down per site and step, {times_fewer(ratio)} than full gradients")

@@ -15,6 +15,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from rankdad.common.errors import counted
 from rankdad.common.spec.run import training_name
 from rankdad.common.spec.tasks import shown
 from rankdad.remote.progress import AGGREGATOR, Progress
@@ -86,7 +87,7 @@ class PlainView:
     def start(self) -> None:
         """Say what begins."""
         p = self._progress
-        self._say(f"{p.name}: {p.method}, {len(p.sites)} sites, at most {p.epochs} epochs")
+        self._say(f"{p.name}: {p.method}, {counted(len(p.sites), 'site')}, at most {counted(p.epochs, 'epoch')}")
 
     def tick(self) -> None:
         """Say what is new."""
@@ -157,7 +158,7 @@ class LiveView:
     def _table(self) -> Table:
         p = self._progress
         rows = [
-            (p.method, f"{len(p.sites)} sites · {_where(p)} · {_left(p)}"),
+            (p.method, f"{counted(len(p.sites), 'site')} · {_where(p)} · {_left(p)}"),
             ("quality", _figures(p)),
             ("traffic", _bytes(p)),
             ("round", self._round()),

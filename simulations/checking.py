@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rankdad.common.errors import visible
+from rankdad.common.errors import counted, visible
 from rankdad.common.gradients.methods.rank_dad import is_small
 from rankdad.common.gradients.routes import Route
 from rankdad.common.gradients.wire import squares_wire
@@ -63,8 +63,8 @@ def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
         console.print(f"warning: {warning}", highlight=False)
     up, down = step_bytes(plan, up=True), step_bytes(plan, up=False)
     console.print(
-        f"{spec.method.name}, {len(plan.sites)} sites: at most {up:,} bytes up and {down:,} down per site and step"
-        f"{_batches(spec)}, {times_fewer(2 * plan.dense_bytes / (up + down))} than full gradients "
+        f"{spec.method.name}, {counted(len(plan.sites), 'site')}: at most {up:,} bytes up and {down:,} down per site "
+        f"and step{_batches(spec)}, {times_fewer(2 * plan.dense_bytes / (up + down))} than full gradients "
         f"({plan.dense_bytes:,})",
         highlight=False,
     )
@@ -118,7 +118,8 @@ def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, cons
     linear = ", the reference linear" * ("linear" in references)
     lines = [
         f"rows: {len(label)} read, {data.dropped} left out, {len(described.inputs)} in Table 1",
-        f"once: {numbers:,} sums a fold for preparation{linear} and Table 1, each over {data.fewest} {people} or more",
+        f"once: {numbers:,} sums a fold for the preparation{linear} and Table 1, over at least {data.fewest} {people} "
+        "each",
         f"every step: gradients as {spec.method.name} has them, at most {step_bytes(plan, up=True):,} bytes",
         *(["every epoch: figures of the validation set"] if any(len(own.validation) for own in data.splits) else []),
         f"every fold: figures of the test set{histograms}{', and as many of each reference: ' * bool(references)}"

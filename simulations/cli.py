@@ -112,7 +112,7 @@ def simulate(
     if json_:
         typer.echo(json.dumps(summary, indent=2))
     else:
-        show_result(summary, directory)
+        show_result(summary, directory, read.run.group_noun)
 
 
 def _needs_ledger(spec: RunSpec) -> bool:

@@ -13,6 +13,12 @@ from rankdad.local.data.table_files import TABLES, read_table
 from rankdad.local.data.tables import Table, append
 
 
+class Fact(str):
+    """A sentence that says what was done with the data, and warns of nothing."""
+
+    __slots__ = ()
+
+
 def matching_files(folder: Path, names: str | tuple[str, ...]) -> list[Path]:
     """Return the files that names stand for, in the names' order; those of a pattern in the alphabet's.
 
@@ -61,8 +67,10 @@ def read_one(folder: Path, names: str | tuple[str, ...], written: Written) -> tu
     if isinstance(names, str) and not is_pattern(names):
         return read_table(files[0], written), ()
     table = append([read_table(file, written) for file in files])
+    if len(files) == 1:
+        return table, ()
     some = ", ".join(file.name for file in files[:10]) + ", …" * (len(files) > 10)
-    return table, (f"{folder}: {len(table)} rows of {some} are read as one table",)
+    return table, (Fact(f"{folder}: {len(table)} rows of {some} are read as one table"),)
 
 
 def each(names: str | tuple[str, ...] | None) -> tuple[str, ...]:

@@ -149,7 +149,8 @@ def read_guessing(path: Path, written: Written | None = None) -> tuple[Table, st
         return read_table(path, written), None
     except EncodingError:
         table = read_table(path, written.model_copy(update={"encoding": "cp1252"}))
-    words = [*map(str, table.frame.columns), *(str(cell) for cell in table.frame.to_numpy().flat)]
+    cells = (*map(str, table.frame.columns), *map(str, table.frame.to_numpy().flat))
+    words = (word for cell in cells for word in cell.split())
     word = next((word for word in words if not word.isascii()), "")
     said = f"is not in UTF-8; in cp1252 its first such word is {shown(word)}: if that is right, name it in the schema, "
     return table, f'{path}: {said}"encoding": "cp1252"'

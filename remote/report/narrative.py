@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from rankdad.common.errors import counted
 from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.remote.report.run_results import RunResults, finite
@@ -45,6 +46,9 @@ MAX_SITES_NAMED = 30  # in one warning
 MAX_SITES = 8  # in a sentence
 
 
+count = counted  # as templates call it
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """Return a number as a paper prints it; – for None, NaN and infinity."""
     return "–" if value is None or not math.isfinite(value) else f"{value:z,.{digits}f}".replace("-", "−")
@@ -61,11 +65,6 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, hours = seconds / 60, seconds / 3600
     return f"{minutes:.1f} min" if minutes < 120 else f"{hours:.1f} h"
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number of things: 1 site, 2 sites."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def rows_tested(run: RunResults, noun: str) -> str:
@@ -92,7 +91,9 @@ def extent(run: RunResults) -> str:
     spec, summary = run.spec, run.summary
     trained = count(summary.epochs, "epoch")
     if spec.models > 1:
-        trained = f"{count(spec.tested_folds, 'fold')} of at most {count(spec.training.epochs, 'epoch')}"
+        repeats = spec.tested_folds // spec.folds_per_repeat
+        often = f", {repeats} times," if repeats > 1 else ""
+        trained = f"{count(spec.folds_per_repeat, 'fold')}{often} of at most {count(spec.training.epochs, 'epoch')}"
     trained += ", then all samples once more" if spec.models > spec.tested_folds else ""
     trained += f", each after {count(len(spec.candidates), 'candidate')}" if spec.candidates else ""
     sites, steps = count(len(spec.federation.sites), "site"), count(summary.steps, "step")
@@ -252,7 +253,11 @@ def notes(run: RunResults) -> Iterator[str]:
     """Yield how the numbers of the table of metrics were measured."""
     metrics = run.summary.metrics
     if metrics.intervals:
-        each = ", ".join(f"{NAMES.get(name, name)}: {one.method}" for name, one in metrics.intervals.items())
+        over = f"over {run.spec.group_noun}s"
+        each = ", ".join(
+            f"{NAMES.get(name, name)}: {one.method.replace('over groups', over)}"
+            for name, one in metrics.intervals.items()
+        )
         kind = f"{run.spec.group_noun}s, not rows," if "groups" in run.test else "predictions"
         yield (
             f"95 % intervals ({each}) are for the predictions of all samples, each by a model that has not seen it. "

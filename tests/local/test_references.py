@@ -104,7 +104,7 @@ def test_alone_is_a_run_of_one_site_bit_for_bit(
     evaluation = folds | {"references": ["local"]}
     method = {"name": "rank-dad", "rank": 2} | options
     spec = referenced(evaluation=evaluation, federation=federation, method=method, tuning=tuning, **changes)
-    sizes = (30, 24, 36)  # each site has samples of its own to validate with
+    sizes = (48, 44, 40)  # each site has samples of its own to validate with
     data = site_data(spec, sizes)
     run(spec, data, tmp_path / "together")
     assert len(heard) == 6

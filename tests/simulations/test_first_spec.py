@@ -82,7 +82,7 @@ def test_five_messy_hospitals_are_trained_on_in_two_commands(folder: Path, tmp_p
     assert "rows refused" not in done
     assert "all rows were trained on" in done or "rows were trained on" in done
     scores = pd.read_csv(tmp_path / "scores.csv")
-    assert list(scores) == ["row", "Patient", "label", "predicted", "probability_no", "probability_yes"]
+    assert list(scores) == ["row", "Patient", "label", "predicted", "probability_no", "probability_yes", "outside"]
     assert len(scores) == 150
     page = report(tmp_path / "run")
     for said in ("Table 1", "Cholesterin", *(site for site in messy.HOSPITALS)):

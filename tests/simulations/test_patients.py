@@ -18,9 +18,10 @@ from rankdad.common.run.replica import Replica
 from rankdad.local.admission import admitted
 from rankdad.local.data import SiteData, read_site
 from rankdad.local.prediction import write_predictions
-from rankdad.remote.report.narrative import rows_tested
+from rankdad.remote.report.narrative import extent, rows_tested
 from rankdad.remote.report.run_report import report
 from rankdad.remote.report.run_results import read_results
+from rankdad.remote.result import show_result
 from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_spec
 
@@ -51,7 +52,7 @@ def summary_of(folder: Path, evaluation: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_patients_are_counted_and_repeats_add_no_samples(tmp_path: Path) -> None:
+def test_patients_are_counted_and_repeats_add_no_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     once = summary_of(tmp_path / "once", {"name": "k-fold", "folds": 3})
     twice = summary_of(tmp_path / "twice", {"name": "k-fold", "folds": 3, "repeats": 2})
     for summary in (once, twice):
@@ -75,6 +76,12 @@ def test_patients_are_counted_and_repeats_add_no_samples(tmp_path: Path) -> None
             twice["metrics"]["test"]["samples"]
         )
     results = read_results(run)
+    assert "3 sites, 3 folds, 2 times, of at most 1 epoch, " in extent(results)
+    show_result(twice, run, results.spec.group_noun)
+    said = capsys.readouterr().out
+    assert "120 patients, " in said
+    assert "over patients" in said
+    assert "group" not in said
     assert "predicted class (columns). Each row of data counts once a repeat: 2 times." in report(run)
     assert "once a repeat" not in report(tmp_path / "once" / "run")
     assert rows_tested(results, "row") == f"120 patients, {twice['metrics']['test']['samples']} rows"

@@ -16,6 +16,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import CsvData, covariate_width
 from rankdad.local.data import read_samples
 from rankdad.local.data.csv import csv_samples
+from rankdad.local.data.files import Fact
 from rankdad.local.data.tables import Table
 from tests.conftest import run_spec
 
@@ -261,3 +262,10 @@ def test_gaps_are_where_pandas_has_them(rows: list[tuple[Any, Any, Any]]) -> Non
     assert found.labels is not None
     assert found.labels.tolist() == expected["age"].tolist()
     assert found.dropped == len(frame) - len(expected)
+
+
+def test_that_several_files_are_one_table_is_no_warning_and_of_one_nothing_is_said(tmp_path: Path) -> None:
+    write(write(tmp_path), SECOND, "more.csv")
+    (note,) = read_samples(run_of(file="*.csv", key=None), tmp_path).notes
+    assert isinstance(note, Fact)
+    assert read_samples(run_of(file="b*.csv", key=None), tmp_path).notes == ()
