@@ -79,7 +79,7 @@ def test_tables_are_trained_on_where_they_are_and_predicted_from(consortium: Pat
         table = pd.read_csv(tmp_path / "out.csv")
         assert len(table) == rows
         label = ["label"] if rows == 40 else []
-        assert list(table) == ["subject", *label, "predicted", "probability_control", "probability_patient"]
+        assert list(table) == ["subject", *label, "predicted", "probability_control", "probability_patient", "outside"]
     assert table.iloc[0][["subject", "predicted"]].tolist() == ["new", "patient"]
 
 
