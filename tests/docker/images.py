@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -59,8 +61,10 @@ def image() -> str:
     need_docker()
     index = torch_index()
     arguments = () if index is None else ("--build-arg", f"TORCH_INDEX={index}")
-    docker("build", "--quiet", "--tag", "rankdad:test", "--file", "docker/Dockerfile", *arguments, ".")
-    return docker("image", "inspect", "--format", "{{.Id}}", "rankdad:test")
+    with (Path(tempfile.gettempdir()) / "rankdad-image.lock").open("w") as lock:  # another worker finds all steps done
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        docker("build", "--quiet", "--tag", "rankdad:test", "--file", "docker/Dockerfile", *arguments, ".")
+        return docker("image", "inspect", "--format", "{{.Id}}", "rankdad:test")
 
 
 def wait_for(what: Callable[[], bool], seconds: float, why: Callable[[], str]) -> None:

@@ -22,7 +22,7 @@ from tests.coinstac.platform import Faults, Platform, When
 from tests.docker.images import image
 from tests.platforms.test_service import digests, platform_of, small, without_the_platform, write_member
 
-pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.xdist_group("docker"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.xdist_group("containers"), pytest.mark.timeout(600)]
 
 
 def run(folder: Path, sites: int, kills: Collection[tuple[int, str, When]] = ()) -> Platform:
