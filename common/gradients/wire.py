@@ -119,7 +119,8 @@ def _quantised(array: Tensor, wire: str) -> tuple[Tensor, Tensor]:
         codes = (-OCTAVE * torch.log2(parts)).round().clamp(0, NOTHING - 1)
         codes = torch.where(parts > 0, codes, float(NOTHING))
     else:
-        codes = (parts * UNITS[wire] + ZEROS[wire]).round().clamp(0, 2 * ZEROS[wire])
+        whole = math.floor(ZEROS[wire])  # added to what is rounded: before, it would cost digits and turn ties around
+        codes = (parts * UNITS[wire] + (ZEROS[wire] - whole)).round().add_(whole).clamp_(0, 2 * ZEROS[wire])
     return codes.nan_to_num(0.0).to(torch.uint8), scales
 
 

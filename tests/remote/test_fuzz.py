@@ -77,7 +77,7 @@ RUNS: dict[str, dict[str, Any]] = {
 # What decodes and checks; the rest of these modules makes messages, or completes rounds.
 MODULES = (protocol, messages, arrays, wire, weight_sketch, tally_codec, stages, checks, state)
 OTHERS = """pack pack_failure _head _bits _arrays pack_buffers _bytes _not_encoded failure_message pack_counts
-pack_sums encode as_received is_lossless wire_bytes _quantised _unpadded squares_wire _packed _coded skip_to sketch
+pack_sums encode as_received is_lossless wire_bytes _quantised _unpadded squares_wire _packed skip_to sketch
 distance _relative_difference pack_tally tally_bytes size _largest meet __init__ between_steps steps rng_key stage
 tested trains totals_of comparison_due batch_sizes batch_size share check_weight epoch_vote _samples_without follow
 _meet _begin _next_fold _finish_step _finish_epoch _value _stale tensors snapshot load batches next_batches
