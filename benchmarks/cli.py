@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from benchmarks.paper.cli import paper
-from rankdad.command import new_app
+from rankdad.command import is_launched, new_app
+from rankdad.common.errors import UserError
 
 app = new_app("Measure: every figure of the documentation.")
 app.command()(paper)
@@ -21,6 +23,8 @@ SPECS = Path(__file__).parent.parent / "simulations" / "specs"
 
 @app.callback()
 def _before() -> None:
+    if is_launched():
+        raise UserError("benchmarks measure one machine, and start their own processes: run them without torchrun")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would not survive the fork
 
 
@@ -41,6 +45,28 @@ def step(
 
     counts = _whole_numbers("--sites", sites)
     bench_step(read_simulation(file, set_ or [], data=data), counts, size, steps, Console(width=140))
+
+
+@app.command()
+def volumes(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the volumes are written.")],
+    gib: Annotated[float, typer.Option(help="GiB that all volumes take in memory.", min=0)] = 6.0,
+    held_gib: Annotated[float, typer.Option(help="GiB of those held in memory, to compare with.", min=0)] = 0.5,
+    side: Annotated[int, typer.Option(help="Voxels of a volume along each axis.", min=8)] = 128,
+    batch: Annotated[int, typer.Option(help="Volumes of a step.", min=1)] = 4,
+    filters: Annotated[str, typer.Option(help="Filters of the network's blocks; empty is a linear model.")] = "4,8",
+    cache_mib: Annotated[int, typer.Option(help="The cache, in MiB.", min=0)] = 256,
+    workers: Annotated[int, typer.Option(help="Processes that read ahead.", min=0)] = 1,
+) -> None:
+    """Train a site on volumes that need not fit into memory: its peak and its speed."""
+    from rich.console import Console
+
+    from benchmarks.volumes import bench_volumes
+    from rankdad.local.data.loading import Loading
+
+    loading = Loading(cache_mib=cache_mib, workers=workers)
+    widths = _whole_numbers("--filters", filters) if filters else []
+    bench_volumes(folder, gib, held_gib, side, batch, widths, loading, Console())
 
 
 @app.command()
@@ -88,6 +114,62 @@ def methods(
 
 
 @app.command()
+def staleness(
+    file: FileArgument = SPECS / "digits.json",
+    seeds: Annotated[str, typer.Option(help="Seeds of the runs.")] = "0",
+    most: Annotated[str, typer.Option("--staleness", help="Values of federation.staleness.")] = "0,2",
+    set_: SetOption = None,
+    data: DataOption = None,
+) -> None:
+    """Train with a site whose every step comes one round late: waited for, left out, or joining the next step."""
+    from benchmarks.staleness import bench_staleness
+    from rankdad.simulations.spec import read_simulation
+
+    simulation = read_simulation(file, set_ or [], data=data)
+    bench_staleness(simulation, _whole_numbers("--seeds", seeds), _whole_numbers("--staleness", most))
+
+
+@app.command()
+def target(
+    file: FileArgument = SPECS / "mnist-local.json",
+    sites: Annotated[str, typer.Option(help="How samples are dealt out: even, unequal, dirichlet, own.")] = "even",
+    seeds: Annotated[str, typer.Option(help="Seeds of the runs.")] = "0",
+    compare: Annotated[
+        list[str] | None, typer.Option("--method", metavar="JSON", help="A method; without it a list of all kinds.")
+    ] = None,
+    targets: Annotated[
+        list[str] | None, typer.Option("--target", metavar="METRIC=VALUE", help="Of auc, mae or pearson_r.")
+    ] = None,
+    every: Annotated[
+        float, typer.Option(help="Part of an epoch between two tests, if there are as many exchanges.", min=0.001)
+    ] = 0.1,
+    stop: Annotated[bool, typer.Option("--stop", help="End a training that has reached all targets.")] = False,
+    processes: Annotated[
+        bool, typer.Option("--processes", help="Train again with a process for each site, for the seconds.")
+    ] = False,
+    flower: Annotated[bool, typer.Option("--flower", help="Train by Flower's FedAvg too.")] = False,
+    flower_python: Annotated[
+        Path, typer.Option(metavar="FILE", help="Interpreter that has flwr[simulation]; this one without it.")
+    ] = Path(sys.executable),
+    output: Annotated[Path, typer.Option(help="Folder of curves.csv, targets.csv and a picture.")] = Path(
+        "runs/target"
+    ),
+    set_: SetOption = None,
+    data: DataOption = None,
+) -> None:
+    """Train with several methods, and print bytes and seconds until the model is as good as is asked for."""
+    from benchmarks.target.bench import Options, bench_target
+    from benchmarks.target.settings import SITES, TARGETS
+
+    kinds = sites.split(",")
+    if wrong := [kind for kind in kinds if kind not in SITES]:
+        raise typer.BadParameter(f"got {wrong[0]!r}, expected {', '.join(SITES)}", param_hint="--sites")
+    options = Options(every, stop, processes, flower_python if flower else None, output)
+    goals = [_target(text) for text in targets or TARGETS]
+    bench_target(file, set_ or [], data, kinds, _whole_numbers("--seeds", seeds), compare, goals, options)
+
+
+@app.command()
 def studies(
     files: Annotated[
         list[Path] | None,
@@ -126,6 +208,56 @@ def reduce(
         if name not in NETWORKS:
             raise typer.BadParameter(f"got {name!r}, expected {', '.join(NETWORKS)}", param_hint="--networks")
     bench_reduce(names, _whole_numbers("--ranks", ranks), steps, threads, data)
+
+
+@app.command()
+def overlap(
+    method: Annotated[str, typer.Option(metavar="JSON", help="Whose step travels.")] = '{"name": "dsgd"}',
+    buckets: Annotated[int, typer.Option(help="In which it travels.", min=2)] = 16,
+    frames: Annotated[int, typer.Option(help="Of a series.", min=2)] = 51,
+    features: Annotated[int, typer.Option(help="Of a frame.", min=1)] = 24,
+    batch: Annotated[int, typer.Option(help="Samples of a step.", min=1)] = 64,
+    steps: Annotated[int, typer.Option(help="Of each run.", min=1)] = 8,
+    pairs: Annotated[int, typer.Option(help="Of runs.", min=1)] = 3,
+) -> None:
+    """Measure how much of a 100 Mbit/s link's time the paper's GRU hides behind its backward pass: three minutes."""
+    from rich.console import Console
+
+    from benchmarks.overlap import bench_overlap
+    from rankdad.common.documents import parse_json
+
+    try:
+        document = parse_json(method)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict) or "name" not in document:
+        raise typer.BadParameter(f'got {method!r}, expected such as {{"name": "dsgd"}}', param_hint="--method")
+    bench_overlap(document, buckets, (frames, features), batch, steps, pairs, Console(width=110))
+
+
+@app.command()
+def low_rank(
+    ranks: Annotated[int, typer.Option(help="Of the process group.", min=2)] = 2,
+    rank: Annotated[int, typer.Option(help="Of the methods.", min=1)] = 4,
+    batch: Annotated[int, typer.Option(help="Samples of a rank's step.", min=1)] = 64,
+    steps: Annotated[int, typer.Option(help="Measured of each method.", min=5)] = 60,
+) -> None:
+    """Time a step of LowRank and of the hook for DistributedDataParallel beside PyTorch's powerSGD_hook."""
+    from rich.console import Console
+
+    from benchmarks.low_rank import bench_low_rank
+
+    bench_low_rank(ranks, rank, batch, steps, Console(width=120))
+
+
+def _target(text: str) -> tuple[str, float]:
+    metric, _, value = text.partition("=")
+    try:
+        if metric in ("auc", "mae", "pearson_r"):
+            return metric, float(value)
+    except ValueError:
+        pass
+    raise typer.BadParameter(f"got {text!r}, expected such as auc=0.995, mae=4 or pearson_r=0.7", param_hint="--target")
 
 
 def _whole_numbers(option: str, text: str) -> list[int]:

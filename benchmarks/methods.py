@@ -41,6 +41,8 @@ def bench_methods(
 ) -> list[dict[str, Any]]:
     """Print a table (Markdown) with a row per method and seed, bytes per site and step; return the summaries.
 
+    "MB a site" and "times fewer" are of the whole training, both ways: steps may be of one batch or of many.
+
     Several seeds are followed by their means.
 
     Args:
@@ -75,7 +77,7 @@ def _print_means(rows: list[dict[str, Any]], methods: list[str]) -> None:
         losses = [summary["train_loss"] for summary in own]
         aucs = [summary["metrics"]["test"]["auc"] for summary in own]
         fewer = sum(map(_bytes, first)) / sum(map(_bytes, own))
-        _print((_words(method), f"{mean(losses):.5f}", f"{mean(aucs):.5f}", f"{fewer:.1f}"))
+        _print((words(method), f"{mean(losses):.5f}", f"{mean(aucs):.5f}", f"{fewer:.1f}"))
 
 
 def _print(cells: Sequence[object], rule: str = "") -> None:
@@ -91,7 +93,7 @@ def _row(summary: dict[str, Any], baseline: dict[str, Any], seed: int, method: s
     test = {key: math.nan if value is None else value for key, value in (summary["metrics"]["test"] or {}).items()}
     equal = len(set(summary["weights_sha256"].values())) == 1
     return (
-        _words(method),
+        words(method),
         seed,
         summary["steps"],
         f"{summary['train_loss']:.5f}",
@@ -99,7 +101,7 @@ def _row(summary: dict[str, Any], baseline: dict[str, Any], seed: int, method: s
         f"{test['accuracy']:.4f}",
         f"{summary['bytes_up_per_site_step']:,.0f}",
         f"{summary['bytes_down_per_site_step']:,.0f}",
-        f"{_bytes(summary) * summary['steps'] / 1e6:.2f}",
+        f"{_bytes(summary) / 1e6:.2f}",
         f"{_bytes(baseline) / _bytes(summary):.1f}",
         f"{summary['seconds_per_step']:.3f}",
         ("equal " if equal else "DIFFER ") + next(iter(summary["weights_sha256"].values()))[:8],
@@ -107,14 +109,14 @@ def _row(summary: dict[str, Any], baseline: dict[str, Any], seed: int, method: s
 
 
 def _bytes(summary: dict[str, Any]) -> float:
-    """Return whole bodies, up and down."""
-    return float(summary["bytes_up_per_site_step"] + summary["bytes_down_per_site_step"])
+    """Return a site's whole bodies of the whole training, up and down."""
+    return float(summary["bytes_up_per_site_step"] + summary["bytes_down_per_site_step"]) * float(summary["steps"])
 
 
-def _words(method: str) -> str:
+def words(method: str) -> str:
     """Name a method by what it sets."""
     spec: dict[str, Any] = json.loads(method)
     rank = f" r={spec.pop('rank')}" if "rank" in spec else ""
-    words = [spec.pop("name") + rank]
-    words += [value if isinstance(value, str) else f"{key} {json.dumps(value)}" for key, value in spec.items()]
-    return " ".join(words)
+    named = [spec.pop("name") + rank]
+    named += [value if isinstance(value, str) else f"{key} {json.dumps(value)}" for key, value in spec.items()]
+    return " ".join(named)

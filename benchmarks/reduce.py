@@ -31,7 +31,7 @@ from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.seeds import derive
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import Samples
+from rankdad.local.data import Batch, Samples
 from rankdad.local.data.npz import read_arrays
 
 SITES, BATCH = 4, 64
@@ -107,7 +107,7 @@ class Contender:
     reduction: list[float] = field(default_factory=list)
     gradients: list[Payload] = field(default_factory=list)
 
-    def step(self, batch: Samples) -> None:
+    def step(self, batch: Batch) -> None:
         """Take one step as one of equal sites."""
         model = self.replica.model
         with FactorCapture(model, only=self.plan.factor_names) as capture:
@@ -246,8 +246,8 @@ def _measure(
             generator = torch.Generator().manual_seed(derive("batches"))
             followed: dict[str, Tensor] = {}  # PowerSGD's directions without feedback, by parameter
             for step in range(WARM_UP + steps):
-                batch = samples.take(torch.randint(len(samples), (BATCH,), generator=generator))
-                contender.step(Samples(network.inputs(batch.inputs), batch.labels))
+                batch = next(samples.batches([torch.randint(len(samples), (BATCH,), generator=generator)]))
+                contender.step(Batch(network.inputs(batch.inputs), batch.labels))
                 if kind == "rank-dad" and WARM_UP + steps - FOLLOWED <= step < WARM_UP + steps - 1:
                     _follow(contender, followed)
             costs.append(_costs(name, contender))

@@ -222,7 +222,7 @@ def _places(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, str]]
 def _models(annotation: object) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
-    elif get_origin(annotation) not in (dict, tuple):
+    elif get_origin(annotation) not in (dict, Mapping, tuple):
         for inner in get_args(annotation):
             yield from _models(inner)
 

@@ -15,6 +15,7 @@ RankdadError                  exit 1
 
 from __future__ import annotations
 
+import copyreg
 import re
 from pathlib import Path
 
@@ -85,6 +86,10 @@ class DataError(UserError):
         kept = re.sub(HELD, "holds a value", re.sub(QUOTED, "a value", problem))  # a place may hold an apostrophe
         self._told = f"{called or self.path.name}: {place}{': ' * bool(place)}{kept}"
         super().__init__(f"{path}: {self.problem}{hint}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Travel between processes, whose constructor asks for other arguments than an exception keeps."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     @property
     def public_message(self) -> str:

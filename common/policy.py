@@ -15,9 +15,9 @@ from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import FewSamplesError, PolicyError, counted
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.spec import MethodSpec, PositiveInt, PowerSgd, RankDad, RunSpec, TopRows
+from rankdad.common.spec import MethodSpec, PositiveInt, PowerSgd, RankDad, RunSpec, TopK, TopRows
 
-MethodName = Literal["dsgd", "dad", "edad", "rank-dad", "powersgd", "top-rows"]
+MethodName = Literal["dsgd", "dad", "edad", "rank-dad", "powersgd", "top-rows", "top-k"]
 UNREDUCED = {  # the methods that send single samples' rows as they are: who sees them
     "dad": "the aggregator and, where that is smaller than the gradient, all other sites",
     "edad": "the aggregator and all other sites",
@@ -25,6 +25,7 @@ UNREDUCED = {  # the methods that send single samples' rows as they are: who see
 }
 FILE = "policy.json"  # what `split`, `simulate` and `provision` call it
 WHOLE = "the whole gradient of a layer, of as high a rank as there are samples: a batch can be rebuilt from it"
+LARGEST = "the largest entries of a layer's gradient, of as high a rank as there are samples, and step by step the rest"
 CHOSEN = "a layer's gradient in directions that the aggregator chooses: single rows of it, if it likes"
 MORE_ROWS = "more rows of a layer's gradient for each sample: the more, the easier samples are told apart"
 FEWER_SAMPLES = "what fewer samples add up to: the fewer, the easier one is told apart, and of one it is the sample"
@@ -50,7 +51,8 @@ class Policy(Part):
     """Most rows that are sent of a layer's gradient; null is no limit. With one, methods that
     send gradients of any rank are refused. What is smaller dense travels dense: its rank is at most twice as large."""
     methods: tuple[MethodName, ...] = ("dsgd", "rank-dad")
-    """Methods that may run here. With powersgd the aggregator chooses directions in which gradients are measured."""
+    """Methods that may run here. With powersgd the aggregator chooses directions in which gradients are measured; top-k
+    sends the largest entries of a gradient of any rank."""
     unreduced_factors: bool = False
     """Whether dad, edad and top-rows, if `methods` has them, may send factors as they are: what each single sample puts
     into a layer, which for the first layer is the raw data."""
@@ -218,7 +220,8 @@ class Policy(Part):
             return
         change: dict[str, object] = {}
         asks = f"asks for {method.name}"
-        lets_out = CHOSEN if isinstance(method, PowerSgd) else f"what {method.name} sends"
+        chosen = {"powersgd": CHOSEN, "top-k": LARGEST}
+        lets_out = chosen.get(method.name, f"what {method.name} sends")
         allows = f"{', '.join(self.methods) or 'none'} (methods)"
         if method.name not in self.methods:
             change["methods"] = [*self.methods, method.name]
@@ -255,7 +258,7 @@ EVERYTHING = Policy(
 def _lost(method: MethodSpec) -> str:
     """Return what a method lets out whose rank has no limit, or which reduces nothing."""
     if method.name not in UNREDUCED:
-        return WHOLE
+        return LARGEST if isinstance(method, TopK) else WHOLE
     return f"what each sample puts into a layer, of the first the raw data, to {UNREDUCED[method.name]}"
 
 

@@ -1,15 +1,26 @@
 #!/bin/sh
-# Of compose.yaml: makes each party's kit, deals out the data, and puts the results of a run that has ended aside.
+# Of compose.yaml and compose-regions.yaml: makes each party's kit, deals out the data, and puts the results of a run that has ended
+# aside. Every aggregator has a consortium of its own, /consortia/NAME.json, and every party a folder in /kits.
 # It starts as root, with little of root's power: folders that Docker makes belong to root, and are handed to OWNER here. rankdad
 # itself runs as OWNER.
 set -eu
 as_owner="setpriv --reuid ${OWNER%%:*} --regid ${OWNER##*:} --clear-groups --inh-caps=-all"
-parties="aggregator hospital-a hospital-b hospital-c hospital-d"
+parties=$(ls /kits)
 
 if [ ! -e /kits/aggregator/complete ]; then
-    $as_owner rankdad provision /consortium.json --output /tmp/kits
-    mv /tmp/kits/aggregator /tmp/kits/sites/aggregator
-    for party in $parties; do cp -R "/tmp/kits/sites/$party/." "/kits/$party/"; done
+    for consortium in /consortia/*.json; do
+        name=$(basename "$consortium" .json)
+        made="/tmp/kits-$name"
+        $as_owner rankdad provision "$consortium" --output "$made"
+        cp -R "$made/aggregator/." "/kits/$name/"
+        for kit in "$made"/sites/*; do
+            party=$(basename "$kit")
+            place="/kits/$party"
+            if [ -e "/consortia/$party.json" ]; then place="$place/above"; fi # a region's, for the aggregator above it
+            mkdir -p "$place"
+            cp -R "$kit/." "$place/"
+        done
+    done
     touch /kits/aggregator/complete
 else
     echo "the kits of an earlier start are used; down --volumes removes them"
@@ -20,8 +31,9 @@ if grep -q '"source": {"name": "digits"}' /run.json; then
     set -- --set 'simulation.source={"name": "npz", "path": "/opt/rankdad/digits.npz"}'
 fi
 $as_owner rankdad split /run.json --output /tmp/split "$@"
-for site in ${parties#aggregator }; do
-    [ -d "/tmp/split/$site" ] || { echo "error: the run has no site $site, expected ${parties#aggregator }" >&2; exit 2; }
+for site in $parties; do
+    if [ -e "/consortia/$site.json" ]; then continue; fi # an aggregator
+    [ -d "/tmp/split/$site" ] || { echo "error: the run has no site $site, expected all of" $parties >&2; exit 2; }
     cp /tmp/split/"$site"/data/* "/kits/$site/data/"
     cp /tmp/split/"$site"/policy.json "/kits/$site/"
 done

@@ -56,7 +56,8 @@ def parts(field: Schema) -> list[str]:
     """Return the names of the objects that a field may hold."""
     if "$ref" in field:
         return [field["$ref"].rpartition("/")[2]]
-    return [name for key in ("anyOf", "oneOf") for one in field.get(key, []) for name in parts(one)]
+    values = [*field.get("patternProperties", {}).values(), *field.get("anyOf", []), *field.get("oneOf", [])]
+    return [name for one in values for name in parts(one)]
 
 
 def section(path: str, part: str, defs: Schema, seen: set[str], level: str) -> Iterator[str]:

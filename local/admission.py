@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from rankdad.common.errors import FewSamplesError, PolicyError, counted
 from rankdad.common.policy import FEWER_SAMPLES, Policy, refusal, rows_sent
-from rankdad.common.preparation import Preparing
+from rankdad.common.preparation import Inputs, Preparing, in_memory
 from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_sizes
@@ -50,7 +51,13 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
         fewest = fewest_behind(data.splits, everyone, tested).min()
         _check_sums(policy, "evaluation", f"holds out {{}} {units} in a fold", fewest)
         if "linear" in spec.evaluation.references and fewest.isfinite():
-            policy.check_products(math.prod(spec.data.shape), int(fewest), noun)
+            told = min(int(fewest), data.people(torch.arange(len(data.samples))) // _equations(spec))
+            policy.check_products(math.prod(spec.data.shape), told, noun)
+            asks = (
+                "adds up products of columns for a linear model, where one of them, or the label, sets {} "
+                f"{units} apart in a fold here, or in what it holds out"
+            )
+            _check_sums(policy, "evaluation.references", asks, _fewest_apart(data, tested))
     if (equations := _equations(spec)) > 1:
         each = torch.tensor(data.people(torch.arange(len(data.samples))) // equations)
         field, what = ("tuning", "tunes") if spec.candidates else ("evaluation.repeats", "repeats folds")
@@ -62,6 +69,27 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
             fewest = fewest_behind(data.splits, data.shares(members), tested).min()
             _check_sums(policy, "preparation.harmonise.keep", asks, fewest)
     return data
+
+
+def _fewest_apart(data: SiteData, tested: int) -> Tensor:
+    """Return how few samples, or groups, a column tells from all others: its product with each column is their sum.
+
+    Of two values, as levels and classes have, both do so; of more, what differs from the most frequent.
+    """
+    samples, sets = data.samples, list[Tensor]()
+    labels = samples.labels
+    if labels.ndim == 1 and not labels.is_floating_point():
+        labels = F.one_hot(labels)
+    labels = labels.reshape(len(samples), -1).double()
+    for column in torch.cat([in_memory(samples.inputs).flatten(1).double(), labels], 1).T:
+        values, counts = column[~column.isnan()].unique(return_counts=True)
+        if len(values) == 2:
+            sets += [column == value for value in values]
+        elif len(values) > 2:
+            sets.append((column != values[counts.argmax()]) & ~column.isnan())
+    if not sets:
+        return torch.tensor(torch.inf)
+    return fewest_behind(data.splits, data.shares(torch.stack(sets, 1)), tested).min()
 
 
 def _equations(spec: RunSpec) -> int:
@@ -119,9 +147,9 @@ def _small_steps(policy: Policy, spec: RunSpec, data: SiteData, smallest: int) -
         )
 
 
-def _binary_columns(inputs: Tensor) -> int:
+def _binary_columns(inputs: Inputs) -> int:
     """Return how many columns of a table have just two values, as one-hot levels and codes have; gaps aside."""
-    if inputs.ndim != 2 or not inputs.is_floating_point():
+    if not isinstance(inputs, Tensor) or inputs.ndim != 2 or not inputs.is_floating_point():
         return 0
     low, high = inputs.nan_to_num(math.inf).amin(0), inputs.nan_to_num(-math.inf).amax(0)
     return int((((inputs == low) | (inputs == high) | inputs.isnan()).all(0) & (low < high)).sum())

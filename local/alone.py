@@ -11,7 +11,6 @@ from rankdad.common.documents import validate
 from rankdad.common.errors import RankdadError
 from rankdad.common.gradients.methods import MethodState
 from rankdad.common.gradients.methods.base import Contribution
-from rankdad.common.gradients.squares import squares_of
 from rankdad.common.metrics import summarise
 from rankdad.common.protocol.messages import (
     Body,
@@ -25,13 +24,14 @@ from rankdad.common.protocol.messages import (
     Sketch,
     Step,
 )
-from rankdad.common.protocol.plan import Plan, make_plan
+from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
-from rankdad.common.spec import Holdout, RunSpec
+from rankdad.common.spec import ALONE, Holdout, RunSpec
 from rankdad.local.contributions import Contributions
 from rankdad.local.data import SiteData
 from rankdad.local.data.folds import Split
+from rankdad.local.parts import Part
 
 Tested = tuple[int, Tensor]  # a fold, and the outputs for its test samples, numbers in the label's unit
 
@@ -41,8 +41,8 @@ def alone_spec(spec: RunSpec, site: str) -> RunSpec:
 
     Of local steps nothing is left: alone, every batch is a step of the site's own optimizer, which keeps its moments.
     """
-    document = without_ranks(spec)
-    document["federation"] |= {"sites": [site], "quorum": "all"}
+    document = without_ranks(spec.at(site))
+    document["federation"] |= {"sites": [site]} | ALONE
     document["method"] = {"name": "dsgd", "wire": spec.training.dtype}
     document["evaluation"]["references"] = []
     if not isinstance(spec.evaluation, Holdout):
@@ -107,7 +107,7 @@ def train_alone(spec: RunSpec, data: SiteData, model: nn.Module, fold: int = 0) 
             run.skip_to(fold * (1 + len(spec.candidates)))
             begun = True
             continue
-        body = _step(contributions, plan, run) if due.kind is Kind.STEP else _answer(spec, contributions.body(due))
+        body = _step(contributions, run) if due.kind is Kind.STEP else _answer(spec, contributions.body(due))
         run.follow(Message(due.kind, due.round, body, due.exchange))
         if due.kind is Kind.STEP:
             yield None
@@ -115,13 +115,13 @@ def train_alone(spec: RunSpec, data: SiteData, model: nn.Module, fold: int = 0) 
             yield tested.pop()
 
 
-def _step(contributions: Contributions, plan: Plan, run: RunState) -> Step:
+def _step(contributions: Contributions, run: RunState) -> Step:
     batch = contributions.batch()
-    gradients, loss, size, _ = contributions.step(batch, {})
-    weight = float(len(batch))
-    payload, _ = run.method.aggregate(0, [Contribution(weight, gradients)], MethodState(), 0)
-    squares = squares_of(plan.routes, gradients) if run.spec.training.sends_squares else ()
-    return Step(weight, loss, size, payload, squares)
+    made = list[Part]()
+    contributions.step(batch, {}, made.append)
+    (part,), weight = made, float(len(batch))
+    payload, _ = run.method.aggregate(0, [Contribution(weight, part.gradients)], MethodState(), 0)
+    return Step(weight, part.loss, part.norm, payload, part.squares)
 
 
 def _answer(spec: RunSpec, body: Body) -> Body:

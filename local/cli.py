@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -36,13 +37,21 @@ def site(
     quiet: Quiet = False,
     log_json: LogJson = False,
 ) -> None:
-    """Take part in a run as one site, next to the data."""
+    """Take part in a run as one site, next to the data; started by torchrun, its processes share every batch."""
     from rankdad.local.config import SiteConfig
 
     set_up(LogOptions.of(verbose=verbose, quiet=quiet, as_json=log_json))
-    config = SiteConfig.read(file)
-    if patience is not None:
-        config = config.model_copy(update={"patience": patience})
+
+    def read() -> SiteConfig:
+        config = SiteConfig.read(file)
+        return config if patience is None else config.model_copy(update={"patience": patience})
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
+        from rankdad.local.ranks.running import run_rank
+
+        run_rank(read)
+        return
+    config = read()
     from rankdad.local.shutdown_signals import ShutdownSignals
     from rankdad.local.site import run_site
 

@@ -6,19 +6,19 @@ import ipaddress
 import os
 import re
 from pathlib import Path
-from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
+from rankdad.common.devices import CPU, Device
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import SpecError, UserError
 from rankdad.common.spec import PositiveFloat, SiteName
 from rankdad.common.user_code import FunctionName
+from rankdad.local.data.loading import Loading
 
 TOKEN = "RANKDAD_TOKEN"  # in the environment: the token, where no file is named
 PATHS = ("data", "output", "weights", "spec", "policy", "token_file", "ca", "certificate", "key")
-Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
 
 
 class SiteConfig(Part):
@@ -40,8 +40,11 @@ class SiteConfig(Part):
     """Folder of the pretrained weights that a run's spec may name."""
     policy: str | None = None
     """The file with the site's limits on what leaves it; without one the defaults hold."""
-    device: Device = "cpu"
-    """Where the model is trained."""
+    device: Device = CPU
+    """Where the model is trained: cpu; cuda:N; cuda, which is the first GPU, or under torchrun the local rank's; or
+    auto, which is cuda where there is a GPU, else cpu, and says which."""
+    loading: Loading = Loading()
+    """How volumes and pictures are read: memory for them, and processes that read ahead."""
     patience: PositiveFloat = 300.0
     """Seconds for which the site tries to reach an aggregator that does not answer."""
 
@@ -65,6 +68,10 @@ class SiteConfig(Part):
             raise ValueError("expected an address without a user, password or query: token_file names the token's file")
         if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", value):
             raise ValueError(f"got {value!r}, expected an address such as http://10.0.0.1:8765")
+        try:
+            urlsplit(value).port  # noqa: B018
+        except ValueError:
+            raise ValueError(f"got {value!r}, whose port is none: expected a number up to 65535") from None
         return value
 
     @field_validator("proxy")
@@ -95,14 +102,22 @@ class SiteConfig(Part):
         config = validate(cls, document, file=path)
         folder = path.resolve().parent
         places = {key: str(folder / value) for key in PATHS if (value := getattr(config, key))}
-        if config.aggregator.startswith("http:") and not (config.allow_plain_http or _is_here(config.aggregator)):
+        return config.checked(path).model_copy(update=places)
+
+    def checked(self, source: str | Path) -> SiteConfig:
+        """Return it, if the aggregator is reached as it should be.
+
+        Raises:
+            SpecError: by a network, without encryption, and nobody has allowed that.
+        """
+        if self.aggregator.startswith("http:") and not (self.allow_plain_http or _is_here(self.aggregator)):
             raise SpecError(
                 "aggregator",
-                f"{config.aggregator} would be reached without encryption: use https://, or set allow_plain_http to "
+                f"{self.aggregator} would be reached without encryption: use https://, or set allow_plain_http to "
                 "true in a network that you trust",
-                file=path,
+                file=source,
             )
-        return config.model_copy(update=places)
+        return self
 
     def token(self) -> str | None:
         """Return the site's token, if it has one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -9,23 +10,26 @@ from torch import Tensor, nn
 
 from rankdad.common.errors import ModelError, NonFiniteError
 from rankdad.common.metrics import Tally, empty, tally
+from rankdad.common.preparation import Inputs
 from rankdad.common.spec.tasks import TaskSpec
 from rankdad.local.baseline import guess
 from rankdad.local.data import Samples
 from rankdad.local.data.prepared import Prepared, SplitName
 from rankdad.local.losses import losses
 
-BATCH = 1024  # samples per forward pass without gradients
+BATCH = 1024  # samples per forward pass without gradients, where they are small
+SMALL = 2**18  # numbers of such a sample
 MAX_OUTPUT = 1e30  # beyond which sums of squares over all sites would be no numbers any more
 
 
-def outputs_of(model: nn.Module, inputs: Tensor, width: int) -> Tensor:
+def outputs_of(model: nn.Module, inputs: Inputs, width: int, batch_size: int = BATCH) -> Tensor:
     """Return a network's outputs on the CPU.
 
     Args:
         model: left in evaluation mode.
-        inputs: [n, …] in the replica's dtype, on its device.
+        inputs: [n, …] in the replica's dtype.
         width: of the network's output.
+        batch_size: samples per forward pass, where they are large or read when they are asked for.
 
     Returns:
         [n, width] in the replica's dtype: logits, or a regression's standardised numbers.
@@ -34,12 +38,13 @@ def outputs_of(model: nn.Module, inputs: Tensor, width: int) -> Tensor:
         ModelError: the network raised.
         NonFiniteError: an output is NaN, infinite or almost.
     """
-    outputs = [torch.empty(0, width)]
+    outputs, device = [torch.empty(0, width)], next(model.parameters()).device
+    small = isinstance(inputs, Tensor) and math.prod(inputs.shape[1:]) <= SMALL
     model.eval()
     with torch.no_grad():
-        for batch in inputs.split(BATCH):
+        for batch in inputs.split(BATCH if small else batch_size):
             try:
-                outputs.append(model(batch).cpu())
+                outputs.append(model(batch.to(device)).cpu())
             except Exception as error:
                 raise ModelError(error) from error
     stacked = torch.cat(outputs[1:] or outputs)
@@ -53,7 +58,7 @@ def tally_of(
 ) -> Tally:
     """Return what outputs for a split, [n, width] as of `outputs_of`, add up to; over groups too, if given."""
     samples: Samples = getattr(prepared, split)
-    labels, total = samples.labels.cpu(), empty(task, groups is not None)
+    labels, total = samples.labels, empty(task, groups is not None)
     fit = prepared.around(split)
     centre, scale, base = fit.target_mean, fit.target_scale, fit.log_odds
     for rows in batches(len(labels), groups):
@@ -75,5 +80,5 @@ def batches(samples: int, groups: Tensor | None) -> Iterator[Tensor]:
 
 def baseline_of(task: TaskSpec, prepared: Prepared) -> Tally:
     """Return what guesses from the site's training labels alone add up to over the test samples."""
-    one = guess(task, prepared.train.labels.cpu(), prepared.fit)
+    one = guess(task, prepared.train.labels, prepared.fit)
     return tally_of(task, prepared, "test", one.expand(len(prepared.test), -1))

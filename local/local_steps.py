@@ -11,20 +11,21 @@ from torch import Tensor, nn
 from rankdad.common.run.optimizer import laid_out_as, learning_rate, load_moments, lr_scale, make_optimizer, moments_of
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import Samples
+from rankdad.local.batch import StepBatch
 
 Moments = Mapping[str, Tensor]  # of a site's own optimizer, as `moments_of` names them
-Gradients = Callable[[Samples], tuple[Mapping[str, Tensor], float]]
+Gradients = Callable[[StepBatch], tuple[Mapping[str, Tensor], float]]
 
 
 def differences(
-    spec: RunSpec, run: RunState, batches: Sequence[Samples], moments: Moments, gradients: Gradients
+    spec: RunSpec, run: RunState, site: int, batches: Sequence[StepBatch], moments: Moments, gradients: Gradients
 ) -> tuple[dict[str, Tensor], float, Moments]:
     """Train on some batches, and go back to the shared weights: buffers alone stay as training leaves them.
 
     Args:
         spec: of a run with local steps.
         run: with the site's replica, which has the shared weights.
+        site: its place in the plan.
         batches: one for each local step.
         moments: of the site's optimizer; without them it begins anew.
         gradients: returns those of a batch's mean loss by parameter, and that loss.
@@ -42,7 +43,7 @@ def differences(
     optimizer = make_optimizer(training, list(trained.values()))
     load_moments(optimizer, trained, moments)
     take_step = inspect.unwrap(type(optimizer).step)  # as in the replica
-    scale, (first, per_epoch) = lr_scale(training, len(spec.federation.sites)), run.next_batch
+    scale, (first, per_epoch) = lr_scale(training, len(spec.federation.sites)), run.next_batch(site)
     samples, mean = sum(map(len, batches)), 0.0
     try:
         for number, batch in enumerate(batches, first):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,17 +23,16 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.table_schema import Labelled
 from rankdad.common.spec.tasks import MultiLabel, Regression, shown
-from rankdad.common.spec.written import chosen
-from rankdad.local.data import SiteData, read_samples
+from rankdad.local.data import SiteData, lazy_or_whole, read_samples
 from rankdad.local.data.files import Fact
-from rankdad.local.data.reading import AllRows, Array
+from rankdad.local.data.reading import AllRows, Array, Reading, number
 from rankdad.local.evaluation import outputs_of
+from rankdad.local.far_values import far_sentences, far_values
 from rankdad.local.losses import losses
 from rankdad.local.threads import use_threads
 from rankdad.local.trained_rows import seen_rows
 
-FAR = 4.0  # standard deviations from the mean of training: of ten thousand values about one lies there by chance
-MOST_FAR = 10  # columns with such values that are named
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the beginning of one
 UNKNOWN_SITE = (
     "its run prepares samples by what their own site has found, which is not known here: these are taken as they are; "
     "a site predicts its own samples with its own directory"
@@ -57,7 +57,7 @@ def write_predictions(folder: Path, spec: RunSpec, data: SiteData, fold: int, ou
     path = folder / f"fold-{spec.place(fold)[0] + 1}.csv"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        table.to_csv(path, index_label=key_name(spec), float_format="%.9g")
+        inert(table).to_csv(path, index_label=inert_cell(key_name(spec)), float_format="%.9g")
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
 
@@ -73,6 +73,23 @@ def predictions(spec: RunSpec, outputs: Tensor) -> pd.DataFrame:
     table = pd.DataFrame(probabilities.numpy(), columns=[f"probability_{name}" for name in names])
     table.insert(0, "predicted", names[probabilities.argmax(dim=1).numpy()])
     return table
+
+
+def inert(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table for spreadsheets: an apostrophe stands before a name or text that they would take for a formula.
+
+    Names of rows, columns and classes come from whoever wrote the data, or the run.
+    """
+    written = table.rename(index=inert_cell, columns=inert_cell)
+    for place, kind in enumerate(written.dtypes):
+        if not pd.api.types.is_numeric_dtype(kind):
+            written.isetitem(place, [inert_cell(cell) for cell in written.iloc[:, place]])
+    return written
+
+
+def inert_cell(cell: Any) -> Any:
+    """Return what is written of a cell; see `inert`."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) and np.isnan(number(cell)) else cell
 
 
 def class_names(spec: RunSpec) -> Array:
@@ -133,25 +150,67 @@ def predict_file(
         raise UserError(f"--output: {output.parent} is not a directory")
     saved = saved_model(path, which, allowed_factories)
     _say(f"weights: {saved.source}")
-    spec, task = saved.spec, saved.spec.task
-    use_threads(spec.training.threads)
-    reading = read_samples(spec, data, beside=tuple(keep), allowed=allowed_factories)
-    for note in reading.notes:
+    reading = read_samples(saved.spec, data, beside=tuple(keep), allowed=allowed_factories)
+    if output is not None and output.exists() and Path(reading.source).exists() and output.samefile(reading.source):
+        raise UserError(f"--output: {output} is the data, which would be lost: name another file")
+    found = predict_samples(saved, reading, path)
+    for note in found.notes:
         _say(note if isinstance(note, Fact) else f"warning: {note}")
+    try:
+        whole, key = inert(found.table.set_axis(pd.Index(found.names))), inert_cell(key_name(saved.spec))
+        whole.to_csv(output or sys.stdout, index_label=key, float_format="%.6g")
+    except OSError as error:
+        raise UserError(f"--output: {output} cannot be written: {error.strerror or error}") from None
+    if found.refused:
+        first = found.refused[min(found.refused)].problem
+        _say(f"{len(found.refused)} of {len(found.names)} rows refused, the first: {first}")
+    return len(found.refused)
+
+
+@dataclass(frozen=True, eq=False)
+class Predicted:
+    """Samples with what a model predicts of them.
+
+    Args:
+        table: a row for each row of the data, with what is kept of it, the label if it is known, what is predicted.
+        names: of the rows: their keys, or their numbers in the file.
+        refused: why a row has no prediction, by its position.
+        notes: what the person who asked should be told, one sentence each: a warning, if it is no `Fact`.
+    """
+
+    table: pd.DataFrame
+    names: tuple[str, ...]
+    refused: Mapping[int, DataError]
+    notes: tuple[str, ...]
+
+
+def predict_samples(saved: SavedModel, reading: Reading, path: Path) -> Predicted:
+    """Return a model's predictions of samples that were read.
+
+    Args:
+        saved: the model.
+        reading: the samples.
+        path: that the model was loaded from, near which it is known what it was trained on.
+
+    Raises:
+        DataError: there are none.
+        SpecError: the run's threads cannot be started here.
+    """
+    notes, spec, task = list(reading.notes), saved.spec, saved.spec.task
+    use_threads(spec.training.threads)
     if not len(reading.inputs):
         raise DataError(reading.source, "has no samples")
     if saved.site_fit is None and (spec.preparation.standardise == "site" or spec.preparation.harmonise):
-        _say(f"warning: {path}: {UNKNOWN_SITE}")
+        notes.append(f"{path}: {UNKNOWN_SITE}")
     if seen := seen_rows(path, reading.inputs):
         some = "all rows were" if seen == len(reading.inputs) else f"{seen} of {len(reading.inputs)} rows were"
-        _say(f"warning: {some} trained on: their predictions do not say how well the model predicts others")
+        notes.append(f"{some} trained on: their predictions do not say how well the model predicts others")
     far = far_values(saved, reading.inputs)
-    for sentence in far_sentences(far):
-        _say(f"warning: {sentence}")
+    notes += far_sentences(far)
     preparing, dtype = Preparing(spec), next(saved.network.parameters()).dtype
     covariates = None if reading.covariates is None else torch.from_numpy(reading.covariates)
-    inputs = preparing.apply(saved.fit, saved.site_fit, torch.from_numpy(reading.inputs), covariates, dtype)
-    outputs = outputs_of(saved.network, inputs, task.outputs)
+    inputs = preparing.apply(saved.fit, saved.site_fit, lazy_or_whole(reading.inputs), covariates, dtype)
+    outputs = outputs_of(saved.network, inputs, task.outputs, spec.training.batch_size)
     numbers = preparing.invert_labels(saved.fit, outputs.double()) if isinstance(task, Regression) else outputs
     rows = reading.rows
     names = reading.keys or tuple(map(str, range(len(outputs))))
@@ -165,20 +224,13 @@ def predict_file(
         lost = losses(task, outputs.double()[known], learned)
         found = summarise(task, tally(task, numbers[known], labels, lost, centre=saved.fit.target_mean))
         words = (f"{shown(name)} {_number(value)}" for name, value in found.values.items())
-        _say(f"{found.samples} samples: {', '.join(words)}")
+        notes.append(Fact(f"{found.samples} samples: {', '.join(words)}"))
     if isinstance(spec.data, TableData):
         table["outside"] = ["; ".join(one.column for one in far if one.rows[row]) for row in range(len(table))]
     table.index = pd.Index(used)
     if rows is not None:
         table, names = _beside(table, rows), rows.names
-    try:
-        table.set_axis(pd.Index(names)).to_csv(output or sys.stdout, index_label=key_name(spec), float_format="%.6g")
-    except OSError as error:
-        raise UserError(f"--output: {output} cannot be written: {error.strerror or error}") from None
-    refused = len(rows.refused) if rows else 0
-    if rows and refused:
-        _say(f"{refused} of {len(rows.names)} rows refused, the first: {rows.refused[min(rows.refused)].problem}")
-    return refused
+    return Predicted(table, names, rows.refused if rows else {}, tuple(notes))
 
 
 def _beside(table: pd.DataFrame, rows: AllRows) -> pd.DataFrame:
@@ -189,53 +241,6 @@ def _beside(table: pd.DataFrame, rows: AllRows) -> pd.DataFrame:
     if rows.refused:
         table["refused"] = [rows.refused[row].problem if row in rows.refused else "" for row in table.index]
     return table
-
-
-@dataclass(frozen=True, eq=False)
-class Far:
-    """A column with values far from those of training.
-
-    Args:
-        column: its name.
-        rows: which rows have such a value, bool [rows].
-        where: what is far, in words.
-    """
-
-    column: str
-    rows: Array
-    where: str
-
-
-def far_values(saved: SavedModel, inputs: Array) -> list[Far]:
-    """Return the table's columns with values far from those of training, in its order.
-
-    Sites send no least and largest values, so that the range is what lies near the mean.
-    """
-    data = saved.spec.data
-    known = saved.site_fit if saved.spec.preparation.standardise == "site" else saved.fit
-    if not isinstance(data, TableData) or known is None or known.mean is None or known.scale is None:
-        return []
-    found, place = list[Far](), 0
-    for column in data.inputs:
-        if not data.levels(column):
-            mean, scale = float(known.mean[place]), float(known.scale[place])
-            rows = np.abs(inputs[:, place] - mean) > FAR * scale
-            of_log = " of its logarithm" if chosen(column, data.log) else ""
-            where = f"{FAR:g} standard deviations from training's mean{of_log} ({mean:.4g} ± {scale:.2g})"
-            found += [Far(column, rows, where)] if rows.any() else []
-        place += (data.levels(column) or 1) + data.is_indicated(column)
-    return found
-
-
-def far_sentences(found: Sequence[Far]) -> list[str]:
-    """Return a sentence for each column with far values, the worst first."""
-    worst = sorted(found, key=lambda one: -int(one.rows.sum()))
-    more = [f"{len(found) - MOST_FAR} more columns have such values"] if len(found) > MOST_FAR else []
-    return [
-        f"column {one.column}: {one.rows.sum()} of {len(one.rows)} values lie more than {one.where}: "
-        "is the unit the same?"
-        for one in worst[:MOST_FAR]
-    ] + more
 
 
 def _say(line: str) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rankdad.common.errors import RankdadError
 from rankdad.common.metrics import Tally, empty
-from rankdad.common.preparation import Preparing, linear
+from rankdad.common.preparation import Preparing, in_memory, linear
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.alone import Tested, alone_spec, own_splits, train_alone
@@ -35,6 +35,8 @@ class References:
         self._spec, self._data, self._run, self._site, self._notice = spec, data, run, site, notice
         self._names = spec.evaluation.references
         self._alone = alone_spec(spec, site) if {"local", "site"} & set(self._names) else spec
+        splits = own_splits(spec, self._alone, data.splits) if "local" in self._names else data.splits
+        self._own_data = replace(data, splits=splits)
         self._training: Iterator[Tested | None] = iter(())
         self._at = -1  # the fold that it trains
         self._tested: Tested | None = None  # the last
@@ -58,8 +60,7 @@ class References:
             if self._at != fold:
                 model = deepcopy(self._run.replica.model)
                 model.load_state_dict(self._run.initial)
-                data = replace(self._data, splits=own_splits(self._spec, self._alone, self._data.splits))
-                self._training, self._at = train_alone(self._alone, data, model, fold), fold
+                self._training, self._at = train_alone(self._alone, self._own_data, model, fold), fold
             made = next(self._training)
         except RankdadError as error:
             self._failed = True
@@ -83,7 +84,7 @@ class References:
 
     def _linear_outputs(self, prepared: Prepared) -> Tensor:
         weights = Preparing(self._spec).linear(self._run.totals_of(self._run.fold))
-        return linear.outputs(self._spec.task, prepared.test.inputs.cpu(), weights)
+        return linear.outputs(self._spec.task, in_memory(prepared.test.inputs), weights)
 
     def _site_outputs(self, prepared: Prepared) -> Tensor | None:
         """Return what a linear model says that is fitted, with its preparation, on this site's samples alone."""
@@ -98,7 +99,7 @@ class References:
         except ValueError:  # numbers too large
             return None
         own = preparing.own(fit, rows)
-        inputs = preparing.apply(fit, own, data.samples.inputs, data.covariates, torch.float64)
+        inputs = preparing.apply(fit, own, in_memory(data.samples.inputs), data.covariates, torch.float64)
         split, labels = data.splits[fold], preparing.apply_labels(fit, rows.labels)
         weights = linear.fitted(self._spec.task, inputs[split.train], labels)
         outputs = linear.outputs(self._spec.task, inputs[split.test], weights)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from rankdad.common import __version__
+from rankdad.common.devices import device_here
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import RankdadError, SpecError, UnreachableError, UserError, visible
 from rankdad.common.logs import MAX_LINE, log_names, progress
@@ -26,7 +27,6 @@ from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.artifacts import save_model
 from rankdad.common.run.checkpoints import EVERY, Checkpoints, between
 from rankdad.common.run.replica import Replica
-from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
 from rankdad.local.config import PATHS, SiteConfig
@@ -34,10 +34,13 @@ from rankdad.local.data import SiteData, read_site
 from rankdad.local.data.files import Fact
 from rankdad.local.drivers.drive import drive
 from rankdad.local.drivers.http import AggregatorClient, RefusedError
+from rankdad.local.drivers.sending import Sender
 from rankdad.local.notices import Notices
 from rankdad.local.progress import following as following_progress
+from rankdad.local.ranks.alone import Alone
+from rankdad.local.ranks.group import LostRankError
 from rankdad.local.shutdown_signals import ShutdownError, ShutdownSignals
-from rankdad.local.starting import results_folder, run_id, starting_state
+from rankdad.local.starting import results_folder, run_id, save_state, starting_state
 from rankdad.local.threads import use_threads
 from rankdad.local.timings import Timings
 from rankdad.local.trained_rows import write_trained_rows
@@ -46,20 +49,34 @@ from rankdad.local.training import Result, train
 _log = logging.getLogger(__name__)
 
 
-def run_site(config: SiteConfig, signals: ShutdownSignals | None = None, *, every: int = EVERY) -> Result:
+@dataclass(frozen=True, eq=False)
+class TakingPart:
+    """What a site takes part in a run with: all that it has before the first round."""
+
+    spec: RunSpec
+    policy: Policy
+    replica: Replica
+    plan: Plan
+    data: SiteData
+
+
+def run_site(
+    config: SiteConfig, signals: ShutdownSignals | None = None, *, every: int = EVERY, ranks: Alone | None = None
+) -> Result:
     """Take part in a run from hello to goodbye.
 
     Args:
         config: the site's own file.
         signals: tells whether the site is to stop.
         every: steps between two checkpoints.
+        ranks: that share the site's batches, of which this process is rank 0; without any it is alone.
 
     Raises:
         ShutdownError: it is; started again, it goes on.
         UserError: before training: the aggregator is not there, the run is not this site's, the data cannot be used.
         RankdadError: in training: this site or another could not go on.
     """
-    output = Path(config.output)
+    output, ranks = Path(config.output), ranks or Alone()
     with log_names(site=config.name), AggregatorClient(config) as client, ExitStack() as names:
         offered = client.run()
         with _reporting_failure(client, config):
@@ -67,20 +84,18 @@ def run_site(config: SiteConfig, signals: ShutdownSignals | None = None, *, ever
                 output.mkdir(parents=True, exist_ok=True, mode=0o700)  # predictions name patients
             except OSError as error:
                 raise UserError(f"output: {output} cannot be made: {error.strerror}") from None
-            policy = Policy.read(config.policy)
-            spec = _spec(config, offered)
-            names.enter_context(log_names(run=spec.name))
-            replica = _replica(config, spec)
-            plan = make_plan(spec, replica.model)
-            policy.check(spec, plan)
-            data = _data(config, spec, plan, policy)
+            ranks.introduce(offered)
+            own = taking_part(config, offered, lambda name: names.enter_context(log_names(run=name)))
+            spec, policy, plan, data = own.spec, own.policy, own.plan, own.data
+            ranks.compare(plan, data, own.replica.model)
             client.expect(plan)
             run = run_id(offered)
             checkpoints = Checkpoints(output / "checkpoints" / run, plan, config.name, data_sha256=data.sha256())
-            run_state = RunState(spec, plan, replica)
+            run_state = ranks.state(spec, plan, own.replica)
             results = results_folder(output, spec.name, run)
             notices = Notices(results, _log.warning)
             state = starting_state(config.name, offered, client.snapshot, run_state, checkpoints, policy, notices.add)
+            ranks.start(state.run)
         for warning in (*plan.warnings, *policy.warnings(spec)):
             _log.warning(warning)
         _log.info(_amounts(data))
@@ -90,7 +105,7 @@ def run_site(config: SiteConfig, signals: ShutdownSignals | None = None, *, ever
             stopping = signals is not None and signals.received
             due = stopping or state.run.steps % between(state.run, every) == 0
             if resumable and due and state.run.round > first_round:
-                checkpoints.save(state.run, state.residuals, {"follows": state.follows}, state.moments)
+                save_state(checkpoints, state)
                 if stopping:
                     _print(f"{config.name}: stops after step {state.run.steps}; start it again to go on from there")
             if signals is not None:
@@ -103,18 +118,63 @@ def run_site(config: SiteConfig, signals: ShutdownSignals | None = None, *, ever
 
         with closing(Timings(results / "timings.csv", again=first_round > 0)) as timings:
             following = following_progress(spec, state.run, partial(progress, config.name))
+            sender = Sender(client, plan, timings.lap)
             training = train(
-                spec, plan, data, state, policy, timings.lap, between_steps, tested, notices.add, following
+                spec,
+                plan,
+                data,
+                state,
+                policy,
+                timings.lap,
+                between_steps,
+                tested,
+                notices.add,
+                following,
+                sender.send,
+                ranks,
             )
-            quietly = (ShutdownError,) if resumable else ()
-            result = drive(training, client, plan, config.name, device=config.device, lap=timings.lap, quietly=quietly)
+            quietly, device = (ShutdownError, LostRankError) if resumable else (), state.run.replica.device
+            result = drive(
+                training,
+                client,
+                plan,
+                config.name,
+                device=device,
+                lap=timings.lap,
+                quietly=quietly,
+                sender=sender,
+                hear=ranks.hear,
+            )
         model = results / "model"
         save_model(model, spec, result.best, result.final, result.fit, result.own)
         write_trained_rows(results, data)
         client.done()
+        ranks.end()
     shutil.rmtree(checkpoints.folder, ignore_errors=True)
     _print(f"{config.name}: done after {result.epochs} epochs; the model is in {model}")
     return result
+
+
+def taking_part(
+    config: SiteConfig, offered: dict[str, object], called: Callable[[str], object] = lambda name: None
+) -> TakingPart:
+    """Make the model of a run that the aggregator offers, and read the site's data.
+
+    Args:
+        config: the site's own file.
+        offered: what the aggregator says of the run.
+        called: told the run's name as soon as it is known.
+
+    Raises:
+        UserError: what keeps the site from taking part.
+    """
+    policy = Policy.read(config.policy)
+    spec = _spec(config, offered)
+    called(spec.name)
+    replica = _replica(config, spec)
+    plan = make_plan(spec, replica.model)
+    policy.check(spec.at(config.name), plan)
+    return TakingPart(spec, policy, replica, plan, _data(config, spec, plan, policy))
 
 
 def check_site(config: SiteConfig, offline: RunSpec | None = None) -> tuple[RunSpec, Plan, SiteData]:
@@ -138,7 +198,7 @@ def check_site(config: SiteConfig, offline: RunSpec | None = None) -> tuple[RunS
         else:
             spec = _own(config, offline, "this file")
         plan = make_plan(spec, _replica(config, spec).model)
-        policy.check(spec, plan)
+        policy.check(spec.at(config.name), plan)
         data = _data(config, spec, plan, policy)
         for warning in policy.warnings(spec):
             _log.warning(warning)
@@ -157,7 +217,8 @@ def _print(line: str) -> None:
 def _data(config: SiteConfig, spec: RunSpec, plan: Plan, policy: Policy) -> SiteData:
     """Read the site's samples, check them, and leave out what its policy does not evaluate."""
     index = spec.federation.sites.index(config.name)
-    data = admitted(policy, spec, plan, read_site(spec, Path(config.data), index, config.allow_factories))
+    read = read_site(spec, Path(config.data), index, config.allow_factories, config.loading)
+    data = admitted(policy, spec.at(config.name), plan, read)
     for note in data.notes:
         _log.log(logging.INFO if isinstance(note, Fact) else logging.WARNING, note)
     return data
@@ -165,21 +226,11 @@ def _data(config: SiteConfig, spec: RunSpec, plan: Plan, policy: Policy) -> Site
 
 def _replica(config: SiteConfig, spec: RunSpec) -> Replica:
     """Make the model, once it is known that it and the run's threads fit into this machine."""
-    check_device(config.device)
+    device = device_here(config.device)
     use_threads(spec.training.threads)
     check_memory(spec)
     weights = None if config.weights is None else Path(config.weights)
-    return Replica(spec, config.allow_factories, config.device, weights)
-
-
-def check_device(device: str) -> None:
-    """Check that this machine can train on a device.
-
-    Raises:
-        UserError: it cannot.
-    """
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(f"device: {device} is not available on this machine, expected cpu")
+    return Replica(spec, config.allow_factories, device, weights)
 
 
 def _amounts(data: SiteData) -> str:
@@ -199,7 +250,7 @@ def _reporting_failure(client: AggregatorClient, config: SiteConfig) -> Iterator
     """
     try:
         yield
-    except (ShutdownError, UnreachableError, RefusedError):
+    except (ShutdownError, UnreachableError, RefusedError, LostRankError):
         raise
     except Exception as error:
         # What an error nobody has thought of says may come from the data.

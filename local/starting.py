@@ -11,6 +11,7 @@ from rankdad.common.errors import UserError
 from rankdad.common.policy import Policy
 from rankdad.common.run.checkpoints import Checkpoints, take_over
 from rankdad.common.run.state import RunState
+from rankdad.local.late_steps import Sent
 from rankdad.local.training import TrainingState
 
 RUN_ID_FILE = "run-id"  # in an output folder: the run whose results lie there
@@ -53,6 +54,18 @@ def results_folder(output: Path, name: str, run: str) -> Path:
     return output
 
 
+def save_state(checkpoints: Checkpoints, state: TrainingState) -> None:
+    """Write a site's checkpoint.
+
+    Raises:
+        UserError: the disk is full or broken.
+    """
+    document: dict[str, object] = {"follows": state.follows}
+    if state.sent:
+        document["sent"] = [(late.step, late.weight, late.share) for late in state.sent]
+    checkpoints.save(state.run, state.residuals, document, state.moments, [late.change for late in state.sent])
+
+
 def starting_state(
     site: str,
     offered: Mapping[str, object],
@@ -84,7 +97,9 @@ def starting_state(
     if loaded is not None and isinstance(oldest, int) and run_state.round >= oldest:
         _log.info("goes on from its checkpoint of step %d, round %d", run_state.steps, run_state.round)
         follows = loaded.document.get("follows") is True
-        return TrainingState(site, run_state, loaded.residuals, loaded.moments, follows)
+        sent = zip(loaded.document.get("sent", ()), loaded.changes, strict=True)
+        late = tuple(Sent(step, weight, share, change) for (step, weight, share), change in sent)
+        return TrainingState(site, run_state, loaded.residuals, loaded.moments, follows, late)
     snapshot = ask_for_snapshot()
     if snapshot is None:
         return TrainingState(site, run_state)

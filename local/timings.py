@@ -10,7 +10,7 @@ STRETCHES = ("compute", "reduce", "pack", "wait")
 
 
 class Timings:
-    """A stopwatch for optimizer steps: the lap "begin" starts one, "compute" after "reduce" ends it.
+    """A stopwatch for optimizer steps: the lap "begin" starts one, and "end", which counts as "compute", ends it.
 
     Args:
         path: CSV file with a row per step: seconds of each stretch.
@@ -24,7 +24,7 @@ class Timings:
         if not goes_on:
             self._rows.writerow(STRETCHES)
         self._sums = dict.fromkeys(STRETCHES, 0.0)
-        self._last, self._previous = perf_counter(), ""
+        self._last = perf_counter()
 
     def lap(self, name: str) -> None:
         """End a stretch of this name."""
@@ -33,10 +33,10 @@ class Timings:
             self._sums = dict.fromkeys(STRETCHES, 0.0)
             self._last = now
             return
-        self._sums[name] += now - self._last
-        if (self._previous, name) == ("reduce", "compute"):
+        self._sums["compute" if name == "end" else name] += now - self._last
+        if name == "end":
             self._rows.writerow([f"{self._sums[stretch]:.6f}" for stretch in STRETCHES])
-        self._last, self._previous = now, name
+        self._last = now
 
     def close(self) -> None:
         """Close the file."""

@@ -5,17 +5,17 @@ Whatever carries the messages, HTTP, a platform's iterations or a loop in one pr
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
 from rankdad.common.errors import RunFailedError
+from rankdad.common.gradients.buckets import routes_of
 from rankdad.common.gradients.methods import MethodState
-from rankdad.common.gradients.reduction.feedback import Residuals, interpolate_residual
-from rankdad.common.gradients.squares import squares_of
+from rankdad.common.gradients.methods.base import SiteStep
+from rankdad.common.gradients.reduction.feedback import Residuals, plus
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Fit, OwnFit
 from rankdad.common.protocol.messages import Ask, Body, Comparison, Failure, Kind, Message, PooledMetrics, Step
@@ -24,14 +24,17 @@ from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState
 from rankdad.common.run.weight_sketch import furthest
 from rankdad.common.spec import RunSpec
+from rankdad.local.catching_up import CatchingUp, Steps
 from rankdad.local.contributions import Contributions, Tested
 from rankdad.local.data import SiteData
+from rankdad.local.late_steps import Sent, after_step, assumed, settle
 from rankdad.local.local_steps import Moments
+from rankdad.local.parts import Part
+from rankdad.local.ranks.alone import Alone
 from rankdad.local.references import References
 
-R = TypeVar("R")
-Steps = Generator[Message | Ask, Message | None, R]
 Lap = Callable[[str], None]
+Send = Callable[[Message], None]
 
 
 @dataclass
@@ -45,6 +48,7 @@ class TrainingState:
         moments: of the site's own optimizer, where it takes steps of its own.
         follows: whether the site has lost its residuals. It then only follows until it is where the run is: what it
             has sent before is in the updates, and cannot be made again.
+        sent: to steps that have left the site out, and may join a later one.
     """
 
     site: str
@@ -52,6 +56,7 @@ class TrainingState:
     residuals: Residuals = field(default_factory=dict)
     moments: Moments = field(default_factory=dict)
     follows: bool = False
+    sent: tuple[Sent, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +95,8 @@ def train(
     tested: Tested = lambda fold, outputs: None,
     notice: Callable[[str], None] = lambda sentence: None,
     followed: Callable[[Body], None] = lambda body: None,
+    send: Send | None = None,
+    ranks: Alone | None = None,
 ) -> Generator[Message | Ask, Message | None, Result]:
     """Train a site's replica, fold after fold, from hello or from wherever its state stands.
 
@@ -105,6 +112,10 @@ def train(
             that comes back from a crash maybe twice.
         notice: told what a person at the site should know.
         followed: given every update's body when the state is beyond it.
+        send: given contributions to a step in buckets while the backward pass goes on: each is yielded, too, when its
+            round is due, with the same content unless an update before it has left this site out. Without it, nothing
+            is made early, and the weights are the same.
+        ranks: that share the site's batches; without any it is alone.
 
     Yields:
         contributions, and is sent the update of the same round; or the question whether a round is complete already,
@@ -123,8 +134,8 @@ def train(
     """
     references = References(spec, data, state.run, state.site, notice)
     index = plan.sites.index(state.site)
-    contributions = Contributions(spec, plan, data, state.run, index, tested, references.tallies)
-    trainer = _Trainer(spec, plan, contributions, state, policy, lap, notice, followed)
+    contributions = Contributions(spec, plan, data, state.run, index, tested, references.tallies, ranks)
+    trainer = _Trainer(spec, plan, contributions, state, policy, lap, notice, followed, send)
     return (yield from trainer.run(between_steps, references.advance))
 
 
@@ -133,7 +144,8 @@ class _Trainer:
 
     A site may be behind when it starts, and when an update has left it out. It then asks before each round whether that
     is complete. If so, nobody waits for its contribution any more. If the update leaves it out, it keeps its residuals.
-    If the update includes it, the site has crashed since: it makes the contribution again for the residuals it left.
+    If the update includes it, or a later one does that it could be late for, the site has crashed since: it makes the
+    contribution again for the residuals it left.
     """
 
     def __init__(
@@ -146,12 +158,14 @@ class _Trainer:
         lap: Lap,
         notice: Callable[[str], None],
         followed: Callable[[Body], None],
+        send: Send | None,
     ) -> None:
         self.spec, self.plan, self.contributions, self.policy = spec, plan, contributions, policy
         self.state, self.site_run, self.lap, self.notice = state, state.run, lap, notice
-        self.followed = followed
+        self.followed, self.send = followed, send
+        self.has_squares = spec.training.sends_squares and any(route.squares for route in plan.routes)
         self.index = plan.sites.index(state.site)
-        self.behind = True
+        self.catching_up = CatchingUp(self.index, plan.staleness)
 
     def run(self, between_steps: Callable[[], None], beside: Callable[[], None]) -> Steps[Result]:
         run = self.site_run
@@ -184,52 +198,85 @@ class _Trainer:
 
     def _step(self, known: Message | None) -> Steps[None]:
         """Take one optimizer step. A site that is out of data contributes no rows, and is present."""
-        run, batch, missing = self.site_run, self.contributions.batch(), set[int]()
+        run, reads = self.site_run, True
         if known is not None and (self.state.follows or self.index in known.missing):
-            batch = batch.take(torch.arange(0))  # nobody waits for its gradients: it only follows
+            joins = not self.state.follows and (yield from self.catching_up.joins(known))
+            reads = joins is not False  # else nobody waits for its gradients: it only follows
+            known = None if joins is None else known  # if nobody can tell, it sends again
+        batch = self.contributions.batch(reads=reads)
         self.lap("begin")
-        gradients, loss, size, moments = self.contributions.step(batch, self.state.moments)
-        self.lap("compute")
         seed = derive(self.plan.seed, "site", self.index, run.rng_key)
         share, weight = run.share(self.index, len(batch)), float(len(batch))
-        state = MethodState(self.state.residuals, run.bases)
-        squares = squares_of(self.plan.routes, gradients) if self.spec.training.sends_squares else ()
+        before = assumed(self.state.residuals, self.state.sent)
+        state = MethodState(before, run.bases)
         # Steps of its own may leave but one batch that counts: limits are on each.
         most = self.policy.rank(min(run.next_batches(self.index), default=0))
-        exchange = run.method.step(gradients, share, state, seed, most if most is None else most - bool(squares))
-        payload, residuals = next(exchange), None
-        while residuals is None:
+        most = most if most is None else most - self.has_squares
+        send = self.send if known is None and not self.catching_up.behind and len(self.plan.buckets) > 1 else None
+        open_ = deque[tuple[int, SiteStep, Step]]()  # buckets whose last exchange is to come
+
+        def take(part: Part) -> None:
+            self.lap("compute")
+            exchange = run.method.parts[part.number].step(part.gradients, share, state, seed, most)
+            body = Step(weight, part.loss, part.norm, next(exchange), part.squares)
+            open_.append((part.number, exchange, body))
             self.lap("reduce")
-            update = known or (yield self._message(Step(weight, loss, size, payload, squares)))
-            body = self._checked(update)
+            if send is not None:
+                send(Message(Kind.STEP, run.round + part.number, body, part.number))
+
+        moments = self.contributions.step(batch, self.state.moments, take, early=send is not None)
+        self.lap("compute")
+        residuals, missing = self.state.residuals, set[int]()
+        while open_:
+            number, exchange, body = open_.popleft()
+            self.lap("reduce")
+            update = known or (yield self._message(replace(body, weight=weight)))
+            answer = self._checked(update)
             assert update is not None
-            assert isinstance(body, Step)
+            assert isinstance(answer, Step)
             missing |= update.missing
             run.check_weight(update, missing)
-            if self.index in update.missing or not body.weight:
-                weight = 0.0  # once left out of a step, it is in none of its exchanges
-            applied = weight / body.weight if weight else 0.0
+            if self.index in update.missing or not answer.weight:
+                weight = 0.0  # once left out of a step, it is in none of its later exchanges
             try:
-                payload, squares = exchange.send(body.payload), ()
+                open_.appendleft((number, exchange, replace(body, payload=exchange.send(answer.payload), squares=())))
             except StopIteration as stop:
-                residuals = stop.value.residuals
-            else:
+                part, own = (weight / answer.weight / share if weight else 0.0), stop.value.residuals
+                residuals = self._after_part(number, residuals, before, own, part)
+            if open_:
                 self._follow(update)
                 known = yield from self._ask()
-        self.state.residuals = interpolate_residual(self.state.residuals, residuals, applied / share if share else 1.0)
+        self.state.residuals = residuals
+        if self.plan.staleness:
+            assert update is not None
+            known_now = settle(self.state.residuals, self.state.sent, update, self.index, run)
+            self.state.residuals, self.state.sent = known_now
+            if share and not weight:  # it has come late, and may join
+                late = Sent(run.replica.step, float(len(batch)), share, plus(own, before, -1.0))
+                self.state.sent = (*self.state.sent, late)
         if weight:  # left out, it begins the next step from where it began this one
             self.state.moments = moments
         self.lap("reduce")
         self._follow(update)
-        self.lap("compute")
+        self.lap("end")
+
+    def _after_part(
+        self, number: int, residuals: Residuals, before: Residuals, own: Residuals, part: float
+    ) -> Residuals:
+        """Return all residuals, those of one bucket new as far as its update includes this site."""
+        compacted = self.site_run.method.parts[number].compacted
+        if len(self.plan.buckets) == 1:
+            kept = after_step(residuals, before, own, part)
+            return kept if part in (0, 1) else compacted(kept)  # sums would let them grow from step to step
+        names = {route.name for route in routes_of(self.plan.buckets[number], self.plan.routes)}
+        of_bucket = {name: residuals[name] for name in residuals if name in names}
+        changed = after_step(of_bucket, of_bucket, {name: own[name] for name in own if name in names}, part)
+        changed = changed if part in (0, 1) else compacted(changed)
+        return {name: kept for name, kept in residuals.items() if name not in names} | dict(changed)
 
     def _ask(self) -> Steps[Message | None]:
-        """Return the update of the next round if it is complete already; ask only if that may be."""
-        if not self.behind:
-            return None
-        known = yield Ask(self.site_run.round)
-        self.behind = known is not None
-        self.state.follows = self.state.follows and self.behind
+        known = yield from self.catching_up.ask(self.site_run.round)
+        self.state.follows = self.state.follows and self.catching_up.behind
         return known
 
     def _message(self, body: Body | None) -> Message:
@@ -251,10 +298,10 @@ class _Trainer:
         assert update is not None
         if isinstance(body, Comparison) and body.replica:
             self._check_replica(body.replica)
-        self.behind = self.behind or self.index in update.missing
+        self.catching_up.note(update)
         self.site_run.follow(update)
         if self.site_run.fold != fold:
-            self.state.residuals, self.state.moments = {}, {}
+            self.state.residuals, self.state.moments, self.state.sent = {}, {}, ()
         self.followed(body)
 
     def _check_replica(self, weights: dict[str, Tensor]) -> None:

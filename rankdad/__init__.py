@@ -1,5 +1,8 @@
 """Federated training of PyTorch models across hospitals by low-rank factors of the gradient (arXiv 2102.09631).
 
+`simulate` trains a model across simulated sites, `load` returns a run that has ended; both return a `Run`. The others
+are parts to build with, and errors, all of which are `RankdadError`.
+
 The names below are what other programs may use. They are imported when they are asked for: most of them take PyTorch.
 Its subpackages are links to the folders beside this one.
 """
@@ -12,22 +15,73 @@ from typing import TYPE_CHECKING, Any
 from rankdad.common import __version__
 
 if TYPE_CHECKING:
+    from rankdad.common.errors import (
+        DataError,
+        ModelError,
+        NonFiniteError,
+        PolicyError,
+        RankdadError,
+        RunFailedError,
+        SpecError,
+        UserError,
+    )
     from rankdad.common.gradients.capture import FactorCapture
     from rankdad.common.gradients.factors import Factor, concatenate
     from rankdad.common.gradients.reduction.block import block
     from rankdad.common.gradients.reduction.exact import exact
     from rankdad.common.gradients.reduction.spi import spi
     from rankdad.common.spec import RunSpec
+    from rankdad.distributed.hook import LowRankState, low_rank_hook
+    from rankdad.distributed.low_rank import LowRank
+    from rankdad.library import load, simulate
+    from rankdad.runs import Run
 
-__all__ = ["Factor", "FactorCapture", "RunSpec", "__version__", "block", "concatenate", "exact", "spi"]
+__all__ = [
+    "DataError",
+    "Factor",
+    "FactorCapture",
+    "LowRank",
+    "LowRankState",
+    "ModelError",
+    "NonFiniteError",
+    "PolicyError",
+    "RankdadError",
+    "Run",
+    "RunFailedError",
+    "RunSpec",
+    "SpecError",
+    "UserError",
+    "__version__",
+    "block",
+    "concatenate",
+    "exact",
+    "load",
+    "low_rank_hook",
+    "simulate",
+    "spi",
+]
 
 _ROOMS = {
+    "DataError": "common.errors",
     "Factor": "common.gradients.factors",
     "FactorCapture": "common.gradients.capture",
+    "LowRank": "distributed.low_rank",
+    "LowRankState": "distributed.hook",
+    "ModelError": "common.errors",
+    "NonFiniteError": "common.errors",
+    "PolicyError": "common.errors",
+    "RankdadError": "common.errors",
+    "Run": "runs",
+    "RunFailedError": "common.errors",
     "RunSpec": "common.spec",
+    "SpecError": "common.errors",
+    "UserError": "common.errors",
     "block": "common.gradients.reduction.block",
     "concatenate": "common.gradients.factors",
     "exact": "common.gradients.reduction.exact",
+    "load": "library",
+    "low_rank_hook": "distributed.hook",
+    "simulate": "library",
     "spi": "common.gradients.reduction.spi",
 }
 

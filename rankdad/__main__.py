@@ -8,7 +8,8 @@ from rankdad.platforms.cli import mount as mount_platforms
 from rankdad.remote.cli import mount as mount_remote
 from rankdad.simulations.cli import mount as mount_simulations
 
-app = new_app("Federated training of PyTorch models by low-rank factors of the gradient (rank-dAD).")
+SUMMARY = "Federated training of PyTorch models by low-rank factors of the gradient (rank-dAD)."
+app = new_app(SUMMARY, several=("simulate", "site"))
 for mount in (mount_simulations, mount_remote, mount_local, mount_platforms):
     mount(app)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Collection
 from typing import Annotated
 
 import typer
 
-from rankdad.common.errors import RankdadError, visible
+from rankdad.common.errors import RankdadError, UserError, visible
 from rankdad.common.logs import LogOptions, end_with, set_up
 
 MAX_ERROR = 4000  # characters of an error, which may quote what others have written
@@ -16,12 +18,32 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log every round,
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log nothing but warnings and errors.")]
 LogJson = Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")]
 
+DeviceOption = Annotated[
+    str | None, typer.Option(metavar="DEVICE", help="Where to compute: cpu, as without it, cuda:N, cuda or auto.")
+]
 
-def new_app(summary: str) -> typer.Typer:
-    """Return an application without commands."""
+
+def new_app(summary: str, several: Collection[str] = ()) -> typer.Typer:
+    """Return an application without commands.
+
+    Args:
+        summary: of the application.
+        several: commands that torchrun may start as several processes.
+    """
     app = typer.Typer(help=summary, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.callback()(lambda: None)  # else an application of one command would hide the command's name
+
+    def begin(context: typer.Context) -> None:
+        if is_launched() and context.invoked_subcommand not in several:
+            name = context.invoked_subcommand
+            raise UserError(f"{name}: runs as one process on one machine: start it without torchrun")
+
+    app.callback()(begin)
     return app
+
+
+def is_launched() -> bool:
+    """Tell whether torchrun has started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ  # torch.distributed.is_torchelastic_launched, without importing torch
 
 
 def run(app: typer.Typer) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import reduce
 from operator import add
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,32 +25,35 @@ from rankdad.common.protocol.messages import (
     Decision,
     Evaluation,
     Farewell,
-    Goodbye,
-    Hello,
     Kind,
-    Message,
     PooledMetrics,
+    RegionHello,
     Roster,
     Sketch,
     Step,
     Sums,
 )
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.run.batches import idle
+from rankdad.common.run.lateness import damped
 from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState
 from rankdad.common.run.weight_sketch import distance
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.tree import Node
+from rankdad.remote.children import bodies, ended, introduced
 from rankdad.remote.rounds import Ready
 
-B = TypeVar("B", bound=Body)
 
-
-def aggregate(spec: RunSpec, plan: Plan, run: RunState, ready: Ready, state: MethodState) -> tuple[Body, MethodState]:
+def aggregate(
+    spec: RunSpec, plan: Plan, node: Node, run: RunState, ready: Ready, state: MethodState
+) -> tuple[Body, MethodState]:
     """Return a round's update and the method's new state.
 
     Args:
         spec: of the run.
         plan: of the run.
+        node: the aggregator above all.
         run: where the run is; its replica is what sites take over whose weights have drifted apart.
         ready: contributions of one kind, in the plan's order.
         state: of the method.
@@ -59,54 +62,54 @@ def aggregate(spec: RunSpec, plan: Plan, run: RunState, ready: Ready, state: Met
         RunFailedError: a fold has no samples to train on, or a candidate none to be validated with.
         NonFiniteError: what the sites' gradients add up to is too large.
     """
-    messages, sites = ready.messages, [plan.sites[place] for place in ready.places]
+    messages, children = ready.messages, [node.children[place] for place in ready.places]
     if ready.kind is Kind.STEP:
-        return _step(plan, run, messages[0], _bodies(messages, Step), state)
+        return _step(plan, run, ready, state)
     if ready.kind is Kind.HELLO:
-        return _hello(spec, plan, _bodies(messages, Hello)), state
+        return _hello(spec, plan, introduced(children, messages)), state
     if ready.kind is Kind.BUFFERS:
-        return _buffers(plan, _bodies(messages, Buffers)), state
+        return pooled_buffers(plan, bodies(messages, Buffers)), state
     if ready.kind is Kind.SUMS:
-        return _sums(_bodies(messages, Sums)), state
+        return _sums(bodies(messages, Sums)), state
     if ready.kind is Kind.EVALUATION:
-        return _evaluation(spec, _bodies(messages, Evaluation)), state
+        return _evaluation(spec, bodies(messages, Evaluation)), state
     if ready.kind is Kind.DECISION:
-        views = _bodies(messages, Decision)
-        best, stop = all(view.best for view in views), any(view.stop for view in views)
-        return Decision(epoch=views[0].epoch, best=best, stop=stop), state
+        return decided(bodies(messages, Decision)), state
     if ready.kind is Kind.COMPARISON:
-        return _comparison(spec, run, [sent.weights for sent in _bodies(messages, Sketch)]), state
-    goodbyes = _bodies(messages, Goodbye)
-    digests = {site: goodbye.weights_sha256 for site, goodbye in zip(sites, goodbyes, strict=True)}
-    return Farewell(weights_sha256=digests, drift=_drift(run, [goodbye.sketch for goodbye in goodbyes])), state
+        return _comparison(spec, run, [sent.weights for sent in bodies(messages, Sketch)]), state
+    digests, sketches = ended(children, messages)
+    return Farewell(weights_sha256=digests, drift=_drift(run, sketches)), state
 
 
-def _step(
-    plan: Plan, run: RunState, first: Message, steps: Sequence[Step], state: MethodState
-) -> tuple[Step, MethodState]:
-    """Return the update of one exchange of the federated step.
+def _step(plan: Plan, run: RunState, ready: Ready, state: MethodState) -> tuple[Step, MethodState]:
+    """Return the update of one exchange of the federated step; what is late comes behind the others, and weighs less.
 
     Source: arXiv 2102.09631, Algorithm 1 (the aggregator's part).
     """
     seed = derive(plan.seed, "aggregator", run.rng_key)
-    contributions = [Contribution(step.weight, step.payload) for step in steps]
-    payload, state = run.method.aggregate(first.exchange, contributions, state, seed)
+    steps = bodies([*ready.messages, *(late.message for late in ready.late)], Step)
+    ages = [*(0 for _ in ready.messages), *(late.age for late in ready.late)]
+    contributions = [
+        Contribution(damped(step.weight, age), step.payload) for step, age in zip(steps, ages, strict=True)
+    ]
+    payload, state = run.method.aggregate(ready.exchange, contributions, state, seed)
     sizes = [norm(value) for value in payload]
-    for slot, size in zip(plan.layout(first.exchange, up=False).slots, sizes, strict=True):
+    for slot, size in zip(plan.layout(ready.exchange, up=False).slots, sizes, strict=True):
         if not size < MAX_NORM:
             raise NonFiniteError(f"the pooled gradient of {slot.name}")
-    total = sum(step.weight for step in steps)
+    total = math.fsum(contribution.weight for contribution in contributions)
     loss = sum(part * step.loss for part, step in zip(shares(contributions), steps, strict=True))
     squares = pooled_squares([step.squares for step in steps], shares(contributions))
     return Step(total, loss, math.hypot(*sizes), payload, squares), state
 
 
-def _hello(spec: RunSpec, plan: Plan, hellos: Sequence[Hello]) -> Roster:
-    train = tuple(tuple(hello.samples[fold][0] for hello in hellos) for fold in range(plan.folds))
-    for fold, samples in enumerate(train):
-        if not any(samples):
-            raise RunFailedError("aggregator", f"train: in fold {fold + 1} no site has a sample to train on")
-        if spec.place(fold)[1] is not None and not any(hello.samples[fold][1] for hello in hellos):
+def _hello(spec: RunSpec, plan: Plan, hello: RegionHello) -> Roster:
+    samples = [hello.samples[site] for site in plan.sites]
+    train = tuple(tuple(own[fold][0] for own in samples) for fold in range(plan.folds))
+    if problem := idle(spec, train):
+        raise RunFailedError("aggregator", f"train: {problem}")
+    for fold in range(plan.folds):
+        if spec.place(fold)[1] is not None and not any(own[fold][1] for own in samples):
             name = spec.training_name(fold)
             raise RunFailedError("aggregator", f"tuning: no site has samples to validate {name} with")
     return Roster(train=train)
@@ -115,6 +118,12 @@ def _hello(spec: RunSpec, plan: Plan, hellos: Sequence[Hello]) -> Roster:
 def _sums(sent: Sequence[Sums]) -> Sums:
     """Add up what preparation needs, site after site."""
     return Sums(stage=sent[0].stage, values=reduce(add, (one.values for one in sent)))
+
+
+def decided(views: Sequence[Decision]) -> Decision:
+    """Return what all together say at the end of an epoch."""
+    best, stop = all(view.best for view in views), any(view.stop for view in views)
+    return Decision(epoch=views[0].epoch, best=best, stop=stop)
 
 
 def _comparison(spec: RunSpec, run: RunState, sketches: Sequence[Tensor]) -> Comparison:
@@ -128,7 +137,7 @@ def _drift(run: RunState, sketches: Sequence[Tensor]) -> float:
     return max(distance(reference, sketch) for sketch in sketches)
 
 
-def _buffers(plan: Plan, sent: Sequence[Buffers]) -> Buffers:
+def pooled_buffers(plan: Plan, sent: Sequence[Buffers]) -> Buffers:
     """Pool buffers: equal ones (masks) stay, real ones are averaged by training samples, counters take the largest.
 
     Where a number is not finite, as in a mask, it stands if it is the first site's.
@@ -155,9 +164,3 @@ def _evaluation(spec: RunSpec, sent: Sequence[Evaluation]) -> PooledMetrics:
     first = sent[0]
     where: dict[str, Any] = {"split": first.split, "fold": first.fold, "epoch": first.epoch}
     return PooledMetrics.model_validate({**where, **asdict(metrics)})
-
-
-def _bodies(messages: Sequence[Message], kind: type[B]) -> list[B]:
-    bodies: list[B] = [message.body for message in messages if isinstance(message.body, kind)]
-    assert len(bodies) == len(messages), "the barrier lets one kind into a round"
-    return bodies

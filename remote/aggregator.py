@@ -18,18 +18,20 @@ from rankdad.common.gradients.methods import MethodState
 from rankdad.common.gradients.wire import is_lossless
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.codec import pack, unpack
-from rankdad.common.protocol.messages import Failure, Farewell, Hello, Kind, Message, Roster, Step
+from rankdad.common.protocol.messages import Failure, Farewell, Kind, Message, Roster, Step
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.artifacts import save_model
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.tree import TOP
 from rankdad.remote.aggregation import aggregate
 from rankdad.remote.checks import Checks
+from rankdad.remote.children import introduced
 from rankdad.remote.persistence import LEDGER, LedgerOptions, Persistence
 from rankdad.remote.progress import AGGREGATOR, Status
 from rankdad.remote.recorder import Recorder
-from rankdad.remote.records import NOBODY, Entry
+from rankdad.remote.records import NOBODY, Entry, Record
 from rankdad.remote.replay import replay
 from rankdad.remote.rounds import Answer, Barrier, BarrierState, Effect, Ready
 from rankdad.remote.run_directory import new_directory
@@ -69,6 +71,8 @@ class Aggregator:
         clock: seconds.
         ledger: what is written down; None writes no ledger. A directory that holds a ledger already goes on from it:
             call `resume` first.
+        name: of its region; that of the aggregator above all without it.
+        run_id: of a run that begins; drawn without it.
 
     Raises:
         UserError: the directory holds another run, or one without a ledger.
@@ -84,27 +88,31 @@ class Aggregator:
         clock: Callable[[], float],
         *,
         ledger: LedgerOptions | None = None,
+        name: str = TOP,
+        run_id: str | None = None,
     ) -> None:
-        self.spec = spec
+        self.spec, self.node = spec, spec.federation.nodes[name]
+        self.children = self.node.children  # who sends to it: sites, and regions that stand for theirs
         self.plan = make_plan(spec, replica.model)
-        self.state = RunState(spec, self.plan, replica)
-        self._checks = Checks(spec, self.plan, self.state)
+        self.state, self.device = RunState(spec, self.plan, replica), replica.device
+        self._checks = Checks(spec, self.plan, self.state, self.node)
         self._clock = clock
         if ledger is None or not (directory / LEDGER).exists():
             new_directory(directory)
         self._every = (ledger or LedgerOptions()).every
-        self.persistence = Persistence(directory, self.plan, secrets.token_hex(8), ledger)
+        self.persistence = Persistence(directory, self.plan, run_id or secrets.token_hex(8), ledger, owner=name)
         self.run_id = self.persistence.run_id
-        document, self._residuals, _ = self.persistence.load(self.state)
-        self._checks.samples = document.get("samples", ())
+        document, self._residuals, *_ = self.persistence.load(self.state)
+        self._checks.samples = document.get("samples", {})
         self.recorder = Recorder(
-            directory, spec, self.plan, again=self.persistence.resumes, state=document.get("recorder")
+            directory, spec, self.plan, self.children, again=self.persistence.resumes, state=document.get("recorder")
         )
-        self.barrier = Barrier.of(spec.federation, clock(), self.state.round, len(self.plan.stages))
+        self.barrier = Barrier.of(spec.federation, self.children, clock(), self.state.round, len(self.plan.stages))
         self._lossless = is_lossless(self.plan.wire, next(replica.model.parameters()).dtype)
         self._pending: Ready | None = None  # a round that could not be aggregated yet
         self._delay, self._retry_at = MIN_DELAY, 0.0
         self._departed: set[str] = set()
+        self._updates: dict[int, bytes] = {}  # of the last rounds, as many as a step in buckets has
         self._given: dict[tuple[str, int], int] = {}  # snapshots to each site in the present round
         self._outcome = ("interrupted", "")
         self._has_resumed = False  # and has written no checkpoint since: where one crash was, more may follow
@@ -166,13 +174,15 @@ class Aggregator:
 
     def _receive(self, site: str, body: bytes) -> list[Effect]:
         """Check a contribution and put it in its round."""
-        if site not in self.plan.sites:
+        if site not in self.children:
             raise ProtocolError(404, "no such site in this run")
-        message = unpack(body, self.plan, up=True)
+        message = unpack(body, self.plan, up=True, region=site in self.node.regions, device=self.device)
         if isinstance(message.body, Failure) and not self.ended:
             return self._hear_failure(site, message.body)
-        stored = self.persistence.update(message.round)
+        stored = self._update(message.round)
         if stored is not None:  # a site that has gone back to its checkpoint, or was late
+            if self.plan.staleness and isinstance(message.body, Step):
+                self._take_late(site, body, message)
             if message.round == self.barrier.round - 1:
                 self._rejoin(site)
             return [Answer((site,), stored)]
@@ -180,12 +190,23 @@ class Aggregator:
         def admit() -> None:  # what is new in the round that is due: recorded before it counts, and can be lost
             self.state.check(message, 409)
             self._checks.check(site, message)
-            self.persistence.append(Entry.CONTRIBUTION, message.round, self.plan.sites.index(site), body)
+            self.persistence.append(Entry.CONTRIBUTION, message.round, self.children.index(site), body)
 
         effects = self.barrier.receive(site, body, message, self._clock(), admit)
         self._departed.discard(site)
         self.note_problem(site, "")
         return effects
+
+    def _take_late(self, site: str, body: bytes, message: Message) -> None:
+        """Let a contribution to an earlier step join the next, if it is not too late for that."""
+        place, late = self.plan.sites.index(site), self.barrier.latecomers
+        age = late.age(site, place, message, body, self.state)
+        if age and self.barrier.state is BarrierState.AGGREGATING:
+            raise ProtocolError(503, f"round {self.barrier.round} is being aggregated: send again")
+        if age:
+            self._checks.check(site, message, age)
+            self.persistence.append(Entry.LATE, self.barrier.round, place, body)
+            late.put(place, age, message, body)
 
     def _answers(self, effects: list[Effect]) -> Answers:
         """Carry out what the barrier asks for."""
@@ -207,6 +228,8 @@ class Aggregator:
             waiting_for=barrier.missing(),
             without=barrier.without,
             oldest=self.persistence.oldest(barrier.round),
+            ahead=self.state.buckets_to_come,
+            updates=self._updates,
             status=progress.status,
             epoch=progress.epoch,
             step=progress.step,
@@ -215,20 +238,28 @@ class Aggregator:
         )
 
     def _complete(self, ready: Ready) -> Answers:
-        """Aggregate a round, record its update and follow it, open the next round, and answer."""
+        """Aggregate a round whose contributions are in; without success `tick` tries again."""
         began, self._pending = perf_counter(), ready
         self._publish()
         try:
-            update = self.aggregate(ready)
+            update = self._make(ready)
         except RunFailedError as error:
             return self.fail(error.site, error.reason)
         except Exception:
             self._retry_at, self._delay = self._clock() + self._delay, min(2 * self._delay, MAX_DELAY)
             raise
         self._pending, self._delay = None, MIN_DELAY
+        return {} if update is None else self._conclude(ready, update, perf_counter() - began)
+
+    def _make(self, ready: Ready) -> Update | None:
+        """Return the update of a round; None where it comes later."""
+        return self.aggregate(ready)
+
+    def _conclude(self, ready: Ready, update: Update, seconds: float) -> Answers:
+        """Record a round's update and follow it, open the next round, and answer."""
         self.persistence.append(Entry.UPDATE, ready.round, NOBODY, update.packed)
         try:
-            self.follow(ready, update, perf_counter() - began)
+            self.follow(ready, update, seconds)
         except UserError:
             raise
         except Exception as error:
@@ -252,10 +283,14 @@ class Aggregator:
         if round_ == self.barrier.round:
             return None
         last = self.barrier.stored if round_ == self.barrier.round - 1 else None
-        stored = last or self.persistence.update(round_)
+        stored = last or self._update(round_)
         if stored is None:
             raise ProtocolError(410, f"r: round {round_} is no longer kept: start the site again")
         return stored
+
+    def _update(self, round_: int) -> bytes | None:
+        """Return the update of a round before, if it is kept."""
+        return self._updates.get(round_) or self.persistence.update(round_)
 
     def _rejoin(self, site: str) -> None:
         self.barrier.rejoin(site)
@@ -264,7 +299,7 @@ class Aggregator:
 
     def _depart(self, site: str, reason: str) -> list[Effect]:
         self._departed.add(site)
-        present = len(self.plan.sites) - len(self._departed)
+        present = len(self.children) - len(self._departed)
         if present < self.barrier.quorum:
             return self._fail(site, self.recorder.progress.problems.get(site, reason))
         return self.barrier.depart(site, self._clock())
@@ -298,11 +333,11 @@ class Aggregator:
             ProtocolError: 404 for an unknown site, 429 for one that has been given it again and again.
             UserError: the ledger cannot be written.
         """
-        if site not in self.plan.sites:
+        if site not in self.children:
             raise ProtocolError(404, "no such site in this run")
         # What is being aggregated stands, for the ledger too.
         aggregating = self.barrier.state is BarrierState.AGGREGATING
-        place, round_ = self.plan.sites.index(site), self.barrier.round + aggregating
+        place, round_ = self.children.index(site), self.barrier.round + aggregating
         if self._given.get((site, round_), 0) >= MAX_SNAPSHOTS:
             raise ProtocolError(429, f"{site} has been given the run's state {MAX_SNAPSHOTS} times in round {round_}")
         snapshot = self.persistence.snapshot()
@@ -316,8 +351,9 @@ class Aggregator:
         return snapshot
 
     def _reset(self, place: int, round_: int) -> None:
-        self.barrier.forget(self.plan.sites[place])
-        self.recorder.reset(self.plan.sites[place], round_)
+        if round_ == self.barrier.round:  # else what it has sent is being aggregated, and stands
+            self.barrier.forget(self.children[place])
+        self.recorder.reset(self.children[place], round_)
         self._publish()
 
     def resume(self) -> None:
@@ -328,19 +364,25 @@ class Aggregator:
             DamageError: a record that is needed is not there, or cannot be read.
         """
         ledger = self.persistence.ledger
-        for ready, record in replay(ledger, self.plan, self.barrier, self._clock, self._reset):
-            update = self.aggregate(ready)
-            if record.damage is not None:
-                ledger.mend(record.round, update.packed)
-            elif update.packed != record.body:
-                raise UserError(
-                    f"{ledger.folder}: the update of round {record.round} comes out differently here than it was "
-                    "recorded: other hardware, or other versions? Go on where the run began"
-                )
+        here = (self.plan, self.node, self.barrier, self._clock, self._reset)
+        for ready, record in replay(ledger, *here, lambda: self.state.left_out, self.device):
+            update = self._make_again(ready, record)
             self.follow(ready, update, 0.0)
             self._open_next(ready, update)
         self._has_resumed = True
         self._publish()
+
+    def _make_again(self, ready: Ready, record: Record) -> Update:
+        """Return the update of a round, which must be the recorded one."""
+        update, ledger = self.aggregate(ready), self.persistence.ledger
+        if record.damage is not None:
+            ledger.mend(record.round, update.packed)
+        elif update.packed != record.body:
+            raise UserError(
+                f"{ledger.folder}: the update of round {record.round} comes out differently here than it was "
+                "recorded: other hardware, or other versions? Go on where the run began"
+            )
+        return update
 
     def aggregate(self, ready: Ready) -> Update:
         """Return the update of a round.
@@ -350,19 +392,25 @@ class Aggregator:
         """
         state = MethodState(self._residuals, self.state.bases)
         try:
-            body, state = aggregate(self.spec, self.plan, self.state, ready, state)
-            message = Message(ready.kind, ready.round, body, ready.exchange, ready.missing)
+            body, state = aggregate(self.spec, self.plan, self.node, self.state, ready, state)
+            late = tuple((late.age, late.place) for late in ready.late)
+            message = Message(ready.kind, ready.round, body, ready.exchange, ready.missing, late)
             packed = pack(message, self.plan, up=False)
         except RunFailedError:
             raise
         except RankdadError as error:
             raise RunFailedError(AGGREGATOR, str(error)) from None
         if isinstance(body, Step) and not self._lossless:
-            message = unpack(packed, self.plan, up=False)  # what the sites apply, and so this replica
+            # What the sites apply, and so this replica.
+            message = unpack(packed, self.plan, up=False, device=self.device)
         self._residuals = state.residuals  # last: what fails before is tried again
         return Update(message, packed)
 
     def _open_next(self, ready: Ready, update: Update) -> list[Effect]:
+        count = len(self.plan.buckets)
+        if count > 1:  # a new value: others may be reading
+            kept = {round_: body for round_, body in self._updates.items() if round_ > ready.round - count}
+            self._updates = kept | {ready.round: update.packed}
         return self.barrier.complete(update.packed, self._clock(), last=ready.kind is Kind.GOODBYE)
 
     def follow(self, ready: Ready, update: Update, seconds: float) -> None:
@@ -379,13 +427,16 @@ class Aggregator:
         body, state, fold = update.message.body, self.state, self.state.fold
         state.follow(update.message)
         if isinstance(body, Roster):
-            self._checks.meet([sent.body for sent in ready.messages if isinstance(sent.body, Hello)])
+            self._checks.meet(introduced(self.children, ready.messages).samples)
         if state.fold != fold:
             self._residuals = {}
+            self.barrier.latecomers.clear()
         self.recorder.record(ready, body, len(update.packed), seconds)
         if isinstance(body, Farewell):
             self.recorder.progress.aggregator_sha256 = state.replica.digest()
             self._outcome = ("completed", "")
+        elif self.barrier.latecomers:  # a checkpoint does not hold them
+            return
         elif state.between_steps and (self._has_resumed or (isinstance(body, Step) and state.steps % self._every == 0)):
             self._has_resumed = False
             known = {"recorder": self.recorder.state(), "samples": self._checks.samples}

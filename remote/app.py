@@ -2,6 +2,8 @@
 
 POST /rounds/{site}          a contribution; 200 and the round's update, or 202 when that takes long: ask again with
 GET  /rounds/{site}/{round}  200 and the update, 202 as above, or 204: nothing of this site is in, so send it
+POST /rounds/{site}/{round}  a contribution to a step in buckets that may come early: 202 if it is kept until its round
+                             is due, else 204; its update is asked for
 POST /rounds/{site}/done     204: the site has all that it needs of a run that has ended
 POST /snapshots/{site}       200 and the run's newest state for a site that has lost its own, or 204: there is none
 GET  /run                    the spec, and what a site compares before it reads any data
@@ -39,7 +41,7 @@ from rankdad.remote.host import Host
 from rankdad.remote.web import HttpConnection
 
 CONTENT_TYPE = "application/msgpack"
-RUN_HEADER = "x-rankdad-run"
+RUN_HEADER, COMPUTED_HEADER = "x-rankdad-run", "x-rankdad-computed"
 
 Work = Callable[[Request], Awaitable[Response]]
 
@@ -92,7 +94,7 @@ class Routes:
     def __init__(self, host: Host, identity: Identity, registry: ConnectionRegistry) -> None:
         self._host, self._identity, self._registry = host, identity, registry
         self._aggregator = host.aggregator
-        self._limit = body_limit(host.aggregator.plan, up=True)
+        self._limit = body_limit(host.aggregator.plan, up=True, region=bool(host.aggregator.node.regions))
         self._addresses: dict[str, str] = {}  # from which each site last came
 
     def app(self) -> FastAPI:
@@ -104,6 +106,7 @@ class Routes:
             ("POST", "/rounds/{site}", self._contribute),
             ("GET", "/rounds/{site}/{round}", self._ask),
             ("POST", "/rounds/{site}/done", self._done),
+            ("POST", "/rounds/{site}/{round}", self._offer),
             ("POST", "/snapshots/{site}", self._snapshot),
             ("GET", "/run", self._run),
             ("GET", "/status", self._status),
@@ -142,6 +145,7 @@ class Routes:
         spec = self._aggregator.spec.model_dump(mode="json")
         document = {
             "version": plan.version,
+            "aggregator": self._aggregator.node.name,
             "run": spec,
             "plan_sha256": plan.sha256(),
             "id": self._aggregator.run_id,
@@ -153,7 +157,7 @@ class Routes:
     async def _status(self, request: Request) -> Response:
         self._admit(request)
         status = asdict(self._aggregator.status)
-        for internal in ("without", "oldest"):
+        for internal in ("without", "oldest", "ahead", "updates"):
             del status[internal]
         waiting = perf_counter() - status.pop("round_began")
         return JSONResponse({"name": self._aggregator.spec.name, **status, "waiting_seconds": waiting})
@@ -162,15 +166,19 @@ class Routes:
         site, connection = self._admit(request)
         self._check_run(request)
         body = await read_body(request, self._limit, self._registry.timeouts)
-        return _update(await self._host.contribute(site, body, connection))
+        return _update(await self._host.contribute(site, body, connection, _computed(request)))
+
+    async def _offer(self, request: Request) -> Response:
+        site, _ = self._admit(request)
+        self._check_run(request)
+        round_ = _round(request)
+        body = await read_body(request, self._limit, self._registry.timeouts)
+        return _update(None) if self._host.offer(site, round_, body, _computed(request)) else Response(status_code=204)
 
     async def _ask(self, request: Request) -> Response:
         site, connection = self._admit(request)
         self._check_run(request)
-        number = request.path_params["round"]
-        if not re.fullmatch("[0-9]{1,18}", number):
-            raise ProtocolError(422, "the round is not a whole number")
-        update, waits = await self._host.ask(site, int(number), connection)
+        update, waits = await self._host.ask(site, _round(request), connection)
         return _update(update) if waits or update is not None else Response(status_code=204)
 
     async def _done(self, request: Request) -> Response:
@@ -184,6 +192,7 @@ class Routes:
         site, connection = self._admit(request)
         self._check_run(request)
         await read_body(request, 0, self._registry.timeouts)
+        self._host.forget(site)
         snapshot = await self._host.call(partial(self._aggregator.snapshot, site))
         if snapshot is None:
             return Response(status_code=204)
@@ -244,6 +253,19 @@ async def read_body(request: Request, limit: int, timeouts: Timeouts) -> bytes:
         raise ProtocolError(408, f"the body came slower than {timeouts.bytes_per_second} bytes per second") from None
     request.scope["state"]["read"] = True
     return b"".join(chunks)
+
+
+def _round(request: Request) -> int:
+    number = request.path_params["round"]
+    if not re.fullmatch("[0-9]{1,18}", number):
+        raise ProtocolError(422, "the round is not a whole number")
+    return int(number)
+
+
+def _computed(request: Request) -> float | None:
+    """Return for how many seconds a site says it has computed for a step so far; None if it does not say."""
+    number = request.headers.get(COMPUTED_HEADER, "")
+    return float(number) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", number) else None
 
 
 def _update(update: bytes | None) -> Response:

@@ -6,7 +6,7 @@ A refused contribution changes nothing. The answer names the field that is wrong
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -18,11 +18,21 @@ from rankdad.common.gradients.squares import energy
 from rankdad.common.gradients.wire import BITS
 from rankdad.common.metrics import same_labels
 from rankdad.common.preparation import Preparing
-from rankdad.common.protocol.messages import Buffers, Evaluation, Hello, Message, Step, Sums
+from rankdad.common.protocol.messages import (
+    Buffers,
+    Evaluation,
+    Hello,
+    Message,
+    RegionGoodbye,
+    RegionHello,
+    Step,
+    Sums,
+)
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.replica import saved_buffers
 from rankdad.common.run.state import MAX_STEPS, RunState
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.tree import Node, names_in
 
 MAX_SIZE = 1e17  # of a gradient or buffer: squares stay numbers in float32, however many sites add up
 SLACK = 1.1  # of squares that the wire has rounded
@@ -42,39 +52,55 @@ class Checks:
         spec: of the run.
         plan: of the run.
         state: of the run.
+        node: whose children send.
 
     Attributes:
-        samples: every site's in every fold, to train, to validate and to test; empty until all have said hello.
+        samples: every child's in every fold, to train, to validate and to test; empty until all have said hello.
     """
 
-    def __init__(self, spec: RunSpec, plan: Plan, state: RunState) -> None:
-        self._spec, self._plan, self._state = spec, plan, state
+    def __init__(self, spec: RunSpec, plan: Plan, state: RunState, node: Node) -> None:
+        self._spec, self._plan, self._state, self._node = spec, plan, state, node
         self._preparing = Preparing(spec)
         self._max_factor = min(MAX_SIZE, _largest(plan.wire))
-        self.samples: Sequence[Sequence[Sequence[int]]] = ()
+        self.samples: Mapping[str, Sequence[Sequence[int]]] = {}
 
-    def meet(self, hellos: Sequence[Hello]) -> None:
-        """Take note of all sites' samples."""
-        self.samples = [hello.samples for hello in hellos]
+    def meet(self, samples: Mapping[str, Sequence[Sequence[int]]]) -> None:
+        """Take note of all sites' samples: a child's are those of all sites below it."""
+        sites = self._plan.sites
+        self.samples = {
+            child: torch.tensor([samples[sites[place]] for place in places]).sum(dim=0).tolist()
+            for child, places in self._node.places.items()
+        }
 
-    def check(self, site: str, message: Message) -> None:
-        """Check a contribution to the present round.
+    def check(self, site: str, message: Message, ago: int = 0) -> None:
+        """Check a contribution to the present round, or to a step that was due so many steps ago.
 
         Raises:
             ProtocolError: 422, naming the field or the parameter, and what was expected.
         """
-        place, body = self._plan.sites.index(site), message.body
+        body = message.body
         if isinstance(body, Step):
-            self._check_step(place, message.exchange, body)
+            self._check_step(site, message.exchange, body, ago)
         elif isinstance(body, Hello):
-            self._check_hello(body)
+            self._check_hello(body, {site: body.samples})
+        elif isinstance(body, RegionHello):
+            self._check_names("samples", site, body.samples)
+            for field, names in (
+                ("dropped", [*body.dropped]),
+                *((f"warnings.{w}", n) for w, n in body.warnings.items()),
+            ):
+                if set(names) - set(body.samples) or len(set(names)) < len(names):
+                    raise ProtocolError(422, f"d.{field}: names others than {site} has, or one twice")
+            self._check_hello(body, body.samples)
+        elif isinstance(body, RegionGoodbye):
+            self._check_names("weights_sha256", site, body.weights_sha256)
         elif isinstance(body, Sums):
-            self._check_sums(place, body)
+            self._check_sums(site, body)
         elif isinstance(body, Buffers):
-            self._check_count("d.samples", body.samples, self._samples(place, "train"))
+            self._check_count("d.samples", body.samples, sum(map(self._state.samples, self._node.places[site])))
             self._check_buffers(body)
         elif isinstance(body, Evaluation):
-            expected = self._samples(place, body.split)
+            expected = self._samples(site, body.split)
             for field, tally in (("tally", body.tally), ("baseline", body.baseline)):
                 if tally is not None:
                     self._check_count(f"d.{field}", tally.samples, expected)
@@ -84,21 +110,35 @@ class Checks:
                     if not same_labels(self._spec.task, tally, body.tally):
                         raise ProtocolError(422, f"d.references: {name}: is of other labels than those of d.tally")
 
-    def _samples(self, place: int, split: Literal["train", "validation", "test"]) -> int:
-        return self.samples[place][self._state.fold][PLACES[split]]
+    def _samples(self, site: str, split: Literal["train", "validation", "test"]) -> int:
+        return self.samples[site][self._state.fold][PLACES[split]]
+
+    def _check_names(self, field: str, region: str, got: Collection[str]) -> None:
+        """Check that a region names its sites, and at its end its regions, too."""
+        expected = set(names_in(self._spec.federation.nodes, region))
+        if field == "samples":
+            expected &= set(self._plan.sites)
+        if wrong := sorted(set(got) ^ expected):
+            raise ProtocolError(422, f"d.{field}: names others than {region} has: {', '.join(wrong[:5])}")
 
     def _check_count(self, field: str, got: float, expected: float) -> None:
         if got != expected:
             raise ProtocolError(422, f"{field}: is of {got:g} samples, expected the {expected:g} that the site has")
 
-    def _check_step(self, place: int, exchange: int, step: Step) -> None:
+    def _check_step(self, site: str, exchange: int, step: Step, ago: int) -> None:
         if step.weight or not exchange:  # a site that was left out of an exchange is in none of the step's others
-            self._check_count("m: the weight", step.weight, self._state.batch_size(place))
+            places = self._node.places[site]
+            if self._state.excluded.intersection(places):
+                raise ProtocolError(
+                    422, f"m: the weight: got {step.weight:g}, expected 0: the step has left this site out"
+                )
+            expected = sum(self._state.batch_size(place, ago) for place in places)
+            self._check_count("m: the weight", step.weight, expected)
         size, most = math.sqrt(sum(map(energy, step.squares))), abs(step.norm)
         if not size <= math.sqrt(SLACK) * most:
             raise ProtocolError(422, f"b: the squares are of a gradient of norm {size:.3g}, m says {most:.3g}")
         method, payload = self._state.method, step.payload
-        names = [slot.name for slot in self._plan.layout(exchange, up=True).slots]
+        names = [slot.name for slot in self._plan.layout(exchange, up=site not in self._node.regions).slots]
         if isinstance(method, EdadMethod):  # whose gradients are made of what is sent
             payload, names = method.gradients([payload]), [route.name for route in self._plan.routes]
         for name, value in zip(names, payload, strict=True):
@@ -114,22 +154,23 @@ class Checks:
                     "learning rate or clip",
                 )
 
-    def _check_hello(self, hello: Hello) -> None:
+    def _check_hello(self, hello: Hello | RegionHello, samples: Mapping[str, Sequence[Sequence[int]]]) -> None:
         expected = {"version": self._plan.version, "plan_sha256": self._plan.sha256()}
         expected |= {"spec_sha256": self._plan.spec_sha256, "weights_sha256": self._plan.weights_sha256}
         for field, meaning in SAME.items():
             got = getattr(hello, field)
             if got != expected[field]:
                 raise ProtocolError(422, f"d.{field}: {meaning}: got {got}, the aggregator has {expected[field]}")
-        most = max(train for train, *_ in hello.samples)
-        steps = math.ceil(most / self._spec.training.step_size)
-        if not 0 < steps <= MAX_STEPS:
-            raise ProtocolError(
-                422, f"d.samples: {most} samples to train on are {steps} steps an epoch, expected 1 to {MAX_STEPS}"
-            )
+        for site, own in samples.items():
+            most = max(train for train, *_ in own)
+            steps = math.ceil(most / self._spec.at(site).training.step_size)
+            if not 0 < steps <= MAX_STEPS:
+                raise ProtocolError(
+                    422, f"d.samples: {most} samples to train on are {steps} steps an epoch, expected 1 to {MAX_STEPS}"
+                )
 
-    def _check_sums(self, place: int, sums: Sums) -> None:
-        for counts, fold in zip(self.samples[place], sums.values, strict=True):
+    def _check_sums(self, site: str, sums: Sums) -> None:
+        for counts, fold in zip(self.samples[site], sums.values, strict=True):
             problem = self._preparing.check(sums.stage, fold, counts[PLACES["train"]], sum(counts))
             if problem:
                 raise ProtocolError(422, f"d.values: {problem}")

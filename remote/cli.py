@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rankdad.command import LogJson, Quiet, Verbose
+from rankdad.command import DeviceOption, LogJson, Quiet, Verbose
 from rankdad.common.errors import UserError, visible
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.remote.ledger import Durability, Retention
@@ -54,6 +55,14 @@ def aggregator(
         bool,
         typer.Option("--allow-anyone", help="Let others take part without proof of who they are."),
     ] = False,
+    upstream: Annotated[
+        str | None,
+        typer.Option(metavar="URL|SITE.json", help="Of a region: the aggregator above it, or the file that names it."),
+    ] = None,
+    region: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which region of the run this is the aggregator of.")
+    ] = None,
+    device: DeviceOption = None,
     verbose: Verbose = False,
     quiet: Quiet = False,
     log_json: LogJson = False,
@@ -61,6 +70,7 @@ def aggregator(
     """Collect, reduce and broadcast what the sites send, until the run has ended."""
     from rankdad.common.documents import load_json
     from rankdad.common.spec import RunSpec
+    from rankdad.common.spec.tree import TOP
 
     set_up(LogOptions.of(verbose=verbose, quiet=quiet, as_json=log_json))
     spec = RunSpec.read(file, set_ or [])
@@ -72,20 +82,31 @@ def aggregator(
     from rankdad.remote.result import show_result
     from rankdad.remote.run_directory import new_directory
     from rankdad.remote.server import listen
+    from rankdad.remote.upstream import above, check_not_here, check_region
 
     access = Access(host, tls_cert, tls_key, client_ca, tokens, allow_plain_http, allow_anyone)
-    access.check(spec.federation.sites)
+    config = None
+    if upstream is not None:
+        config = above(upstream, region, output, allow_plain_http=allow_plain_http)
+        check_region(config.name, spec.federation)
+    elif region is not None:
+        raise UserError("--region: --upstream is missing: the address of the aggregator above")
+    access.check(spec.federation.nodes[config.name if config else TOP].children)
     if not (ledger and (output / LEDGER).exists()):
         new_directory(output)
-    listening = listen(host, port)
-    address, bound = listening.getsockname()[:2]
-    address = f"[{address}]" if ":" in address else address
-    typer.echo(f"listening on {access.scheme}://{address}:{bound}; the run's directory is {output}")
     if not ledger and spec.federation.required_sites < len(spec.federation.sites):
         raise UserError("--no-ledger: federation.quorum lets sites be late, and these catch up from the ledger")
     options = LedgerOptions(durability, retention) if ledger else None
-    console, allowed = Console(quiet=quiet), allow_factory or ()
-    run_aggregator(spec, output, listening, console, allowed, ledger=options, access=access, weights=weights)
+    run = partial(
+        run_aggregator, ledger=options, access=access, weights=weights, upstream=config, device=device or "cpu"
+    )
+    with listen(host, port) as listening:
+        address, bound = listening.getsockname()[:2]
+        address = f"[{address}]" if ":" in address else address
+        if config is not None:
+            check_not_here(config.aggregator, bound)
+        typer.echo(f"listening on {access.scheme}://{address}:{bound}; the run's directory is {output}")
+        run(spec, output, listening, Console(quiet=quiet), allow_factory or ())
     show_result(load_json(output / "summary.json"), output, spec.group_noun)
 
 

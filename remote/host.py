@@ -16,10 +16,11 @@ from typing import TypeVar
 
 import torch
 
-from rankdad.common.errors import ProtocolError, RankdadError, UserError, one_line
+from rankdad.common.errors import ProtocolError, RankdadError, UnreachableError, UserError, one_line
 from rankdad.remote.aggregator import Aggregator, Answers, HalfwayError
 from rankdad.remote.audit import Audit
 from rankdad.remote.connections import Timeouts
+from rankdad.remote.early import Early, EarlyContributions
 from rankdad.remote.progress import AGGREGATOR
 from rankdad.remote.web import HttpConnection
 
@@ -69,13 +70,16 @@ class Host:
         self.crashed = False  # by an error of its own, after which only another process can go on
         self._drained = asyncio.Event()  # everyone knows how the run ended
         self._heard = asyncio.Event()  # a site has sent something
-        self._unacknowledged = set(aggregator.plan.sites)
+        self._unacknowledged = set(aggregator.children)
         self._departed: set[str] = set()
         self._present: set[str] = set()  # have contributed since they came
         self._problems: dict[str, str] = {}  # of sites, as last logged
         self._held: dict[str, list[Held]] = {}
         self._leaving = self._ticks = False
+        self._early = EarlyContributions(aggregator.plan)
+        self._asked: dict[asyncio.Future[bytes | None], tuple[str, int]] = {}  # site and round of an early contribution
         self._logged: dict[str, float] = {}  # when, by the place in the code
+        self.after: Callable[[], None] = lambda: None  # called after every call of the aggregator
         self._worker: ThreadPoolExecutor | None = None
         if aggregator.plan.dense_bytes >= large_plan:
             threads = aggregator.plan.threads  # which are set for every thread of its own
@@ -85,8 +89,16 @@ class Host:
         """Take note that a site has come."""
         self._departed.discard(site)
 
-    async def contribute(self, site: str, body: bytes, connection: HttpConnection) -> bytes | None:
+    async def contribute(
+        self, site: str, body: bytes, connection: HttpConnection, computed: float | None = None
+    ) -> bytes | None:
         """Take a contribution, and return its round's update; None if that takes longer than `Timeouts.hold`.
+
+        Args:
+            site: that sends it.
+            body: as it came.
+            connection: on which it came.
+            computed: seconds that the site says it has computed for the step so far.
 
         Raises:
             ProtocolError: it has to be refused; nothing has changed then.
@@ -95,8 +107,33 @@ class Host:
         if self.crashed:
             raise ProtocolError(500, "the aggregator has to be started again")
         with self._hold(site, connection) as held:
-            self._enter(partial(self.aggregator.take, site, body), held)
+            self.enter(partial(self._take, site, body, computed), held)
             return self._acknowledge(site, await held.answer)
+
+    def _take(self, site: str, body: bytes, computed: float | None) -> Answers:
+        self.aggregator.recorder.heard(site, computed)
+        return self.aggregator.take(site, body)
+
+    def offer(self, site: str, round_: int, body: bytes, computed: float | None) -> bool:
+        """Take a contribution to a step in buckets as soon as its round is due; tell whether it is kept until then."""
+        kept = not self.crashed and self._early.keep(self.aggregator.status, site, round_, body, computed)
+        if kept:
+            self._heard.set()
+            self._take_early()
+        return kept
+
+    def forget(self, site: str) -> None:
+        """Drop what a site has sent early: it has lost its state."""
+        self._early.forget(site)
+
+    def _take_early(self) -> None:
+        """Take what is due of that which came early."""
+        for early in self._early.due(self.aggregator.status.round):
+            self.enter(partial(self._take_if_due, early), early=early)
+
+    def _take_if_due(self, early: Early) -> Answers:
+        due = self.aggregator.barrier.round == early.round
+        return self._take(early.site, early.body, early.computed) if due else {}
 
     async def ask(self, site: str, round_: int, connection: HttpConnection) -> tuple[bytes | None, bool]:
         """Return a round's update, or None; and whether the site's contribution to it is there.
@@ -104,6 +141,11 @@ class Host:
         Raises:
             ProtocolError: see `Aggregator.recorded`.
         """
+        status = self.aggregator.status
+        if round_ in status.updates or (round_ >= status.round and self._early.holds(site, round_)):
+            return self._acknowledge(site, await self._update_of(site, round_)), True
+        if status.round < round_ <= status.round + status.ahead:
+            return None, False
         try:
             async with asyncio.timeout(self._seconds):
                 update = await self.call(partial(self.aggregator.recorded, site, round_))
@@ -113,6 +155,19 @@ class Host:
             return self._acknowledge(site, update), False
         with self._hold(site, connection) as held:
             return self._acknowledge(site, await held.answer), True
+
+    async def _update_of(self, site: str, round_: int) -> bytes | None:
+        """Return the update of a round to which a site has contributed early; None if it has to ask again."""
+        asked: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        self._asked[asked] = site, round_
+        self._answer_asked()
+        try:
+            async with asyncio.timeout(0 if self._leaving else self._seconds):
+                return await asked
+        except TimeoutError:
+            return None
+        finally:
+            del self._asked[asked]
 
     async def call(self, work: Callable[[], T]) -> T:
         """Call the aggregator when its present call is over, and return what it returns."""
@@ -135,22 +190,25 @@ class Host:
             connection.waiting = None
             self._held[site].remove(held)
 
-    def _enter(self, work: Callable[[], Answers | None], held: Held | None = None) -> None:
+    def enter(self, work: Callable[[], Answers | None], held: Held | None = None, early: Early | None = None) -> None:
         """Call the aggregator when its present call is over, and hand on its answers."""
         if self._worker is None:
-            self._settle(work, held)
+            self._settle(work, held, early)
             return
         loop = asyncio.get_running_loop()
         done = self._worker.submit(copy_context().run, work)
-        done.add_done_callback(lambda done: loop.call_soon_threadsafe(self._settle, done.result, held))
+        done.add_done_callback(lambda done: loop.call_soon_threadsafe(self._settle, done.result, held, early))
 
-    def _settle(self, result: Callable[[], Answers | None], held: Held | None) -> None:
+    def _settle(self, result: Callable[[], Answers | None], held: Held | None, early: Early | None) -> None:
         """Hand on what a call came to: answers, or an error."""
         try:
             answers = result() or {}
         except ProtocolError as error:
-            assert held is not None
-            _refuse(held.answer, error)
+            if held is not None:
+                _refuse(held.answer, error)
+            if early is not None:  # its site asks again, sends it again, and hears why it is refused
+                self._early.drop(early)
+                self._answer_asked()
             return
         except UserError as error:  # a disk that is full or broken ends the run, for now
             self.error = error
@@ -164,13 +222,26 @@ class Host:
             return
         if held is not None:
             self._note_presence(held)
-        if held is not None and answers.keys() == {held.site} != set(self.aggregator.plan.sites):
+        if held is not None and answers.keys() == {held.site} != set(self.aggregator.children):
             _answer(held.answer, answers[held.site])  # of a round before: not for other waits
         else:
             for site, body in answers.items():
                 for one in self._held.get(site, ()):
                     _answer(one.answer, body)
+        self.after()
         self._look_whether_ended()
+        self._answer_asked()
+        if self._early:
+            asyncio.get_running_loop().call_soon(self._take_early)
+
+    def _answer_asked(self) -> None:
+        """Answer those who ask for updates of what they have sent early."""
+        status = self.aggregator.status
+        for asked, (site, round_) in self._asked.items():
+            failed = self.aggregator.barrier.stored if self.aggregator.barrier.failed else None
+            update = status.updates.get(round_, failed)
+            if update is not None or not self._early.holds(site, round_):
+                _answer(asked, update)
 
     def _note_presence(self, held: Held) -> None:
         """Log a site that takes part from now on, or a new reason why it cannot."""
@@ -198,7 +269,7 @@ class Host:
         """Do what is due by now: to be called several times a second."""
         if not self._ticks:
             self._ticks = True
-            self._enter(self._tick)
+            self.enter(self._tick)
 
     def _tick(self) -> Answers:
         self._ticks = False
@@ -206,14 +277,14 @@ class Host:
 
     def fail(self, reason: str, *, status: str = "failed") -> None:
         """End the run because of the aggregator itself, and tell everyone."""
-        self._enter(partial(self.aggregator.fail, AGGREGATOR, reason, status=status))
+        self.enter(partial(self.aggregator.fail, AGGREGATOR, reason, status=status))
 
     def depart(self, site: str, reason: str) -> None:
         """Take note that a site's process has died; it may come back, but the run's end does not wait for it."""
         self.audit.note("departed", site=site, reason=reason)
         self._departed.add(site)
         self._present.discard(site)
-        self._enter(partial(self.aggregator.depart, site, reason))
+        self.enter(partial(self.aggregator.depart, site, reason))
         self._look_whether_ended()
 
     def note_fault(self, error: Exception) -> ProtocolError:
@@ -224,7 +295,7 @@ class Host:
             self._logged[place] = now
             _log.error("an error of the aggregator's own", exc_info=error)
             self.audit.note("internal error", reason=one_line(error), place=place)
-        self._enter(partial(self.aggregator.note_problem, AGGREGATOR, one_line(error)))
+        self.enter(partial(self.aggregator.note_problem, AGGREGATOR, one_line(error)))
         return ProtocolError(500, f"an error of the aggregator's own ({type(error).__name__}): its log says more")
 
     def _crash(self, error: Exception) -> None:
@@ -238,6 +309,15 @@ class Host:
             self.ended.set()
         else:
             self.fail(reason)
+
+    def lose_upstream(self, error: RankdadError) -> None:
+        """Take note that nothing more goes up: another process may go on, unless the region was refused."""
+        if isinstance(error, UnreachableError) and self.aggregator.persistence.keeps:
+            self.error = RankdadError(f"{error}; the same command goes on with the run")
+            self.crashed = True
+            self.ended.set()
+        elif not self.aggregator.ended:
+            self.fail(str(error))
 
     def _refuse_all(self, refusal: ProtocolError) -> None:
         for waiting in self._held.values():
@@ -276,6 +356,8 @@ class Host:
         for waiting in self._held.values():
             for held in waiting:
                 _answer(held.answer, None)
+        for asked in self._asked:
+            _answer(asked, None)
 
     async def close(self) -> None:
         """Wait for the present call, and write down how the run ended."""

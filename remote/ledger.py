@@ -4,7 +4,7 @@ A folder of journals. Contributions and updates stand in files of their own, and
 new ones: contributions from before the older of two checkpoints are never needed again and go, and with
 `Retention.TAIL` the updates of that time go with them.
 
-    contributions-000000000000    to the rounds from 0 on, and resets of sites
+    contributions-000000000000    to the rounds from 0 on, with what came late, and resets of sites
     updates-000000000000          of the same rounds
 """
 

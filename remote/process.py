@@ -5,25 +5,32 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import closing
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from rankdad.common.errors import RankdadError, RunFailedError
+from rankdad.common.devices import CPU, device_here
+from rankdad.common.errors import RankdadError, RunFailedError, UserError
 from rankdad.common.logs import log_names
 from rankdad.common.memory import check_memory
+from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
+from rankdad.local.config import SiteConfig
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.audit import AUDIT, Audit
 from rankdad.remote.config import Access
+from rankdad.remote.host import Host
 from rankdad.remote.persistence import LEDGER, LedgerOptions
 from rankdad.remote.progress import AGGREGATOR
+from rankdad.remote.region import Region
 from rankdad.remote.server import serve
+from rankdad.remote.upstream import Upstream, ask
 from rankdad.remote.view import Waiting, view_of
 
 _log = logging.getLogger(__name__)
@@ -46,6 +53,8 @@ def run_aggregator(
     ledger: LedgerOptions | None = LedgerOptions(),  # noqa: B008
     access: Access | None = None,
     weights: Path | None = None,
+    upstream: SiteConfig | None = None,
+    device: str = CPU,
 ) -> None:
     """Serve a run until it ends.
 
@@ -59,24 +68,30 @@ def run_aggregator(
         ledger: see `Aggregator`; a run that was cut short goes on from its ledger.
         access: who may connect, and how; anyone on this machine without it.
         weights: folder of the pretrained weights that the spec names.
+        upstream: how a region's aggregator reaches the one above it; None is the one above all.
+        device: where it reduces, and follows the run.
 
     Raises:
-        UserError: the model or the directory cannot be made.
+        UserError: the model or the directory cannot be made, or the aggregator above has another run.
+        UnreachableError: the aggregator above does not answer.
         RunFailedError: a site could not go on.
         InterruptedRunError: a signal came.
     """
-    with log_names(run=spec.name, site=AGGREGATOR):
+    with log_names(run=spec.name, site=upstream.name if upstream else AGGREGATOR):
         torch.set_num_threads(spec.training.threads)
         check_memory(spec)
         resumes = ledger is not None and (output / LEDGER).exists()
-        replica = Replica(spec, allowed_factories, weights=weights)
-        aggregator = Aggregator(spec, replica, output, time.perf_counter, ledger=ledger)
+        replica = Replica(spec, allowed_factories, device_here(device, "--device"), weights)
+        began = _begin(spec, replica, output, ledger, upstream)
+        aggregator, climb = began, Upstream(upstream, began) if upstream and isinstance(began, Region) else None
         if resumes:
-            aggregator.resume()
             _log.info("goes on from its ledger in round %d", aggregator.barrier.round)
         for warning in aggregator.plan.warnings:
             _log.warning(warning)
-        interrupted = _serve(aggregator, listening, console, access or Access(), lifeline, resumes=resumes)
+        attach = climb.attach if climb else lambda host: None
+        interrupted = _serve(aggregator, listening, console, access or Access(), lifeline, attach, resumes=resumes)
+        if climb:
+            climb.close()
         progress = aggregator.recorder.progress
         if len(set(progress.weights_sha256.values())) > 1:
             _log.warning("the sites' final weights differ; do they compute on different hardware?")
@@ -88,12 +103,31 @@ def run_aggregator(
         raise RunFailedError(site, reason)
 
 
+def _begin(
+    spec: RunSpec, replica: Replica, output: Path, ledger: LedgerOptions | None, upstream: SiteConfig | None
+) -> Aggregator:
+    """Return the aggregator of a run that begins, or where its ledger ends."""
+    resumes, clock = ledger is not None and (output / LEDGER).exists(), time.perf_counter
+    if upstream is None:
+        aggregator = Aggregator(spec, replica, output, clock, ledger=ledger)
+    else:
+        plan = make_plan(spec, replica.model)
+        run_id = None if resumes else ask(upstream, plan, spec.federation)
+        aggregator = Region(upstream.name, spec, replica, output, clock, run_id, ledger=ledger)
+    if resumes:
+        aggregator.resume()
+        if upstream is not None and not aggregator.ended and ask(upstream, plan, spec.federation) != aggregator.run_id:
+            raise UserError(f"--upstream: {upstream.aggregator} has another run than {output}: choose another --output")
+    return aggregator
+
+
 def _serve(
     aggregator: Aggregator,
     listening: socket.socket,
     console: Console,
     access: Access,
     lifeline: Connection | None,
+    attach: Callable[[Host], None],
     *,
     resumes: bool,
 ) -> str:
@@ -104,11 +138,12 @@ def _serve(
         return Waiting(status.waiting_for, time.perf_counter() - status.round_began, status.without, aggregator.ended)
 
     progress, interrupted = aggregator.recorder.progress, ""
-    view, resumable = view_of(progress, waiting, console), aggregator.persistence.keeps
+    view = view_of(progress, waiting, console)
+    run = partial(serve, lifeline=lifeline, resumable=aggregator.persistence.keeps, attach=attach)
     with closing(Audit(aggregator.recorder.directory / AUDIT)) as audit:
         audit.note("run resumed" if resumes else "run started", run=aggregator.run_id)
         try:
-            interrupted = serve(aggregator, listening, view, audit, access, lifeline, resumable=resumable)
+            interrupted = run(aggregator, listening, view, audit, access)
         finally:
             audit.note("run ended", status=progress.status, reason=progress.reason or interrupted)
     return interrupted

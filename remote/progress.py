@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rankdad.common.errors import counted
 from rankdad.common.protocol.messages import PooledMetrics
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import RunSpec
@@ -25,6 +26,8 @@ class Status:
         waiting_for: sites whose contributions the round waits for.
         without: sites that have departed and that the round can do without.
         oldest: first round whose update is kept for sites that come late.
+        ahead: how many rounds after this one may be contributed to early; -1 if not even this one.
+        updates: of the last rounds of a step in buckets, by round.
         status: see `Progress`, as for what follows.
         epoch: of the next step.
         step: optimizer steps done.
@@ -37,6 +40,8 @@ class Status:
     waiting_for: tuple[str, ...]
     without: tuple[str, ...]
     oldest: int
+    ahead: int
+    updates: Mapping[int, bytes]
     status: str
     epoch: int
     step: int
@@ -51,14 +56,16 @@ class Progress:
     Args:
         name: of the run.
         method: its name.
-        sites: in the plan's order.
+        sites: that send to this aggregator, in order; regions among them count as one each.
         task: what is predicted.
         epochs: of a fold, at most.
         folds: how many times the run trains.
         tested_folds: how many of the models are tested.
         candidates: that are trained before each model.
         dense_bytes: one full gradient in float32.
-        steps_per_epoch: of every fold; none until all sites have said hello.
+        steps: of the whole run, if it does not stop early; 0 until all sites have said hello.
+        batches: of the whole run, as many as there are steps without local steps.
+        steps_per_epoch: of every fold's first epoch; none until all sites have said hello.
         fold: of the next step, from 0.
         epoch: of the next step, from 0 in every fold.
         step: optimizer steps done, of all folds.
@@ -80,10 +87,12 @@ class Progress:
         status: running, completed, failed or interrupted.
         reason: why it did not complete.
         left_out: of how many steps each site that was late or away has been left out.
+        late: how many contributions of each site have joined a later step.
         resets: which sites have lost their state, and in which round; the last ones.
         drift: largest distance of a site's weights from the aggregator's so far, relative to their size.
-        weights_sha256: final digest of every site.
+        weights_sha256: final digest of every site and region.
         aggregator_sha256: of the aggregator's own replica, which follows the updates.
+        regions: which of `sites` are regions.
     """
 
     name: str
@@ -94,6 +103,8 @@ class Progress:
     folds: int
     dense_bytes: int
     study: FoldMetrics
+    steps: int = 0
+    batches: int = 0
     steps_per_epoch: list[int] = field(default_factory=list)
     fold: int = 0
     epoch: int = 0
@@ -113,6 +124,7 @@ class Progress:
     status: str = "running"
     reason: str = ""
     left_out: dict[str, int] = field(default_factory=dict)
+    late: dict[str, int] = field(default_factory=dict)
     resets: list[dict[str, Any]] = field(default_factory=list)
     drift: float | None = None
     tested_folds: int = 1
@@ -121,15 +133,16 @@ class Progress:
     tuning: list[dict[str, Any]] = field(default_factory=list)
     weights_sha256: dict[str, str] = field(default_factory=dict)
     aggregator_sha256: str = ""
+    regions: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, spec: RunSpec, plan: Plan) -> Progress:
-        """Return the progress of a run that has not begun."""
-        study = FoldMetrics(
-            spec.task, plan.sites, plan.references, grouped=spec.grouped, per_repeat=spec.folds_per_repeat
-        )
-        about = (spec.name, spec.method.name, plan.sites, spec.task, spec.training.epochs, spec.folds)
-        return cls(*about, plan.dense_bytes, study, tested_folds=spec.tested_folds, candidates=len(spec.candidates))
+    def of(cls, spec: RunSpec, plan: Plan, sites: tuple[str, ...]) -> Progress:
+        """Return the progress of a run that has not begun, of these sites or regions."""
+        study = FoldMetrics(spec.task, sites, plan.references, grouped=spec.grouped, per_repeat=spec.folds_per_repeat)
+        about = (spec.name, spec.method.name, sites, spec.task, spec.training.epochs, spec.folds)
+        made = cls(*about, plan.dense_bytes, study, tested_folds=spec.tested_folds, candidates=len(spec.candidates))
+        made.regions = [name for name in sites if name in spec.federation.regions]
+        return made
 
     def state(self) -> dict[str, Any]:
         """Return all figures as JSON."""
@@ -148,9 +161,14 @@ class Progress:
         self.sites = tuple(self.sites)
 
     @property
-    def steps(self) -> int:
-        """Steps of the whole run, if it does not stop early."""
-        return self.epochs * sum(self.steps_per_epoch)
+    def members(self) -> str:
+        """How many send to this aggregator, in words."""
+        return counted(len(self.sites), self.member)
+
+    @property
+    def member(self) -> str:
+        """What is called who sends to this aggregator."""
+        return "member" if self.regions else "site"
 
     def per_site_step(self, total: int) -> float:
         """Return bytes per site and step."""
@@ -158,8 +176,9 @@ class Progress:
 
     @property
     def ratio(self) -> float:
-        """How many times fewer bytes than full gradients in float32, up and down together."""
-        return 2 * self.dense_bytes / max(1.0, self.per_site_step(self.up + self.down))
+        """How many times fewer bytes than full gradients of every batch in float32, up and down together."""
+        batches = self.batches / max(1, self.steps)  # of a step
+        return 2 * self.dense_bytes * batches / max(1.0, self.per_site_step(self.up + self.down))
 
     @property
     def seconds_left(self) -> float:

@@ -7,7 +7,7 @@ import csv
 import io
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from rankdad.common.protocol.messages import (
     Decision,
     Evaluation,
     Farewell,
-    Hello,
     Kind,
     Message,
     PooledMetrics,
@@ -32,8 +31,10 @@ from rankdad.common.protocol.messages import (
     Sums,
 )
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.run.batches import batches_per_step
+from rankdad.common.run.batches import run_steps, schedule
+from rankdad.common.run.lateness import damped
 from rankdad.common.spec import RunSpec
+from rankdad.remote.children import introduced
 from rankdad.remote.progress import Progress
 from rankdad.remote.rounds import Ready
 from rankdad.remote.run_directory import Table, new_directory
@@ -45,7 +46,8 @@ PLACE = ("step", "round", "fold", "epoch")
 CANDIDATE = (
     "candidate",
 )  # a column where settings are tuned: counted from 1, empty of the model that is tested or kept
-FIGURES = ("loss", "seconds", "aggregation_seconds", "bytes_up", "bytes_down", "left_out")
+FIGURES = ("loss", "seconds", "aggregation_seconds", "exposed_seconds", "bytes_up", "bytes_down", "left_out")
+LATE = ("late",)  # a column where contributions may be late: whose joined this step, and by how many steps each was
 MAX_RESETS = 1000  # in a summary: the last ones
 
 
@@ -56,6 +58,7 @@ class Recorder:
         directory: made if it is missing.
         spec: of the run.
         plan: of the run.
+        sites: that send to this aggregator, in order; a region among them counts as one.
         again: whether the directory already holds this run.
         state: of the recorder at a checkpoint, from which it then goes on; None writes the run from its beginning.
 
@@ -64,10 +67,17 @@ class Recorder:
     """
 
     def __init__(
-        self, directory: Path, spec: RunSpec, plan: Plan, *, again: bool = False, state: dict[str, Any] | None = None
+        self,
+        directory: Path,
+        spec: RunSpec,
+        plan: Plan,
+        sites: tuple[str, ...],
+        *,
+        again: bool = False,
+        state: dict[str, Any] | None = None,
     ) -> None:
-        self.directory = directory
-        self.progress = Progress.of(spec, plan)
+        self.directory, self._sites = directory, sites
+        self.progress = Progress.of(spec, plan, sites)
         self._spec, self._plan, self._preparing = spec, plan, Preparing(spec)
         self._totals: dict[str, Tensor] = {}  # of the first fold
         if not again:
@@ -75,15 +85,18 @@ class Recorder:
         state = state or {}
         write_json(directory / "run.json", spec.model_dump(mode="json"))
         write_json(directory / "plan.json", plan.document())
-        self._factors = [slot.name for slot in plan.layout(0, up=False).slots if len(slot.widths) == 2]
-        self._losses = dict.fromkeys(plan.sites, (0.0, 0.0))  # weighted sum, weight; of this epoch
+        slots = (slot for exchange in plan.exchanges for slot in exchange.up.slots)
+        self._factors = [slot.name for slot in slots if len(slot.widths) == 2]
+        self._losses = dict.fromkeys(sites, (0.0, 0.0))  # weighted sum, weight; of this epoch
         self._open = _Sums()  # of the exchanges of a step that is not over
+        self._computed: dict[str, float] = {}  # seconds of a step that is not over, by site
         self._candidate = CANDIDATE if spec.candidates else ()
-        norms = [f"norm:{site}" for site in plan.sites]
+        self._late = LATE if plan.staleness else ()
+        norms = [f"norm:{site}" for site in sites]
         ranks = [f"rank:{name}" for name in self._factors]
         self._steps = Table(
             directory / "steps.csv",
-            [*PLACE, *FIGURES, *norms, *ranks, *self._candidate],
+            [*PLACE, *FIGURES, *self._late, *norms, *ranks, *self._candidate],
             state.get("steps"),
         )
         columns = [
@@ -111,9 +124,14 @@ class Recorder:
     def reset(self, site: str, round_: int) -> None:
         """Take note that a site has lost its state, and goes on without residuals."""
         resets, reset = self.progress.resets, {"site": site, "round": round_}
-        if reset not in resets[-len(self._plan.sites) :]:
+        if reset not in resets[-len(self._sites) :]:
             resets.append(reset)
         del resets[:-MAX_RESETS]
+
+    def heard(self, site: str, computed: float | None) -> None:
+        """Take note of how long a site has computed for this step so far, as it says."""
+        if computed is not None:
+            self._computed[site] = max(computed, self._computed.get(site, 0.0))
 
     def record(self, ready: Ready, update: Body, size: int, aggregation_seconds: float) -> None:
         """Take note of a completed round.
@@ -125,13 +143,16 @@ class Recorder:
             aggregation_seconds: from the last contribution to the answer.
         """
         progress, seconds = self.progress, ready.seconds + aggregation_seconds
+        if ready.kind is not Kind.STEP:
+            self._computed = {}
         if ready.kind is not Kind.HELLO:  # hello waits for people
             progress.seconds += seconds
         if isinstance(update, Step):
             self._record_step(ready, update, size, seconds, aggregation_seconds)
         elif isinstance(update, Roster):
-            batches = [math.ceil(max(fold) / self._spec.training.step_size) for fold in update.train]
-            progress.steps_per_epoch = [len(batches_per_step(count, self._spec.local_steps)) for count in batches]
+            progress.steps_per_epoch = [schedule(self._spec, fold, 0).steps for fold in update.train]
+            counts = [run_steps(self._spec, fold) for fold in update.train]
+            progress.steps, progress.batches = (sum(column) for column in zip(*counts, strict=True))
             self._record_hello(ready)
         elif isinstance(update, Sums):
             self._record_sums(ready, update)
@@ -152,14 +173,11 @@ class Recorder:
                 progress.weights_sha256 = dict(update.weights_sha256)
 
     def _record_hello(self, ready: Ready) -> None:
-        hellos = [message.body for _, message in self._sent(ready) if isinstance(message.body, Hello)]
-        self.progress.tuning = began(self._spec, [hello.samples for hello in hellos])
-        for site, message in self._sent(ready):
-            assert isinstance(message.body, Hello)
-            if message.body.dropped:
-                self.progress.dropped[site] = message.body.dropped
-            for warning in message.body.warnings:
-                self.progress.warnings.setdefault(warning, []).append(site)
+        hello = introduced(self._sites, ready.messages)
+        self.progress.tuning = began(self._spec, list(hello.samples.values()))
+        self.progress.dropped |= hello.dropped
+        for warning, sites in hello.warnings.items():
+            self.progress.warnings.setdefault(warning, []).extend(sites)
         self.summarise()
 
     def _record_sums(self, ready: Ready, update: Sums) -> None:
@@ -177,31 +195,45 @@ class Recorder:
 
     def _record_step(self, ready: Ready, update: Step, size: int, seconds: float, aggregation_seconds: float) -> None:
         progress, sums = self.progress, self._open
-        up, down = sum(ready.sizes), size * len(self._plan.sites)
+        up, down = sum(ready.sizes) + sum(late.size for late in ready.late), size * len(self._sites)
         progress.up, progress.down = progress.up + up, progress.down + down
         progress.step_seconds += seconds
         sums.add(seconds, aggregation_seconds, up, down)
         sums.missing |= ready.missing
-        ranks = [value.rows for value in update.payload if isinstance(value, Factor)]
+        sums.ranks += [value.rows for value in update.payload if isinstance(value, Factor)]
+        for site, message in self._sent(ready):
+            assert isinstance(message.body, Step)
+            before = sums.norms.get(site, 0.0) if len(self._plan.buckets) > 1 else 0.0
+            sums.norms[site] = math.hypot(before, message.body.norm)
         if ready.exchange < len(self._plan.exchanges) - 1:
             return
         progress.step += 1
         progress.loss = update.loss
-        norms = dict.fromkeys(self._plan.sites, "")
+        norms = dict.fromkeys(self._sites, "")
         for site, message in self._sent(ready):
             assert isinstance(message.body, Step)
             total, weight = self._losses[site]
             step = message.body
             self._losses[site] = (total + step.weight * step.loss, weight + step.weight)
-            norms[site] = f"{step.norm:.6g}"
-        left_out = [self._plan.sites[place] for place in sorted(sums.missing)]
+            norms[site] = f"{sums.norms[site]:.6g}"
+        for late in ready.late:
+            site, sent = self._sites[late.place], late.message.body
+            assert isinstance(sent, Step)
+            (total, weight), part = self._losses[site], damped(sent.weight, late.age)
+            self._losses[site] = (total + part * sent.loss, weight + part)
+            progress.late[site] = progress.late.get(site, 0) + 1
+        joined = [" ".join(f"{self._sites[late.place]}:{late.age}" for late in ready.late)] * len(self._late)
+        left_out = [self._sites[place] for place in sorted(sums.missing)]
         for site in left_out:
             progress.left_out[site] = progress.left_out.get(site, 0) + 1
         fold, candidate = self._place(progress.fold)
         place = (progress.step, ready.round, fold, progress.epoch + 1, update.loss)
-        times = (f"{sums.seconds:.6f}", f"{sums.aggregation:.6f}")
-        self._steps.row([*place, *times, sums.up, sums.down, " ".join(left_out), *norms.values(), *ranks, *candidate])
-        self._open = _Sums()
+        slowest = max(self._computed.values(), default=None)
+        exposed = "" if slowest is None else f"{max(0.0, sums.seconds - slowest):.6f}"
+        times = (f"{sums.seconds:.6f}", f"{sums.aggregation:.6f}", exposed)
+        figures = (*times, sums.up, sums.down, " ".join(left_out))
+        self._steps.row([*place, *figures, *joined, *norms.values(), *sums.ranks, *candidate])
+        self._open, self._computed = _Sums(), {}
 
     def _place(self, training: int) -> tuple[int, list[int | str]]:
         """Return for whose model a training is, and what stands in the column of candidates, if there is one."""
@@ -210,7 +242,7 @@ class Recorder:
 
     def _sent(self, ready: Ready) -> Iterator[tuple[str, Message]]:
         """Yield who has sent what."""
-        return ((self._plan.sites[place], sent) for place, sent in zip(ready.places, ready.messages, strict=True))
+        return ((self._sites[place], sent) for place, sent in zip(ready.places, ready.messages, strict=True))
 
     def _record_evaluation(self, ready: Ready, pooled: PooledMetrics) -> None:
         task, progress = self._spec.task, self.progress
@@ -239,14 +271,14 @@ class Recorder:
         if pooled.split == "test":
             progress.study.add(models, baselines, references)
             for place in sorted(ready.missing):
-                progress.warnings.setdefault("left-out-of-a-test", []).append(self._plan.sites[place])
+                progress.warnings.setdefault("left-out-of-a-test", []).append(self._sites[place])
             self._next_fold(pooled.fold)
             self._write_table("sites", progress.study.by_site())
             self._write_table(*progress.study.predictions())
         else:
             progress.validation = pooled
             progress.train_loss = float(self._train_loss("pooled") or 0.0)
-            self._losses = dict.fromkeys(self._plan.sites, (0.0, 0.0))
+            self._losses = dict.fromkeys(self._sites, (0.0, 0.0))
 
     def _next_fold(self, fold: int) -> None:
         if fold + 1 < self.progress.folds:
@@ -285,13 +317,15 @@ class Recorder:
 
 @dataclass
 class _Sums:
-    """Seconds and bytes of a step's exchanges."""
+    """What a step's exchanges add up to."""
 
     seconds: float = 0.0
     aggregation: float = 0.0
     up: int = 0
     down: int = 0
     missing: frozenset[int] = frozenset()  # from any of them
+    ranks: list[int] = field(default_factory=list)
+    norms: dict[str, float] = field(default_factory=dict)
 
     def add(self, seconds: float, aggregation: float, up: int, down: int) -> None:
         self.seconds, self.aggregation = self.seconds + seconds, self.aggregation + aggregation

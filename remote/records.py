@@ -37,6 +37,7 @@ class Entry(IntEnum):
     CONTRIBUTION = 1
     UPDATE = 2
     RESET = 3
+    LATE = 4
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ class Record:
     """One record.
 
     Args:
-        entry: a site's contribution; a round's update; or that a site has lost its state in this round, and goes on
-            without residuals.
-        round: its number.
+        entry: a site's contribution; a round's update; that a site has lost its state in this round, and goes on
+            without residuals; or a contribution to an earlier step, which joins the first step to close from here on.
+        round: its number; of what is late, the one in which it came.
         site: place in the plan of the site that it is about; NOBODY for an update.
         body: a message's bytes; empty for a reset.
         damage: that the body does not have its checksum; it is then empty.

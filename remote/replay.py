@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from rankdad.common.protocol.codec import unpack
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.run.lateness import LeftOut, age_of
+from rankdad.common.spec.tree import Node
 from rankdad.remote.ledger import Ledger
 from rankdad.remote.records import DamageError, Entry, Record
 from rankdad.remote.rounds import Barrier, Ready
 
 
 def replay(
-    ledger: Ledger, plan: Plan, barrier: Barrier, clock: Callable[[], float], reset: Callable[[int, int], None]
+    ledger: Ledger,
+    plan: Plan,
+    node: Node,
+    barrier: Barrier,
+    clock: Callable[[], float],
+    reset: Callable[[int, int], None],
+    left_out: Callable[[], Sequence[LeftOut]],
+    device: str,
 ) -> Iterator[tuple[Ready, Record]]:
     """Yield each complete round's contributions and its recorded update; the caller then opens the next round.
 
@@ -21,9 +30,12 @@ def replay(
     Args:
         ledger: of the run.
         plan: of the run.
+        node: the aggregator whose ledger it is.
         barrier: at the round of the last checkpoint.
         clock: the barrier's, in seconds.
         reset: called with a site's place and a round, where the site has lost its state.
+        left_out: returns whose contributions may still join a step, once the caller has followed the last update.
+        device: of the aggregator's replica.
 
     Raises:
         DamageError: a record that is needed is not there, or cannot be read.
@@ -36,23 +48,40 @@ def replay(
         elif record.round != barrier.round:
             raise ledger.lacks(Entry.UPDATE, barrier.round)
         elif record.entry is Entry.UPDATE:
-            for place in _lost(record, plan, barrier):
+            for place in _lost(record, plan, node, barrier):
                 raise damage.get(place) or ledger.lacks(Entry.CONTRIBUTION, record.round)
             (ready,) = barrier.close(clock())
             assert isinstance(ready, Ready)
+            if _lost_late(record, plan, ready):
+                raise ledger.lacks(Entry.LATE, record.round)
             yield ready, record
             damage = {}
+        elif record.entry is Entry.LATE:
+            if record.damage is not None:  # the site takes it for sent
+                raise record.damage
+            message = unpack(record.body, plan, up=True, device=device)
+            if age := age_of(left_out(), message.round):
+                barrier.latecomers.put(record.site, age, message, record.body)
         elif record.damage is not None:  # the site sends it again, unless the round is complete
             damage[record.site] = record.damage
         else:
-            barrier.put(plan.sites[record.site], record.body, unpack(record.body, plan, up=True), clock())
+            child = node.children[record.site]
+            message = unpack(record.body, plan, up=True, region=child in node.regions, device=device)
+            barrier.put(child, record.body, message, clock())
 
 
-def _lost(update: Record, plan: Plan, barrier: Barrier) -> set[int]:
+def _lost(update: Record, plan: Plan, node: Node, barrier: Barrier) -> set[int]:
     """Return the places of the sites whose contributions an update was made from, and the ledger has lost."""
-    lacking = {place for place, site in enumerate(plan.sites) if not barrier.holds(site)}
+    lacking = {place for place, site in enumerate(node.children) if not barrier.holds(site)}
     if update.damage is None:
         return lacking - unpack(update.body, plan, up=False).missing
-    if len(lacking) < len(plan.sites):  # it may have been made without them: its checksum will tell
+    if len(lacking) < len(node.children):  # it may have been made without them: its checksum will tell
         return set()
     return lacking
+
+
+def _lost_late(update: Record, plan: Plan, ready: Ready) -> bool:
+    """Tell whether the ledger has lost a late contribution that an update includes."""
+    if not plan.staleness or update.damage is not None:  # its checksum will tell
+        return False
+    return unpack(update.body, plan, up=False).late != tuple((late.age, late.place) for late in ready.late)

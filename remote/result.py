@@ -52,8 +52,10 @@ def show_result(summary: dict[str, Any], directory: Path, noun: str = "group") -
     """
     test = summary["metrics"]["test"] or {}
     equal = len(set(summary["weights_sha256"].values())) == 1
+    member = "member" if summary.get("regions") else "site"
+    members = counted(len(summary["sites"]), member)
     print(
-        f"\n{summary['method']}, {counted(len(summary['sites']), 'site')}, {counted(summary['steps'], 'step')}, "
+        f"\n{summary['method']}, {members}, {counted(summary['steps'], 'step')}, "
         f"{counted(summary['epochs'], 'epoch')}"
         f"{_best(summary)}, {summary['seconds']:.1f} s"
     )
@@ -75,10 +77,12 @@ def show_result(summary: dict[str, Any], directory: Path, noun: str = "group") -
         print(f"dropped: {counted(rows, 'row')} of data at {counted(where, 'site')}")
     up, down = summary["bytes_up_per_site_step"], summary["bytes_down_per_site_step"]
     ratio = summary["times_fewer_bytes_than_dense"] or 0.0
-    print(f"traffic: {size(up)} up, {size(down)} down per site and step, {times_fewer(ratio)} than full gradients")
+    print(f"traffic: {size(up)} up, {size(down)} down per {member} and step, {times_fewer(ratio)} than full gradients")
     digest = next(iter(summary["weights_sha256"].values()), "")
     for site, steps in summary["left_out"].items():
-        print(f"quorum:  {site} was left out of {steps} of {summary['steps']} steps")
+        late = summary.get("late", {}).get(site, 0)
+        joined = f", {late} of its contributions joined a later one" if late else ""
+        print(f"quorum:  {site} was left out of {steps} of {summary['steps']} steps{joined}")
     apart = "" if equal else f" by {summary['drift'] or 0:.0e} of their size"
     print(f"weights: {'equal at all sites' if equal else f'DIFFERENT between sites{apart}'}, sha256 {digest[:16]}…")
     print(f"output:  {directory} (rankdad predict {directory} DATA)")

@@ -12,6 +12,7 @@ those who are late: they have departed, and are not waited for until they rejoin
     any          the same contribution again                  none: it is waited for, or the stored Answer
     any          another contribution to the same round       refused, 409
     any          contribution to the round before this        Answer with the stored update; the site rejoins
+    COLLECTING   latecomers.put(…)                            joins the next step's Ready; no quorum counts it
     any          any other round                              refused, 409
     any          fail(update)                                 Answer to all that wait; ENDED
     ENDED        anything after a failure                     Answer with the failure
@@ -26,6 +27,7 @@ from enum import Enum
 from rankdad.common.errors import ProtocolError
 from rankdad.common.protocol.messages import Kind, Message
 from rankdad.common.spec import Federation
+from rankdad.remote.latecomers import Latecomers, LateContribution
 
 
 class BarrierState(Enum):
@@ -52,11 +54,12 @@ class Ready:
         kind: of the round.
         round: its number.
         exchange: within one optimizer step.
-        places: of the sites in the plan whose contributions are in, in the plan's order.
+        places: among those that contribute to this barrier, of those whose contributions are in, in order.
         messages: these contributions.
         sizes: of their bodies in bytes.
         missing: places of the others.
         seconds: from the round's beginning to its end.
+        late: contributions to earlier steps that join this one, in order of age and place.
     """
 
     kind: Kind
@@ -67,6 +70,7 @@ class Ready:
     sizes: tuple[int, ...]
     missing: frozenset[int]
     seconds: float
+    late: tuple[LateContribution, ...] = ()
 
 
 Effect = Answer | Ready
@@ -76,14 +80,16 @@ class Barrier:
     """Collect one contribution per site and round.
 
     Args:
-        sites: names in the plan's order.
+        sites: names of those that contribute, in order.
         now: seconds on the caller's clock.
         quorum: how many sites a round needs; all without it.
         grace: seconds for which the others are waited for when the quorum is in.
         full_quorum_rounds: how many rounds need all sites in any case: hello, and those of preparation. Their sums
             would else be of other samples than their counts.
+        staleness: by how many steps a contribution may be late.
 
     Attributes:
+        latecomers: what joins the next step.
         stored: the update of the round before this, or the failure that ended the run.
         failed: whether a failure ended the run.
         began: seconds on the caller's clock at which the round was opened.
@@ -97,8 +103,10 @@ class Barrier:
         quorum: int | None = None,
         grace: float = 0.0,
         full_quorum_rounds: int = 1,
+        staleness: int = 0,
     ) -> None:
         self.round = 0
+        self.latecomers = Latecomers(staleness)
         self.state = BarrierState.COLLECTING
         self.departed: set[str] = set()
         self._sites = tuple(sites)
@@ -110,9 +118,10 @@ class Barrier:
         self.began = self._quorum_since = now  # the round; when its quorum was in
 
     @classmethod
-    def of(cls, federation: Federation, now: float, round_: int, stages: int) -> Barrier:
-        """Return the barrier of a run with so many rounds of preparation, at a round."""
-        barrier = cls(federation.sites, now, federation.required_sites, federation.grace, 1 + stages)
+    def of(cls, federation: Federation, children: Sequence[str], now: float, round_: int, stages: int) -> Barrier:
+        """Return an aggregator's barrier in a run with so many rounds of preparation, at a round."""
+        quorum = None if federation.regions else federation.required_sites
+        barrier = cls(children, now, quorum, federation.grace, 1 + stages, federation.staleness)
         barrier.round = round_
         return barrier
 
@@ -147,6 +156,8 @@ class Barrier:
                 raise ProtocolError(409, f"{site} has already sent another contribution to round {self.round}")
             return []
         if self.state is BarrierState.AGGREGATING:
+            if self.latecomers.staleness:
+                raise ProtocolError(503, f"round {self.round} is being aggregated: send again")
             return []  # too late by a moment: it waits for the update as all do
         admit()
         self.put(site, body, message, now)
@@ -160,10 +171,11 @@ class Barrier:
             self._quorum_since = now
 
     def forget(self, site: str) -> None:
-        """Drop a site's contribution to this round, which it cannot stand by any more."""
+        """Drop a site's contribution to this round, and what came late, by which it cannot stand any more."""
         if self.state is BarrierState.COLLECTING:
             self._bodies.pop(site, None)
             self._messages.pop(site, None)
+        self.latecomers.forget(self._sites.index(site))
 
     def rejoin(self, site: str) -> None:
         """Take note that a site is at the present round, and can be waited for."""
@@ -182,8 +194,13 @@ class Barrier:
         sizes = tuple(len(self._bodies[self._sites[place]]) for place in places)
         missing = frozenset(range(len(self._sites))) - frozenset(places)
         self.departed |= {self._sites[place] for place in missing}
-        first = messages[0]
-        return [Ready(first.kind, self.round, first.exchange, places, messages, sizes, missing, now - self.began)]
+        first, late = messages[0], tuple[LateContribution, ...]()
+        if first.kind is Kind.STEP:
+            for place in places:
+                self.latecomers.note(place, self.round, self._bodies[self._sites[place]])
+            late = self.latecomers.take()
+        here = (first.kind, self.round, first.exchange)
+        return [Ready(*here, places, messages, sizes, missing, now - self.began, late)]
 
     def tick(self, now: float) -> list[Effect]:
         """Close the round if all that it waits for are in, or if its quorum is in and its grace is over."""

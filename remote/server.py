@@ -56,6 +56,7 @@ def serve(
     lifeline: Connection | None = None,
     *,
     resumable: bool = False,
+    attach: Callable[[Host], None] = lambda host: None,
 ) -> str:
     """Run until all sites have said goodbye, one has failed, or SIGINT or SIGTERM comes.
 
@@ -69,6 +70,7 @@ def serve(
             parent has.
         resumable: whether an interrupted run can go on later; sites then are not told of the interruption, and try
             to reach the aggregator again.
+        attach: given what calls the aggregator, before anybody is served.
 
     Returns:
         what interrupted the run, if anything did.
@@ -76,7 +78,7 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn's own handlers stand until it has shut down, then these
         signal.signal(number, lambda *_: None)
     with asyncio.Runner(loop_factory=_uvloop()) as runner:
-        return runner.run(_serve(Host(aggregator, audit), access, listening, view, lifeline, resumable))
+        return runner.run(_serve(Host(aggregator, audit), access, listening, view, lifeline, resumable, attach))
 
 
 def _uvloop() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -141,9 +143,11 @@ async def _serve(
     view: View,
     lifeline: Connection | None,
     resumable: bool,
+    attach: Callable[[Host], None],
 ) -> str:
+    attach(host)
     aggregator, registry = host.aggregator, ConnectionRegistry(host.audit)
-    routes = Routes(host, access.identity(aggregator.plan.sites), registry)
+    routes = Routes(host, access.identity(aggregator.children), registry)
     if aggregator.ended:
         host.ended.set()
     interruption = _Interruption(host, resumable)
@@ -207,7 +211,7 @@ class _Interruption:
         self._loop.call_soon_threadsafe(self._stop, cause)
 
     def _stop(self, cause: str) -> None:
-        host, sites = self._host, self._host.aggregator.plan.sites
+        host, sites = self._host, self._host.aggregator.children
         if host.aggregator.ended:
             host.discount(*sites)  # whoever computes now is not waited for
             return

@@ -21,6 +21,7 @@ def summary(progress: Progress) -> dict[str, Any]:
         "reason": progress.reason,
         "method": progress.method,
         "sites": list(progress.sites),
+        "regions": progress.regions,
         "steps": progress.step,
         "epochs": progress.epoch,
         "best_epoch": progress.best_epoch + 1,  # as people count them
@@ -43,6 +44,7 @@ def summary(progress: Progress) -> dict[str, Any]:
         "warnings": progress.warnings,
         "table1": progress.table1,
         "left_out": progress.left_out,
+        "late": progress.late,
         "resets": progress.resets,
         "drift": progress.drift,
         "weights_sha256": progress.weights_sha256,

@@ -87,7 +87,7 @@ class PlainView:
     def start(self) -> None:
         """Say what begins."""
         p = self._progress
-        self._say(f"{p.name}: {p.method}, {counted(len(p.sites), 'site')}, at most {counted(p.epochs, 'epoch')}")
+        self._say(f"{p.name}: {p.method}, {p.members}, at most {counted(p.epochs, 'epoch')}")
 
     def tick(self) -> None:
         """Say what is new."""
@@ -147,8 +147,12 @@ class LiveView:
 
     def tick(self) -> None:
         """Draw again."""
+        self._live.update(self.drawn(), refresh=True)
+
+    def drawn(self) -> Group:
+        """Return what is to be seen at the moment."""
         self._bar.update(self._task, completed=self._progress.step, total=self._progress.steps or None)
-        self._live.update(Group(self._bar, self._table()), refresh=True)
+        return Group(self._bar, self._table())
 
     def stop(self) -> None:
         """Draw the last state and leave it there."""
@@ -158,7 +162,7 @@ class LiveView:
     def _table(self) -> Table:
         p = self._progress
         rows = [
-            (p.method, f"{counted(len(p.sites), 'site')} · {_where(p)} · {_left(p)}"),
+            (p.method, f"{p.members} · {_where(p)} · {_left(p)}"),
             ("quality", _figures(p)),
             ("traffic", _bytes(p)),
             ("round", self._round()),
@@ -171,12 +175,12 @@ class LiveView:
         return table
 
     def _round(self) -> str:
-        now, total = self._waiting(), len(self._progress.sites)
-        if self._progress.status != "running":
-            return self._progress.status
+        now, p = self._waiting(), self._progress
+        if p.status != "running":
+            return p.status
         if now.ended:
             return "the run ends"
-        words = [f"{total - len(now.sites) - len(now.without)} of {total} sites in"]
+        words = [f"{len(p.sites) - len(now.sites) - len(now.without)} of {p.members} in"]
         if not now.sites:
             words.append("aggregating")
         elif now.seconds >= MIN_WAITING:
@@ -202,10 +206,7 @@ def _problem(site: str, problem: str) -> str:
 def _where(p: Progress) -> str:
     if not p.steps:
         return "waiting for all sites to say hello"
-    step = p.step - p.epochs * sum(p.steps_per_epoch[: p.fold])
-    here = p.steps_per_epoch[min(p.fold, p.folds - 1)]
-    begun = p.epoch + (step < here * p.epochs and step >= p.epoch * here)
-    return f"{_fold(p)}epoch {min(begun, p.epochs)} of {p.epochs}"
+    return f"{_fold(p)}epoch {min(p.epoch + 1, p.epochs)} of {p.epochs}"
 
 
 def _fold(p: Progress) -> str:
@@ -236,7 +237,7 @@ def _bytes(p: Progress) -> str:
     if not p.step:
         return "nothing sent yet"
     up, down = (size(p.per_site_step(total)) for total in (p.up, p.down))
-    return f"{up} up, {down} down per site and step, {times_fewer(p.ratio)} than dsgd"
+    return f"{up} up, {down} down per {p.member} and step, {times_fewer(p.ratio)} than dsgd"
 
 
 def times_fewer(ratio: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from rankdad.common.preparation.labels import counts_of, one_sided
 from rankdad.common.preparation.moments import channels_of
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.run.batches import parts
+from rankdad.common.run.batches import batch_counts, parts
 from rankdad.common.spec import RankDad, RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.tasks import Classification, Regression
@@ -39,15 +38,16 @@ def check_policy(policy: Policy, spec: RunSpec, plan: Plan, data: Sequence[SiteD
     Raises:
         PolicyError: one of them would refuse it.
     """
-    policy.check(spec, plan)
-    for site in data:
-        admitted(policy, spec, plan, site)
-    if spec.training.batches != "even":
+    for name in plan.sites:
+        policy.check(spec.at(name), plan)
+    for name, site in zip(plan.sites, data, strict=bool(data)):
+        admitted(policy, spec.at(name), plan, site)
+    if spec.training.batches != "even" or not data:
         return
-    counts = [[len(split.train) for split in site.splits] for site in data]
-    most = [math.ceil(max(fold) / spec.training.step_size) for fold in zip(*counts, strict=True)]
-    for site, own in zip(data, counts, strict=True):  # of even batches, which a site alone does not know
-        check_steps(policy, spec, plan, site, [parts(count, steps) for count, steps in zip(own, most, strict=True)])
+    counts = zip(*([len(split.train) for split in site.splits] for site in data), strict=True)
+    even = [list(map(parts, fold, batch_counts(spec, fold))) for fold in counts]
+    for place, site in enumerate(data):  # of even batches, which a site alone does not know
+        check_steps(policy, spec, plan, site, [fold[place] for fold in even])
 
 
 def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
@@ -64,11 +64,13 @@ def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
     up, down = step_bytes(plan, up=True), step_bytes(plan, up=False)
     console.print(
         f"{spec.method.name}, {counted(len(plan.sites), 'site')}: at most {up:,} bytes up and {down:,} down per site "
-        f"and step{_batches(spec)}, {times_fewer(2 * plan.dense_bytes / (up + down))} than full gradients "
-        f"({plan.dense_bytes:,})",
+        f"and step{_batches(spec)}, {times_fewer(2 * plan.dense_bytes / (up + down))} than "
+        f"{'full gradients' if spec.local_steps is None else 'whole differences'} ({plan.dense_bytes:,})",
         highlight=False,
     )
-    kept = footprint(plan)
+    if spec.federation.regions:
+        show_levels(spec, plan, console)
+    kept = footprint(plan, regions=max(len(node.regions) for node in spec.federation.nodes.values()))
     console.print(
         f"the aggregator's ledger: at most {kept.step:,} bytes a step and {kept.epoch:,} an epoch, of which "
         f"{kept.step_update:,} and {kept.epoch_update:,} stay; contributions are gone after {kept.window} steps. With "
@@ -76,6 +78,20 @@ def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
         f"that ends within {kept.window} steps",
         highlight=False,
     )
+
+
+def show_levels(spec: RunSpec, plan: Plan, console: Console) -> None:
+    """Print what an aggregator of each level takes and gives in a step, at most."""
+    table = Table("level", "aggregators", "children at most", "bytes in a step", "bytes out a step", "bytes up a step")
+    nodes = list(spec.federation.nodes.values())
+    sizes = {"site": step_bytes(plan, up=True), "region": step_bytes(plan, up=False)}  # laid out as an update is
+    for level in range(1 + max(node.level for node in nodes)):
+        here = [node for node in nodes if node.level == level]
+        taken = [sum(sizes["region" if child in node.regions else "site"] for child in node.children) for node in here]
+        given = max(len(node.children) for node in here) * step_bytes(plan, up=False)
+        counts = (str(level + 1), str(len(here)), str(max(len(node.children) for node in here)))
+        table.add_row(*counts, f"{max(taken):,}", f"{given:,}", f"{sizes['region']:,}" if level else "–")
+    console.print(table)
 
 
 def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, console: Console) -> None:
@@ -159,6 +175,9 @@ def _slot_bytes(plan: Plan, *, up: bool) -> dict[str, int]:
 
 def _words(spec: RunSpec, route: Route) -> tuple[str, str, str, str]:
     """Say how a parameter travels, what reduces it, how its residual is kept, and its rows up and down."""
+    if route.entries is not None:
+        kept = "–" if getattr(spec.method, "feedback", "none") == "none" else "dense"
+        return f"{route.entries.count:,} entries", "–", kept, "–"
     if route.up is None:
         return "dense", "–", "–", "–"
     how = "factor" if route.captured else "reduced gradient"

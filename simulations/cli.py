@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankdad.command import MAX_ERROR, LogJson, Quiet, Verbose
+from rankdad.command import MAX_ERROR, DeviceOption, LogJson, Quiet, Verbose, is_launched
 from rankdad.common.errors import UserError, visible
 from rankdad.common.logs import LogOptions, end_with, set_up
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="A run and its simulation.")]
 SitesOption = Annotated[int | None, typer.Option(min=1, max=1000, help="Number of sites, in place of the file's.")]
+RegionsOption = Annotated[
+    int | None, typer.Option(min=1, max=500, help="Number of regions to deal the sites out to, in place of the file's.")
+]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=JSON", help="Replace a value of the file.")]
 DataOption = Annotated[Path | None, typer.Option(help="The source's data file, in place of the file's own path.")]
 WeightsOption = Annotated[
@@ -48,6 +53,7 @@ def mount(app: typer.Typer) -> None:
 def simulate(
     file: Annotated[Path | None, typer.Argument(metavar="FILE.json", help="A run and its simulation.")] = None,
     sites: SitesOption = None,
+    regions: RegionsOption = None,
     output: Annotated[Path | None, typer.Option(help="The run's directory; runs/NAME-TIME without it.")] = None,
     data: DataOption = None,
     set_: SetOption = None,
@@ -62,6 +68,7 @@ def simulate(
     relay: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Slow links and faults between sites and aggregator.")
     ] = None,
+    device: DeviceOption = None,
     pooled: Annotated[
         bool, typer.Option("--pooled", help="Train on all sites' data together instead: what to measure against.")
     ] = False,
@@ -69,16 +76,29 @@ def simulate(
     quiet: Quiet = False,
     log_json: LogJson = False,
 ) -> None:
-    """Train one model across sites on this machine, each a process of its own."""
+    """Train one model across sites on this machine, each a process of its own; under torchrun on its machines."""
     logs = LogOptions.of(verbose=verbose, quiet=quiet, as_json=log_json)
     set_up(logs)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would not survive the fork
-    from rankdad.remote.result import show_result
     from rankdad.simulations.resolving import with_columns
     from rankdad.simulations.spec import read_simulation
 
+    factories = tuple(allow_factory or ())
+    reading = partial(
+        read_simulation, sites=sites, regions=regions, data=data, relay=relay, weights=weights, device=device
+    )
+    place = partial(_new_directory, output)
+    if is_launched():
+        from rankdad.simulations.cluster import simulate as over_ranks
+
+        alone = {"--resume": resume, "--ledger": ledger, "--relay": relay, "--pooled": pooled}
+        read_here = partial(_for_ranks, reading, file, set_ or [], [option for option, given in alone.items() if given])
+        outcome = over_ranks(file, read_here, place, factories, json_output=json_, quiet=quiet)
+        if outcome is not None:  # at rank 0
+            _show(*outcome, json_=json_)
+        return
     if resume is not None:
-        if file or output or sites or data or set_ or lockstep or relay or pooled:
+        if file or output or sites or regions or data or set_ or lockstep or relay or device or pooled:
             raise UserError("--resume: goes on with a run as it was; only --json and --allow-factory go with it")
         read, directory = _cut_short(resume), resume
     elif file is None:
@@ -86,12 +106,11 @@ def simulate(
     elif lockstep and relay is not None:
         raise UserError("--relay: --lockstep has no links that could be slow or faulty; leave one of the two out")
     else:
-        read = with_columns(read_simulation(file, set_ or [], sites=sites, data=data, relay=relay, weights=weights))
-        directory = output or Path("runs") / f"{read.run.name}-{datetime.now():%Y%m%d-%H%M%S}"
+        read = with_columns(reading(file, set_ or []))
+        directory = place(read.run)
     if sites is not None and file is not None and not json_:
         before = len(read_simulation(file, set_ or [], data=data).run.federation.sites)
         typer.echo(_changed_batch(read.run, before))
-    factories = tuple(allow_factory or ())
     if lockstep or pooled:
         from rankdad.simulations.lockstep import simulate as in_lockstep
 
@@ -109,10 +128,39 @@ def simulate(
             resume=resume is not None,
             logs=logs,
         )
+    _show(read.run, directory, summary, json_=json_)
+
+
+def _show(run: RunSpec, directory: Path, summary: dict[str, Any], *, json_: bool) -> None:
+    """Print a run's result."""
+    from rankdad.remote.result import show_result
+
     if json_:
         typer.echo(json.dumps(summary, indent=2))
     else:
-        show_result(summary, directory, read.run.group_noun)
+        show_result(summary, directory, run.group_noun)
+
+
+def _new_directory(output: Path | None, run: RunSpec) -> Path:
+    return output or Path("runs") / f"{run.name}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _for_ranks(
+    reading: Callable[[Path, list[str]], SimulationFile], file: Path | None, assignments: list[str], options: list[str]
+) -> SimulationFile:
+    """Read a simulation that runs over torchrun's processes.
+
+    Raises:
+        UserError: it cannot be read, or is one that cannot.
+    """
+    if file is None:
+        raise UserError("FILE.json is missing: a run and its simulation")
+    if options:
+        raise UserError(f"{options[0]}: torchrun's ranks train in lockstep, which has none: leave one of the two out")
+    read = reading(file, assignments)
+    if read.simulation.relay is not None:
+        raise UserError("simulation.relay: torchrun's ranks have no links that could be slow or faulty: set it to null")
+    return read
 
 
 def _needs_ledger(spec: RunSpec) -> bool:
@@ -158,11 +206,14 @@ def split(
         path = output / f"{name}.json"
         path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         typer.echo(str(path))
+    if read.run.federation.regions:
+        typer.echo("note: all name this one aggregator; give the sites of a region the address of its own")
 
 
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE.json", help="A run, a simulation, or a site's file.")],
     sites: SitesOption = None,
+    regions: RegionsOption = None,
     data: DataOption = None,
     set_: SetOption = None,
     allow_factory: AllowOption = None,
@@ -203,7 +254,7 @@ def check(
     if offline is not None:
         raise UserError(f"--offline: {file} is no site's file: name, aggregator, data, output")
     if isinstance(document, dict) and "simulation" in document:
-        read = with_columns(read_simulation(file, set_ or [], sites=sites, data=data))
+        read = with_columns(read_simulation(file, set_ or [], sites=sites, regions=regions, data=data))
         spec, policy = read.run, read.simulation.policy
         with TemporaryDirectory() as folder:
             sites_data = list(dealt_data(read, Path(folder)).values())
@@ -218,10 +269,12 @@ def check(
 def verify(
     file: FileArgument,
     sites: SitesOption = None,
+    regions: RegionsOption = None,
     data: DataOption = None,
     set_: SetOption = None,
     allow_factory: AllowOption = None,
     weights: WeightsOption = None,
+    device: DeviceOption = None,
 ) -> None:
     """Compare each method's gradient of a batch per site with autograd's of the pooled batch; fail if it is inexact."""
     import torch
@@ -233,11 +286,11 @@ def verify(
     from rankdad.simulations.verifying import show_verification
     from rankdad.simulations.verifying import verify as run
 
-    read = with_columns(read_simulation(file, set_ or [], sites=sites, data=data))
+    read = with_columns(read_simulation(file, set_ or [], sites=sites, regions=regions, data=data, device=device))
     torch.set_num_threads(read.run.training.threads)
     with TemporaryDirectory() as folder:
         rows = first_training_rows(read.run, dealt_data(read, Path(folder)))
-    verifications, misfits = run(read.run, rows, allow_factory or (), weights)
+    verifications, misfits = run(read.run, rows, allow_factory or (), weights, read.simulation.here()[0])
     right = show_verification(read.run, verifications, _wide_console())
     for sentence in misfits:
         typer.echo(sentence)

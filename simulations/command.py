@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from rankdad.common.errors import RankdadError, UserError
+
+LAST_LINES = 20  # that are told of a command that ends without a sentence
 
 
 def command(file: Path, directory: Path, assignments: Sequence[str] = (), data: Path | None = None) -> list[str]:
@@ -26,17 +30,34 @@ def command(file: Path, directory: Path, assignments: Sequence[str] = (), data: 
     return words + (["--data", str(data)] if data else [])
 
 
-def summary_of(simulation: Sequence[str]) -> dict[str, Any]:
+def summary_of(simulation: Sequence[str], say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Run a simulation's command to its end, and return its summary.
+
+    Args:
+        simulation: the command.
+        say: given every line of its progress.
 
     Raises:
         UserError: the file is wrong, or its data cannot be used.
         RankdadError: the run could not go on.
     """
-    done = subprocess.run([*simulation, "--json"], capture_output=True, text=True, check=False)
-    if done.returncode == UserError.exit_code:
-        raise UserError(done.stderr.strip().removeprefix("error: "))
-    if done.returncode:
-        raise RankdadError(done.stderr.strip())
-    summary: dict[str, Any] = json.loads(done.stdout)
-    return summary
+    words, lines = [*simulation, "--json"], deque[str](maxlen=LAST_LINES)
+    with (
+        TemporaryFile("w+", encoding="utf-8") as printed,
+        subprocess.Popen(words, stdout=printed, stderr=subprocess.PIPE, text=True, encoding="utf-8") as process,
+    ):
+        assert process.stderr is not None
+        try:
+            for line in process.stderr:
+                lines.append(line.rstrip())
+                say(lines[-1])
+        except BaseException:  # Ctrl-C among others: its own processes end with it, and it is waited for
+            process.terminate()
+            raise
+        if process.wait():
+            last = lines[-1] if lines else ""
+            error = last.removeprefix("error: ") if last.startswith("error: ") else "\n".join(lines)
+            raise (UserError if process.returncode == UserError.exit_code else RankdadError)(error)
+        printed.seek(0)
+        summary: dict[str, Any] = json.load(printed)
+        return summary

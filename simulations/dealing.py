@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rankdad.common.errors import SpecError
@@ -21,11 +22,12 @@ from rankdad.simulations.spec import SimulationFile, SimulationSpec
 def write_sites(
     file: SimulationFile,
     folder: Path,
-    aggregator: str,
+    aggregator: str | Mapping[str, str],
     *,
     allow_factories: tuple[str, ...] = (),
     patience: float = 300.0,
     dealt: bool = False,
+    sites: Sequence[str] | None = None,
 ) -> dict[str, SiteConfig]:
     """Write each site's part of the data under `folder/<site>/data`, and return the sites' configurations.
 
@@ -36,44 +38,49 @@ def write_sites(
     Args:
         file: run and simulation.
         folder: of all sites.
-        aggregator: address that the sites connect to.
+        aggregator: address that the sites connect to, or that of each site.
         allow_factories: model factories that all sites permit.
         patience: seconds for which a site tries an aggregator that does not answer.
         dealt: whether the data are there already.
+        sites: those that are asked for; all of the run without it.
 
     Raises:
         DataError: the source cannot be read or dealt out.
     """
-    run, simulation = file.run, file.simulation
+    run, simulation, everyone = file.run, file.simulation, file.run.federation.sites
+    sites, devices = everyone if sites is None else sites, simulation.devices
     if run.data.reader != "npz":
         importlib.import_module("pandas")  # which the sites need: before they are forked it takes its time only once
-    places = _places(run, simulation, folder, dealt)
+    places = _places(run, simulation, folder, dealt, sites)
     configs: dict[str, SiteConfig] = {}
-    for site in run.federation.sites:
+    for site in sites:
         output = folder / site
         output.mkdir(parents=True, exist_ok=True)
         (output / FILE).write_text(simulation.policy.text(), encoding="utf-8")
         configs[site] = SiteConfig(
             name=site,
-            aggregator=aggregator,
+            aggregator=aggregator if isinstance(aggregator, str) else aggregator[site],
             data=str(places[site]),
             output=str(output),
             allow_factories=allow_factories,
             weights=simulation.weights,
             policy=str(output / FILE),
-            device=simulation.device,
+            device=devices[everyone.index(site) % len(devices)],
+            loading=simulation.loading,
             patience=patience,
         )
     return configs
 
 
-def _places(run: RunSpec, simulation: SimulationSpec, folder: Path, dealt: bool) -> dict[str, Path]:
-    """Return the folder of every site's data, after they are dealt out where they have to be."""
-    source, how, sites = simulation.source, simulation.partition, run.federation.sites
+def _places(
+    run: RunSpec, simulation: SimulationSpec, folder: Path, dealt: bool, sites: Sequence[str]
+) -> dict[str, Path]:
+    """Return the folder of each of these sites' data, after all are dealt out where they have to be."""
+    source, how = simulation.source, simulation.partition
     if isinstance(source, Folders) or isinstance(how, Folder):  # the spec has both or none
         assert isinstance(source, Folders)
-        return source.find(sites)
-    places = {site: folder / site / "data" for site in sites}
+        return source.find(tuple(sites))
+    places = {site: folder / site / "data" for site in run.federation.sites}
     name = run.data.file
     if not isinstance(name, str) or is_pattern(name):
         raise SpecError("run.data.file", f"the source {source.name} is dealt out as one file, expected its name")
@@ -86,10 +93,18 @@ def _places(run: RunSpec, simulation: SimulationSpec, folder: Path, dealt: bool)
     return places
 
 
-def dealt_data(file: SimulationFile, folder: Path, allow_factories: tuple[str, ...] = ()) -> dict[str, SiteData]:
-    """Deal out a simulation's data into a folder, and read it as the sites would."""
-    configs = write_sites(file, folder, "http://127.0.0.1:0")
+def dealt_data(
+    file: SimulationFile,
+    folder: Path,
+    allow_factories: tuple[str, ...] = (),
+    *,
+    dealt: bool = False,
+    sites: Sequence[str] | None = None,
+) -> dict[str, SiteData]:
+    """Deal out a simulation's data into a folder, and read it as the sites would: see `write_sites`."""
+    configs = write_sites(file, folder, "http://127.0.0.1:0", dealt=dealt, sites=sites)
+    everyone = file.run.federation.sites
     return {
-        name: read_site(file.run, Path(config.data), index, allow_factories)
-        for index, (name, config) in enumerate(configs.items())
+        name: read_site(file.run, Path(config.data), everyone.index(name), allow_factories, config.loading)
+        for name, config in configs.items()
     }

@@ -13,6 +13,7 @@ from rankdad.common.run.checkpoints import EVERY, KEPT
 from rankdad.remote.records import HEAD_BYTES
 
 CONTROL = 1024  # bytes of any message that is no step, beside what follows from the plan
+LATE_HEAD = 7  # bytes before the places of those who came late
 DIGEST = 160  # bytes of a site's name and digest
 
 
@@ -43,12 +44,19 @@ class Footprint:
         return self.window * self.step + epochs * self.epoch + self.once + KEPT * self.checkpoint
 
 
-def footprint(plan: Plan, every: int = EVERY) -> Footprint:
-    """Return the largest sizes of what a run leaves at the aggregator, with `every` steps between two checkpoints."""
+def footprint(plan: Plan, every: int = EVERY, regions: int = 0) -> Footprint:
+    """Return the largest sizes of what a run leaves at an aggregator.
+
+    Args:
+        plan: of the run.
+        every: steps between two checkpoints.
+        regions: that send to one aggregator, at most: their contributions are as large as updates.
+    """
     sites, exchanges = len(plan.sites), len(plan.exchanges)
     control = CONTROL + HEAD_BYTES
-    update = step_bytes(plan, up=False) + exchanges * HEAD_BYTES + sites  # and who is missing
-    contributions = sites * (step_bytes(plan, up=True) + exchanges * HEAD_BYTES)
+    late = plan.staleness * math.ceil(sites / 8) + LATE_HEAD * bool(plan.staleness)
+    update = step_bytes(plan, up=False) + exchanges * HEAD_BYTES + sites + late  # and who is missing
+    contributions = sites * (step_bytes(plan, up=True) + exchanges * HEAD_BYTES) + regions * update
     epoch_update = 3 * control + plan.buffer_bytes + sites * DIGEST
     tally, sums = tally_bytes(plan.task), 8 * plan.folds * sum(stage.size for stage in plan.stages)
     epoch = epoch_update + sites * (3 * control + plan.buffer_bytes + tally)

@@ -1,4 +1,4 @@
-"""All sites and the aggregator in one process, one after the other: for tests, and where processes are not wanted.
+"""All sites and aggregators in one process, one after the other: for tests, and where processes are not wanted.
 
 The same trainers, the same aggregator and the same bytes as between processes, and so the same weights to the last bit.
 """
@@ -6,10 +6,10 @@ The same trainers, the same aggregator and the same bytes as between processes, 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,13 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from rankdad.common.devices import CPU
 from rankdad.common.documents import load_json
 from rankdad.common.errors import RankdadError, RunFailedError
 from rankdad.common.policy import EVERYTHING, Policy
 from rankdad.common.protocol.codec import pack, unpack
-from rankdad.common.protocol.messages import Ask
+from rankdad.common.protocol.messages import Ask, Message
+from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.artifacts import save_model
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
@@ -38,6 +40,100 @@ from rankdad.remote.view import PlainView, Waiting
 from rankdad.simulations.dealing import dealt_data
 from rankdad.simulations.pooling import SITE, pooled_data, pooled_spec
 from rankdad.simulations.spec import SimulationFile
+from rankdad.simulations.tree import Tree
+
+Training = Generator[Message | Ask, Message | None, Result]
+Said = bytes | int | str  # what a site says: its contribution, the round that it asks for, or why it cannot go on
+Exchange = Callable[[Mapping[str, bytes | None]], Iterator[tuple[str, Said]]]
+
+
+class Trainers:
+    """The trainers of a run's sites, or of some of them, in one process.
+
+    Args:
+        spec: the run.
+        plan: of the run.
+        data: samples of every site that trains here, by name.
+        allowed_factories: model factories that the caller permits.
+        devices: where the sites train, dealt out to them in turn.
+        weights: folder of the pretrained weights that the spec names.
+        policies: of the sites, by name; without them everything is allowed.
+        tested: given every site's outputs for the test samples of every fold.
+
+    Attributes:
+        results: of the sites that have reached the run's end.
+        failures: why the others have not.
+
+    Raises:
+        PolicyError: a site's policy does not allow the run.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        plan: Plan,
+        data: Mapping[str, SiteData],
+        *,
+        allowed_factories: Collection[str] = (),
+        devices: Sequence[str] = (CPU,),
+        weights: Path | None = None,
+        policies: Mapping[str, Policy] | None = None,
+        tested: Callable[[str, int, Tensor], None] = lambda site, fold, outputs: None,
+    ) -> None:
+        self.results: dict[str, Result] = {}
+        self.failures: list[RunFailedError] = []
+        self._plan, self._trainings = plan, dict[str, Training]()
+        self._devices = dict(zip(data, cycle(devices), strict=False))
+        for site in data:
+            policy = EVERYTHING if policies is None else policies[site]
+            policy.check(spec.at(site), plan)
+            admitted_data = admitted(policy, spec.at(site), plan, data[site])
+            run_state = RunState(spec, plan, Replica(spec, allowed_factories, self._devices[site], weights))
+            self._trainings[site] = train(
+                spec, plan, admitted_data, TrainingState(site, run_state), policy, tested=partial(tested, site)
+            )
+
+    def advance(self, answers: Mapping[str, bytes | None]) -> Iterator[tuple[str, Said]]:
+        """Answer sites, and yield what each says that has not ended; None is the answer that there is none."""
+        for site in [site for site in self._trainings if site in answers]:
+            answer, device = answers[site], self._devices[site]
+            said: Said | None = None
+            try:
+                update = None if answer is None else unpack(answer, self._plan, up=False, device=device)
+                message = self._trainings[site].send(update)
+                said = message.round if isinstance(message, Ask) else pack(message, self._plan, up=True)
+            except StopIteration as stop:
+                self.results[site] = stop.value
+            except RunFailedError as error:  # another site's
+                self.failures.append(error)
+            except RankdadError as error:  # its own
+                self.failures.append(RunFailedError(site, str(error)))
+                said = str(error)
+            if said is None or isinstance(said, str):
+                del self._trainings[site]
+            if said is not None:
+                yield site, said
+
+
+def carry(tree: Tree, exchange: Exchange, on_round: Callable[[Aggregator], None] = lambda aggregator: None) -> None:
+    """Carry what sites say to their aggregators, and the answers back, until no site is answered any more.
+
+    Args:
+        tree: of the aggregators.
+        exchange: answers sites, and yields what these say; see `Trainers.advance`.
+        on_round: called after every round.
+    """
+    answers: Mapping[str, bytes | None] = dict.fromkeys(tree.top.plan.sites)
+    while answers:
+        heard: dict[str, bytes] = {}
+        for site, first in exchange(answers):
+            said: Said | None = first
+            while isinstance(said, int):
+                said = dict(exchange({site: tree.above(site).recorded(site, said)})).get(site)
+            if said is not None:
+                heard |= tree.take(site, said) if isinstance(said, bytes) else tree.depart(site, said)
+        answers = heard
+        on_round(tree.top)
 
 
 def run(
@@ -46,24 +142,13 @@ def run(
     directory: Path,
     *,
     allowed_factories: Collection[str] = (),
-    device: str = "cpu",
+    devices: Sequence[str] = (CPU,),
     weights: Path | None = None,
     policies: Mapping[str, Policy] | None = None,
     on_round: Callable[[Aggregator], None] = lambda aggregator: None,
     tested: Callable[[str, int, Tensor], None] = lambda site, fold, outputs: None,
 ) -> dict[str, Result]:
-    """Train all sites of a run in this process.
-
-    Args:
-        spec: the run.
-        data: samples of every site, by name.
-        directory: of the run.
-        allowed_factories: model factories that the caller permits.
-        device: where the sites train.
-        weights: folder of the pretrained weights that the spec names.
-        policies: of the sites, by name; without them everything is allowed.
-        on_round: called after every round.
-        tested: given every site's outputs for the test samples of every fold.
+    """Train all sites of a run in this process: see `Trainers` for the arguments, and `carry` for `on_round`.
 
     Returns:
         Every site's result, by name.
@@ -72,52 +157,24 @@ def run(
         PolicyError: a site's policy does not allow the run.
         RunFailedError: a site could not go on, and the run not without it.
     """
-    aggregator = Aggregator(spec, Replica(spec, allowed_factories, weights=weights), directory, time.perf_counter)
-    plan = aggregator.plan
-    trainings = {}
-    for site in plan.sites:
-        policy = EVERYTHING if policies is None else policies[site]
-        policy.check(spec, plan)
-        admitted_data = admitted(policy, spec, plan, data[site])
-        run_state = RunState(spec, plan, Replica(spec, allowed_factories, device, weights))
-        trainings[site] = train(
-            spec, plan, admitted_data, TrainingState(site, run_state), policy, tested=partial(tested, site)
-        )
-    results: dict[str, Result] = {}
-    answers: dict[str, bytes] = {}
-    failures: list[RunFailedError] = []
+    tree = Tree(spec, partial(Replica, spec, allowed_factories, weights=weights), directory)
     try:
-        while trainings:
-            heard: dict[str, bytes] = {}
-            for site, training in list(trainings.items()):
-                try:
-                    update = unpack(answers[site], plan, up=False, device=device) if answers else None
-                    message = next(training) if update is None else training.send(update)
-                    while isinstance(message, Ask):
-                        known = aggregator.recorded(site, message.round)
-                        message = training.send(None if known is None else unpack(known, plan, up=False, device=device))
-                    body = pack(message, plan, up=True)
-                except StopIteration as stop:
-                    results[site] = stop.value
-                    del trainings[site]
-                    continue
-                except RunFailedError as error:  # another site's
-                    failures.append(error)
-                    del trainings[site]
-                    continue
-                except RankdadError as error:  # its own
-                    failures.append(RunFailedError(site, str(error)))
-                    heard |= aggregator.depart(site, str(error))
-                    del trainings[site]
-                    continue
-                heard |= aggregator.take(site, body)
-            answers = heard
-            on_round(aggregator)
+        trainers = Trainers(
+            spec,
+            tree.top.plan,
+            {site: data[site] for site in tree.top.plan.sites},
+            allowed_factories=allowed_factories,
+            devices=devices,
+            weights=weights,
+            policies=policies,
+            tested=tested,
+        )
+        carry(tree, trainers.advance, on_round)
     finally:
-        aggregator.close()
-    if aggregator.barrier.failed:
-        raise failures[0]
-    return results
+        tree.close()
+    if tree.top.barrier.failed:
+        raise trainers.failures[0]
+    return trainers.results
 
 
 def simulate(
@@ -128,6 +185,7 @@ def simulate(
     json_output: bool = False,
     pooled: bool = False,
     quiet: bool = False,
+    on_round: Callable[[Aggregator], None] | None = None,
 ) -> dict[str, Any]:
     """Run a simulation in this process, and return its summary; or train one site that has all sites' data.
 
@@ -138,6 +196,7 @@ def simulate(
         json_output: whether standard output is kept free for the summary.
         pooled: whether one site has everything.
         quiet: whether nothing is said of epochs.
+        on_round: called after every round, in place of anything that is said.
     """
     torch.set_num_threads(file.run.training.threads)
     new_directory(directory)
@@ -147,6 +206,24 @@ def simulate(
         together, everything = pooled_spec(spec, data), pooled_data(data)
         everything = replace(everything, splits=own_splits(spec, together, everything.splits))
         spec, data, policies = together, {SITE: everything}, None
+    results = run(
+        spec,
+        data,
+        directory,
+        allowed_factories=allow_factories,
+        devices=file.simulation.here(),
+        weights=file.simulation.weights_folder,
+        policies=policies,
+        on_round=on_round or looking_on(json_output=json_output, quiet=quiet),
+        tested=predicting(directory, spec, data),
+    )
+    write_results(directory, spec, data, results)
+    summary: dict[str, Any] = load_json(directory / "summary.json")
+    return summary
+
+
+def looking_on(*, json_output: bool, quiet: bool) -> Callable[[Aggregator], None]:
+    """Return what is called after every round, and says how far the run is."""
     view: PlainView | None = None
 
     def tick(aggregator: Aggregator) -> None:
@@ -158,23 +235,24 @@ def simulate(
             view.start()
         view.tick()
 
+    return tick
+
+
+def predicting(directory: Path, spec: RunSpec, data: Mapping[str, SiteData]) -> Callable[[str, int, Tensor], None]:
+    """Return what is given each site's outputs for the test samples of a fold, and writes them into its folder."""
+
     def tested(site: str, fold: int, outputs: Tensor) -> None:
         write_predictions(directory / "sites" / site / "predictions", spec, data[site], fold, outputs)
 
-    weights = None if file.simulation.weights is None else Path(file.simulation.weights)
-    results = run(
-        spec,
-        data,
-        directory,
-        allowed_factories=allow_factories,
-        device=file.simulation.device,
-        weights=weights,
-        policies=policies,
-        on_round=tick,
-        tested=tested,
-    )
+    return tested
+
+
+def write_results(directory: Path, spec: RunSpec, data: Mapping[str, SiteData], results: Mapping[str, Result]) -> None:
+    """Write each site's model into its folder.
+
+    Raises:
+        UserError: the disk is full or broken.
+    """
     for site, result in results.items():
         save_model(directory / "sites" / site / "model", spec, result.best, result.final, result.fit, result.own)
         write_trained_rows(directory / "sites" / site, data[site])
-    summary: dict[str, Any] = load_json(directory / "summary.json")
-    return summary

@@ -6,16 +6,18 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from operator import add
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from rankdad.common.documents import validate
-from rankdad.common.preparation import Preparing
-from rankdad.common.spec import LeaveOneSiteOut, RunSpec
+from rankdad.common.preparation import Fit, Preparing
+from rankdad.common.spec import ALONE, LeaveOneSiteOut, RunSpec
 from rankdad.local.alone import without_ranks
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.data.folds import Split
+from rankdad.local.data.lazy import concatenated
 
 SITE = "together"  # name of the one site that has everything
 
@@ -23,8 +25,7 @@ SITE = "together"  # name of the one site that has everything
 def pooled_spec(spec: RunSpec, data: Mapping[str, SiteData]) -> RunSpec:
     """Return the run of one site with everything: about as many steps, and gradients that nobody has to send."""
     document = without_ranks(spec)
-    document["federation"]["sites"] = [SITE]
-    document["federation"]["quorum"] = "all"
+    document["federation"] |= {"sites": [SITE]} | ALONE
     folds = [[len(site.splits[fold].train) for site in data.values()] for fold in range(spec.folds)]
     steps = [math.ceil(max(sizes) / spec.training.step_size) for sizes in folds]
     batches = (math.ceil(sum(sizes) / count) for sizes, count in zip(folds, steps, strict=True) if count)
@@ -41,7 +42,8 @@ def pooled_data(data: Mapping[str, SiteData]) -> SiteData:
     starts = torch.tensor([0, *(len(site.samples) for site in sites[:-1])]).cumsum(0).tolist()
     splits = tuple(_joined(fold, starts) for fold in zip(*(site.splits for site in sites), strict=True))
     covariates = [site.covariates for site in sites if site.covariates is not None]
-    inputs, labels = (torch.cat([getattr(site.samples, part) for site in sites]) for part in ("inputs", "labels"))
+    inputs = concatenated([site.samples.inputs for site in sites])
+    labels = torch.cat([site.samples.labels for site in sites])
     own = [site.groups + start for site, start in zip(sites, starts, strict=True) if site.groups is not None]
     return SiteData(
         Samples(inputs, labels),
@@ -60,15 +62,31 @@ def _joined(fold: Sequence[Split], starts: Iterable[int]) -> Split:
     return Split(*(torch.cat([getattr(split, name) + start for split, start in pairs]) for name in names))
 
 
+def first_fit(spec: RunSpec, data: Mapping[str, SiteData]) -> Fit:
+    """Return what all sites' training rows of the first fold say, as the sites would find it together."""
+    preparing, totals = Preparing(spec), dict[str, Tensor]()
+    rows = [site.rows(0) for site in data.values()]
+    for stage in preparing.stages:
+        totals[stage] = reduce(add, (preparing.contribution(stage, totals, one) for one in rows))
+    return preparing.fit(totals)
+
+
 def first_training_rows(spec: RunSpec, data: Mapping[str, SiteData]) -> dict[str, Samples]:
     """Return what every site trains on in the first fold, prepared as the sites would together."""
-    preparing, totals = Preparing(spec), dict[str, Tensor]()
-    rows = {name: site.rows(0) for name, site in data.items()}
-    for stage in preparing.stages:
-        totals[stage] = reduce(add, (preparing.contribution(stage, totals, one) for one in rows.values()))
-    fit, dtype = preparing.fit(totals), getattr(torch, spec.training.dtype)
+    return _prepared(spec, data, "train")
+
+
+def first_test_rows(spec: RunSpec, data: Mapping[str, SiteData]) -> dict[str, Samples]:
+    """Return what every site tests with in the first fold, prepared likewise."""
+    return _prepared(spec, data, "test")
+
+
+def _prepared(spec: RunSpec, data: Mapping[str, SiteData], part: Literal["train", "test"]) -> dict[str, Samples]:
+    preparing, fit, dtype = Preparing(spec), first_fit(spec, data), getattr(torch, spec.training.dtype)
     prepared = {}
-    for name, one in rows.items():
-        inputs = preparing.apply(fit, preparing.own(fit, one), one.inputs, one.covariates, dtype)
-        prepared[name] = Samples(inputs, preparing.apply_labels(fit, one.labels))
+    for name, site in data.items():
+        rows = getattr(site.splits[0], part)
+        own, covariates = preparing.own(fit, site.rows(0)), None if site.covariates is None else site.covariates[rows]
+        inputs = preparing.apply(fit, own, site.samples.inputs[rows], covariates, dtype)
+        prepared[name] = Samples(inputs, preparing.apply_labels(fit, site.samples.labels[rows]))
     return prepared

@@ -1,4 +1,4 @@
-"""A run of real processes on this machine: one aggregator, one process per site, HTTP on loopback between them.
+"""A run of real processes on this machine: one per aggregator and site, HTTP on loopback between them.
 
 All are forked from this process after it has imported everything and before it runs any torch operation: five processes
 start in a third of the time, and share their memory. A process that has computed with threads must not be forked.
@@ -9,25 +9,23 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import logging
 import multiprocessing
 import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from rankdad.common.documents import load_json
 from rankdad.common.errors import RankdadError, UserError
-from rankdad.common.files import write_json, write_whole
-from rankdad.common.logs import LogOptions, set_up
+from rankdad.common.files import make_folder, write_json, write_whole
+from rankdad.common.logs import LogOptions
+from rankdad.common.spec.tree import TOP
 from rankdad.local.config import SiteConfig
 from rankdad.remote.auth import hashed
 from rankdad.remote.config import Access
@@ -35,12 +33,12 @@ from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.run_directory import new_directory
 from rankdad.remote.server import listen
 from rankdad.simulations.dealing import write_sites
-from rankdad.simulations.faults import RelaySpec
-from rankdad.simulations.processes import how_it_ended, last_error, last_lines, redirect, run, start, stop
+from rankdad.simulations.processes import how_it_ended, last_error, last_lines, start, stop
+from rankdad.simulations.roles import RELAY, aggregator_process, log_path, relay_process, site_process
 from rankdad.simulations.spec import SimulationFile
+from rankdad.simulations.tree import region_directory
 
 PATIENCE = 10.0  # seconds for which a site tries the aggregator, which is on this machine
-RELAY = "the relay"  # its process; no site can have this name
 SIMULATION = "simulation.json"  # in a run's directory: what `--resume` goes on with
 
 
@@ -90,30 +88,51 @@ def simulate(
     if not resume:
         new_directory(directory)
         write_json(directory / SIMULATION, file.model_dump(mode="json"))
-    relay = file.simulation.relay
-    with listen("127.0.0.1", 0) as listening, listen("127.0.0.1", 0) if relay else contextlib.nullcontext() as relaying:
-        url = f"http://127.0.0.1:{(relaying or listening).getsockname()[1]}"
-        patience = PATIENCE + (3 * relay.longest if relay else 0.0)
+    relay, nodes = file.simulation.relay, file.run.federation.nodes
+    with contextlib.ExitStack() as sockets:
+        listening = {name: sockets.enter_context(listen("127.0.0.1", 0)) for name in nodes}
+        relaying = sockets.enter_context(listen("127.0.0.1", 0)) if relay else None
+        urls = {name: _url(socket) for name, socket in listening.items()}
+        if relaying is not None:
+            urls[TOP] = _url(relaying)
+        above = {child: urls[name] for name, node in nodes.items() for child in node.children}
+        patience = PATIENCE + len(above) / 4 + (3 * relay.longest if relay else 0.0)  # all start at once
         configs = write_sites(
-            file, directory / "sites", url, allow_factories=allow_factories, patience=patience, dealt=resume
+            file, directory / "sites", above, allow_factories=allow_factories, patience=patience, dealt=resume
         )
-        access = _identify(configs, directory) if tokens else Access()
-        aggregator = partial(
-            _aggregator, file, directory, listening, allow_factories, json_output, ledger, access, logs
-        )
-        processes = _Processes(file, directory, listening, relaying, configs, aggregator, logs)
+        regions = _regions(file, directory, above, patience)
+        access = _identify([configs, regions], directory) if tokens else Access()
+        options = (allow_factories, json_output, ledger, access, logs)
+        aggregators = {
+            name: partial(aggregator_process, file, directory, regions.get(name), *options) for name in nodes
+        }
+        processes = _Processes(file, directory, listening, relaying, configs, aggregators, logs)
     return processes.run()
 
 
-def _identify(configs: dict[str, SiteConfig], directory: Path) -> Access:
-    """Give every site a token."""
+def _url(listening: socket.socket) -> str:
+    return f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def _regions(file: SimulationFile, directory: Path, above: Mapping[str, str], patience: float) -> dict[str, SiteConfig]:
+    """Make the regions' directories, and return how each one's aggregator reaches the one above it."""
+    configs: dict[str, SiteConfig] = {}
+    for name in file.run.federation.regions:
+        output = str(make_folder(region_directory(directory, name)))
+        configs[name] = SiteConfig(name=name, aggregator=above[name], data=output, output=output, patience=patience)
+    return configs
+
+
+def _identify(everyone: Sequence[dict[str, SiteConfig]], directory: Path) -> Access:
+    """Give every site and region a token."""
     hashes = {}
-    for name, config in configs.items():
-        token = secrets.token_urlsafe(32)
-        path = Path(config.output) / "token"
-        write_whole(path, token, private=True)
-        configs[name] = config.model_copy(update={"token_file": str(path)})
-        hashes[name] = hashed(token)
+    for configs in everyone:
+        for name, config in configs.items():
+            token = secrets.token_urlsafe(32)
+            path = Path(config.output) / "token"
+            write_whole(path, token, private=True)
+            configs[name] = config.model_copy(update={"token_file": str(path)})
+            hashes[name] = hashed(token)
     write_json(directory / "tokens.json", hashes)
     return Access(tokens=directory / "tokens.json")
 
@@ -130,13 +149,15 @@ class _Processes:
         self,
         file: SimulationFile,
         directory: Path,
-        listening: socket.socket,
+        listening: Mapping[str, socket.socket],
         relaying: socket.socket | None,
         configs: dict[str, SiteConfig],
-        aggregator: Callable[[Connection, Connection], None],
+        aggregators: Mapping[str, Callable[..., None]],
         logs: LogOptions,
     ) -> None:
         self._directory = directory
+        self._above = {child: name for name, node in file.run.federation.nodes.items() for child in node.children}
+        self._above[RELAY] = TOP
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         self._first = ""  # a process that did not end well
         self._died, self._required = 0, file.run.federation.required_sites  # sites
@@ -144,16 +165,23 @@ class _Processes:
         if relaying is not None:
             # First: who is forked later holds its parent's end of the sentinel too, so that it outlives them all.
             assert file.simulation.relay is not None
-            relay = partial(_relay, file.simulation.relay, directory, relaying, listening)
+            relay = partial(relay_process, file.simulation.relay, directory, relaying, listening[TOP])
             self._relays = (start(context, RELAY, relay),)
             relaying.close()
-        reading, self._lifeline = context.Pipe(duplex=False)
-        self._aggregator = start(context, "aggregator", partial(aggregator, self._lifeline, reading))
+        pipes = {name: context.Pipe(duplex=False) for name in aggregators}
+        self._lifelines = {name: writing for name, (_, writing) in pipes.items()}
+        ends = tuple(self._lifelines.values())
+        self._aggregators: dict[str, BaseProcess] = {}
+        for name, aggregator in aggregators.items():
+            others = tuple(socket for other, socket in listening.items() if other != name)
+            target = partial(aggregator, ends, others, pipes[name][0], listening[name])
+            self._aggregators[name] = start(context, name, target)
         self._sites: dict[str, BaseProcess] = {
-            name: start(context, name, partial(_site, self._lifeline, listening, config, logs))
+            name: start(context, name, partial(site_process, ends, tuple(listening.values()), config, logs))
             for name, config in configs.items()
         }
-        reading.close()
+        for reading, _ in pipes.values():
+            reading.close()
 
     def run(self) -> dict[str, Any]:
         previous = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -174,7 +202,8 @@ class _Processes:
 
     def _wait(self) -> None:
         """Wait until all have ended well, or tell the aggregator which process has not."""
-        running: dict[Any, BaseProcess] = {p.sentinel: p for p in (self._aggregator, *self._sites.values())}
+        everyone = (*self._aggregators.values(), *self._sites.values())
+        running: dict[Any, BaseProcess] = {process.sentinel: process for process in everyone}
         while running:
             for sentinel in wait([*running, *(process.sentinel for process in self._relays)]):
                 process = running.pop(sentinel, *self._relays)
@@ -183,13 +212,18 @@ class _Processes:
                     continue
                 self._first = process.name
                 self._died += process in self._sites.values()
-                if process is not self._aggregator:
-                    log = log_path(self._directory, process.name)
-                    line = f"{process.name}\t{how_it_ended(process)}: {last_error(log)}"
-                    with contextlib.suppress(OSError):  # the aggregator may be gone too
-                        self._lifeline.send_bytes(line.encode())
-                if process in (self._aggregator, *self._relays) or not self._has_quorum():
+                self._tell(process)
+                if process not in self._sites.values() or not self._has_quorum():
                     return
+
+    def _tell(self, process: BaseProcess) -> None:
+        """Tell all aggregators above a process that it has died."""
+        line = f"{process.name}\t{how_it_ended(process)}: {last_error(log_path(self._directory, process.name))}"
+        above = self._above.get(process.name)
+        while above is not None:
+            with contextlib.suppress(OSError):  # the aggregator may be gone too
+                self._lifelines[above].send_bytes(line.encode())
+            above = self._above.get(above)
 
     def _has_quorum(self) -> bool:
         """Tell whether the run can go on without the sites that have died."""
@@ -197,16 +231,17 @@ class _Processes:
 
     def _end(self, *, at_once: bool) -> None:
         """See that no process is left: by waiting, then by asking, then by force."""
-        ends = [self._aggregator, *self._sites.values()]
+        ends = [*self._aggregators.values(), *self._sites.values()]
         stop(ends, ("terminate",) * at_once + ("wait", "terminate", "wait", "kill", "wait"))
         stop(self._relays, ("terminate", "wait", "kill", "wait"))  # through which the others hear of the end
-        self._lifeline.close()
+        for lifeline in self._lifelines.values():
+            lifeline.close()
 
     def _judge(self) -> dict[str, Any]:
         """Return the summary of a run that went well, or say which process did not."""
         path = self._directory / "summary.json"
         summary: dict[str, Any] = load_json(path) if path.exists() else {}
-        everyone = {process.name: process for process in (self._aggregator, *self._sites.values(), *self._relays)}
+        everyone = {**self._aggregators, **self._sites, **{process.name: process for process in self._relays}}
         if all(process.exitcode == 0 for name, process in everyone.items() if name not in self._sites) and (
             self._has_quorum() and summary.get("status") == "completed"
         ):
@@ -221,63 +256,6 @@ class _Processes:
             raise SimulationError(whose + last_error(log_path(self._directory, culprit)), UserError.exit_code)
         lines = last_lines(log_path(self._directory, culprit))
         raise SimulationError(f"{culprit} could not go on: {reason}\nits last lines:\n{lines or '(none)'}", 1)
-
-
-def log_path(directory: Path, name: str) -> Path:
-    """Return where a process of a simulation writes its lines."""
-    logs = {"aggregator": directory / "aggregator.log", RELAY: directory / "relay.log"}
-    return logs.get(name, directory / "sites" / name / "log.txt")
-
-
-def _aggregator(
-    file: SimulationFile,
-    directory: Path,
-    listening: socket.socket,
-    allow_factories: tuple[str, ...],
-    json_output: bool,
-    ledger: LedgerOptions | None,
-    access: Access,
-    logs: LogOptions,
-    other_end: Connection,
-    lifeline: Connection,
-) -> None:
-    from rankdad.remote.process import run_aggregator
-
-    other_end.close()  # so that the lifeline ends with the simulator
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    console = Console(stderr=json_output, quiet=logs.level > logging.INFO)
-    with log_path(directory, "aggregator").open("w", encoding="utf-8", buffering=1) as log:
-        set_up(logs, log)
-        weights = None if file.simulation.weights is None else Path(file.simulation.weights)
-        aggregator = partial(run_aggregator, ledger=ledger, access=access, weights=weights)
-        run(lambda: aggregator(file.run, directory, listening, console, allow_factories, lifeline), log)
-
-
-def _site(other_end: Connection, listening: socket.socket, config: SiteConfig, logs: LogOptions) -> None:
-    from rankdad.local.site import run_site
-
-    other_end.close()
-    listening.close()  # else the port would still take connections after the aggregator's death
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the simulator decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    with (Path(config.output) / "log.txt").open("w", encoding="utf-8", buffering=1) as log:
-        redirect(log)
-        set_up(logs)
-        run(lambda: run_site(config), log)
-
-
-def _relay(spec: RelaySpec, directory: Path, relaying: socket.socket, listening: socket.socket) -> None:
-    from rankdad.simulations.relay import run_relay
-
-    to = listening.getsockname()[:2]
-    listening.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    with log_path(directory, RELAY).open("w", encoding="utf-8", buffering=1) as log:
-        redirect(log)
-        relay = partial(run_relay, spec, relaying, to, signals=(signal.SIGTERM,), lifeline=parent.sentinel)
-        run(lambda: write_json(directory / "relay.json", relay()), log)
 
 
 def _interrupt(number: int, _frame: object) -> None:

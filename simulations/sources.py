@@ -9,7 +9,8 @@ import numpy as np
 from pydantic import Field
 
 from rankdad.common.documents import Part
-from rankdad.common.errors import DataError, UserError
+from rankdad.common.errors import DataError, SpecError, UserError
+from rankdad.common.spec import SiteName
 from rankdad.common.spec.table_schema import canonical
 from rankdad.common.spec.written import Written
 from rankdad.local.data.npz import NAMES, read_arrays
@@ -98,27 +99,34 @@ class Folders(Part):
     """A folder with a sub-folder for each site, which is read where it is."""
 
     name: Literal["folders"]
-    path: str
-    """The folder."""
+    path: str | dict[SiteName, str]
+    """The folder; or the place of each site's data, by its name."""
 
     def find(self, sites: tuple[str, ...]) -> dict[str, Path]:
-        """Return each site's sub-folder, whose name is the site's in letters of either case.
+        """Return the place of each site's data; a sub-folder's name is the site's in letters of either case.
 
         Raises:
+            SpecError: a site's place is not named.
             DataError: the folder cannot be read, or a site has no sub-folder, or two.
         """
-        path = Path(self.path).absolute()
+        if not isinstance(self.path, str):
+            missing = [site for site in sites if site not in self.path]
+            if missing:
+                named = ", ".join(self.path) or "nothing"
+                raise SpecError("simulation.source.path", f"names {named}, expected the site {missing[0]} too")
+            return {site: Path(self.path[site]).absolute() for site in sites}
+        whole = Path(self.path).absolute()
         try:
-            folders = sorted(entry for entry in path.iterdir() if entry.is_dir())
+            folders = sorted(entry for entry in whole.iterdir() if entry.is_dir())
         except OSError as error:
-            raise DataError(path, f"cannot be read: {error.strerror or error}; pass its place with --data") from None
+            raise DataError(whole, f"cannot be read: {error.strerror or error}; pass its place with --data") from None
         of_site: dict[str, Path] = {}
         for site in sites:
-            named = [folder for folder in folders if folder.name.lower() == site]
-            if len(named) != 1:
-                names = ", ".join(folder.name for folder in named or folders) or "nothing"
-                raise DataError(path, f"expected one folder for the site {site}, found {names}")
-            of_site[site] = named[0]
+            named_so = [folder for folder in folders if folder.name.lower() == site]
+            if len(named_so) != 1:
+                names = ", ".join(folder.name for folder in named_so or folders) or "nothing"
+                raise DataError(whole, f"expected one folder for the site {site}, found {names}")
+            of_site[site] = named_so[0]
         return of_site
 
 

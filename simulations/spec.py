@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from rankdad.common.devices import CPU, Device, device_here
 from rankdad.common.documents import Part, load_json, replace, validate
 from rankdad.common.errors import SpecError
 from rankdad.common.policy import Policy
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import CsvData
-from rankdad.local.config import Device
+from rankdad.local.data.loading import Loading
 from rankdad.simulations.faults import RelaySpec
 from rankdad.simulations.partition import ByColumn, Folder, Iid, Partition
 from rankdad.simulations.sources import BUNDLED, BreastCancer, Diabetes, Folders, OneTable, Source
@@ -27,14 +28,34 @@ class SimulationSpec(Part):
     """Where the samples come from."""
     partition: Partition = Field(default=Iid(), validate_default=True)
     """How they are dealt out: folder with the source folders."""
-    device: Device = "cpu"
-    """Where all sites train."""
+    device: Device | Annotated[tuple[Device, ...], Field(min_length=1)] = CPU
+    """Where the sites train, as in a site's file; of a list, such as ["cuda:0", "cuda:1"], sites take turns."""
+    loading: Loading = Loading()
+    """How every site reads volumes and pictures."""
     weights: str | None = None
     """Folder of the pretrained weights that the run names."""
     policy: Policy = Policy()
     """What may leave every site, and what else it takes: what is not named is as in a hospital's own default."""
     relay: RelaySpec | None = None
     """What stands between sites and aggregator, slow and faulty; null connects them directly."""
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Where the sites train: each in turn has one of these."""
+        return (self.device,) if isinstance(self.device, str) else self.device
+
+    def here(self) -> tuple[str, ...]:
+        """Return the devices that these are on this machine.
+
+        Raises:
+            UserError: there is no such device.
+        """
+        return tuple(device_here(device, "simulation.device") for device in self.devices)
+
+    @property
+    def weights_folder(self) -> Path | None:
+        """Folder of the pretrained weights."""
+        return None if self.weights is None else Path(self.weights)
 
     @field_validator("partition")
     @classmethod
@@ -80,9 +101,11 @@ def read_simulation(
     assignments: list[str],
     *,
     sites: int | None = None,
+    regions: int | None = None,
     data: Path | None = None,
     relay: Path | None = None,
     weights: Path | None = None,
+    device: str | None = None,
 ) -> SimulationFile:
     """Read a file for the simulator.
 
@@ -90,28 +113,77 @@ def read_simulation(
         path: of the file.
         assignments: `KEY=JSON` of values to replace.
         sites: number of sites in place of the file's own.
+        regions: number of regions that the sites are dealt out to, in place of the file's own.
         data: the source's file in place of the spec's.
         relay: of a relay, in place of the spec's.
         weights: folder of pretrained weights, in place of the spec's.
+        device: where the sites train, in place of the spec's.
 
     Raises:
         UserError: unreadable file, or a wrong field.
     """
     document = replace(load_json(path), assignments)
+    document = changed(document, sites=sites, regions=regions, data=data, relay=relay, weights=weights, device=device)
+    return validate(SimulationFile, document, file=path)
+
+
+def changed(
+    document: Any,
+    *,
+    sites: int | None = None,
+    regions: int | None = None,
+    data: Path | None = None,
+    relay: Path | None = None,
+    weights: Path | None = None,
+    device: str | None = None,
+) -> Any:
+    """Return a document for the simulator with what options put in the place of its own; see `read_simulation`.
+
+    Raises:
+        UserError: an option does not go with the document, or the relay's file is wrong.
+    """
     if sites is not None:
         if _source(document) == "folders":
             raise SpecError("--sites", "the source 'folders' has its own sites; run.federation.sites chooses")
-        document = _assign(document, ("run", "federation", "sites"), [f"site-{i + 1:02d}" for i in range(sites)])
+        document = _assign(document, ("run", "federation", "sites"), numbered(sites))
+    if regions is not None:
+        document = _assign(document, ("run", "federation", "regions"), _dealt(_sites(document), regions))
     if data is not None:
         if _source(document) in BUNDLED:
             raise SpecError("--data", f"the source '{_source(document)}' comes with its data and takes no file")
         document = _assign(document, ("simulation", "source", "path"), str(data))
     if weights is not None:
         document = _assign(document, ("simulation", "weights"), str(weights))
+    if device is not None:
+        document = _assign(document, ("simulation", "device"), device)
     if relay is not None:
         validate(RelaySpec, load_json(relay), file=relay)  # so that errors name its own file
         document = _assign(document, ("simulation", "relay"), load_json(relay))
-    return validate(SimulationFile, document, file=path)
+    return document
+
+
+def numbered(sites: int) -> list[str]:
+    """Return the names of so many sites."""
+    return [f"site-{number + 1:02d}" for number in range(sites)]
+
+
+def _sites(document: Any) -> list[Any]:
+    """Return the sites in a document, before anything else is known of it."""
+    for key in ("run", "federation", "sites"):
+        document = document.get(key) if isinstance(document, dict) else None
+    return document if isinstance(document, list) else []
+
+
+def _dealt(sites: list[Any], regions: int) -> dict[str, list[Any]]:
+    """Return regions of equally many sites, one more or less.
+
+    Raises:
+        SpecError: there are fewer sites than regions.
+    """
+    if regions > len(sites):
+        raise SpecError("--regions", f"got {regions}, expected at most the number of sites, {len(sites)}")
+    ends = [len(sites) * count // regions for count in range(regions + 1)]
+    return {f"region-{at + 1}": sites[ends[at] : ends[at + 1]] for at in range(regions)}
 
 
 def _source(document: Any) -> object:

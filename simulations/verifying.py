@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,12 +13,15 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from rankdad.common.devices import CPU
 from rankdad.common.documents import validate
 from rankdad.common.errors import SpecError
 from rankdad.common.gradients.capture import FactorCapture
 from rankdad.common.gradients.factors import Factor, Matrix
 from rankdad.common.gradients.methods import Contribution, Method, MethodState, method_for
+from rankdad.common.gradients.reduction.operators import leaf
 from rankdad.common.gradients.routes import Payload, Route, gather, scatter
+from rankdad.common.gradients.sparse import sparse
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Kind, Message, Step
 from rankdad.common.protocol.plan import Plan, make_plan
@@ -25,7 +29,8 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.run.seeds import derive
 from rankdad.common.spec import PowerSgd, RankDad, RunSpec
 from rankdad.common.spec.tasks import TaskSpec
-from rankdad.local.data import Samples
+from rankdad.common.spec.tree import TOP, Node
+from rankdad.local.data import Batch, Samples
 from rankdad.local.losses import mean_loss
 
 EXACT = frozenset({"dsgd", "dad", "edad"})
@@ -63,6 +68,8 @@ class Verification:
         up: bytes that a site sends, the mean over sites.
         down: bytes that a site receives.
         norms: of each site's gradient.
+        error: of all parameters together, as each one's.
+        one_level: the same without the run's regions; None of a run that has none.
     """
 
     method: str
@@ -70,6 +77,8 @@ class Verification:
     up: float
     down: int
     norms: tuple[float, ...]
+    error: float
+    one_level: float | None = None
 
     def is_exact(self, dtype: str) -> bool:
         """Whether every deviation is rounding error."""
@@ -88,6 +97,7 @@ def verify(
     data: Mapping[str, Samples],
     allowed_factories: Collection[str] = (),
     weights: Path | None = None,
+    device: str = CPU,
 ) -> tuple[list[Verification], list[str]]:
     """Take one batch of every site through each method's first step, bytes and all, without training.
 
@@ -96,19 +106,24 @@ def verify(
         data: training samples of every site, by name.
         allowed_factories: model factories that the caller permits.
         weights: folder of the pretrained weights that the spec names.
+        device: where to compute.
 
     Returns:
         What was found of each method, and a sentence for each that does not fit the model.
     """
-    rank = getattr(spec.method, "rank", RANK)
-    methods: dict[str, dict[str, object]] = {name: {"name": name} for name in ("dsgd", "dad", "edad", "top-rows")}
+    rank, make = getattr(spec.method, "rank", RANK), partial(Replica, device=device, weights=weights)
+    methods: dict[str, dict[str, object]] = {
+        name: {"name": name} for name in ("dsgd", "dad", "edad", "top-rows", "top-k")
+    }
     methods |= {name: {"name": name, "rank": rank} for name in ("rank-dad", "powersgd")}
     methods[spec.method.name] = spec.method.model_dump(mode="json")
     verifications: list[Verification] = []
     misfits: list[str] = []
     for name, method in methods.items():
         try:
-            verifications.append(_verify_one(_with_method(spec, method), data, allowed_factories, weights))
+            verifications.append(
+                _verify_levels(partial(make, allowed_factories=allowed_factories), _with_method(spec, method), data)
+            )
         except SpecError as error:
             if name == spec.method.name:
                 raise
@@ -124,28 +139,39 @@ def _with_method(spec: RunSpec, method: Mapping[str, object]) -> RunSpec:
     return validate(RunSpec, document)
 
 
-def _verify_one(
-    spec: RunSpec, data: Mapping[str, Samples], allowed_factories: Collection[str], folder: Path | None
-) -> Verification:
-    replica = Replica(spec, allowed_factories, weights=folder)
+def _verify_levels(make: Callable[[RunSpec], Replica], spec: RunSpec, data: Mapping[str, Samples]) -> Verification:
+    """Verify a run, and measure it against one without regions, if it has some."""
+    found = _verify_one(make(spec), spec, data)
+    if not spec.federation.regions:
+        return found
+    federation = spec.federation.model_copy(update={"regions": {}})
+    spec = spec.model_copy(update={"federation": federation})
+    flat = _verify_one(make(spec), spec, data)
+    return replace(found, one_level=flat.error)
+
+
+def _verify_one(replica: Replica, spec: RunSpec, data: Mapping[str, Samples]) -> Verification:
     replica.model.eval()  # without dropout and batch statistics, which no pooled batch would share
     plan = make_plan(spec, replica.model)
-    method = method_for(spec, plan.routes, replica.model)
-    batches = [data[site].take(torch.arange(min(spec.training.batch_size, len(data[site])))) for site in plan.sites]
+    method = method_for(spec, plan.routes, replica.model, plan.buckets)
+    firsts = [torch.arange(min(spec.training.batch_size, len(data[site]))) for site in plan.sites]
+    batches = [next(data[site].batches([rows], replica.device)) for site, rows in zip(plan.sites, firsts, strict=True)]
     gradients = [_gradients(spec.task, plan, replica, batch) for batch in batches]
     norms = [_norm(scatter(plan.routes, payload).values()) for payload in gradients]
-    weights = [float(len(batch)) for batch in batches]
-    updates, up, down = _exchange_all(plan, method, gradients, weights)
+    weights = [float(len(rows)) for rows in firsts]
+    updates, up, down = _exchange_all(plan, spec.federation.nodes, method, gradients, weights)
     applied = method.gradients(updates)
     pooled = _pooled(spec.task, replica, batches)
     deviations = tuple(
         _deviation(spec, route, value, pooled) for route, value in zip(plan.routes, applied, strict=True)
     )
-    return Verification(spec.method.name, deviations, up, down, tuple(norms))
+    gradient = scatter(plan.routes, applied)
+    error = _norm(value - pooled[name] for name, value in gradient.items()) / (_norm(pooled.values()) or 1.0)
+    return Verification(spec.method.name, deviations, up, down, tuple(norms), error)
 
 
 def _exchange_all(
-    plan: Plan, method: Method, gradients: list[Payload], weights: list[float]
+    plan: Plan, nodes: Mapping[str, Node], method: Method, gradients: list[Payload], weights: list[float]
 ) -> tuple[list[Payload], float, int]:
     """Take all sites through one step: the updates of its exchanges, a site's mean bytes up, and its bytes down."""
     steps = [
@@ -160,29 +186,55 @@ def _exchange_all(
             pack(Message(Kind.STEP, exchange, Step(weight, 0.0, 0.0, payload), exchange), plan, up=True)
             for weight, payload in zip(weights, payloads, strict=True)
         ]
-        received = [_step(unpack(body, plan, up=True)) for body in bodies]
-        contributions = [Contribution(step.weight, step.payload) for step in received]
-        payload, _ = method.aggregate(exchange, contributions, MethodState(), derive(plan.seed, "aggregator", exchange))
-        body = pack(Message(Kind.STEP, exchange, Step(sum(weights), 0.0, 0.0, payload), exchange), plan, up=False)
-        updates.append(_step(unpack(body, plan, up=False)).payload)
+        read = partial(_read, plan, str(leaf(gradients[0][0]).device))
+        received = {site: read(body, up=True) for site, body in zip(plan.sites, bodies, strict=True)}
+        body = _aggregated(plan, nodes, method, exchange, received, read)
+        updates.append(read(body, up=False).payload)
         up, down = up + sum(map(len, bodies)), down + len(body)
         if exchange < len(plan.exchanges) - 1:
             payloads = [step.send(updates[-1]) for step in steps]
     return updates, up / len(steps), down
 
 
-def _step(message: Message) -> Step:
+def _aggregated(
+    plan: Plan,
+    nodes: Mapping[str, Node],
+    method: Method,
+    exchange: int,
+    received: dict[str, Step],
+    read: Callable[..., Step],
+) -> bytes:
+    """Take what sites have sent up through all aggregators, and return the update's bytes."""
+    total = sum(step.weight for step in received.values())
+    for node in reversed(list(nodes.values())):
+        steps = [received[child] for child in node.children]
+        sent, weight = [Contribution(step.weight, step.payload) for step in steps], sum(step.weight for step in steps)
+        top, state = node.above is None, MethodState()
+        if top:
+            payload, _ = method.aggregate(exchange, sent, state, derive(plan.seed, TOP, exchange))
+        else:
+            seed = derive(plan.seed, "region", node.name, exchange)
+            payload, _ = method.combine(exchange, sent, weight / total, state, seed)
+        message = Message(Kind.STEP, exchange, Step(weight, 0.0, 0.0, payload), exchange)
+        body = pack(message, plan, up=not top, region=not top)
+        if not top:
+            received[node.name] = read(body, up=True, region=True)
+    return body
+
+
+def _read(plan: Plan, device: str, body: bytes, *, up: bool, region: bool = False) -> Step:
+    message = unpack(body, plan, up=up, region=region, device=device)
     assert isinstance(message.body, Step)
     return message.body
 
 
-def _gradients(task: TaskSpec, plan: Plan, replica: Replica, batch: Samples) -> Payload:
+def _gradients(task: TaskSpec, plan: Plan, replica: Replica, batch: Batch) -> Payload:
     with FactorCapture(replica.model, only=plan.factor_names) as capture:
         capture.backward(mean_loss(task, replica.model(batch.inputs), batch.labels))
     return gather(plan.routes, capture.factors(), capture.dense(), next(replica.model.parameters()))
 
 
-def _pooled(task: TaskSpec, replica: Replica, batches: list[Samples]) -> dict[str, Tensor]:
+def _pooled(task: TaskSpec, replica: Replica, batches: list[Batch]) -> dict[str, Tensor]:
     """Return autograd's gradients of the mean loss over all batches together."""
     replica.model.zero_grad(set_to_none=True)
     inputs, labels = torch.cat([b.inputs for b in batches]), torch.cat([b.labels for b in batches])
@@ -204,9 +256,12 @@ def _deviation(spec: RunSpec, route: Route, value: Matrix, pooled: Mapping[str, 
         if route.folded is not None:
             matrix = torch.cat([matrix, pooled[route.folded][:, None]], dim=1)
         optimal = float(torch.linalg.svdvals(matrix.double())[route.up :].square().sum().sqrt())
+    if route.entries is not None:
+        matrix = pooled[route.name].reshape(route.matrix)
+        optimal = _norm([matrix - sparse(matrix, route.entries, "float64")[0]])
     name = f"{route.name} + {route.bias}" if route.bias else route.name
     rank = value.rows if isinstance(value, Factor) else None
-    return Deviation(name, error / size if size else error, optimal / size if size else 0.0, rank, route.up is None)
+    return Deviation(name, error / size if size else error, optimal / size if size else 0.0, rank, route.dense)
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:
@@ -231,6 +286,13 @@ def show_verification(spec: RunSpec, verifications: list[Verification], console:
             f"{verification.up:,.0f} bytes up, {verification.down:,} down per site; gradient norms: {norms}",
             highlight=False,
         )
+        if verification.one_level is not None:
+            levels, one = 1 + max(node.level for node in spec.federation.nodes.values()), verification.one_level
+            times = f", {verification.error / one:.3f} times as much" if not exact and one else ""
+            console.print(
+                f"error through {levels} levels of aggregators {verification.error:.2e}{times}; through one {one:.2e}",
+                highlight=False,
+            )
         if exact:
             console.print("exact: equal to the pooled gradient" if fine else "NOT EXACT", highlight=False)
         elif not fine:
@@ -238,6 +300,7 @@ def show_verification(spec: RunSpec, verifications: list[Verification], console:
         elif any(deviation.optimal for deviation in verification.deviations):
             worst = max((d.error / d.optimal for d in verification.deviations if d.optimal > 1e-6), default=1.0)
             console.print(
-                f"reduced: at most {worst:.3f} times the error of the best matrix of its rank", highlight=False
+                f"reduced: at most {worst:.3f} times the error of the best matrix of its rank or entries",
+                highlight=False,
             )
     return right

@@ -45,6 +45,11 @@ def test_the_page_of_the_spec_is_what_its_schema_says() -> None:
     )
 
 
+def test_the_script_for_slurm_is_one_that_bash_reads() -> None:
+    (script,) = re.findall(r"```bash\n(#!/bin/bash.*?)```", (ROOT / "docs" / "clusters.md").read_text(), re.DOTALL)
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
 def test_every_page_is_reached_from_the_index_and_the_front_door_is_short() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     assert [

@@ -1,5 +1,6 @@
-"""Imports run one way: local → common, remote → common, platforms and simulations → those, benchmarks → simulations.
+"""Imports run one way: local, remote and distributed → common, platforms and simulations → those, benchmarks → all.
 
+A region's aggregator is a site to the one above, and reaches it with a site's client.
 What docstrings and pages call a module or a file is one.
 """
 
@@ -19,12 +20,15 @@ import rankdad
 ROOT = Path(__file__).parent.parent
 ALLOWED = {
     "common": {"common"},
+    "distributed": {"common", "distributed"},
     "local": {"common", "local"},
     "remote": {"common", "remote"},
     "platforms": {"common", "local", "remote", "platforms"},
     "simulations": {"common", "local", "remote", "simulations"},
-    "benchmarks": {"common", "local", "remote", "simulations", "benchmarks"},
+    "benchmarks": {"common", "distributed", "local", "remote", "simulations", "benchmarks"},
 }
+LIBRARY = {"library", "runs", "settings", "showing"}  # modules of the package itself, above all rooms
+ABOVE = {"rankdad.local.config", "rankdad.local.drivers.http", "rankdad.local.starting"}  # a region is a site above
 FORBIDDEN_IN_COMMON = {"socket", "time", "asyncio", "threading", "subprocess", "multiprocessing", "pickle"}
 
 
@@ -44,7 +48,7 @@ def test_imports_run_one_way(package: str) -> None:
     files = list((ROOT / package).rglob("*.py"))
     assert files
     for path in files:
-        imported = imports_of(path)
+        imported = imports_of(path) - (ABOVE if package == "remote" else set())
         tops = {name.partition(".")[0] for name in imported}
         assert not tops & (set(ALLOWED) - {"benchmarks"}), f"{path}: packages are imported from rankdad"
         inner = {name.split(".")[1] for name in imported if name.startswith("rankdad.")} | (tops & {"benchmarks"})
@@ -52,6 +56,14 @@ def test_imports_run_one_way(package: str) -> None:
         assert "pickle" not in tops, path
         if package == "common":
             assert not tops & FORBIDDEN_IN_COMMON, path
+
+
+def test_the_library_stands_above_the_rooms_and_the_package_itself_imports_nothing_heavy() -> None:
+    for path in (ROOT / "rankdad").glob("*.py"):
+        inner = {name.split(".")[1] for name in imports_of(path) if name.startswith("rankdad.")}
+        assert inner <= {*ALLOWED, "command"} - {"benchmarks"} | LIBRARY, path
+        assert path.stem in LIBRARY or not inner & LIBRARY or path.stem == "__init__", path
+    assert {path.stem for path in (ROOT / "rankdad").glob("*.py")} >= LIBRARY
 
 
 def test_the_public_names_can_be_imported_and_take_no_torch() -> None:
@@ -74,3 +86,11 @@ def test_modules_named_in_docstrings_and_files_named_in_pages_exist() -> None:
         found = re.findall(rf"`((?:{names}|docs|tests|docker)/[\w./-]*)", page.read_text(encoding="utf-8"))
         gone += [f"{page}: {name}" for name in found if not (ROOT / name).exists()]
     assert not gone
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("one")
+def test_tests_of_a_group_stay_with_one_worker(request: pytest.FixtureRequest) -> None:
+    """What takes an engine or a browser would else run in several workers at once."""
+    if request.config.getoption("dist", "no") == "loadgroup":
+        assert request.node.nodeid.endswith("@one")

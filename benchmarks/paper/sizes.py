@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from rankdad.common.documents import validate
-from rankdad.common.spec import Dad, Dsgd, Edad, MethodSpec, PowerSgd, RankDad, RunSpec, TopRows
+from rankdad.common.spec import Dad, Dsgd, Edad, MethodSpec, PowerSgd, RankDad, RunSpec, TopK, TopRows
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.data.folds import Split
 from rankdad.remote.aggregator import Aggregator
@@ -31,6 +31,7 @@ SAMPLES = 64  # of a site in the step
 CLASSES = 2
 NUMBER_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 BLOCK, SCALE_BYTES = 64, 4  # of int8: every so many numbers of a row share a scale
+CHUNK = 4096  # numbers of a sparse matrix, of which equally many travel
 
 # A step's message is a msgpack map of six entries: 1 byte, and 2 for each key. Kind and phase take 1 byte each, the
 # round 2 + 8, weight, loss and norm 2 + 24. Before the rows stand 2 bytes, before the numbers 2, 3 or 5. Every entry
@@ -123,6 +124,13 @@ def formula(method: MethodSpec, out: int, inputs: int, *, last: bool = False) ->
             return both, both
         case PowerSgd():  # rows of `out` in the first exchange, of `inputs` in the second
             both = factor(method.rank, ones=False)
+            return both, both
+        case TopK():  # as many values of each chunk, and their places in low bits and a bitmap
+            chunks = math.ceil(out * inputs / CHUNK)
+            chunk, kept = math.ceil(out * inputs / chunks), max(1, round(method.density * out * inputs / chunks))
+            low = math.floor(math.log2(chunk / kept))
+            places = math.ceil(chunks * (kept * (low + 1) + (chunk - 1) // 2**low) / 8)
+            both = min(dense, array(1, chunks * kept) + places + bias)
             return both, both
 
 

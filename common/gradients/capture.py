@@ -6,8 +6,10 @@ full-backward hook would not do: it breaks with in-place activations, and mixes 
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Callable, Container, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -93,15 +95,16 @@ class FactorCapture:
         self._model = model
         self._modules = list(layers.values())
         self._names: dict[Tensor, str] = {module.weight: name for name, module in layers.items()}
-        self._pairs: dict[str, list[Factor]] = {}
+        self._scale, self._pairs = 1, dict[str, list[Factor]]()
         self._counted: Counter[str] = Counter()  # the pairs of earlier passes
-        # Every use of a layer, by the output's node: its edge, and the input's node.
-        self._uses: dict[Node, tuple[GradientEdge, Node | None]] = {}
+        # Every use of a layer, by the output's node: its edge, the input's node, and the weight's name.
+        self._uses: dict[Node, tuple[GradientEdge, Node | None, str]] = {}
+        self._open: Counter[str] = Counter()  # uses that the pass in hand has not come to
+        self._complete: Callable[[str], None] = _nobody
         self._hooks: list[RemovableHandle] = []
 
     def __enter__(self) -> FactorCapture:
-        self._model.zero_grad(set_to_none=True)
-        self._pairs, self._counted = {name: [] for name in self._names.values()}, Counter()
+        self.begin()
         # Before all other hooks, which may replace the output.
         self._hooks = [m.register_forward_hook(self._note, prepend=True, with_kwargs=True) for m in self._modules]
         return self
@@ -112,6 +115,23 @@ class FactorCapture:
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._uses = [], {}
+
+    def begin(self, scale: int = 1) -> None:
+        """Forget what was captured, for passes whose losses are multiplied by a scale, and gradients divided by it.
+
+        Args:
+            scale: a power of two, so that dividing rounds nothing off.
+        """
+        self._model.zero_grad(set_to_none=True)
+        self._scale, self._uses, self._counted = scale, {}, Counter()
+        self._pairs = {name: [] for name in self._names.values()}
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all gradients are, before they are divided by the scale."""
+        deltas = [pair.delta for pairs in self._pairs.values() for pair in pairs]
+        dense = [parameter.grad.to_dense() for parameter in self._model.parameters() if parameter.grad is not None]
+        return bool(torch.stack([torch.isfinite(tensor).all() for tensor in deltas + dense]).all())
 
     def _note(self, module: nn.Linear, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         """Note a use of a layer, and hook its output: one pair of rows follows in the backward pass.
@@ -134,22 +154,29 @@ class FactorCapture:
                 raise RuntimeError(f"the input of {name} was changed in place after the layer had used it")
             matrices = (torch.atleast_2d(m.detach()).flatten(0, -2).to(dtype) for m in (delta, activation.conj()))
             pairs.append(Factor(*matrices))
+            self._open[name] -= 1
+            if not self._open[name]:
+                self._complete(name)
 
         # An in-place activation gives the output another edge, and cuts a view (which inputs beyond two dimensions
         # give) from the graph altogether: so the edge is taken now, and of the tensor behind the view.
         made = output if output._base is None else output._base
         edge = get_gradient_edge(made)
-        self._uses[edge.node] = edge, get_gradient_edge(source).node if source.requires_grad else None
+        self._uses[edge.node] = edge, get_gradient_edge(source).node if source.requires_grad else None, name
         made.register_hook(keep)
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, complete: Callable[[str], None] | None = None) -> None:
         """Run the backward pass without forming the gradients that the factors replace: a third less to compute.
+
+        While it goes on, `complete` is told the name of every parameter whose gradient this pass has made: `factors`
+        and `dense` have it from then on. It hears nothing of a parameter that the pass does not come to.
 
         `loss.backward()` captures the same factors, with one exception: a weight that the model also uses outside its
         layer, or in an `autograd.grad` of its forward pass. Only this method notices that, and makes the weight dense.
         """
+        loss = loss * self._scale if self._scale > 1 else loss
         graph = self._graph(loss)
-        edges = [edge for node, (edge, _) in self._uses.items() if node in graph]
+        edges = [edge for node, (edge, *_) in self._uses.items() if node in graph]
         waiting = {node: use for node, use in self._uses.items() if node not in graph}
         for name, pairs in list(self._pairs.items()):
             weight = self._model.get_parameter(name)
@@ -160,15 +187,38 @@ class FactorCapture:
                 weight.grad = concatenate(pairs).gradient() if pairs else weight.grad
         # A function written in Python may run layers in its backward pass, as reentrant checkpointing does, and put
         # their gradients into `.grad`: a partial pass might leave it out.
-        if not edges or any(isinstance(node, BackwardCFunction) for node in graph):
+        rest = {n: p for n, p in self._model.named_parameters() if p.requires_grad and n not in self._pairs}
+        hooks: list[RemovableHandle] = []
+        if any(isinstance(node, BackwardCFunction) for node in graph):
             loss.backward()
+        elif not edges:
+            if complete is not None:
+                told = complete
+                hooks = [p.register_post_accumulate_grad_hook(lambda _, n=n: told(n)) for n, p in rest.items()]
+            with _removed(hooks):
+                loss.backward()
         else:
-            rest = [p for name, p in self._model.named_parameters() if p.requires_grad and name not in self._pairs]
-            gradients = torch.autograd.grad(loss, [*map(get_gradient_edge, rest), *edges], allow_unused=True)
-            for parameter, gradient in zip(rest, gradients, strict=False):
-                if gradient is not None:
-                    gradient = gradient.to_dense()  # an embedding's may be sparse
-                    parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
+            added = set[str]()
+
+            def add(name: str, gradient: Tensor) -> None:
+                parameter, gradient = rest[name], gradient.to_dense()  # an embedding's may be sparse
+                parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
+                added.add(name)
+                self._complete(name)
+
+            if complete is not None:
+                uses = (name for node, (*_, name) in self._uses.items() if node in graph)
+                self._open = Counter(name for name in uses if name in self._pairs)
+                self._complete = complete
+                hooks = [p.register_hook(partial(add, n)) for n, p in rest.items()]
+            with _removed(hooks):
+                gradients = torch.autograd.grad(
+                    loss, [*map(get_gradient_edge, rest.values()), *edges], allow_unused=True
+                )
+            self._complete = _nobody
+            for name, gradient in zip(rest, gradients, strict=False):
+                if gradient is not None and name not in added:
+                    add(name, gradient)
         self._uses = waiting  # without what checkpointing has computed again
         for name, pairs in self._pairs.items():
             if pairs:
@@ -186,14 +236,36 @@ class FactorCapture:
             stack.extend([self._uses[node][1]] if node in self._uses else [n for n, _ in node.next_functions])
         return nodes
 
-    def factors(self) -> dict[str, Factor]:
-        """Return the factors by weight name, Δ [n, out] and A [n, in]; a layer that was not used has none."""
-        return {name: concatenate(pairs) for name, pairs in self._pairs.items() if pairs}
+    def factors(self, only: Container[str] | None = None) -> dict[str, Factor]:
+        """Return the factors by weight name, Δ [n, out] and A [n, in]; a layer that was not used has none.
 
-    def dense(self) -> dict[str, Tensor]:
+        Args:
+            only: names of the weights that are asked for; None asks for all, as in `dense`.
+        """
+        asked = {name: pairs for name, pairs in self._pairs.items() if only is None or name in only}
+        captured = {name: concatenate(pairs) for name, pairs in asked.items() if pairs}
+        scale = self._scale
+        return {name: factor.scaled(1 / scale) for name, factor in captured.items()} if scale > 1 else captured
+
+    def dense(self, only: Container[str] | None = None) -> dict[str, Tensor]:
         """Return the gradients of all other parameters, each in its own shape; an unused parameter has none."""
-        return {
+        dense = {
             name: parameter.grad.to_dense()
             for name, parameter in self._model.named_parameters()
-            if parameter.grad is not None and not self._pairs.get(name)
+            if (only is None or name in only) and parameter.grad is not None and not self._pairs.get(name)
         }
+        return {name: gradient / self._scale for name, gradient in dense.items()} if self._scale > 1 else dense
+
+
+def _nobody(name: str) -> None:
+    """Hear nothing."""
+
+
+@contextlib.contextmanager
+def _removed(hooks: Sequence[RemovableHandle]) -> Iterator[None]:
+    """Remove hooks in the end."""
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from rankdad.common.gradients.buckets import Bucket, Piece
 from rankdad.common.gradients.routes import Route
+from rankdad.common.gradients.sparse import Entries
 from rankdad.common.gradients.wire import squares_wire, wire_bytes
 from rankdad.common.spec import Dsgd, Edad, MethodSpec, PowerSgd
 
@@ -19,17 +21,23 @@ class Slot:
         rows: how many at most; how many exactly where they are fixed.
         widths: of the arrays: two are a factor's Δ and A, one is a matrix.
         fixed: whether the number of rows never changes, and so does not travel.
+        entries: of the one matrix that travel, where these are not all.
     """
 
     name: str
     rows: int
     widths: tuple[int, ...]
     fixed: bool = False
+    entries: Entries | None = None
+
+    def shapes(self, rows: int) -> list[tuple[int, int]]:
+        """Return the shapes of the arrays of numbers that travel."""
+        return [(rows, width) for width in self.widths] if self.entries is None else [(1, self.entries.count)]
 
     def size(self, wire: str, rows: int | None = None) -> int:
         """Return the size on the wire, in bytes, of this many rows; without an argument, of all."""
-        rows = self.rows if rows is None else rows
-        return sum(wire_bytes(wire, rows, width) for width in self.widths)
+        numbers = sum(wire_bytes(wire, *shape) for shape in self.shapes(self.rows if rows is None else rows))
+        return numbers + (0 if self.entries is None else self.entries.place_bytes)
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ class Exchange:
 
 
 def exchanges(
-    method: MethodSpec, routes: Sequence[Route], sites: int, *, squares: bool = False
+    method: MethodSpec, routes: Sequence[Route], sites: int, buckets: Sequence[Bucket], *, squares: bool = False
 ) -> tuple[Exchange, ...]:
     """Return a step's exchanges.
 
@@ -74,13 +82,18 @@ def exchanges(
         method: of the run.
         routes: of every trained parameter.
         sites: how many there are.
-        squares: whether the first carries means of squared gradients, too.
+        buckets: in which these travel.
+        squares: whether means of squared gradients travel, too: with the bucket in which their gradient begins.
     """
-    first, *others = _exchanges(method, routes, sites)
-    if squares:
-        means = tuple(Slot(r.name, 1, r.squares, fixed=True) for r in routes if r.squares is not None)
-        first = Exchange(replace(first.up, squares=means), replace(first.down, squares=means))
-    return (first, *others)
+    found: list[Exchange] = []
+    for bucket in buckets:
+        first, *others = _exchanges(method, [_rows(routes[piece.place], piece) for piece in bucket], sites)
+        if squares:
+            begun = [routes[piece.place] for piece in bucket if not piece.start]
+            means = tuple(Slot(r.name, 1, r.squares, fixed=True) for r in begun if r.squares is not None)
+            first = Exchange(replace(first.up, squares=means), replace(first.down, squares=means))
+        found += [first, *others]
+    return tuple(found)
 
 
 def _exchanges(method: MethodSpec, routes: Sequence[Route], sites: int) -> tuple[Exchange, ...]:
@@ -99,6 +112,12 @@ def _exchanges(method: MethodSpec, routes: Sequence[Route], sites: int) -> tuple
     return (Exchange(MessageLayout(up), MessageLayout(down)),)
 
 
+def _rows(route: Route, piece: Piece) -> Route:
+    """Return the route of some rows of a full gradient."""
+    rows = piece.stop - piece.start
+    return route if rows == route.matrix[0] else replace(route, shape=(rows, *route.shape[1:]))
+
+
 def _both_ways(slots: Iterable[Slot]) -> Exchange:
     layout = MessageLayout(tuple(slots))
     return Exchange(layout, layout)
@@ -110,4 +129,4 @@ def _slot(route: Route, rows: int | None) -> Slot:
 
 def _dense(route: Route) -> Slot:
     out, columns = route.matrix
-    return Slot(route.name, out, (columns,), fixed=True)
+    return Slot(route.name, out, (columns,), fixed=True, entries=route.entries)

@@ -14,9 +14,10 @@ from torch.nn import functional as F
 from rankdad.common.errors import SpecError, one_line
 from rankdad.common.gradients.capture import FactorCapture, linear_layers, unfollowed
 from rankdad.common.gradients.factors import Factor, Matrix
+from rankdad.common.gradients.sparse import Entries, entries_of
 from rankdad.common.gradients.wire import wire_bytes
 from rankdad.common.run.seeds import derive
-from rankdad.common.spec import Dsgd, Edad, PowerSgd, RankDad, RunSpec, TopRows
+from rankdad.common.spec import Dsgd, Edad, PowerSgd, RankDad, RunSpec, TopK, TopRows
 
 PROBE_SAMPLES = 4
 RESIDUAL_ROWS = 16  # to which a residual is reduced: what is beyond them hardly changes the training
@@ -36,6 +37,7 @@ class Route:
         up: rows of the factor that a site sends at most; None sends the matrix itself (dense).
         down: the same for the aggregator.
         residual: leading rows that error feedback keeps of what was not sent; None keeps all of it, as a matrix.
+        entries: of the matrix that travel, both ways, where these are not all.
     """
 
     name: str
@@ -46,6 +48,12 @@ class Route:
     up: int | None = None
     down: int | None = None
     residual: int | None = None
+    entries: Entries | None = None
+
+    @property
+    def dense(self) -> bool:
+        """Whether a site sends the whole gradient."""
+        return self.up is None and self.entries is None
 
     @property
     def matrix(self) -> tuple[int, int]:
@@ -66,10 +74,10 @@ class Route:
         return None if self.summed else self.bias
 
     def size(self, rows: int | None, wire: str) -> int:
-        """Return the size on the wire, in bytes, of a factor of so many rows, or of the whole matrix."""
+        """Return the size on the wire, in bytes, of a factor of so many rows, or of the matrix."""
         out, columns = self.matrix
         if rows is None:
-            return wire_bytes(wire, out, columns)
+            return wire_bytes(wire, out, columns) if self.entries is None else self.entries.payload_bytes(wire)
         return wire_bytes(wire, rows, out) + wire_bytes(wire, rows, columns)
 
 
@@ -150,8 +158,10 @@ def choose_routes(spec: RunSpec, model: nn.Module) -> tuple[tuple[Route, ...], t
                 "method.rank",
                 f"got {spec.method.rank}, expected at most {largest}: no layer's gradient has a larger rank",
             )
-        if all(route.up is None for route in chosen):
-            warnings += (f"rank {spec.method.rank} makes no layer smaller: everything travels dense",)
+    for field in ("rank", "density"):
+        if hasattr(spec.method, field) and all(route.dense for route in chosen):
+            value = getattr(spec.method, field)
+            warnings += (f"{field} {value} makes no layer smaller: everything travels dense",)
     return chosen, warnings
 
 
@@ -171,7 +181,8 @@ def _route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, r
         return dense
     rows = None  # some rows do not grow with the batch: hence at least the probe's
     if rows_per_sample is not None:
-        rows = rows_per_sample * max(spec.training.batch_size, PROBE_SAMPLES) * spec.training.accumulate
+        largest = max(spec.at(site).training.batch_size for site in spec.federation.sites)
+        rows = rows_per_sample * max(largest, PROBE_SAMPLES) * spec.training.accumulate
     if spec.local is not None:
         rows = None  # a difference of weights is a matrix
     if isinstance(method, RankDad):
@@ -188,6 +199,9 @@ def _route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, r
     if isinstance(method, PowerSgd):
         route = Route(name, shape, None, up=method.rank, down=method.rank)  # biases exact, as published
         return _smaller(route, dense, method.wire)
+    if isinstance(method, TopK):
+        route = replace(dense, entries=entries_of(dense.matrix, method.density))
+        return route if route.size(None, method.wire) < dense.size(None, method.wire) else dense
     if rows is None:
         return dense
     if isinstance(method, Edad):

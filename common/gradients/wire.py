@@ -76,8 +76,8 @@ def decode(data: bytes, shapes: Sequence[tuple[int, int]], wire: str, device: st
         numbers = arrays = _decode_blocks(data, shapes, wire, device)
     else:
         dtype: torch.dtype = getattr(torch, wire)
-        flat = torch.frombuffer(bytearray(data), dtype=dtype).to(device) if data else torch.empty(0, dtype=dtype)
-        flat = flat.float() if dtype.itemsize < 4 else flat
+        read = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+        flat = read.to(device, torch.float32 if dtype.itemsize < 4 else dtype)
         parts = flat.split_with_sizes([rows * width for rows, width in shapes])
         numbers, arrays = [flat], [array.view(shape) for array, shape in zip(parts, shapes, strict=True)]
     if not all(finite(array) for array in numbers):

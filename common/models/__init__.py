@@ -11,13 +11,14 @@ from torch import nn
 from rankdad.common.errors import SpecError
 from rankdad.common.models.convolutional import convolutional
 from rankdad.common.models.factory import from_factory
+from rankdad.common.models.monai import monai_network
 from rankdad.common.models.perceptron import perceptron
 from rankdad.common.models.recurrent import recurrent
 from rankdad.common.models.vit import vit
 from rankdad.common.models.weights import freeze, load_pretrained
 from rankdad.common.run.seeds import derive
 from rankdad.common.spec import RunSpec
-from rankdad.common.spec.model import Cnn, Cnn3d, Factory, Gru, Lstm, ModelSpec, Vit
+from rankdad.common.spec.model import Cnn, Cnn3d, Factory, Gru, Lstm, ModelSpec, Monai, Vit
 
 
 def build_model(spec: RunSpec, allowed_factories: Collection[str] = (), weights: Path | None = None) -> nn.Module:
@@ -66,5 +67,7 @@ def _built_in(spec: ModelSpec, shape: tuple[int, ...], outputs: int) -> nn.Modul
         return vit(spec, shape, outputs)
     if isinstance(spec, Cnn | Cnn3d):
         return convolutional(spec, shape, outputs)
+    if isinstance(spec, Monai):
+        return monai_network(spec, shape, outputs)
     assert not isinstance(spec, Factory)
     return perceptron(spec, shape, outputs)

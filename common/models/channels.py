@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from rankdad.common.errors import SpecError
-from rankdad.common.spec.model import Cnn, Cnn3d, Vit
+from rankdad.common.spec.augmentation import FEW
+from rankdad.common.spec.model import Cnn, Cnn3d, Monai, Vit
 
-FEW = 4  # channels at most, where nothing says which end of the shape they are
 AXES = ("depth", "height", "width")
 
 
@@ -25,7 +25,9 @@ class ChannelsFirst(nn.Module):
         return x.movedim(-1, 1).contiguous() if self.last else x
 
 
-def channels_first(spec: Vit | Cnn | Cnn3d, shape: tuple[int, ...], dims: int) -> tuple[ChannelsFirst, tuple[int, ...]]:
+def channels_first(
+    spec: Vit | Cnn | Cnn3d | Monai, shape: tuple[int, ...], dims: int
+) -> tuple[ChannelsFirst, tuple[int, ...]]:
     """Return what brings inputs to [n, channels, …], and the shape [channels, …] of one that it returns.
 
     Args:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rankdad.common.preparation.fit import Fit, OwnFit
+from rankdad.common.preparation.inputs import Inputs, has_gaps, in_memory
 from rankdad.common.preparation.preparing import Preparing
 from rankdad.common.preparation.rows import Rows, count_behind
 
-__all__ = ["Fit", "OwnFit", "Preparing", "Rows", "count_behind"]
+__all__ = ["Fit", "Inputs", "OwnFit", "Preparing", "Rows", "count_behind", "has_gaps", "in_memory"]

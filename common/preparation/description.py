@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -74,3 +76,17 @@ def sums(task: TaskSpec, rows: Rows, channels: int) -> dict[str, Tensor]:
         "table-sums": totals,
         "table-squares": (squares - deviations.square() / counts.clamp(min=1)).clamp(min=0),
     }
+
+
+def joined_squares(sites: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the squares of several sites' sums, of deviations from the mean of all."""
+    squares: dict[str, Tensor] = {}
+    for name, count, total in (
+        ("table-squares", "table-counts", "table-sums"),
+        ("table-label-squares", "table-rows", "table-label"),
+    ):
+        own, counts, sums = (torch.stack([site[key] for site in sites]) for key in (name, count, total))
+        if sums.shape == counts.shape:  # else the label is a class, and has no squares
+            away = sums / counts.clamp(min=1) - sums.sum(0) / counts.sum(0).clamp(min=1)
+            squares[name] = (own + counts * away.square()).sum(0)
+    return squares

@@ -24,6 +24,7 @@ MAX_OUTPUT = 1e20
 LARGEST = 1e220  # of a row: products of two readers' numbers, and of a weight
 SMALLEST = 1e-12  # of a curvature relative to the largest: a direction with less has no weight
 SLACK = 1e-6  # of what only rounding may break
+LEAST = 1e-9  # of a row's curvature: where the largest has less, all rows are called with certainty
 
 Sums = Mapping[str, Tensor]
 
@@ -52,14 +53,22 @@ def outputs(task: TaskSpec, inputs: Tensor, weights: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(found), found], 1) if binary else found
 
 
-def sums(task: TaskSpec, inputs: Tensor, labels: Tensor, weights: Tensor) -> dict[str, Tensor]:
+def sums(
+    task: TaskSpec, inputs: Tensor, labels: Tensor, weights: Tensor, fewest: int = 1, groups: Tensor | None = None
+) -> dict[str, Tensor]:
     """Return loss, slope and curvature at some weights, added up over rows.
+
+    Weights of a size that no honest round leads to part rows so sharply that the curvature is of those at the border
+    alone. Where fewer than allowed are behind it, no sums are told but a loss so large that the step is halved.
 
     Args:
         task: what is predicted.
         inputs: [n, …], prepared.
         labels: of the task; numbers in standard deviations.
         weights: float64 [lines, 1 + inputs].
+        fewest: rows, or groups, that are to be behind a curvature, each counted by its largest part in it as a share
+            of the largest of all.
+        groups: int64 [n], what each row belongs to; None where each is its own.
     """
     rows = _rows(inputs)
     found = _lines(rows, weights)
@@ -76,6 +85,9 @@ def sums(task: TaskSpec, inputs: Tensor, labels: Tensor, weights: Tensor) -> dic
         expected, loss = found.softmax(1), F.cross_entropy(found, labels, reduction="sum")
         spread = torch.diag_embed(expected) - expected[:, :, None] * expected[:, None]
     count, size = found.shape[1], weights.numel()
+    if fewest > 1 and not _enough(inputs, spread.diagonal(dim1=1, dim2=2), fewest, groups):
+        none = torch.zeros(size * (size + 1) // 2, dtype=torch.float64)
+        return {"loss": none.new_tensor(LARGEST), "slope": none[:size], "curvature": none}
     blocks = [[(rows * spread[:, i, j, None]).T @ rows for j in range(count)] for i in range(count)]
     curvature = torch.cat([torch.cat(line, 1) for line in blocks])
     return {
@@ -132,6 +144,21 @@ def fitted(task: TaskSpec, inputs: Tensor, labels: Tensor) -> Tensor:
 def _rows(inputs: Tensor) -> Tensor:
     """Return rows with their intercept; means and scales that a site has spoilt make no number without bounds."""
     return F.pad(inputs.double().flatten(1).nan_to_num(0.0).clamp(-RAW, RAW), (1, 0), value=1.0)
+
+
+def _enough(inputs: Tensor, parts: Tensor, fewest: int, groups: Tensor | None) -> bool:
+    """Return whether enough rows are behind sums in which each has these parts, [n, lines].
+
+    Means and scales that somebody has spoilt may leave of a number only on which side of a bound it lies.
+    """
+    if not len(parts):
+        return True
+    if groups is not None:
+        names, of = groups.unique(return_inverse=True)
+        largest = torch.zeros(len(names), parts.shape[1], dtype=parts.dtype)
+        parts = largest.scatter_reduce(0, of.unsqueeze(1).expand_as(parts), parts, "amax")
+    behind = parts.sum(0) >= fewest * parts.amax(0).clamp_min(LEAST)
+    return bool(behind.all() and (inputs.double().abs() < RAW).all())
 
 
 def _lines(rows: Tensor, weights: Tensor) -> Tensor:

@@ -5,10 +5,13 @@ One pass, the mean of squares less the square of the mean, loses all digits wher
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+
+from rankdad.common.preparation.inputs import Inputs
 
 BLOCK = 2**22  # numbers that are held in float64 at a time: volumes are large
 ROUND_OFF = 64 * torch.finfo(torch.float64).eps  # less than that of a mean is no deviation from it
@@ -45,13 +48,13 @@ def along_channels(values: Tensor, dimensions: int) -> Tensor:
     return values.reshape(-1, *[1] * (dimensions - 2)) if dimensions > 3 else values
 
 
-def blocks(inputs: Tensor) -> Iterator[Tensor]:
+def blocks(inputs: Inputs) -> Iterator[Tensor]:
     """Yield inputs in pieces of few samples, as they are."""
-    per_sample = max(1, inputs[:1].numel())
+    per_sample = max(1, math.prod(inputs.shape[1:]))
     yield from inputs.split(max(1, BLOCK // per_sample))
 
 
-def sums(inputs: Tensor, channels: int) -> tuple[Tensor, Tensor]:
+def sums(inputs: Inputs, channels: int) -> tuple[Tensor, Tensor]:
     """Return how many values every channel has, and their sum; NaN is none."""
     counts, totals = torch.zeros(2, channels, dtype=torch.float64)
     for block in blocks(inputs):
@@ -66,7 +69,7 @@ def means(counts: Tensor, totals: Tensor) -> Tensor:
     return torch.where(counts > 0, totals / counts.clamp(min=1), 0.0)
 
 
-def squares(inputs: Tensor, around: Tensor) -> tuple[Tensor, Tensor]:
+def squares(inputs: Inputs, around: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sums of every channel's deviations from a number, and of their squares."""
     deviations, totals = torch.zeros_like(around), torch.zeros_like(around)
     for block in blocks(inputs):
@@ -89,7 +92,7 @@ def mean_and_scale(counts: Tensor, around: Tensor, deviations: Tensor, totals: T
     return mean, torch.where(deviation > ROUND_OFF * mean.abs(), deviation, 1.0)
 
 
-def own_mean_and_scale(inputs: Tensor, channels: int) -> tuple[Tensor, Tensor]:
+def own_mean_and_scale(inputs: Inputs, channels: int) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of one site's inputs."""
     counts, totals = sums(inputs, channels)
     around = means(counts, totals)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from torch import Tensor
 from rankdad.common.errors import SpecError
 from rankdad.common.preparation import combat, description, labels, linear, moments
 from rankdad.common.preparation.fit import Fit, OwnFit
+from rankdad.common.preparation.inputs import Inputs, in_memory
 from rankdad.common.preparation.layout import Layout
 from rankdad.common.preparation.rows import Rows
 from rankdad.common.preparation.stages import MOST_ROWS, RAW, Field, Stage
@@ -77,7 +80,7 @@ class Preparing:
         return problem
 
     def contribution(
-        self, stage: str, totals: Mapping[str, Tensor], rows: Rows, described: Rows | None = None
+        self, stage: str, totals: Mapping[str, Tensor], rows: Rows, described: Rows | None = None, fewest: int = 1
     ) -> Tensor:
         """Return what a site sends of one fold's rows.
 
@@ -86,11 +89,12 @@ class Preparing:
             totals: this fold's sums over all sites of the stages before, by name.
             rows: those whose sums may leave the site; none give zeros.
             described: those of Table 1, likewise; None gives zeros.
+            fewest: groups, or rows, behind a linear model's sums.
 
         Raises:
             ValueError: the rows hold numbers too large to be squared, or do not fit the spec.
         """
-        vector = self._stages[stage].pack(self._summed(stage, totals, rows) | self._described(stage, described))
+        vector = self._stages[stage].pack(self._summed(stage, totals, rows, fewest) | self._described(stage, described))
         problem = self.check(stage, vector, len(rows.inputs))
         if problem:
             raise ValueError(f"{stage}: {problem}")
@@ -101,6 +105,16 @@ class Preparing:
         if stage != "labels" or not self._table:
             return {}
         return {site: self._stages[stage].unpack(vector) for site, vector in contributions.items()}
+
+    def joined(self, stage: str, contributions: Sequence[Tensor]) -> Tensor:
+        """Return what several sites contribute to a stage as one would: float64 [folds, …]."""
+        total = torch.stack(list(contributions)).sum(dim=0)
+        if stage == "labels" and self._table:
+            for fold in range(len(total)):
+                own = [self._stages[stage].unpack(vectors[fold]) for vectors in contributions]
+                sums = self._stages[stage].unpack(total[fold])
+                total[fold] = self._stages[stage].pack(sums | description.joined_squares(own))
+        return total
 
     def fit(self, totals: Mapping[str, Tensor]) -> Fit:
         """Return what the totals of all stages say.
@@ -151,20 +165,32 @@ class Preparing:
             mean, scale = self._but_levels(*moments.own_mean_and_scale(inputs, self._layout.channels))
         return OwnFit(mean, scale, *(effects or ()))
 
+    @overload
     def apply(
         self, fit: Fit, own: OwnFit | None, inputs: Tensor, covariates: Tensor | None, dtype: torch.dtype
-    ) -> Tensor:
+    ) -> Tensor: ...
+
+    @overload
+    def apply(
+        self, fit: Fit, own: OwnFit | None, inputs: Inputs, covariates: Tensor | None, dtype: torch.dtype
+    ) -> Inputs: ...
+
+    def apply(
+        self, fit: Fit, own: OwnFit | None, inputs: Inputs, covariates: Tensor | None, dtype: torch.dtype
+    ) -> Inputs:
         """Return inputs as the network gets them: harmonised, imputed, standardised.
 
         Args:
             fit: of all sites.
             own: of the site that the inputs are from; None where it had no training rows.
-            inputs: [n, *shape]; tokens are returned as they are.
+            inputs: [n, *shape]; tokens are returned as they are. What is read when it is asked for is prepared then.
             covariates: float64 [n, …] of the same samples.
             dtype: of what is returned.
         """
         if self._tokens:
             return inputs
+        if not isinstance(inputs, Tensor):
+            return inputs.map(partial(self.apply, fit, own, covariates=None, dtype=dtype), dtype)
         known = (own or OwnFit()) if self._standardise == "site" else fit
         if fit.pooled and own and own.effects:
             inputs = self._without(fit.pooled, own.effects, inputs, covariates)
@@ -219,7 +245,7 @@ class Preparing:
             stages["squares"] = Stage((deviations, Field("squares", channels, "square", values=each)))
         return stages
 
-    def _summed(self, stage: str, totals: Mapping[str, Tensor], rows: Rows) -> dict[str, Tensor]:
+    def _summed(self, stage: str, totals: Mapping[str, Tensor], rows: Rows, fewest: int) -> dict[str, Tensor]:
         """Return the values of a stage's fields."""
         before = {name: self._stages[name].unpack(total) for name, total in totals.items() if name in self._stages}
         if stage == "labels":
@@ -232,19 +258,20 @@ class Preparing:
             return {"deviations": away.sum(), "squares": away.square().sum()}
         if stage in self._linear:
             fit = self.fit(totals)
-            inputs = self.apply(fit, self.own(fit, rows), rows.inputs, rows.covariates, torch.float64)
-            return linear.sums(self._task, inputs, self.apply_labels(fit, rows.labels), self.linear(totals))
+            inputs = self.apply(fit, self.own(fit, rows), in_memory(rows.inputs), rows.covariates, torch.float64)
+            at, labelled = self.linear(totals), self.apply_labels(fit, rows.labels)
+            return linear.sums(self._task, inputs, labelled, at, fewest, rows.groups)
         if stage in ("site-effects", "residuals"):
-            features, covariates = self._measured(rows.inputs, rows.covariates)
+            features, covariates = self._measured(in_memory(rows.inputs), rows.covariates)
             if stage == "site-effects":
                 return combat.effects(features, covariates, self._impute)
             return combat.residuals(features, covariates, self._impute, combat.lines(before["site-effects"])[1])
         of_all = combat.pooled(before["site-effects"], before["residuals"]) if self._combat else None
-        inputs, _ = self._harmonised(of_all, rows)
+        measured, _ = self._harmonised(of_all, rows)
         if stage == "sums":
-            counts, sums = moments.sums(inputs, self._layout.channels)
+            counts, sums = moments.sums(measured, self._layout.channels)
             return {"counts": counts, "sums": sums}
-        deviations, squares = moments.squares(inputs, moments.means(*before["sums"].values()))
+        deviations, squares = moments.squares(measured, moments.means(*before["sums"].values()))
         return {"deviations": deviations, "squares": squares}
 
     def _described(self, stage: str, rows: Rows | None) -> dict[str, Tensor]:
@@ -255,13 +282,14 @@ class Preparing:
             return {field.name: torch.zeros(field.shape, dtype=torch.float64) for field in self._table}
         return description.sums(self._task, rows, self._layout.channels)
 
-    def _harmonised(self, of_all: combat.Pooled | None, rows: Rows) -> tuple[Tensor, combat.SiteEffects | None]:
+    def _harmonised(self, of_all: combat.Pooled | None, rows: Rows) -> tuple[Inputs, combat.SiteEffects | None]:
         """Return a site's training inputs without its effects, and these."""
         if of_all is None or self._combat is None:
             return rows.inputs, None
-        features, covariates = self._measured(rows.inputs, rows.covariates)
+        inputs = in_memory(rows.inputs)
+        features, covariates = self._measured(inputs, rows.covariates)
         own = combat.own_effects(features, covariates, of_all, self._combat.empirical_bayes)
-        return self._without(of_all, own, rows.inputs, rows.covariates), own
+        return self._without(of_all, own, inputs, rows.covariates), own
 
     def _without(
         self, of_all: combat.Pooled, own: combat.SiteEffects, inputs: Tensor, covariates: Tensor | None

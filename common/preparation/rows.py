@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rankdad.common.preparation import moments
+from rankdad.common.preparation.inputs import Inputs, has_gaps
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,13 +17,14 @@ class Rows:
     """The training rows of one fold at one site; there may be none.
 
     Args:
-        inputs: [n, *shape], float32 or float64, NaN where a value is missing; int64 for tokens.
+        inputs: [n, *shape], float32 or float64, NaN where a value is missing; int64 for tokens; maybe read when
+            they are asked for.
         labels: int64 [n] for classes, float64 [n] for numbers, float64 [n, labels] of 0 and 1.
         covariates: float64 [n, …], what harmonisation keeps; None where it keeps nothing.
         groups: int64 [n], what each row belongs to, such as a patient; None where each is its own.
     """
 
-    inputs: Tensor
+    inputs: Inputs
     labels: Tensor
     covariates: Tensor | None = None
     groups: Tensor | None = None
@@ -37,7 +39,7 @@ class Rows:
         if self.people < fewest:
             covariates, groups = (None if one is None else one[:0] for one in (self.covariates, self.groups))
             return Rows(self.inputs[:0], self.labels[:0], covariates, groups)
-        if not self.inputs.is_floating_point() or not self.inputs.isnan().any():
+        if not isinstance(self.inputs, Tensor) or not has_gaps(self.inputs):
             return self
         few = count_behind(moments.present(self.inputs), self.groups) < fewest
         inputs = self.inputs.masked_fill(moments.along_channels(few, self.inputs.ndim), math.nan)

@@ -6,8 +6,11 @@ the wire names a class or a function.
     every message       k kind · r round, uint64 · p exchange
     an update that      i the sites that are in it, one bit for each in the plan's order; without it, all are
     leaves a site out
+    an update that      l late contributions that are in it: one bit for each site, for each number of steps that one
+    includes late ones  may be late by, from 1
     a step              m weight, loss and gradient norm, float64 · n rows, uint32 for each slot where they vary ·
-                        b numbers as `common.gradients.wire` lays them out, behind them the means of squares
+                        b numbers as `common.gradients.wire` lays them out, behind them the places of sparse
+                        matrices, then the means of squares
     any other kind      d, a map checked by its model in `common.protocol.messages`
 
 A step's body has one size for given rows, whatever the round, as long as no site is left out.
@@ -30,10 +33,11 @@ from rankdad.common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolErr
 from rankdad.common.gradients.exchanges import MessageLayout, Slot
 from rankdad.common.gradients.factors import Factor, Matrix
 from rankdad.common.gradients.routes import Payload
+from rankdad.common.gradients.sparse import decode_places, encode_places, largest, placed
 from rankdad.common.gradients.squares import TOLERANCE, Squares, problem_of
-from rankdad.common.gradients.wire import decode, encode, finite, squares_wire
+from rankdad.common.gradients.wire import decode, encode, finite, squares_wire, wire_bytes
 from rankdad.common.protocol.message_sizes import body_limit
-from rankdad.common.protocol.messages import DOWN, UP, Body, Failure, Kind, Message, Step
+from rankdad.common.protocol.messages import DOWN, REGION_UP, UP, Body, Failure, Kind, Message, Step
 from rankdad.common.protocol.plan import Plan
 
 if sys.byteorder != "little":
@@ -41,12 +45,19 @@ if sys.byteorder != "little":
 
 MAX_LOSS = 1e300  # of one site, in sums or a step: a thousand sites' add up to a finite number
 CONTAINERS = 3  # maps and lists in any message: its own, its body's, and one in that
+REGION_CONTAINERS = 16  # in a region's: in its hello the sites by what is odd about their data
 T = TypeVar("T")
 _ROUND, _MEASURES = struct.Struct("<Q"), struct.Struct("<3d")
 
 
-def pack(message: Message, plan: Plan, *, up: bool) -> bytes:
+def pack(message: Message, plan: Plan, *, up: bool, region: bool = False) -> bytes:
     """Return a message's bytes.
+
+    Args:
+        message: a contribution or an update.
+        plan: of the run.
+        up: whether it is a contribution.
+        region: whether it is a region's: its steps are laid out as updates are.
 
     Raises:
         NonFiniteError: a step's payload holds NaN or infinity.
@@ -54,11 +65,14 @@ def pack(message: Message, plan: Plan, *, up: bool) -> bytes:
     head = _head(message)
     if message.missing:
         head["i"] = _bits(frozenset(range(len(plan.sites))) - message.missing, len(plan.sites))
+    if message.late:
+        ages = [[place for ago, place in message.late if ago == age + 1] for age in range(plan.staleness)]
+        head["l"] = b"".join(_bits(places, len(plan.sites)) for places in ages)
     body = message.body
     if not isinstance(body, Step):
         return bytes(msgpack.packb({**head, "d": body.model_dump()}))
-    layout = plan.layout(message.exchange, up=up)
-    arrays = _arrays(body.payload, layout)
+    layout = plan.layout(message.exchange, up=up and not region)
+    arrays, places = _arrays(body.payload, layout)
     if [(len(rows), len(columns)) for rows, columns in body.squares] != [slot.widths for slot in layout.squares]:
         raise RuntimeError("the means of squares are not those of the plan")
     try:
@@ -70,7 +84,7 @@ def pack(message: Message, plan: Plan, *, up: bool) -> bytes:
     head |= {
         "m": _MEASURES.pack(body.weight, body.loss, body.norm),
         "n": struct.pack(f"<{len(rows)}I", *rows),
-        "b": torch.cat([numbers, means]).numpy().data,
+        "b": torch.cat([numbers, *places, means]).numpy().data,
     }
     return bytes(msgpack.packb(head))
 
@@ -81,16 +95,16 @@ def pack_failure(message: Message) -> bytes:
     return bytes(msgpack.packb({**_head(message), "d": message.body.model_dump()}))
 
 
-def unpack(data: bytes, plan: Plan, *, up: bool, device: str = "cpu") -> Message:
-    """Return the message that the bytes hold.
+def unpack(data: bytes, plan: Plan, *, up: bool, region: bool = False, device: str = "cpu") -> Message:
+    """Return the message that the bytes hold; for `region` see `pack`.
 
     Raises:
         ProtocolError: the bytes are no message of this plan; names the field and what was expected.
     """
-    limit = body_limit(plan, up=up)
+    limit = body_limit(plan, up=up, region=region)
     if len(data) > limit:
         raise ProtocolError(413, f"the body has {len(data)} bytes, expected at most {limit}")
-    counted = _counting(CONTAINERS)
+    counted = _counting(REGION_CONTAINERS if region else CONTAINERS)
     try:
         document = msgpack.unpackb(
             data,
@@ -110,7 +124,8 @@ def unpack(data: bytes, plan: Plan, *, up: bool, device: str = "cpu") -> Message
     if type(kind) is not int or kind not in Kind.__members__.values():  # True is no kind
         raise ProtocolError(422, f"k: got {visible(repr(kind), 60)}, expected a kind from 1 to {max(Kind)}")
     expected = {"k", "r", "p", "m", "n", "b"} if kind == Kind.STEP else {"k", "r", "p", "d"}
-    if set(document) - (set() if up else {"i"}) != expected:
+    optional = set() if up else {"i", "l"} if kind == Kind.STEP and plan.staleness else {"i"}
+    if set(document) - optional != expected:
         raise ProtocolError(
             422, f"the body has the keys {visible(repr(sorted(map(str, document))), 60)}, expected {sorted(expected)}"
         )
@@ -118,16 +133,18 @@ def unpack(data: bytes, plan: Plan, *, up: bool, device: str = "cpu") -> Message
     exchange = _count(document, "p", len(plan.exchanges) if kind == Kind.STEP else 1)
     body: Body
     if kind == Kind.STEP:
-        body = _unpack_step(document, plan, plan.layout(exchange, up=up), device)
+        body = _unpack_step(document, plan, plan.layout(exchange, up=up and not region), device)
     else:
         try:
-            body = cast(Body, (UP if up else DOWN)[Kind(kind)].model_validate(document["d"], context=plan))
+            forms = REGION_UP if region else UP if up else DOWN
+            body = cast(Body, forms[Kind(kind)].model_validate(document["d"], context=plan))
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             field = ".".join(str(part) for part in first["loc"])
             raise ProtocolError(422, f"d.{field}: {first['msg'].removeprefix('Value error, ')}") from None
     missing = _missing(document, len(plan.sites)) if "i" in document else frozenset[int]()
-    return Message(Kind(kind), round_, body, exchange, missing)
+    late = _late(document, plan) if "l" in document else ()
+    return Message(Kind(kind), round_, body, exchange, missing, late)
 
 
 def _head(message: Message) -> dict[str, Any]:
@@ -153,15 +170,28 @@ def _bits(places: Iterable[int], count: int) -> bytes:
 
 
 def _missing(document: dict[str, Any], count: int) -> frozenset[int]:
-    bits = int.from_bytes(_binary(document, "i", math.ceil(count / 8)), "little")
+    present = _places("i", _binary(document, "i", math.ceil(count / 8)), count)
+    return frozenset(range(count)).difference(present)
+
+
+def _late(document: dict[str, Any], plan: Plan) -> tuple[tuple[int, int], ...]:
+    count, size = len(plan.sites), math.ceil(len(plan.sites) / 8)
+    bits = _binary(document, "l", plan.staleness * size)
+    ages = range(1, plan.staleness + 1)
+    return tuple((age, place) for age in ages for place in _places("l", bits[(age - 1) * size : age * size], count))
+
+
+def _places(key: str, data: bytes, count: int) -> list[int]:
+    bits = int.from_bytes(data, "little")
     if bits >> count:
-        raise ProtocolError(422, f"i: names a site beyond the {count} of the plan")
-    return frozenset(place for place in range(count) if not bits >> place & 1)
+        raise ProtocolError(422, f"{key}: names a site beyond the {count} of the plan")
+    return [place for place in range(count) if bits >> place & 1]
 
 
-def _arrays(payload: Payload, layout: MessageLayout) -> list[tuple[Tensor, ...]]:
-    """Return a payload's arrays by slot."""
+def _arrays(payload: Payload, layout: MessageLayout) -> tuple[list[tuple[Tensor, ...]], list[Tensor]]:
+    """Return a payload's arrays by slot, and the bytes of sparse matrices' places."""
     arrays: list[tuple[Tensor, ...]] = []
+    places: list[Tensor] = []
     for slot, value in zip(layout.slots, payload, strict=True):
         pair = (value.delta, value.activation) if isinstance(value, Factor) else (value,)
         rows = len(pair[0])
@@ -169,8 +199,14 @@ def _arrays(payload: Payload, layout: MessageLayout) -> list[tuple[Tensor, ...]]
         if not fits or tuple(array.shape[1] for array in pair) != slot.widths:
             got = " and ".join(str(list(array.shape)) for array in pair)
             raise RuntimeError(f"{slot.name}: got {got}, but the plan has {slot.rows} rows of {slot.widths}")
+        if slot.entries is not None:
+            if not finite(pair[0]):
+                raise NonFiniteError(f"the gradient of {slot.name}")
+            values, chosen = largest(pair[0], slot.entries)
+            pair = (values,)
+            places.append(encode_places(chosen, slot.entries))
         arrays.append(pair)
-    return arrays
+    return arrays, places
 
 
 def _unpack_step(document: dict[str, Any], plan: Plan, layout: MessageLayout, device: str) -> Step:
@@ -179,20 +215,34 @@ def _unpack_step(document: dict[str, Any], plan: Plan, layout: MessageLayout, de
         if not abs(value) <= most or (name == "weight" and value < 0):
             raise ProtocolError(422, f"m: got {name} {value}, expected at most {most:g}, a weight at least 0")
     filled = _filled(layout, _binary(document, "n", 4 * layout.variable))
-    at = sum(slot.size(plan.wire, rows) for slot, rows in filled)
+    at = sum(wire_bytes(plan.wire, *shape) for slot, rows in filled for shape in slot.shapes(rows))
+    places_at, at = at, sum(slot.size(plan.wire, rows) for slot, rows in filled)
     size = at + sum(slot.size(squares_wire(plan.wire)) for slot in layout.squares)
     numbers = _binary(document, "b", size)
-    arrays = iter(_decoded(numbers[:at], filled, plan.wire, device))
+    arrays = iter(_decoded(numbers[:places_at], filled, plan.wire, device))
     payload: list[Matrix] = []
     for slot, _ in filled:
+        if slot.entries is not None:
+            end = places_at + slot.entries.place_bytes
+            payload.append(_unpack_sparse(next(arrays), numbers[places_at:end], slot))
+            places_at = end
+            continue
         pair = [next(arrays) for _ in slot.widths]
         payload.append(Factor(*pair) if len(pair) == 2 else pair[0])
     squares = _unpack_squares(numbers[at:], layout, squares_wire(plan.wire), device) if layout.squares else ()
     return Step(weight, loss, norm, tuple(payload), squares)
 
 
+def _unpack_sparse(values: Tensor, places: bytes, slot: Slot) -> Tensor:
+    assert slot.entries is not None
+    try:
+        return placed(values, decode_places(places, slot.entries), slot.entries, (slot.rows, slot.widths[0]))
+    except ValueError as error:
+        raise ProtocolError(422, f"b: the places of {slot.name}: {error}") from None
+
+
 def _decoded(numbers: bytes, filled: list[tuple[Slot, int]], wire: str, device: str) -> list[Tensor]:
-    shapes = [(rows, width) for slot, rows in filled for width in slot.widths]
+    shapes = [shape for slot, rows in filled for shape in slot.shapes(rows)]
     try:
         return decode(numbers, shapes, wire, device)
     except OverflowError as error:

@@ -10,19 +10,23 @@ import msgpack
 from rankdad.common.protocol.plan import Plan
 
 CONTROL_BYTES = 1 << 16  # a hello, decision, goodbye or failure
+REGION_BYTES = 1 << 18  # of a region's hello or goodbye: the names and digests of a thousand
 HEADER_BYTES = 50  # of a step: keys, round and measures; not the exchange and the two counted buffers
 
 
-def body_limit(plan: Plan, *, up: bool, replica: bool = True) -> int:
+def body_limit(plan: Plan, *, up: bool, replica: bool = True, region: bool = False) -> int:
     """Return the largest size of a message's body, in bytes, for this plan.
 
     Args:
         plan: of the run.
         up: whether it is a contribution.
         replica: whether an update may hold a whole replica, as after a comparison.
+        region: whether it may be a region's contribution: a step as large as an update, and all names in a hello.
     """
-    largest = _largest_bytes(plan, up)
-    return largest if up else max(largest + _missing_bytes(plan), CONTROL_BYTES + replica * plan.replica_bytes)
+    largest = _largest_bytes(plan, up and not region)
+    if up and region:
+        return largest + REGION_BYTES + 12 * len(plan.sites) * plan.folds
+    return largest if up else max(largest + _sites_bytes(plan), CONTROL_BYTES + replica * plan.replica_bytes)
 
 
 @lru_cache(maxsize=16)
@@ -49,7 +53,8 @@ def _head_bytes(size: int) -> int:
     return 2 if size < 2**8 else 3 if size < 2**16 else 5
 
 
-def _missing_bytes(plan: Plan) -> int:
-    """Return what an update is longer by if it leaves a site out."""
+def _sites_bytes(plan: Plan) -> int:
+    """Return what an update is longer by if it leaves a site out, and includes what came late."""
     bits = math.ceil(len(plan.sites) / 8)
-    return 2 + _head_bytes(bits) + bits
+    late = plan.staleness * bits
+    return 2 + _head_bytes(bits) + bits + (2 + _head_bytes(late) + late if late else 0)

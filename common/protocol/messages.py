@@ -142,6 +142,21 @@ class Hello(Control):
     warnings: Annotated[list[DataWarning], Field(max_length=10)]
 
 
+class RegionHello(Control):
+    """A region introduces its sites: what must be equal everywhere, and the samples of each, as in `Hello`.
+
+    `dropped` rows are by site, `warnings` are the sites by what is odd about their data.
+    """
+
+    version: Name
+    spec_sha256: Digest
+    plan_sha256: Digest
+    weights_sha256: Digest
+    samples: dict[Name, Annotated[Counts, *SAMPLES]]
+    dropped: dict[Name, Count]
+    warnings: dict[DataWarning, list[Name]]
+
+
 class Roster(Control):
     """The answer to hello: training samples of every site, [folds, sites] in the plan's order."""
 
@@ -219,8 +234,15 @@ class Goodbye(Control):
     sketch: Annotated[Tensor, *SKETCH]
 
 
+class RegionGoodbye(Control):
+    """A region has ended: its own digest and those of all below it, and the sketch that is furthest from its own."""
+
+    weights_sha256: dict[Name, Digest]
+    sketch: Annotated[Tensor, *SKETCH]
+
+
 class Farewell(Control):
-    """The answer to goodbye: the digest of every site that was there, and how far their weights are apart."""
+    """The answer to goodbye: the digest of every site and region that was there, and how far they are apart."""
 
     weights_sha256: Annotated[dict[Name, Digest], Field(max_length=1000)]
     drift: Measure
@@ -248,6 +270,7 @@ UP: dict[Kind, type[Control]] = {
     Kind.COMPARISON: Sketch,
     Kind.SUMS: Sums,
 }
+REGION_UP: dict[Kind, type[Control]] = {**UP, Kind.HELLO: RegionHello, Kind.GOODBYE: RegionGoodbye}
 DOWN: dict[Kind, type[Control]] = {
     **UP,
     Kind.HELLO: Roster,
@@ -267,6 +290,8 @@ class Message:
         body: what it carries.
         exchange: within one optimizer step.
         missing: places in the plan of the sites that an update leaves out; a contribution's is empty.
+        late: what a step's update includes of earlier steps: how many steps ago each was, and its site's place in the
+            plan; in ascending order.
     """
 
     kind: Kind
@@ -274,6 +299,7 @@ class Message:
     body: Body
     exchange: int = 0
     missing: frozenset[int] = frozenset()
+    late: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

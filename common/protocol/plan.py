@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from rankdad.common import __version__
+from rankdad.common.gradients.buckets import Bucket, choose_buckets
 from rankdad.common.gradients.exchanges import Exchange, MessageLayout, exchanges
 from rankdad.common.gradients.methods.edad import chain
 from rankdad.common.gradients.routes import Route, choose_routes
@@ -47,6 +48,7 @@ class Plan:
         threads: of tensor operations.
         wire: how numbers travel.
         routes: of every trained parameter, in the model's order.
+        buckets: of one step: which parameters travel together.
         exchanges: of one step: what messages carry.
         buffers: of the model, in its order.
         task: what is predicted.
@@ -54,6 +56,7 @@ class Plan:
         folds: how many times the run trains.
         stages: names and sizes of the sums that preparation needs of every fold.
         references: what the model is measured against at a test, beside a guess.
+        staleness: by how many steps a contribution may be late and still join one.
         dense_bytes: size of one full gradient in float32, what dsgd sends.
         replica_bytes: largest size of a replica's state: weights, buffers and moments.
         warnings: layers that look like factors but are not, one sentence each.
@@ -68,6 +71,7 @@ class Plan:
     threads: int
     wire: str
     routes: tuple[Route, ...]
+    buckets: tuple[Bucket, ...]
     exchanges: tuple[Exchange, ...]
     buffers: tuple[BufferSlot, ...]
     task: TaskSpec
@@ -75,6 +79,7 @@ class Plan:
     folds: int
     stages: tuple[StageSize, ...]
     references: tuple[str, ...]
+    staleness: int
     dense_bytes: int
     replica_bytes: int
     warnings: tuple[str, ...]
@@ -138,6 +143,7 @@ def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
     if isinstance(spec.method, Edad):
         chain(model)
     routes, warnings = choose_routes(spec, model)
+    buckets, squares = choose_buckets(spec.method, routes), spec.training.sends_squares
     preparing = Preparing(spec)
     return Plan(
         version=__version__,
@@ -149,7 +155,8 @@ def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
         threads=spec.training.threads,
         wire=spec.method.wire,
         routes=routes,
-        exchanges=exchanges(spec.method, routes, len(spec.federation.sites), squares=spec.training.sends_squares),
+        buckets=buckets,
+        exchanges=exchanges(spec.method, routes, len(spec.federation.sites), buckets, squares=squares),
         buffers=tuple(
             BufferSlot(name, str(buffer.dtype).removeprefix("torch."), tuple(buffer.shape))
             for name, buffer in saved_buffers(model).items()
@@ -158,6 +165,7 @@ def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
         grouped=spec.grouped,
         folds=spec.folds,
         references=spec.evaluation.references,
+        staleness=spec.federation.staleness,
         stages=tuple(StageSize(name, preparing.size(name)) for name in preparing.stages),
         dense_bytes=4 * sum(p.numel() for p in model.parameters() if p.requires_grad),
         replica_bytes=_replica_bytes(model),

@@ -1,9 +1,97 @@
-"""How many samples a batch has, and how many batches a step."""
+"""How many samples a batch has, and how many batches a step: what every site trains on in an epoch. Pure functions."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Literal
+
+from rankdad.common.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """An epoch's steps.
+
+    Args:
+        batches: sizes of every site's batches in each step; of steps after its last, none.
+        counts: of every site, batches of each step as far as it has any, or another with as many local steps has.
+        steps: how many there are: in the last, too, some site has samples.
+    """
+
+    batches: tuple[list[list[int]], ...]
+    counts: tuple[list[int], ...]
+    steps: int
+
+
+def schedule(spec: RunSpec, samples: Sequence[int], epoch: int) -> Schedule:
+    """Return what every site trains on in an epoch.
+
+    Args:
+        spec: the run.
+        samples: that every site has, in the plan's order.
+        epoch: counted from 0; some sites train in the first ones alone.
+    """
+    own = [spec.at(site) for site in spec.federation.sites]
+    trained = [
+        count if spec.federation.trains(site, epoch) else 0
+        for site, count in zip(spec.federation.sites, samples, strict=True)
+    ]
+    numbers = batch_counts(spec, trained)
+    most: dict[int | Literal["epoch"] | None, int] = {}
+    for site, number in zip(own, numbers, strict=True):
+        most[site.local_steps] = max(number, most.get(site.local_steps, 0))
+    counts = {local_steps: batches_per_step(number, local_steps) for local_steps, number in most.items()}
+    batches = []
+    for site, number, count in zip(own, numbers, trained, strict=True):
+        sizes, each = parts(count, number), counts[site.local_steps]
+        batches.append([sizes[end - taken : end] for taken, end in zip(each, accumulate(each), strict=True)])
+    steps = max((step for site in batches for step, sizes in enumerate(site, 1) if any(sizes)), default=0)
+    return Schedule(tuple(batches), tuple(counts[site.local_steps] for site in own), steps)
+
+
+def run_steps(spec: RunSpec, samples: Sequence[int]) -> tuple[int, int]:
+    """Return how many steps a training has that does not stop early, and how many without local steps: its batches.
+
+    Args:
+        spec: the run.
+        samples: that every site has, in the plan's order.
+    """
+    changes = {own.epochs for own in spec.federation.overrides.values() if own.epochs}  # epochs between two are alike
+    steps = batches = 0
+    for first, end in pairwise(sorted({0, *changes, spec.training.epochs})):
+        epoch = schedule(spec, samples, first)
+        steps += (end - first) * epoch.steps
+        batches += (end - first) * max(map(sum, epoch.counts))
+    return steps, batches
+
+
+def batch_counts(spec: RunSpec, samples: Sequence[int]) -> list[int]:
+    """Return how many batches every site makes of an epoch's samples, given in the plan's order."""
+    sites = zip(spec.federation.sites, samples, strict=True)
+    numbers = [math.ceil(count / spec.at(site).training.step_size) for site, count in sites]
+    return [max(numbers)] * len(numbers) if spec.training.batches == "even" else numbers
+
+
+def idle(spec: RunSpec, roster: Sequence[Sequence[int]]) -> str | None:
+    """Return what is wrong if in one of a run's epochs no site has a sample to train on.
+
+    Args:
+        spec: the run.
+        roster: training samples of every fold and site.
+    """
+    for fold, samples in enumerate(roster, 1):
+        there = [site for site, count in zip(spec.federation.sites, samples, strict=True) if count]
+        if not there:
+            return f"in fold {fold} no site has a sample to train on"
+        if not any(spec.federation.trains(site, spec.training.epochs - 1) for site in there):
+            return (
+                f"in fold {fold} no site that trains in all {spec.training.epochs} epochs (federation.overrides) has a "
+                "sample to train on"
+            )
+    return None
 
 
 def batch_sizes(samples: int, largest: int) -> list[int]:
@@ -20,8 +108,8 @@ def batches_per_step(batches: int, local_steps: int | Literal["epoch"] | None) -
     """Return how many of an epoch's batches each of its steps has: one, or as many as are trained on locally.
 
     Args:
-        batches: of the epoch, at the site that has most.
+        batches: of the epoch, at the site that has most; maybe none.
         local_steps: as the method has it.
     """
-    most = batches if local_steps == "epoch" else local_steps or 1
+    most = max(1, batches) if local_steps == "epoch" else local_steps or 1
     return parts(batches, math.ceil(batches / most))

@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,11 +42,15 @@ _log = logging.getLogger(__name__)
 
 
 class Loaded(NamedTuple):
-    """What a checkpoint holds beside the run's state: JSON, residuals, and the moments of a site's own optimizer."""
+    """What a checkpoint holds beside the run's state: JSON, residuals, and the moments of a site's own optimizer.
+
+    For each entry of `sent` in the JSON, what a late contribution changes the residuals by.
+    """
 
     document: Mapping[str, Any]
     residuals: Residuals
     moments: Mapping[str, Tensor]
+    changes: tuple[Residuals, ...] = ()
 
 
 class Checkpoints:
@@ -75,6 +79,7 @@ class Checkpoints:
         residuals: Residuals,
         document: Mapping[str, Any] | None = None,
         moments: Mapping[str, Tensor] | None = None,
+        changes: Sequence[Residuals] = (),
     ) -> None:
         """Write a checkpoint between two steps, and remove all but the last two that are whole.
 
@@ -83,11 +88,14 @@ class Checkpoints:
             residuals: of the process.
             document: what else it needs, as JSON.
             moments: of a site's own optimizer.
+            changes: of the residuals by late contributions, for each entry of `sent` in the document.
 
         Raises:
             UserError: the disk is full or broken; the last checkpoint stays.
         """
         own = copies({f"moment/{name}": value for name, value in (moments or {}).items()})
+        for number, late in enumerate(changes):
+            own |= {f"late-{number}/{name}": value for name, value in _tensors(late).items()}
         tensors = state.tensors() | _tensors(residuals) | own
         whole = {**self._owner, **(document or {}), "course": state.snapshot().model_dump()}
         whole["run"] = state.spec.model_dump(mode="json")
@@ -135,9 +143,11 @@ class Checkpoints:
             except (ValueError, KeyError, RuntimeError, RecursionError) as error:
                 raise UserError(f"{path}: is no checkpoint of this run: {one_line(error)}") from None
             self._whole = [path]
-            device = next(state.replica.model.parameters()).device
+            device = state.replica.device
             tensors = {name: value.to(device) for name, value in tensors.items() if not name.startswith(SHARED)}
-            return Loaded(document, _residuals(tensors), under("moment", tensors))
+            sent = range(len(document.get("sent", ())))
+            changes = tuple(_residuals(under(f"late-{number}", tensors)) for number in sent)
+            return Loaded(document, _residuals(tensors), under("moment", tensors), changes)
         return None
 
     def oldest(self) -> int | None:
@@ -149,9 +159,7 @@ class Checkpoints:
         for path in reversed(self._paths()):
             if (checkpoint := self._read(path)) is not None:
                 document, tensors = checkpoint
-                course = json.dumps(document["course"]).encode()
-                shared = {name: value for name, value in tensors.items() if name.startswith(SHARED)}
-                return _SIZE.pack(len(course)) + course + safetensors.torch.save(shared)
+                return _packed(document["course"], {n: v for n, v in tensors.items() if n.startswith(SHARED)})
         return None
 
     def _paths(self) -> list[Path]:
@@ -203,6 +211,16 @@ def newest(folder: Path) -> Path | None:
 def is_checkpoint(path: Path) -> bool:
     """Tell a checkpoint from other files, by its name."""
     return _NAME.fullmatch(path.name) is not None
+
+
+def pack_state(state: RunState) -> bytes:
+    """Return where a run stands, for `take_over` in another process. Only between steps."""
+    return _packed(state.snapshot().model_dump(), state.tensors())
+
+
+def _packed(course: Mapping[str, Any], tensors: dict[str, Tensor]) -> bytes:
+    document = json.dumps(course).encode()
+    return _SIZE.pack(len(document)) + document + safetensors.torch.save(tensors)
 
 
 def take_over(state: RunState, snapshot: bytes) -> None:

@@ -59,7 +59,17 @@ class Replica:
         self.step = 0
         self.steps_per_epoch = 1
 
-    def apply(self, gradients: Mapping[str, Tensor], squares: Mapping[str, Squares] | None = None) -> None:
+    @property
+    def device(self) -> str:
+        """Where the model lives."""
+        return str(next(self.model.parameters()).device)
+
+    def apply(
+        self,
+        gradients: Mapping[str, Tensor],
+        squares: Mapping[str, Squares] | None = None,
+        number: int | None = None,
+    ) -> None:
         """Clip the aggregated gradients and take one optimizer step at the scheduled learning rate.
 
         Where sites take steps of their own, the outer optimizer takes the mean of their differences as it is.
@@ -67,6 +77,7 @@ class Replica:
         Args:
             gradients: or differences, by parameter name, each in its parameter's shape.
             squares: of the sites' gradients, for a factored second moment, by parameter name.
+            number: of the step, for the schedule; None if all epochs so far had `steps_per_epoch` steps.
         """
         if isinstance(self._optimizer, FactoredAdam):
             self._optimizer.see({self.trained[name]: means for name, means in (squares or {}).items()})
@@ -76,8 +87,9 @@ class Replica:
         if self._local is None:
             if self._training.clip is not None:
                 nn.utils.clip_grad_norm_(self.trained.values(), self._training.clip)
+            number = self.step if number is None else number
             for group in self._optimizer.param_groups:
-                group["lr"] = self._scale * learning_rate(self._training, self.step, self.steps_per_epoch)
+                group["lr"] = self._scale * learning_rate(self._training, number, self.steps_per_epoch)
         with torch.no_grad():
             self._take_step(self._optimizer)
         for parameter in self.trained.values():

@@ -9,10 +9,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rankdad.common.protocol.messages import Control, Count, Figure
+from rankdad.common.protocol.messages import Control, Count, Figure, Measure
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import PowerSgd, RunSpec
+from rankdad.common.spec.federation import MAX_STALENESS
 from rankdad.common.spec.tuning import MAX_CANDIDATES
+
+Places = Annotated[tuple[Count, ...], Field(max_length=1000)]
 
 
 class Snapshot(Control):
@@ -30,7 +33,9 @@ class Snapshot(Control):
     steps: Count
     compared: Count
     roster: Annotated[tuple[tuple[Count, ...], ...], Field(max_length=1001)]
-    missing: Annotated[tuple[Count, ...], Field(max_length=1000)]
+    missing: Places
+    left_out: Annotated[tuple[tuple[Count, Places], ...], Field(max_length=MAX_STALENESS)] = ()
+    late: Measure = 0.0
     best_value: Annotated[float, Field(allow_inf_nan=False)] | None
     best_epoch: Count
     stale: Count
@@ -51,7 +56,7 @@ def check_snapshot(
         named: its tensors.
 
     Raises:
-        ValueError: folds, sums, best weights or directions are not those of this run.
+        ValueError: folds, sums, late sites, best weights or directions are not those of this run.
     """
     folds, totals = plan.folds, under("total", named)
     shapes = {stage.name: (torch.float64, (folds, stage.size)) for stage in plan.stages}
@@ -60,6 +65,9 @@ def check_snapshot(
     most, due = spec.training.epochs, snapshot.fold % (1 + len(spec.candidates))
     if len(snapshot.tried) != due or any(epoch >= most for _, epoch in snapshot.tried):
         raise ValueError(f"in fold {snapshot.fold} {due} candidates have been tried, of at most {most} epochs each")
+    places = [place for _, left_out in snapshot.left_out for place in left_out]
+    if len(snapshot.left_out) > plan.staleness or max(places, default=0) >= len(plan.sites):
+        raise ValueError("the sites that its last steps have left out are not those of this run")
     if {name: (total.dtype, tuple(total.shape)) for name, total in totals.items()} != shapes:
         raise ValueError("what preparation has added up is not what this run asks for")
     best = under("best", named)

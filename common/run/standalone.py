@@ -10,6 +10,7 @@ import logging
 import math
 import warnings
 import zipfile
+import zlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
@@ -31,6 +32,7 @@ from rankdad.common.spec.tasks import MultiLabel, Regression
 TORCH, ONNX = ".pt2", ".onnx"
 DOCUMENT = "rankdad.json"  # in the file: the run, and what inputs and outputs are
 DTYPES = {5: torch.int64, 7: torch.float32, 8: torch.float64}  # by the numbers that such files have for them
+WRONG = (ValueError, TypeError, AttributeError, RuntimeError)  # what reading numbers that are none raises
 AGREES = 1e-5  # to which the program's outputs are those of the model, numbers in deviations of the label
 
 
@@ -155,12 +157,14 @@ def load_standalone(path: Path, allowed_factories: Collection[str]) -> SavedMode
     """
     try:
         with zipfile.ZipFile(path) as archive:
+            if sum(part.file_size for part in archive.infolist()) > path.stat().st_size:
+                raise ValueError("is compressed, which such a file is not")
             root = archive.namelist()[0].partition("/")[0]
             run = parse_json(archive.read(f"{root}/extra/{DOCUMENT}"))["run"]
             listed = parse_json(archive.read(f"{root}/data/weights/model_weights_config.json"))["config"]
             held = {name: _numbers(archive.read(f"{root}/data/weights/{entry['path_name']}"), entry)
                     for name, entry in listed.items() if not entry["use_pickle"]}  # fmt: skip
-    except (OSError, zipfile.BadZipFile, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+    except (OSError, zipfile.BadZipFile, zlib.error, LookupError, *WRONG) as error:
         raise DataError(path, f"is no file of `rankdad export --torch`: {one_line(error)}") from None
     spec = validate(RunSpec, run, file=path)
     weights = {name.removeprefix("network."): value for name, value in held.items() if name.startswith("network.")}
@@ -177,7 +181,7 @@ def _numbers(data: bytes, entry: Any) -> Tensor:
     """Return the tensor that an archive's entry describes.
 
     Raises:
-        ValueError, KeyError, TypeError: it holds something else.
+        ValueError, KeyError, TypeError, RuntimeError: it holds something else.
     """
     about = entry["tensor_meta"]
     sizes, strides = ([part["as_int"] for part in about[key]] for key in ("sizes", "strides"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -32,7 +31,8 @@ from rankdad.common.protocol.messages import (
     Sums,
 )
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.run.batches import batches_per_step, parts
+from rankdad.common.run.batches import Schedule, batch_counts, idle, parts, schedule
+from rankdad.common.run.lateness import Late, LeftOut, after_step, check_late, damped
 from rankdad.common.run.replica import Replica, copies
 from rankdad.common.run.settings import limited, settings_of
 from rankdad.common.run.snapshot import Snapshot, check_snapshot, under
@@ -86,6 +86,9 @@ class RunState:
         epoch: of the next step.
         step: of the next step, within its epoch.
         missing: places of the sites that the last step left out.
+        left_out: of each of the fold's last steps, whose contributions may still join a later one.
+        late: weight of what was late in the last step.
+        excluded: places of the sites that an exchange of this step has left out.
         bases: directions of the last step's update, by parameter: what the next reduction starts from.
         compared: how many of the fold's steps had been done when the weights were compared last.
         validation: pooled metrics of the last epoch.
@@ -103,13 +106,13 @@ class RunState:
 
     def __init__(self, spec: RunSpec, plan: Plan, replica: Replica) -> None:
         self.replica = replica
-        self.method: Method = method_for(spec, plan.routes, replica.model)
+        self.method: Method = method_for(spec, plan.routes, replica.model, plan.buckets)
         self.spec, self._plan = spec, plan
         self._updates: list[Payload] = []  # of the step's exchanges so far
-        self._squares: tuple[Squares, ...] = ()  # of the step's first exchange
+        self._squares: tuple[Squares, ...] = ()  # of the step so far
+        self.excluded: frozenset[int] = frozenset()
         self._buffers_pooled = False  # of this epoch
-        self._batches: list[list[list[int]]] = []  # sizes of every site's batches in every step of an epoch
-        self._counts: list[int] = []  # of batches in every step of an epoch
+        self._first = self._schedule = Schedule((), (), 0)  # of the fold's first epoch, and of this one
         self.initial = replica.weights() if spec.folds > 1 or spec.evaluation.references else {}
         self.round = self.fold = self.began = self.before = 0
         self.epoch = self.step = self.compared = self.best_epoch = self.stale = 0
@@ -119,6 +122,8 @@ class RunState:
         self.roster: tuple[tuple[int, ...], ...] = ()
         self.totals: dict[str, Tensor] = {}
         self.missing: frozenset[int] = frozenset()
+        self.left_out: tuple[LeftOut, ...] = ()
+        self.late = 0.0
         self.bases: Mapping[str, Tensor] = {}
         self.validation: PooledMetrics | None = None
         self.test: PooledMetrics | None = None
@@ -142,7 +147,7 @@ class RunState:
             return Due(Kind.GOODBYE, *here)
         if not self.trains:
             return Due(Kind.EVALUATION, *here[:3], self.best_epoch, split="test")
-        if self.step < self.replica.steps_per_epoch:
+        if self.step < self._schedule.steps:
             return Due(Kind.COMPARISON if self.comparison_due else Kind.STEP, *here)
         if self._plan.buffers and not self._buffers_pooled:
             return Due(Kind.BUFFERS, *here)
@@ -171,6 +176,7 @@ class RunState:
             got = getattr(body, field, expected)
             if got != expected:
                 raise ProtocolError(status, f"d.{field}: got {got}, expected {expected}")
+        check_late(self.left_out, message.late, self._plan.sites)
         if isinstance(body, Decision) and body != self.epoch_vote():
             vote = self.epoch_vote()
             raise ProtocolError(status, f"d: got {body}, expected {vote}: it follows from the pooled metrics")
@@ -185,14 +191,25 @@ class RunState:
         return ends or due.kind in (Kind.COMPARISON, Kind.STEP, Kind.BUFFERS)
 
     @property
+    def buckets_to_come(self) -> int:
+        """How many more rounds a step in buckets has after the one that is due; -1 if none is due."""
+        due, count = self.due, len(self._plan.buckets)
+        return count - 1 - due.exchange if count > 1 and due is not None and due.kind is Kind.STEP else -1
+
+    @property
     def steps(self) -> int:
         """Optimizer steps done, of all folds."""
         return self.before + self.replica.step
 
     @property
     def rng_key(self) -> str:
-        """Key of the next round's seeds: the fold and the round within it, whenever earlier folds have stopped."""
-        within = str(self.round - self.began)
+        """Key of the next round's seeds: the fold and the round within it, whenever earlier folds have stopped.
+
+        All buckets of a step count as one round: what is random does not depend on them.
+        """
+        more = len(self._plan.buckets) - 1
+        rounds = self.replica.step * more + (len(self._updates) if more else 0)
+        within = str(self.round - self.began - rounds)
         return f"{self.fold}/{within}" if self.fold else within
 
     @property
@@ -221,43 +238,54 @@ class RunState:
         every, step = self.spec.federation.compare_every, self.replica.step
         return bool(every and step and step % every == 0 and self.compared != step)
 
-    def batch_sizes(self, site: int, fold: int | None = None) -> list[int]:
-        """Return the sizes of a site's batches in one epoch; without a fold, of the one that is trained now."""
-        roster, largest = self.roster[self.fold if fold is None else fold], self.spec.training.step_size
-        most = max(roster) if self.spec.training.batches == "even" else roster[site]
-        return parts(roster[site], math.ceil(most / largest))
+    def batch_sizes(self, site: int, fold: int) -> list[int]:
+        """Return the sizes of a site's batches in a fold's first epoch; those of later ones are not smaller."""
+        samples = self.roster[fold]
+        return parts(samples[site], batch_counts(self.spec, samples)[site])
 
     def batches(self, site: int) -> list[list[int]]:
-        """Return the sizes of a site's batches in each step of an epoch; of a step for which it has no data, none."""
-        return self._batches[site]
+        """Return the sizes of a site's batches in each step of this epoch; of a step for which it has no data, none."""
+        return self._schedule.batches[site]
 
     def next_batches(self, site: int) -> list[int]:
         """Return the sizes of a site's batches in the next step."""
-        batches = self._batches[site]
+        batches = self.batches(site)
         return batches[self.step] if self.step < len(batches) else []
 
-    def batch_size(self, site: int) -> int:
-        """Return how many samples a site has in the next step: 0 if it is out of data."""
-        return sum(self.next_batches(site))
+    def samples(self, site: int) -> int:
+        """Return how many samples a site trains on in this epoch."""
+        return sum(map(sum, self.batches(site)))
+
+    def batch_size(self, site: int, ago: int = 0) -> int:
+        """Return how many samples a site has in the next step, or in one some steps before: 0 if it is out of data."""
+        step = self.step - ago if ago <= self.step else (self.step - ago) % self._schedule.steps
+        batches = self.batches(site)
+        return sum(batches[step]) if step < len(batches) else 0
 
     @property
     def batches_per_step(self) -> int:
         """Batches of a step that a site trains on by itself, at most; 1 where every batch is exchanged."""
-        return max(self._counts)
+        return max(map(max, filter(None, self._first.counts)))
 
-    @property
-    def next_batch(self) -> tuple[int, int]:
-        """Number of the next step's first batch within the fold, and how many an epoch has: for learning rates."""
-        total = sum(self._counts)
-        return self.epoch * total + sum(self._counts[: self.step]), total
+    def next_batch(self, site: int) -> tuple[int, int]:
+        """Return the number of a site's next batch within the fold, and how many an epoch has: for learning rates.
+
+        Every epoch counts as many as the first, which has most.
+        """
+        total = sum(self._first.counts[site])
+        return self.epoch * total + sum(self._schedule.counts[site][: self.step]), total
 
     def share(self, site: int, samples: int) -> float:
         """Return a site's share of the next step's samples; the others are those that took part in the last step."""
-        return samples / self._samples_without(self.missing - {site}) if samples else 0.0
+        return samples / (self._samples_without(self.missing - {site}) + self.late) if samples else 0.0
+
+    def late_weight(self, late: Collection[Late]) -> float:
+        """Return what contributions to earlier steps weigh in the next."""
+        return math.fsum(damped(self.batch_size(place, age), age) for age, place in late)
 
     def _samples_without(self, missing: Collection[int]) -> int:
         """Return how many samples all sites but the missing ones have in the next step."""
-        return sum(self.batch_size(site) for site in range(len(self._batches)) if site not in missing)
+        return sum(self.batch_size(site) for site in range(len(self._plan.sites)) if site not in missing)
 
     def check_weight(self, update: Message, missing: Collection[int]) -> None:
         """Check that an update's weight is the number of samples of the sites that it includes.
@@ -272,9 +300,9 @@ class RunState:
             ProtocolError: it is weighted otherwise.
         """
         assert isinstance(update.body, Step)
-        due = self._samples_without(missing)
-        if update.body.weight != due:
-            raise ProtocolError(502, f"m: the weight of the step: got {update.body.weight:g}, expected {due}")
+        due = self._samples_without(missing) + self.late_weight(update.late)
+        if not math.isclose(update.body.weight, due, rel_tol=1e-12):
+            raise ProtocolError(502, f"m: the weight of the step: got {update.body.weight:g}, expected {due:g}")
 
     def epoch_vote(self) -> Decision:
         """Return what every site says at the end of an epoch: whether it was the best, and whether to stop."""
@@ -295,9 +323,10 @@ class RunState:
             self.totals[body.stage] = body.values
         elif isinstance(body, Step):
             self._updates.append(body.payload)
-            self._squares = body.squares or self._squares
+            self._squares += body.squares
+            self.excluded |= update.missing
             if len(self._updates) == len(self._plan.exchanges):
-                self._finish_step(update.missing)
+                self._finish_step(update)
         elif isinstance(body, Comparison):
             if body.replica:
                 self.replica.check_parameters(body.replica)
@@ -318,26 +347,29 @@ class RunState:
         self.round += 1
 
     def _meet(self, roster: tuple[tuple[int, ...], ...]) -> None:
-        if not all(map(any, roster)):
-            raise ProtocolError(502, "train: in one of the folds no site has a sample to train on")
-        most = max(map(max, roster))
-        if most > MAX_STEPS * self.spec.training.step_size:
-            raise ProtocolError(502, f"train: got {most} samples, more than {MAX_STEPS} steps an epoch")
+        for site, most in zip(self._plan.sites, map(max, zip(*roster, strict=True)), strict=True):
+            if most > MAX_STEPS * self.spec.at(site).training.step_size:
+                raise ProtocolError(502, f"train: got {most} samples, more than {MAX_STEPS} steps an epoch")
+        if problem := idle(self.spec, roster):
+            raise ProtocolError(502, f"train: {problem}")
         self.roster = roster
         self._begin()
 
     def _begin(self, weights: Mapping[str, Tensor] = MappingProxyType({})) -> None:
         """Begin a fold, or go on with it, with the settings that it trains with."""
         settings, self.epochs = settings_of(self.spec, self.fold, self.tried)
-        self.method = method_for(settings, limited(self._plan.routes, settings.method), self.replica.model)
+        routes = limited(self._plan.routes, settings.method)
+        self.method = method_for(settings, routes, self.replica.model, self._plan.buckets)
         self.replica.restart(settings.training, weights)
-        sizes = [self.batch_sizes(site) for site in range(len(self._plan.sites))]
-        self._counts = batches_per_step(max(map(len, sizes)), self.spec.local_steps)
-        ends = list(accumulate(self._counts))
-        self._batches = [
-            [own[end - count : end] for count, end in zip(self._counts, ends, strict=True)] for own in sizes
-        ]
-        self.replica.steps_per_epoch = len(self._counts)
+        self._first = schedule(self.spec, self.roster[self.fold], 0)
+        self.replica.steps_per_epoch = self._first.steps
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        """Deal out the epoch's batches: some sites may train in the first ones alone."""
+        federation, first = self.spec.federation, self._first
+        same = all(federation.trains(site, self.epoch) == federation.trains(site, 0) for site in federation.sites)
+        self._schedule = first if same else schedule(self.spec, self.roster[self.fold], self.epoch)
 
     def _next_fold(self) -> None:
         """Begin anew with the initial weights, unless this was the last fold."""
@@ -349,7 +381,7 @@ class RunState:
         self.began, self.before = self.round + 1, self.steps
         self.epoch = self.step = self.compared = self.best_epoch = self.stale = 0
         self.stopped = False
-        self.missing, self.bases = frozenset(), {}
+        self.missing, self.left_out, self.late, self.bases = frozenset(), (), 0.0, {}
         self.validation, self.best_value, self.best_weights = None, None, {}
         self._begin(self.initial)
 
@@ -358,12 +390,16 @@ class RunState:
         self.fold, self.began = fold, self.round if fold else 0
         self._begin()
 
-    def _finish_step(self, missing: frozenset[int]) -> None:
+    def _finish_step(self, update: Message) -> None:
+        self.late = self.late_weight(update.late)
+        staleness = self.spec.federation.staleness
+        self.left_out = after_step(self.left_out, update.round, update.missing, update.late, staleness)
         pooled = self.method.gradients(self._updates)
         self.bases = self.method.bases(self._updates)
-        names = (slot.name for slot in self._plan.layout(0, up=False).squares)
-        self.replica.apply(scatter(self._plan.routes, pooled), dict(zip(names, self._squares, strict=True)))
-        self._updates, self._squares, self.missing = [], (), missing
+        names = (slot.name for exchange in self._plan.exchanges for slot in exchange.down.squares)
+        number = self.epoch * self._first.steps + self.step
+        self.replica.apply(scatter(self._plan.routes, pooled), dict(zip(names, self._squares, strict=True)), number)
+        self._updates, self._squares, self.missing, self.excluded = [], (), update.missing, frozenset()
         self.step += 1
 
     def _finish_epoch(self, decision: Decision) -> None:
@@ -373,6 +409,7 @@ class RunState:
             self.best_weights = self.replica.weights()
         self.stopped, self.decides, self._buffers_pooled = decision.stop, False, False
         self.epoch, self.step = self.epoch + 1, 0
+        self._begin_epoch()
 
     def _value(self) -> float | None:
         return None if self.validation is None else self.validation.values.get(self.spec.monitor)
@@ -414,5 +451,5 @@ class RunState:
         self.missing = frozenset(snapshot.missing)
         self.replica.load_state(under("replica", tensors), snapshot.steps - snapshot.before)
         self.best_weights = under("best", tensors)
-        device = next(self.replica.model.parameters()).device
+        device = self.replica.device
         self.bases = {name: value.to(device) for name, value in under("basis", tensors).items()}

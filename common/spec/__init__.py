@@ -7,14 +7,15 @@ Unions are told apart by their field `name`, data by their `reader`.
 from __future__ import annotations
 
 from rankdad.common.spec.evaluation import Holdout, KFold, LeaveOneSiteOut
-from rankdad.common.spec.federation import RESERVED, Federation, SiteName
+from rankdad.common.spec.federation import ALONE, RESERVED, Federation, SiteName
 from rankdad.common.spec.local_steps import Average, LocalSteps, Nesterov, OuterAdam
-from rankdad.common.spec.method import Dad, Dsgd, Edad, MethodSpec, PowerSgd, RankDad, TopRows
+from rankdad.common.spec.method import Dad, Dsgd, Edad, MethodSpec, PowerSgd, RankDad, TopK, TopRows
 from rankdad.common.spec.numbers import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 from rankdad.common.spec.run import RunSpec
 from rankdad.common.spec.training import Adam, Constant, Cosine, Training
 
 __all__ = [
+    "ALONE",
     "RESERVED",
     "Adam",
     "Average",
@@ -39,6 +40,7 @@ __all__ = [
     "RankDad",
     "RunSpec",
     "SiteName",
+    "TopK",
     "TopRows",
     "Training",
 ]

@@ -3,32 +3,57 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from rankdad.common.documents import Part
-from rankdad.common.spec.numbers import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from rankdad.common.spec.numbers import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, UpToMillion
+from rankdad.common.spec.tree import TOP, Node, nodes_of, problem_of
 
 SiteName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
-RESERVED = frozenset({"aggregator", "pooled"})
+RESERVED = frozenset({TOP, "pooled"})
+MAX_MEMBERS = 1000  # sites and regions together: the last update names them all
+MAX_STALENESS = 64
+ALONE: dict[str, object] = {"quorum": "all", "staleness": 0, "regions": {}, "overrides": {}}  # of a run of one site
+
+
+class Overrides(Part):
+    """What one site does otherwise than the others; null as they do."""
+
+    epochs: UpToMillion | None = None
+    """Epochs in which the site trains, at most `training.epochs`: after them it contributes nothing, and is present."""
+    batch_size: UpToMillion | None = None
+    """In place of `training.batch_size`."""
+    local_steps: UpToMillion | Literal["epoch"] | None = None
+    """In place of `method.local_steps`, where the method has them."""
 
 
 class Federation(Part):
     """Who takes part."""
 
-    sites: Annotated[tuple[SiteName, ...], Field(min_length=1, max_length=1000)]
+    sites: Annotated[tuple[SiteName, ...], Field(min_length=1, max_length=MAX_MEMBERS)]
     """Names of the sites; their order is the order of concatenation."""
+    regions: dict[SiteName, tuple[SiteName, ...]] = Field(default={})
+    """Regions, each with its own aggregator, and what they hold: sites or other regions; all else is at the top."""
     quorum: Literal["all"] | PositiveInt | Annotated[float, Field(gt=0, lt=1)] = "all"
     """How many sites a round needs once all have said hello: all, a number of them, or a part of them."""
     grace: NonNegativeFloat = 5.0
     """Seconds for which the others are waited for when the quorum is in."""
+    staleness: Annotated[int, Field(ge=0, le=MAX_STALENESS)] = 0
+    """By how many steps a contribution may be late that its own step has left out: it joins the step that is open when
+    it comes, with its weight divided by one more than that number; 0 lets none join. Needs a quorum below all, and dsgd
+    or rank-dad; with local steps, moments that are reset."""
     timeout: PositiveFloat | None = None
     """Seconds after which a round without its quorum ends the run; null waits for as long as it takes."""
     compare_every: NonNegativeInt = 500
     """Steps after which all sites' weights are compared; 0 compares them at the end alone."""
     drift: PositiveFloat = 1e-4
     """Largest distance between two sites' weights, relative to their size; beyond it all take over one replica."""
+
+    overrides: Mapping[SiteName, Overrides] = {}
+    """What single sites do otherwise, by name. An epoch has as many steps as the site needs that needs most of them."""
 
     @property
     def required_sites(self) -> int:
@@ -38,6 +63,11 @@ class Federation(Part):
             return count
         return self.quorum if isinstance(self.quorum, int) else math.ceil(self.quorum * count)
 
+    @property
+    def nodes(self) -> dict[str, Node]:
+        """All aggregators by name, those above first; without regions there is one."""
+        return nodes_of(self.sites, self.regions)
+
     @model_validator(mode="after")
     def _quorum_can_be_met(self) -> Federation:
         if self.required_sites > len(self.sites):
@@ -45,11 +75,45 @@ class Federation(Part):
         return self
 
     @model_validator(mode="after")
+    def _somebody_may_be_late(self) -> Federation:
+        if self.staleness and self.required_sites == len(self.sites):
+            raise ValueError(
+                f"staleness: got {self.staleness}, but the quorum is {self.quorum}, and no contribution comes late: "
+                "expected 0, or a quorum of fewer than all sites"
+            )
+        if self.staleness and any(own.epochs is not None for own in self.overrides.values()):
+            raise ValueError(
+                f"staleness: got {self.staleness}, but overrides end a site's training early, and epochs then differ "
+                "in their steps: expected 0, or no epochs in overrides"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _overrides_are_of_sites(self) -> Federation:
+        for name in self.overrides:
+            if name not in self.sites:
+                raise ValueError(f"overrides: got {name}, which is no site, expected one of {', '.join(self.sites)}")
+        return self
+
+    def trains(self, site: str, epoch: int) -> bool:
+        """Tell whether a site trains in an epoch, counted from 0."""
+        own = self.overrides.get(site)
+        return own is None or own.epochs is None or epoch < own.epochs
+
+    @model_validator(mode="after")
     def _names_tell_apart(self) -> Federation:
         twice = sorted({name for name in self.sites if self.sites.count(name) > 1})
         if twice:
             raise ValueError(f"names must differ, but {', '.join(twice)} stands there more than once")
-        reserved = sorted(RESERVED.intersection(self.sites))
+        reserved = sorted(RESERVED.intersection((*self.sites, *self.regions)))
         if reserved:
-            raise ValueError(f"no site can be called {', '.join(reserved)}: results use that name")
+            raise ValueError(f"no site or region can be called {', '.join(reserved)}: results use that name")
+        return self
+
+    @model_validator(mode="after")
+    def _regions_are_a_tree(self) -> Federation:
+        if problem := problem_of(self.sites, self.regions, MAX_MEMBERS):
+            raise ValueError(f"regions: {problem}")
+        if self.regions and self.required_sites < len(self.sites):
+            raise ValueError(f"quorum: got {self.quorum}, but with regions every round waits for all: expected all")
         return self

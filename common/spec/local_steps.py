@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -10,7 +11,7 @@ from rankdad.common.documents import Part
 from rankdad.common.spec.numbers import Fraction, NonNegativeFloat, PositiveFloat, UpToMillion
 
 LocalPreset = Literal["fedavg", "fedprox", "fedopt", "diloco"]
-PRESETS: dict[LocalPreset, dict[str, Any]] = {  # as published; inner optimizers are the spec's own
+PRESETS: Mapping[str, Mapping[str, Any]] = {  # as published; inner optimizers are the spec's own
     "fedavg": {"local_steps": "epoch", "outer": "average", "proximal": 0.0, "moments": "reset"},  # 1602.05629
     "fedprox": {"local_steps": "epoch", "outer": "average", "proximal": 0.01, "moments": "reset"},  # 1812.06127
     "fedopt": {"local_steps": "epoch", "outer": "adam", "proximal": 0.0, "moments": "reset"},  # 2003.00295
@@ -51,6 +52,8 @@ class OuterAdam(Part):
 class LocalSteps(Part):
     """What sites do between two exchanges; without `local_steps` every batch's gradient is exchanged."""
 
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
+
     local_steps: UpToMillion | Literal["epoch"] | None = None
     """Batches that a site trains on by itself before the difference of its weights is exchanged, at most; an epoch is
     dealt out evenly, and \"epoch\" is all of it. null exchanges gradients. `training.optimizer`, `schedule` and `clip`
@@ -66,10 +69,11 @@ class LocalSteps(Part):
     @classmethod
     def _as_its_preset(cls, given: Any) -> Any:
         preset = given.get("preset") if isinstance(given, dict) else None
-        if not isinstance(preset, str) or preset not in PRESETS:
+        if not isinstance(preset, str) or preset not in cls.presets:
             return given
-        filled = PRESETS[preset] | {name: value for name, value in given.items() if value is not None}
-        outer, name = filled["outer"], PRESETS[preset]["outer"]
+        own = cls.presets[preset]
+        filled = {**own, **{name: value for name, value in given.items() if value is not None}}
+        outer, name = filled["outer"], own["outer"]
         outer = {"name": outer} if isinstance(outer, str) else outer
         if isinstance(outer, dict) and outer.get("name", name) != name:
             raise ValueError(f"outer: the preset {preset} has {name}, but {outer['name']} is asked for")
@@ -85,6 +89,37 @@ class LocalSteps(Part):
         return self
 
 
+class Buckets(Part):
+    """A method that treats every parameter by itself, so that a step may travel in parts."""
+
+    buckets: Annotated[int, Field(ge=1, le=64)] = 1
+    """In how many parts of about equal bytes a step travels, those of the last layers first. Over HTTP each is sent as
+    soon as the backward pass has made it, while others are on their way back; the weights are those of one message."""
+
+    @model_validator(mode="after")
+    def _has_no_local_steps_in_buckets(self) -> Buckets:
+        if self.buckets > 1 and getattr(self, "local_steps", None) is not None:
+            raise ValueError(
+                f"buckets: got {self.buckets}, but the difference that local_steps make is known all at once, at their "
+                "end: expected 1"
+            )
+        return self
+
+
+class AllAtOnce(Part):
+    """A method whose messages need all gradients of a step."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_buckets(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("buckets", 1) != 1:
+            raise ValueError(
+                f"buckets: {given.get('name')} needs all gradients of a step for its first message: expected dsgd, "
+                "dad, top-rows or rank-dad"
+            )
+        return given
+
+
 class EveryBatch(Part):
     """A method whose sites exchange something of every batch."""
 
@@ -94,6 +129,6 @@ class EveryBatch(Part):
         if isinstance(given, dict) and given.get("local_steps") is not None:
             raise ValueError(
                 f"local_steps: {given.get('name')} sends rows of single batches, and a difference of weights has none: "
-                "expected dsgd, rank-dad or powersgd"
+                "expected dsgd, rank-dad, powersgd or top-k"
             )
         return given

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from rankdad.common.spec.local_steps import EveryBatch, LocalPreset, LocalSteps
+from rankdad.common.errors import SpecError
+from rankdad.common.spec.local_steps import AllAtOnce, Buckets, EveryBatch, LocalPreset, LocalSteps
 from rankdad.common.spec.numbers import Fraction, UpToMillion
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "converged": {"reducer": "spi", "feedback": "none"},
     "authors": {"reducer": "published", "feedback": "none", "iterations": 5, "tolerance": 1e-3},
 }
+SPARSELOCO: Mapping[str, Any] = {  # 2508.15706
+    **{"local_steps": 30, "outer": "average", "proximal": 0.0, "moments": "kept"},
+    **{"density": 64 / 4096, "decay": 0.95, "wire": "int2"},
+}
 Wire = Literal["float32", "float64", "bfloat16", "float16", "int8"]
 RowWire = Literal["float32", "float64", "bfloat16", "float16", "int8", "int4", "int2"]
 
 
-class Dsgd(LocalSteps):
+def _few_bits_have_feedback(method: RankDad | TopK) -> Any:
+    """Refuse codes of few bits whose rounding nobody makes up for."""
+    if method.wire in ("int4", "int2") and method.feedback == "none":
+        raise ValueError(
+            f"wire: got {method.wire}, which rounds off too much without feedback: expected int8, or another feedback "
+            "than none"
+        )
+    return method
+
+
+class Dsgd(Buckets, LocalSteps):
     """Send full gradients and average them."""
 
     name: Literal["dsgd"]
@@ -30,8 +45,14 @@ class Dsgd(LocalSteps):
     """All gradients in one message; or each tensor in an exchange of its own, as by a collective for every tensor: the
     same averages, in as many round trips as there are tensors."""
 
+    @model_validator(mode="after")
+    def _one_division(self) -> Dsgd:
+        if self.buckets > 1 and self.exchanges != "one":
+            raise ValueError(f"buckets: got {self.buckets}, but exchanges is {self.exchanges}: expected one of the two")
+        return self
 
-class Dad(EveryBatch):
+
+class Dad(Buckets, EveryBatch):
     """Send full factors and concatenate them: exact (dAD)."""
 
     name: Literal["dad"]
@@ -39,7 +60,7 @@ class Dad(EveryBatch):
     """Precision on the wire."""
 
 
-class Edad(EveryBatch):
+class Edad(AllAtOnce, EveryBatch):
     """Send activations and the last layer's deltas, and propagate the deltas again everywhere: exact, for chains."""
 
     name: Literal["edad"]
@@ -47,7 +68,7 @@ class Edad(EveryBatch):
     """Precision on the wire; int8 would round small activations to 0, and with them their slopes."""
 
 
-class TopRows(EveryBatch):
+class TopRows(Buckets, EveryBatch):
     """Send the first rows of every factor: the paper's crude baseline."""
 
     name: Literal["top-rows"]
@@ -57,7 +78,7 @@ class TopRows(EveryBatch):
     """Precision on the wire."""
 
 
-class RankDad(LocalSteps):
+class RankDad(Buckets, LocalSteps):
     """Send factors reduced at the site, and reduce their concatenation again at the aggregator (rank-dAD)."""
 
     name: Literal["rank-dad"]
@@ -95,6 +116,8 @@ class RankDad(LocalSteps):
                 raise ValueError(f"the preset {name} has {field} {value}, but {field} {given[field]} is asked for")
         return ({"rank": 10} if name == "authors" else {}) | given | PRESETS[name]
 
+    _few_bits = model_validator(mode="after")(_few_bits_have_feedback)
+
     @model_validator(mode="after")
     def _published_as_it_is(self) -> RankDad:
         if self.reducer == "published" and self.feedback != "none":
@@ -109,7 +132,7 @@ class RankDad(LocalSteps):
         return self.rank - (self.reducer == "published")
 
 
-class PowerSgd(LocalSteps):
+class PowerSgd(AllAtOnce, LocalSteps):
     """Multiply gradients by shared directions, in two exchanges a step, with error feedback (Vogels 2019)."""
 
     name: Literal["powersgd"]
@@ -123,4 +146,56 @@ class PowerSgd(LocalSteps):
     """Precision on the wire."""
 
 
-MethodSpec = Dsgd | Dad | Edad | TopRows | RankDad | PowerSgd
+class TopK(LocalSteps):
+    """Send the largest entries of every weight's gradient, and where they stand; choose again at the aggregator."""
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {**LocalSteps.presets, "sparseloco": SPARSELOCO}
+
+    name: Literal["top-k"]
+    density: Annotated[float, Field(gt=0, le=1)] = 0.01
+    """Part of a weight's entries that travels, in each direction, equally many of every 4096."""
+    preset: Literal["sparseloco"] | LocalPreset | None = None
+    """\"sparseloco\": local steps, 64 of 4096 entries in 2 bits, residuals that decay; the others are of local steps,
+    as of dsgd. What else is given stands."""
+    feedback: Literal["none", "site", "aggregator", "both"] = "both"
+    """Where what was not sent is kept for the next step."""
+    decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Part of a site's residual that is left in the next step; 1 forgets nothing."""
+    wire: RowWire = "float32"
+    """Precision on the wire; int8, int4 and int2 are in blocks of 64 with one scale each, and the last two need
+    feedback."""
+
+    _few_bits = model_validator(mode="after")(_few_bits_have_feedback)
+
+    @model_validator(mode="after")
+    def _decays_at_a_site(self) -> TopK:
+        if self.decay < 1 and self.feedback not in ("site", "both"):
+            raise ValueError(f"decay: got {self.decay:g}, but with feedback {self.feedback} no site has a residual")
+        return self
+
+
+MethodSpec = Dsgd | Dad | Edad | TopRows | RankDad | PowerSgd | TopK
+
+
+def named_method(method: str | Mapping[str, Any], own: object = None) -> dict[str, Any]:
+    """Return a method as a spec has it, by its name or that of a preset.
+
+    Args:
+        method: its fields; or a name: fedavg and its like are dsgd's, converged and authors rank-dad's.
+        own: the method of the spec so far, whose rank is kept, and whose other fields are too if it has the same name.
+
+    Raises:
+        SpecError: there is none of this name.
+    """
+    if not isinstance(method, str):
+        return dict(method)
+    before = own if isinstance(own, Mapping) else {}
+    classes = {get_args(one.model_fields["name"].annotation)[0]: one for one in get_args(MethodSpec)}
+    presets = dict.fromkeys(LocalSteps.presets, "dsgd") | dict.fromkeys(PRESETS, "rank-dad") | {"sparseloco": "top-k"}
+    name = presets.get(method, method)
+    if name not in classes:
+        raise SpecError("run.method", f"got {method!r}, expected one of {', '.join([*classes, *presets])}")
+    if name == method and before.get("name") == name:
+        return dict(before)
+    rank = {"rank": before.get("rank", 2)} if "rank" in classes[name].model_fields and method != "authors" else {}
+    return {"name": name, **rank} | ({"preset": method} if method in presets else {})

@@ -202,6 +202,46 @@ class Cnn3d(Convolutional):
     """Sizes: "small" has filters 16, 32, 64, "deep" 32, 64, 128, 256, 256. Another size beside it is an error."""
 
 
+class Monai(Network):
+    """A network of MONAI (pip install 'rankdad[monai]'), with random weights; no permission is needed for its code."""
+
+    sized_by = "model.network"
+
+    name: Literal["monai"]
+    network: Literal[
+        "DenseNet121", "DenseNet169", "DenseNet201", "ResNet10", "ResNet18", "ResNet34", "ResNet50", "EfficientNetB0"
+    ]
+    """Which one."""
+    dims: Literal[2, 3]
+    """Axes of space: 2 for images, 3 for volumes."""
+    norm: Literal["batch", "instance", "group"] = "group"
+    """Normalisation. That of batches has running statistics, of which all sites' mean is taken; sites differ in it."""
+    groups: UpToMillion = 8
+    """Groups of the normalisation "group"; each width of the network is a multiple."""
+    dropout: Fraction = 0.0
+    """Probability with which a value is dropped in training, in a DenseNet's layers."""
+    channels: Literal["first", "last"] | None = None
+    """Where channels stand in a sample; null where only one end of its shape is 4 or less."""
+
+    @property
+    def norm_layer(self) -> str | tuple[str, dict[str, int]]:
+        """Normalisation, as MONAI's layers are told."""
+        return ("group", {"num_groups": self.groups}) if self.norm == "group" else self.norm
+
+    @property
+    def least_side(self) -> int:
+        """How long an axis of space has to be."""
+        return 32
+
+    @field_validator("dropout")
+    @classmethod
+    def _is_there(cls, dropout: float, info: ValidationInfo) -> float:
+        network = str(info.data.get("network", "DenseNet"))
+        if dropout and not network.startswith("DenseNet"):
+            raise ValueError(f"got {dropout}, but {network} has none, expected 0")
+        return dropout
+
+
 class Factory(Network):
     """A function of the user's that returns the model; a site resolves it only through its own allow-list."""
 
@@ -214,4 +254,4 @@ class Factory(Network):
     """Keyword arguments of the function."""
 
 
-ModelSpec = Linear | Mlp | Gru | Lstm | Vit | Cnn | Cnn3d | Factory
+ModelSpec = Linear | Mlp | Gru | Lstm | Vit | Cnn | Cnn3d | Monai | Factory

@@ -11,11 +11,12 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from rankdad.common.documents import Part, load_json, replace, validate
+from rankdad.common.spec.augmentation import check_augmentation
 from rankdad.common.spec.data import DataSpec, TableData, check_kept, check_task
 from rankdad.common.spec.evaluation import EvaluationSpec, Holdout, KFold, LeaveOneSiteOut
 from rankdad.common.spec.federation import Federation
 from rankdad.common.spec.local_steps import LocalSteps
-from rankdad.common.spec.method import MethodSpec, RankDad
+from rankdad.common.spec.method import Dsgd, MethodSpec, RankDad
 from rankdad.common.spec.model import Linear, ModelSpec
 from rankdad.common.spec.preparation import Preparation
 from rankdad.common.spec.tasks import Metric, TaskSpec
@@ -103,12 +104,27 @@ class RunSpec(Part):
             raise ValueError("sites: got one, but evaluation is leave-one-site-out: expected at least two")
         return federation
 
+    @field_validator("federation")
+    @classmethod
+    def _late_contributions_can_join(cls, federation: Federation, info: ValidationInfo) -> Federation:
+        method = info.data.get("method")
+        if federation.staleness and method is not None and (reason := _why_none_joins(method)):
+            raise ValueError(f"staleness: got {federation.staleness}, but {reason}, or staleness 0")
+        return federation
+
     @field_validator("training")
     @classmethod
     def _monitor_is_measured(cls, training: Training, info: ValidationInfo) -> Training:
         task = info.data.get("task")
         if task is not None and training.monitor is not None and training.monitor not in task.metrics:
             raise ValueError(f"monitor: got {training.monitor}, expected one of {', '.join(task.metrics)}")
+        return training
+
+    @field_validator("training")
+    @classmethod
+    def _samples_can_be_varied(cls, training: Training, info: ValidationInfo) -> Training:
+        if info.data.get("data") is not None:
+            check_augmentation(training.augmentation, info.data["data"])
         return training
 
     @field_validator("method")
@@ -121,6 +137,21 @@ class RunSpec(Part):
                 "are of single batches: expected elementwise, or no local_steps"
             )
         return method
+
+    @field_validator("federation")
+    @classmethod
+    def _overrides_fit(cls, federation: Federation, info: ValidationInfo) -> Federation:
+        training, method = info.data.get("training"), info.data.get("method")
+        for site, own in federation.overrides.items():
+            if own.epochs and training and own.epochs > training.epochs:
+                expected = f"expected at most training.epochs {training.epochs}"
+                raise ValueError(f"overrides.{site}.epochs: got {own.epochs}, {expected}")
+            if own.local_steps and method and getattr(method, "local_steps", None) is None:
+                has = "has none" if isinstance(method, LocalSteps) else f"of {method.name} cannot have any"
+                raise ValueError(f"overrides.{site}.local_steps: got {own.local_steps}, but the method {has}")
+        if training and not any(federation.trains(site, training.epochs - 1) for site in federation.sites):
+            raise ValueError(f"overrides: no site trains for training.epochs, which are {training.epochs}")
+        return federation
 
     @field_validator("tuning")
     @classmethod
@@ -220,6 +251,18 @@ class RunSpec(Part):
         """Return what one of the run's trainings is called; see `training_name`."""
         return training_name(fold, self.tested_folds, self.folds, len(self.candidates))
 
+    def at(self, site: str) -> RunSpec:
+        """Return the run with a site's own batch size and local steps in place of the common ones."""
+        own = self.federation.overrides.get(site)
+        if own is None:
+            return self
+        training, method = self.training, self.method
+        if own.batch_size is not None:
+            training = training.model_copy(update={"batch_size": own.batch_size})
+        if own.local_steps is not None:
+            method = method.model_copy(update={"local_steps": own.local_steps})
+        return self.model_copy(update={"training": training, "method": method})
+
     def with_settings(self, candidate: Candidate) -> RunSpec:
         """Return the run with a candidate's settings in place of its own."""
         training, method = self.training, self.method
@@ -236,6 +279,22 @@ class RunSpec(Part):
         """Return the digest of the canonical JSON form (keys sorted, defaults written out)."""
         canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _why_none_joins(method: MethodSpec) -> str:
+    """Return why no late contribution can join a later step; "" if it can."""
+    if not isinstance(method, Dsgd | RankDad) or (isinstance(method, Dsgd) and method.exchanges != "one"):
+        exchanges = ", exchanges per-tensor," if isinstance(method, Dsgd) else ""
+        return (
+            f"a late contribution of {method.name}{exchanges} has no place in a later step: expected rank-dad or dsgd"
+        )
+    if method.buckets > 1:
+        return f"method.buckets is {method.buckets}, and a step in buckets is in several rounds: expected buckets 1"
+    if method.local_steps is not None and method.moments == "kept":
+        return (
+            "method.moments is kept, and nobody could say after which steps a late site's moments are: expected reset"
+        )
+    return ""
 
 
 def training_name(fold: int, tested: int, folds: int, candidates: int = 0) -> str:

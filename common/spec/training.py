@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from rankdad.common.documents import Part
+from rankdad.common.spec.augmentation import Augmentation
 from rankdad.common.spec.numbers import (
     Fraction,
     NonNegativeFloat,
@@ -16,6 +17,8 @@ from rankdad.common.spec.numbers import (
     UpToMillion,
 )
 from rankdad.common.spec.tasks import Metric
+
+Varied = Annotated[Augmentation, Field(discriminator="name")]
 
 
 class Adam(Part):
@@ -107,10 +110,16 @@ class Training(Part):
     """Part of a site's training samples that is set aside for validation."""
     test: Fraction = 0.2
     """Part of a site's samples that is set aside for the test; unused where the data file has its own split."""
+    augmentation: Annotated[tuple[Varied, ...], Field(max_length=20)] = ()
+    """How pictures, volumes and series are varied before they are trained on, one entry after the other: anew in each
+    epoch, by a seed that follows from site, sample and epoch."""
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of the replica."""
-    autocast: Literal["bfloat16"] | None = None
+    autocast: Literal["bfloat16", "float16"] | None = None
     """Precision of forward and backward pass; gradients and weights stay in `dtype`."""
+    loss_scale: Annotated[int, Field(ge=1, le=2**24)] = 1024
+    """With autocast float16 the loss is multiplied by this power of two, lest small gradients vanish, and gradients are
+    divided by it. Where they overflow, the batch's backward pass is made again with half of it, and so on."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Threads of a process's tensor operations: part of what makes results equal to the last bit."""
 
@@ -126,6 +135,8 @@ class Training(Part):
 
     @model_validator(mode="after")
     def _splits_fit(self) -> Training:
+        if self.loss_scale.bit_count() != 1:
+            raise ValueError(f"loss_scale: got {self.loss_scale}, expected a power of two, such as 1024")
         if self.validation + self.test >= 1:
             raise ValueError(f"validation {self.validation} and test {self.test} leave nothing to train on")
         if self.early_stopping and not self.validation:

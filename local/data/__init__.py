@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rankdad.common.errors import UserError
-from rankdad.common.preparation import Rows, count_behind
+from rankdad.common.preparation import Inputs, Rows, count_behind, has_gaps
 from rankdad.common.protocol.messages import DataWarning
-from rankdad.common.run.replica import weights_sha256
 from rankdad.common.spec import KFold, RunSpec
 from rankdad.common.spec.data import CsvData, NpzData, TableData, TsData
 from rankdad.common.spec.images import FunctionData, ImagesData, ListedData, NiftiData
 from rankdad.common.spec.tasks import Classification
 from rankdad.local.data.behind import fewest_behind
+from rankdad.local.data.digests import digests
+from rankdad.local.data.file_samples import FileSamples
 from rankdad.local.data.folds import Split, folds
 from rankdad.local.data.function import read_function
+from rankdad.local.data.lazy import Augment, Lazy
+from rankdad.local.data.loading import Loading
 from rankdad.local.data.npz import read_npz
 from rankdad.local.data.reading import Array, Reading, is_folder
 from rankdad.local.data.ts import read_ts
@@ -35,25 +40,50 @@ MEANING: dict[DataWarning, str] = {
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Inputs [samples, …] in the replica's dtype (int64 for tokens) and labels [samples, …] as the task has them."""
+    """Inputs [samples, …] in the replica's dtype (int64 for tokens) and labels [samples, …] as the task has them.
 
-    inputs: Tensor
+    Inputs of a file each are read when batches are asked for.
+    """
+
+    inputs: Inputs
     labels: Tensor
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def to(self, device: str) -> Samples:
-        """Return the samples on a device."""
-        return Samples(self.inputs.to(device), self.labels.to(device))
-
     def take(self, rows: Tensor) -> Samples:
         """Return some of the samples."""
         return Samples(self.inputs[rows], self.labels[rows])
 
-    def split(self, sizes: list[int]) -> list[Samples]:
-        """Return consecutive parts of the given sizes."""
-        return [Samples(*pair) for pair in zip(self.inputs.split(sizes), self.labels.split(sizes), strict=True)]
+    def batches(
+        self, parts: Sequence[Tensor], device: torch.device | str = "cpu", augment: Augment | None = None
+    ) -> Iterator[Batch]:
+        """Yield the samples of each part on a device, one part after another.
+
+        Args:
+            parts: places of samples, int64.
+            device: where they are wanted.
+            augment: changes inputs, given their places.
+
+        Raises:
+            DataError: a file cannot be read any more.
+        """
+        inputs: Iterator[Tensor]
+        if isinstance(self.inputs, Tensor):
+            whole = self.inputs
+            inputs = (whole[rows] if augment is None else augment(whole[rows], rows) for rows in parts)
+        else:
+            pinned = torch.device(device).type == "cuda"
+            inputs = iter(self.inputs.batches(parts, augment, pinned=pinned))
+        for rows, found in zip(parts, inputs, strict=True):
+            yield Batch(*(one.to(device, non_blocking=True) for one in (found, self.labels[rows])))
+
+
+class Batch(NamedTuple):
+    """Samples that go through the network at once: inputs [n, …] and labels [n, …], on its device."""
+
+    inputs: Tensor
+    labels: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,22 +158,29 @@ class SiteData:
 
     def sha256(self) -> str:
         """Return the digest of samples, labels, covariates and splits."""
-        tensors = {"inputs": self.samples.inputs, "labels": self.samples.labels}
-        if self.covariates is not None:
-            tensors["covariates"] = self.covariates
-        if self.groups is not None:
-            tensors["groups"] = self.groups
-        for fold, split in enumerate(self.splits):
-            tensors |= {f"{fold}/{name}": rows for name, rows in vars(split).items()}
-        return weights_sha256(tensors)
+        return self._digests[0]
 
     def order_key(self, fold: int) -> str:
         """Return what the order of a fold's batches is drawn from: a digest of its training rows, known here alone.
 
         Whoever knew the order could solve the sums of many batches for single samples.
         """
-        rows = self.splits[fold].train
-        return weights_sha256({"inputs": self.samples.inputs[rows], "labels": self.samples.labels[rows]})
+        return self._digests[1 + fold]
+
+    @cached_property
+    def _digests(self) -> tuple[str, ...]:
+        """The digest of everything, and that of each fold's training rows: inputs are read once for all of them."""
+        everything = {"labels": self.samples.labels}
+        if self.covariates is not None:
+            everything["covariates"] = self.covariates
+        if self.groups is not None:
+            everything["groups"] = self.groups
+        for fold, split in enumerate(self.splits):
+            everything |= {f"{fold}/{name}": rows for name, rows in vars(split).items()}
+        trained = [split.train for split in self.splits]
+        labels = [{"labels": self.samples.labels[rows]} for rows in trained]
+        whole = torch.arange(len(self.samples))
+        return digests(self.samples.inputs, [whole, *trained], [everything, *labels])
 
     def rows(self, fold: int) -> Rows:
         """Return a fold's training rows, for preparation."""
@@ -154,7 +191,7 @@ class SiteData:
     def summed(self, fold: int) -> Rows:
         """Return what may leave the site in sums: a column that too few samples of some fold have is missing in all."""
         rows = self.rows(fold).of_at_least(self.fewest)
-        if len(rows.inputs) and (too_few := self._too_few()) is not None:
+        if isinstance(rows.inputs, Tensor) and len(rows.inputs) and (too_few := self._too_few()) is not None:
             return replace(rows, inputs=rows.inputs.masked_fill(too_few, math.nan))
         return rows
 
@@ -167,7 +204,7 @@ class SiteData:
         held = torch.cat([split.validation, split.test])
         rows = torch.cat([split.train, held])
         inputs, groups = self.samples.inputs[rows], None if self.groups is None else self.groups[rows]
-        if inputs.ndim == 2 and inputs.is_floating_point() and inputs.isnan().any():
+        if isinstance(inputs, Tensor) and inputs.ndim == 2 and has_gaps(inputs):
             given = inputs[len(split.train) :].isnan().logical_not()
             few = count_behind(given, None if groups is None else groups[len(split.train) :]) < self.fewest
             inputs[len(split.train) :, few] = math.nan
@@ -179,7 +216,7 @@ class SiteData:
         Covariates are summed up over the samples that have a column: so those that lack it must be enough, too.
         """
         inputs = self.samples.inputs
-        if inputs.ndim != 2 or not inputs.is_floating_point() or not inputs.isnan().any():
+        if not isinstance(inputs, Tensor) or inputs.ndim != 2 or not has_gaps(inputs):
             return None
         lacking, few = inputs.isnan(), torch.zeros(inputs.shape[1], dtype=torch.bool)
         for members in (~lacking, *([lacking] if self.covariates is not None else [])):
@@ -187,7 +224,13 @@ class SiteData:
         return few
 
 
-def read_site(spec: RunSpec, folder: Path, site_index: int, allowed: Collection[str] = ()) -> SiteData:
+def read_site(
+    spec: RunSpec,
+    folder: Path,
+    site_index: int,
+    allowed: Collection[str] = (),
+    loading: Loading = Loading(),  # noqa: B008
+) -> SiteData:
     """Read a site's data and split them.
 
     Args:
@@ -195,17 +238,23 @@ def read_site(spec: RunSpec, folder: Path, site_index: int, allowed: Collection[
         folder: of the site's data.
         site_index: place of the site in the plan.
         allowed: readers "package.module:function" that the site permits.
+        loading: how samples of a file each are read.
 
     Raises:
         DataError: what cannot be used, by file, row and column; or nothing is left to train on.
     """
-    return split_samples(spec, read_samples(spec, folder, allowed=allowed), site_index)
+    return split_samples(spec, read_samples(spec, folder, allowed=allowed, loading=loading), site_index, loading)
 
 
 def read_samples(
-    spec: RunSpec, path: Path, *, beside: Sequence[str] | None = None, allowed: Collection[str] = ()
+    spec: RunSpec,
+    path: Path,
+    *,
+    beside: Sequence[str] | None = None,
+    allowed: Collection[str] = (),
+    loading: Loading = Loading(),  # noqa: B008
 ) -> Reading:
-    """Read what the run's schema says.
+    """Read what the run's schema says. Of samples of a file each, all are checked and few are kept.
 
     Args:
         spec: the run.
@@ -214,6 +263,7 @@ def read_samples(
         beside: columns that predictions are to stand beside, which need no labels; None where the samples are to be
             trained on.
         allowed: names "package.module:function" of readers that the caller permits.
+        loading: how samples of a file each are read.
 
     Raises:
         PolicyError: the schema names a function that is not allowed.
@@ -234,16 +284,30 @@ def read_samples(
     from rankdad.local.data.images import read_images
     from rankdad.local.data.nifti import read_nifti
 
-    if isinstance(data, NiftiData):
-        return read_nifti(path / data.file if is_folder(path) else path, data, dtype, beside=beside)
-    if isinstance(data, ImagesData):
-        return read_images(path / data.file if is_folder(path) else path, data, dtype, beside=beside)
+    if isinstance(data, NiftiData | ImagesData):
+        place = path / data.file if is_folder(path) else path
+        if isinstance(data, NiftiData):
+            found = read_nifti(place, data, dtype, beside=beside)
+        else:
+            found = read_images(place, data, dtype, beside=beside)
+        assert isinstance(found.inputs, FileSamples)
+        return replace(found, inputs=found.inputs.checked(loading.cache_mib << 20)) if training else found
     if isinstance(data, CsvData):
         return read_csv(path, data, dtype, keep=keep, beside=beside)
     return read_freesurfer(path, data, dtype, keep=keep, beside=beside)
 
 
-def split_samples(spec: RunSpec, reading: Reading, site_index: int) -> SiteData:
+def lazy_or_whole(inputs: Array | FileSamples, loading: Loading = Loading()) -> Inputs:  # noqa: B008
+    """Return what was read as training takes it: one tensor, or what is read when it is asked for."""
+    return Lazy(inputs, loading) if isinstance(inputs, FileSamples) else torch.from_numpy(inputs)
+
+
+def split_samples(
+    spec: RunSpec,
+    reading: Reading,
+    site_index: int,
+    loading: Loading = Loading(),  # noqa: B008
+) -> SiteData:
     """Split what was read.
 
     Raises:
@@ -254,7 +318,7 @@ def split_samples(spec: RunSpec, reading: Reading, site_index: int) -> SiteData:
     warnings = _warnings(spec, reading.labels)
     groups = None if reading.groups is None else np.unique(reading.groups, return_inverse=True)[1]
     return SiteData(
-        Samples(torch.from_numpy(reading.inputs), torch.from_numpy(reading.labels)),
+        Samples(lazy_or_whole(reading.inputs, loading), torch.from_numpy(reading.labels)),
         splits,
         None if reading.covariates is None else torch.from_numpy(reading.covariates),
         reading.keys or tuple(map(str, range(len(reading.labels)))),

@@ -145,7 +145,7 @@ def known_labels(data: Labelled, tables: Sequence[Table]) -> tuple[Array | None,
     """Return labels of rows that are predicted, which of them are missing or none of the run's, and a word on these."""
     wrong: dict[int, DataError] = {}
     labels = labels_of(data, [replace(table, refused=wrong) for table in tables])
-    unknown: Array = np.asarray(np.isnan(labels.reshape(len(labels), -1)).any(axis=1))
+    unknown: Array = np.asarray(np.isnan(labels.reshape(len(labels), len(data.targets))).any(axis=1))
     if not unknown.any():
         return labels, unknown, ()
     row = min(wrong, default=int(unknown.argmax()))

@@ -13,7 +13,7 @@ import numpy as np
 from rankdad.common.errors import DataError, UserError
 from rankdad.common.spec.images import ImagesData
 from rankdad.common.spec.table_schema import canonical
-from rankdad.local.data.listed import file_within, read_listed, stack
+from rankdad.local.data.listed import file_within, read_listed, samples_of_files
 from rankdad.local.data.reading import Array, Reading
 from rankdad.local.data.tables import nearest
 
@@ -65,7 +65,7 @@ def read_images(path: Path, data: ImagesData, dtype: str, *, beside: Sequence[st
             files.append(file_within(path, name))
         except DataError as error:
             raise fault(row, error.problem) from None
-    inputs = stack(path, files, data.shape, dtype, load, fault)
+    inputs = samples_of_files(path, files, data.shape, dtype, load, fault)
     classes = [label for _, label in found]
     return Reading(path, inputs, None if None in classes else np.array(classes, np.int64), keys=names)
 

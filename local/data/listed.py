@@ -1,8 +1,7 @@
-"""Samples of a file each: listed by a table, found in the site's folder, and read one after another."""
+"""Samples of a file each: listed by a table, found in the site's folder, and read when they are asked for."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from rankdad.common.files import is_within
 from rankdad.common.spec.images import ListedData
 from rankdad.local.data.cells import as_labels, known_labels, labels_of
 from rankdad.local.data.encoding import all_rows
+from rankdad.local.data.file_samples import FileSamples
 from rankdad.local.data.formats import check_fits
 from rankdad.local.data.reading import MISSING, Array, Reading, check_file, shown
 from rankdad.local.data.table_files import read_table
@@ -67,7 +67,7 @@ def read_listed(
             raise table.error(row, data.image, f"{shown(name)} {error.problem}") from None
     return Reading(
         path,
-        stack(path, files, shape, dtype, load, fault),
+        samples_of_files(path, files, shape, dtype, load, fault),
         as_labels(data, labels),
         keys=tuple(table.texts(data.key or data.image)),
         groups=None if group is None else tuple(table.texts(group)),
@@ -85,12 +85,12 @@ def _predicted(
     labels, unlabelled, notes = None, np.zeros(len(table), bool), tuple[str, ...]()
     if set(data.targets) <= set(table.frame):
         labels, unlabelled, notes = known_labels(data, (table,))
-    size = len(table) * math.prod(shape) * np.dtype(dtype).itemsize
-    check_fits(table.source, f"{len(table)} samples of shape {list(shape)}", size)
-    inputs, kept = np.empty((len(table), *shape), dtype), list[int]()
+    files, kept = list[Path](), list[int]()
     for row, name in enumerate(table.texts(data.image)):
         try:
-            inputs[len(kept)] = load(file_within(folder, name))
+            file = file_within(folder, name)
+            load(file)
+            files.append(file)
             kept.append(row)
         except DataError as error:
             missing = name.lower() in MISSING
@@ -98,11 +98,16 @@ def _predicted(
     if not kept:
         raise UserError(f"no row can be predicted: {refused[0]}")
     names = (data.key or data.image, data.group)
+    used = table.take(kept)
+
+    def fault(row: int, problem: str) -> DataError:
+        return used.error(row, data.image, f"{shown(used.texts(data.image)[row])} {problem}")
+
     return Reading(
         table.source,
-        inputs[: len(kept)],
+        samples_of_files(table.source, files, shape, dtype, load, fault),
         None if labels is None else as_labels(data, labels[kept]),
-        keys=tuple(table.take(kept).texts(names[0])),
+        keys=tuple(used.texts(names[0])),
         notes=notes,
         rows=all_rows((table,), names, beside, refused, unlabelled),
     )
@@ -145,26 +150,30 @@ def file_within(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def stack(source: Path, files: Sequence[Path], shape: tuple[int, ...], dtype: str, load: Load, fault: Fault) -> Array:
-    """Read files into one array [files, …shape] of the replica's dtype, one at a time.
+def samples_of_files(
+    source: str | Path, files: Sequence[Path], shape: tuple[int, ...], dtype: str, load: Load, fault: Fault
+) -> FileSamples:
+    """Return inputs [files, …shape] of the replica's dtype, of which each is read when it is asked for.
 
     Args:
         source: what lists them.
         files: in order.
         shape: of each.
-        dtype: of the array.
+        dtype: of the inputs.
         load: reads one; a DataError of its own tells what is wrong.
         fault: returns the error that names a file by its row, with what is wrong.
 
     Raises:
-        DataError: as `fault` says; or they do not fit into memory.
+        DataError: not even one fits into memory.
     """
-    size = len(files) * math.prod(shape) * np.dtype(dtype).itemsize
-    check_fits(source, f"{len(files)} samples of shape {list(shape)}", size)
-    inputs = np.empty((len(files), *shape), dtype)
-    for row, file in enumerate(files):
+
+    def read(row: int) -> Array:
         try:
-            inputs[row] = load(file)
+            check_file(files[row])
+            return load(files[row])
         except DataError as error:
             raise fault(row, error.problem) from None
-    return inputs
+
+    found = FileSamples(source, read, (len(files), *shape), np.dtype(dtype))
+    check_fits(source, f"samples of shape {list(shape)}", found.sample_bytes)
+    return found

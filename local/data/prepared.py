@@ -67,17 +67,16 @@ def prepare(spec: RunSpec, data: SiteData, state: RunState, replica: Replica) ->
         spec: the run.
         data: the site's.
         state: of the run, all stages of preparation done.
-        replica: which has the dtype and the device.
+        replica: which has the dtype.
     """
-    like, preparing = next(replica.model.parameters()), Preparing(spec)
+    preparing = Preparing(spec)
     fit = preparing.fit(state.totals_of(state.fold))
     own = preparing.own(fit, data.rows(state.fold))
     samples, split = data.samples, data.splits[state.fold]
-    inputs = preparing.apply(fit, own, samples.inputs, data.covariates, like.dtype)
+    dtype = next(replica.model.parameters()).dtype
+    inputs = preparing.apply(fit, own, samples.inputs, data.covariates, dtype)
     whole = Samples(inputs, preparing.apply_labels(fit, samples.labels))
-    train, validation, test = (
-        whole.take(rows).to(str(like.device)) for rows in (split.train, split.validation, split.test)
-    )
+    train, validation, test = (whole.take(rows) for rows in (split.train, split.validation, split.test))
     numbers = isinstance(spec.task, Regression)
     first, order_key = preparing.fit(state.totals_of(0)), data.order_key(state.fold)
     groups = data.groups[split.test] if spec.grouped and data.groups is not None else None

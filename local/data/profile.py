@@ -146,7 +146,9 @@ def _column(table: Table, name: str) -> Column:
         remarks += _stand_ins(numbers)
         marks = np.quantile(numbers, [0, 0.25, 0.5, 0.75, 1]).tolist()
         summary = dict(zip(("least", "lower", "median", "upper", "largest"), marks, strict=True))
-        summary |= {"mean": float(numbers.mean()), "deviation": float(numbers.std())}
+        with np.errstate(over="ignore"):  # squares of numbers beyond 1e154, which no reader takes
+            mean, deviation = np.nan_to_num([numbers.mean(), numbers.std()]).tolist()  # infinity is no JSON
+        summary |= {"mean": mean, "deviation": deviation}
     levels = dict(counts.most_common()) if len(counts) <= MAX_LEVELS and kind != "id" else {}
     zeros, most, told = int((numbers == 0).sum()), max(counts.values()), tuple(map(visible, remarks))
     ends = _ends(held) if kind == "date" else ()

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from rankdad.common.errors import DataError
+
+if TYPE_CHECKING:
+    from rankdad.local.data.file_samples import FileSamples
 
 Array = NDArray[Any]
 MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null", "none"})  # in small letters
@@ -39,7 +42,8 @@ class Reading:
 
     Args:
         source: the file, named in errors.
-        inputs: [samples, …] in the replica's dtype, int64 for tokens; NaN where a value is to be imputed.
+        inputs: [samples, …] in the replica's dtype, int64 for tokens; NaN where a value is to be imputed. Samples of a
+            file each are read when they are asked for.
         labels: int64 [samples], 0 to classes − 1; float64 [samples] for regression, [samples, labels] of 0 and 1 for
             multi-label; None where there are none.
         split: int64 [samples], 0 train, 1 validation, 2 test; None where the data do not say.
@@ -52,7 +56,7 @@ class Reading:
     """
 
     source: str | Path
-    inputs: Array
+    inputs: Array | FileSamples
     labels: Array | None = None
     split: Array | None = None
     keys: tuple[str, ...] | None = None

@@ -115,15 +115,15 @@ def read_parquet(path: Path, _sheet: str | None = None) -> pd.DataFrame:
         text = sum(size.row_group(i).total_byte_size for i in range(size.num_row_groups))
         check_fits(path, what, CELL * size.num_rows * size.num_columns + text)
         frame: pd.DataFrame = pd.read_parquet(path, engine="pyarrow", dtype_backend="numpy_nullable")
+        if frame.index.name is not None or isinstance(frame.index, pd.MultiIndex):
+            frame = frame.reset_index()
+        frame = frame.astype(object)
     except OSError as error:
         raise DataError(path, f"cannot be read: {error.strerror or error}") from None
     except DataError:
         raise
     except Exception as error:  # of a damaged file pyarrow raises what it likes
         raise DataError(path, f"is not a readable Parquet file ({type(error).__name__})") from None
-    if frame.index.name is not None or isinstance(frame.index, pd.MultiIndex):
-        frame = frame.reset_index()
-    frame = frame.astype(object)
     frame.columns = pd.Index([str(name) for name in frame.columns], dtype=object)
     frame = frame.map(_plain)
     frame.index = pd.RangeIndex(2, len(frame) + 2)  # as if its names were row 1
@@ -132,7 +132,7 @@ def read_parquet(path: Path, _sheet: str | None = None) -> pd.DataFrame:
 
 def _plain(cell: Any) -> Any:
     """Return a number as it is, and everything else as text without spaces around it; "" where there is nothing."""
-    if cell is None or cell is pd.NA or cell is pd.NaT or cell != cell:
+    if cell is None or cell is pd.NA or cell is pd.NaT or (isinstance(cell, float) and cell != cell):
         return ""
     if isinstance(cell, bool) or not isinstance(cell, int | float):
         if isinstance(cell, datetime.datetime) and cell.time() == datetime.time():

@@ -6,10 +6,11 @@ from collections.abc import Callable, Generator
 from typing import TypeVar
 
 from rankdad.common.errors import ProtocolError, RankdadError, RunFailedError, UnreachableError, visible
-from rankdad.common.protocol.codec import pack, pack_failure, unpack
+from rankdad.common.protocol.codec import pack_failure, unpack
 from rankdad.common.protocol.messages import Ask, Message, failure_message
 from rankdad.common.protocol.plan import Plan
 from rankdad.local.drivers.http import AggregatorClient
+from rankdad.local.drivers.sending import Sender
 
 R = TypeVar("R")
 
@@ -23,6 +24,8 @@ def drive(
     device: str = "cpu",
     lap: Callable[[str], None] = lambda name: None,
     quietly: tuple[type[RankdadError], ...] = (),
+    sender: Sender | None = None,
+    hear: Callable[[int, bytes], None] = lambda round_, answer: None,
 ) -> R:
     """Run a trainer to its end.
 
@@ -34,26 +37,23 @@ def drive(
         device: of the replica.
         lap: told the name of each stretch of work when it ends, for timings.
         quietly: errors that are not reported to the aggregator, since the site comes back.
+        sender: that the trainer gives what it sends early; without one it sends nothing early.
+        hear: told the number of every round that is answered, and the answer.
 
     Raises:
         RunFailedError: another site, or the aggregator, could not go on.
         RankdadError: this site could not; the aggregator has been told.
     """
-    round_ = 0
+    round_, sender = 0, sender or Sender(client, plan, lap)
     client.expect(plan)
     try:
         message = next(training)
         while True:
             round_ = message.round
-            answer: bytes | None
-            if isinstance(message, Ask):
-                answer = client.recorded(round_)
-            else:
-                body = pack(message, plan, up=True)
-                lap("pack")
-                answer = client.exchange(body, round_)
-            lap("wait")
+            answer = sender.exchange(message)
             update = None if answer is None else _update(answer, plan, round_, device)
+            if answer is not None:
+                hear(round_, answer)
             lap("pack")
             message = training.send(update)
     except StopIteration as stop:

@@ -24,6 +24,7 @@ from rankdad.local.drivers.connecting import open_transport, said_by_tls
 MIN_DELAY, MAX_DELAY = 0.1, 10.0  # seconds between two tries to reach the aggregator
 MAX_FINAL_PATIENCE = 2.0  # seconds: the work is done
 MIN_WAIT = 1.0  # seconds: whoever answers "not yet" sooner is not asked again at once
+COMPUTED_HEADER = "x-rankdad-computed"  # of a contribution: seconds that its site has computed for the step so far
 MAX_RUN_BYTES = 8 << 20  # bytes of the run's spec
 OK, ACCEPTED, NO_CONTENT, PROXY_DENIES, TOO_SLOW, TOO_MANY = 200, 202, 204, 407, 408, 429
 
@@ -112,14 +113,40 @@ class AggregatorClient:
         with contextlib.suppress(RankdadError):
             self._send(self._request("POST", self._rounds, body))
 
-    def exchange(self, body: bytes, round_: int) -> bytes:
+    def offer(self, body: bytes, round_: int, computed: float) -> bool:
+        """Send a contribution whose round may not be due yet; return whether the aggregator keeps it until then.
+
+        This is tried once: what fails is sent again by `exchange`, which says why.
+        """
+        try:
+            request = self._request("POST", f"{self._rounds}/{round_}", body, held=True, computed=computed)
+            return self._client.send(request).status_code == ACCEPTED
+        except (httpx.TransportError, TooLargeError, RankdadError):
+            return False
+
+    def collect(self, round_: int) -> bytes | None:
+        """Return the update of a round for which the aggregator keeps a contribution; None if it has lost that."""
+        while True:
+            asked = time.monotonic()
+            answer = self._send(self._asking(round_))
+            if answer.status_code != ACCEPTED:
+                return answer.content if answer.status_code == OK else None
+            if time.monotonic() - asked < MIN_WAIT:
+                time.sleep(MIN_DELAY)
+
+    def exchange(self, body: bytes, round_: int, computed: float | None = None) -> bytes:
         """Send a contribution, and return its round's update.
+
+        Args:
+            body: of the contribution.
+            round_: its number.
+            computed: seconds that this site has computed for the step so far.
 
         Raises:
             RefusedError: the aggregator refused it.
             UnreachableError: nobody answered for as long as the site's patience lasts.
         """
-        send = request = self._request("POST", self._rounds, body, held=True)
+        send = request = self._request("POST", self._rounds, body, held=True, computed=computed)
         since, said, delay = time.monotonic(), 0.0, MIN_DELAY
         while True:
             asked = time.monotonic()
@@ -158,13 +185,21 @@ class AggregatorClient:
     def _asking(self, round_: int) -> httpx.Request:
         return self._request("GET", f"{self._rounds}/{round_}", held=True)
 
-    def _request(self, verb: str, url: httpx.URL | str, body: bytes | None = None, held: bool = False) -> httpx.Request:
+    def _request(
+        self,
+        verb: str,
+        url: httpx.URL | str,
+        body: bytes | None = None,
+        held: bool = False,
+        computed: float | None = None,
+    ) -> httpx.Request:
         """Make a request; one that is held waits until other sites have contributed, and names the run."""
         if held and not self._knows_run:
             self.run()
         timeout = httpx.Timeout(self._prompt, read=self._held if held else self._prompt)
         limits = {"size": self._limit, "held": held}
-        return self._client.build_request(verb, url, content=body, timeout=timeout, extensions=limits)
+        headers = {} if computed is None else {COMPUTED_HEADER: f"{computed:.6f}"}
+        return self._client.build_request(verb, url, content=body, headers=headers, timeout=timeout, extensions=limits)
 
     def _content(self, request: httpx.Request) -> bytes | None:
         answer = self._send(request)

@@ -101,8 +101,13 @@ def _specification(values: dict[str, Any], wrong: list[Problem]) -> Filled:
     if sites is not None and not (isinstance(sites, list) and all(isinstance(name, str) for name in sites)):
         wrong.append(SPEC.problem(f"federation.sites: got {_shown(sites)}, expected a list of names"))
         sites = None
-    if isinstance(federation, dict) and federation.pop("quorum", "all") != "all":
-        wrong.append(SPEC.problem("federation.quorum: the platform waits for every site in every round: leave it out"))
+    waits, alone = (
+        "the platform waits for every site in every round",
+        "the platform has one aggregator, above all sites",
+    )
+    for name, only, why in (("quorum", "all", waits), ("staleness", 0, waits), ("regions", {}, alone)):
+        if isinstance(federation, dict) and federation.pop(name, only) != only:
+            wrong.append(SPEC.problem(f"federation.{name}: {why}: leave it out"))
     filled = Filled(values, draft, tuple(sites or ()), tuple(wrong), whole=True)
     run = with_sites(draft, sites or SITES)
     return replace(filled, problems=(*wrong, *(filled.problem(*problem) for problem in problems(RunSpec, run))))

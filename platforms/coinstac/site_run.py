@@ -66,7 +66,7 @@ class SiteRun:
         self._every = options.every
         self._persistence = Persistence(folder, plan, opened.id, options, owner=member.name, data_sha256=data.sha256())
         run_state = self._run_state = RunState(spec, plan, replica)
-        _, residuals, moments = self._persistence.load(run_state)
+        _, residuals, moments, _ = self._persistence.load(run_state)
         self._ledger = self._persistence.ledger
         self._ledger.check_end(run_state.round)
         self._state = TrainingState(member.name, run_state, residuals, moments)
@@ -183,7 +183,7 @@ def read_data(spec: RunSpec, plan: Plan, member: Member) -> SiteData:
         DataError: the data cannot be used.
         PolicyError: the policy refuses the run.
     """
-    member.policy.check(spec, plan)
+    member.policy.check(spec.at(member.name), plan)
     assert member.data is not None
     data = read_site(spec, member.data, spec.federation.sites.index(member.name))
-    return admitted(member.policy, spec, plan, data)
+    return admitted(member.policy, spec.at(member.name), plan, data)

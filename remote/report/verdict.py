@@ -121,11 +121,12 @@ def _sites(run: RunResults) -> Iterator[str]:
     name = "mae" if isinstance(run.spec.task, Regression) else "loss"
     rows = {site: row for site, row in run.by_site.items() if name in row and BASELINE + name in row}
     worse = [site for site, row in rows.items() if row[name] >= row[BASELINE + name]]
+    members = "hospitals and regions" if run.spec.federation.regions else "hospitals"  # of which one row is added up
     if worse:
-        where = f"At {len(worse)} of {len(rows)} hospitals, {listed(worse)},"
+        where = f"At {len(worse)} of {len(rows)} {members}, {listed(worse)},"
         yield f"{where} it is by its {NAMES[name]} no better than {baseline_name(run)}."
     elif len(rows) > 1:
-        yield f"At each of the {len(rows)} hospitals it is better than {baseline_name(run)}."
+        yield f"At each of the {len(rows)} {members} it is better than {baseline_name(run)}."
     unsure = [site for site, row in run.by_site.items() if "auc_low" in row and row["auc_low"] <= 0.5]
     if unsure:
         yield f"It may rank no better than chance (the interval of the AUC includes 0.5) at {listed(unsure)}."

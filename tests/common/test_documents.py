@@ -49,6 +49,7 @@ def test_what_json_can_hold_and_nothing_here_has_is_said_in_a_sentence(tmp_path:
         (b'{"a": "\xff"}', "is not text in UTF-8"),
         (b" " * (64 << 20) + b"{}", "is larger than 67,108,864 bytes"),
     ],
+    ids=["of 16 bits", "of one byte", "too large"],
 )
 def test_bytes_that_are_no_text_or_too_many_are_said(tmp_path: Path, data: bytes, said: str) -> None:
     (tmp_path / "x.json").write_bytes(data)
@@ -61,7 +62,7 @@ def test_depth_and_digits_have_room(tmp_path: Path) -> None:
     assert "9" * 40 in json.dumps(load_json(tmp_path / "x.json"))
 
 
-@pytest.mark.parametrize("value", ["[" * 100_000, "9" * 5000, '{"a":1,"a":2}', '"\\u0000"', "\ud800"])
+@pytest.mark.parametrize("value", ["[" * 100_000, "9" * 5000, '{"a":1,"a":2}', '"\\u0000"', "\ud800"], ids="12345")
 def test_assignments_pass_the_same_door(value: str) -> None:
     with pytest.raises(SpecError, match=r"--set: training\.epochs: ") as error:
         replace(run_document(), [f"training.epochs={value}"])

@@ -48,7 +48,18 @@ def test_the_files_that_come_with_it_are_valid(name: str) -> None:
         ("training.validation=0.9", "training", "leave nothing to train on"),
         ('federation.sites=["a","a"]', "federation", "a stands there more than once"),
         ('federation.sites=["a","../x"]', "federation.sites[1]", 'got "../x"'),
-        ('federation.sites=["aggregator"]', "federation", "no site can be called aggregator"),
+        ('federation.sites=["aggregator"]', "federation", "no site or region can be called aggregator"),
+        ('federation.regions={"r":["alpha"],"alpha":["beta"]}', "federation", "regions: alpha: is a site's name too"),
+        ('federation.regions={"r":["alpha","elsewhere"]}', "federation", "r: elsewhere is neither a site nor a region"),
+        (
+            'federation.regions={"r":["alpha"],"s":["alpha"]}',
+            "federation",
+            "regions: s: alpha is already a member of r",
+        ),
+        ('federation.regions={"r":[]}', "federation", "regions: r: has no members, expected sites or other regions"),
+        ('federation.regions={"r":["s"],"s":["r"]}', "federation", "r: is a member of itself, by way of r and s"),
+        ('federation.regions={"aggregator":["alpha"]}', "federation", "no site or region can be called aggregator"),
+        ('federation={"sites":["a","b"],"regions":{"r":["a"]},"quorum":1}', "federation", "quorum: got 1, but with"),
         (
             'training={"epochs":1,"batch_size":1,"optimizer":{"name":"adam","lr":1},"validation":0,"early_stopping":{"patience":1}}',
             "training",
@@ -58,6 +69,8 @@ def test_the_files_that_come_with_it_are_valid(name: str) -> None:
         ("federation.sites=[]", "federation.sites", "got []"),
         ('data.file="../../etc/passwd"', "data.file", "got"),
         ('method={"name":"dsgd","wire":"int4"}', "method.wire", 'got "int4"'),
+        ('method={"name":"top-k","wire":"int2","feedback":"none"}', "method.top-k", "wire: got int2"),
+        ('method={"name":"rank-dad","rank":2,"wire":"int4","preset":"converged"}', "method.rank-dad", "wire: got int4"),
         ('method={"name":"edad","wire":"int8"}', "method.wire", 'got "int8"'),
         ('tuning={"weight_decay":[0.1]}', "tuning", "got 1 combinations, expected 2 to 16 to choose from"),
         ('tuning={"weight_decay":[0.1,0.1]}', "tuning", "weight_decay: one of the values stands there more than once"),
@@ -109,6 +122,39 @@ def test_a_wrong_field_is_named(assignment: str, field: str, said: str) -> None:
 def test_settings_that_cannot_be_tried_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError, match=said):
         run_spec(**changes)
+
+
+LATE = {"sites": ["a", "b", "c"], "quorum": 2, "staleness": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"federation": LATE | {"quorum": "all"}}, "federation: staleness: got 2, but the quorum is all"),
+        ({"federation": LATE | {"quorum": 3}}, "federation: staleness: got 2, but the quorum is 3"),
+        ({"federation": LATE | {"staleness": 65}}, "federation.staleness: got 65"),
+        ({"federation": LATE | {"staleness": -1}}, "federation.staleness: got -1"),
+        (
+            {"federation": LATE, "method": {"name": "powersgd", "rank": 2}},
+            "federation: staleness: got 2, but a late contribution of powersgd has no place in a later step",
+        ),
+        ({"federation": LATE, "method": {"name": "edad"}}, "a late contribution of edad has no place"),
+        ({"federation": LATE, "method": {"name": "dad"}}, "a late contribution of dad has no place"),
+        (
+            {"federation": LATE, "method": {"name": "dsgd", "exchanges": "per-tensor"}},
+            "a late contribution of dsgd, exchanges per-tensor, has no place",
+        ),
+        (
+            {"federation": LATE, "method": {"name": "rank-dad", "rank": 2, "preset": "diloco"}},
+            "federation: staleness: got 2, but method.moments is kept",
+        ),
+    ],
+)
+def test_where_nothing_late_can_join_staleness_is_named(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError) as error:
+        run_spec(**changes)
+    assert said in str(error.value)
+    run_spec(**changes | {"federation": changes["federation"] | {"staleness": 0}})
 
 
 def test_a_missing_field_is_named() -> None:

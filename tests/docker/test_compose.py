@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.xdist_group("doc
 
 SITES = ("hospital-a", "hospital-b", "hospital-c", "hospital-d")
 PARTIES = ("aggregator", *SITES)
+TOOLS = ("docker compose", "docker-compose")
 EPOCHS = 12
 USER = 1000
 ADDRESS = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
@@ -36,14 +39,17 @@ for place in {}:
 
 
 class Consortium:
-    """The project of compose.yaml under a name of its own."""
+    """The project of compose.yaml, or of compose-regions.yaml, under a name of its own."""
 
-    def __init__(self, tool: str, folder: Path) -> None:
-        self._tool = tool.split()
-        document = json.loads((ROOT / "simulations" / "specs" / "digits.json").read_text())
+    def __init__(self, tool: str, folder: Path, regions: tuple[str, ...] = ()) -> None:
+        self._tool, self.regions = tool.split(), regions
+        self.parties = (*PARTIES, *regions)
+        self._file = f"docker/compose{'-regions' * bool(regions)}.yaml"
+        document = json.loads((ROOT / "simulations" / "specs" / f"digits{'-regions' * bool(regions)}.json").read_text())
         document["run"]["training"]["epochs"] = EPOCHS
         self.spec, self.results = folder / "run.json", folder / "results"
         self.spec.write_text(json.dumps(document))
+        self._name = f"rankdad-test-{uuid.uuid4().hex[:8]}"  # two may be up at once
         self._containers: dict[str, str] = {}
         self._environment = os.environ | {
             **{"RANKDAD_RUN": str(self.spec), "RANKDAD_RESULTS": str(self.results)},
@@ -51,7 +57,7 @@ class Consortium:
         }
 
     def do(self, *arguments: str) -> str:
-        command = [*self._tool, "--project-name", "rankdad-test", "--file", "docker/compose.yaml", *arguments]
+        command = [*self._tool, "--project-name", self._name, "--file", self._file, *arguments]
         done = subprocess.run(
             command, cwd=ROOT, env=self._environment, stdout=-1, stderr=subprocess.STDOUT, text=True, check=False
         )
@@ -79,32 +85,43 @@ class Consortium:
         """Wait until all have ended."""
 
         def ended() -> bool:
-            return all(self.state(party)["State"]["Status"] == "exited" for party in PARTIES)
+            return all(self.state(party)["State"]["Status"] == "exited" for party in self.parties)
 
         wait_for(ended, 180, lambda: self.do("logs", "--tail", "20"))
 
     def check(self, expected: str) -> None:
         """Check that all have ended well, with these weights."""
-        for party in PARTIES:
+        for party in self.parties:
             assert self.state(party)["State"]["ExitCode"] == 0, self.do("logs", "--tail", "20", party)
         summary = json.loads((self.results / "aggregator" / "summary.json").read_text())
         assert summary["status"] == "completed"
-        assert summary["weights_sha256"] == dict.fromkeys(SITES, expected)
-        for party in PARTIES:
+        assert summary["weights_sha256"] == dict.fromkeys((*SITES, *self.regions), expected)
+        for party in self.parties:
             assert (self.results / party / "model" / "best.safetensors").stat().st_uid == USER
 
 
-@pytest.fixture(scope="module", params=["docker compose", "docker-compose"])
+def check_installed(tool: str) -> None:
+    """Skip the test where one of the two is not there."""
+    try:
+        subprocess.run([*tool.split(), "version"], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip(f"{tool} is not installed")
+
+
+@pytest.fixture(scope="module", params=TOOLS)
 def consortium(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
     image()
-    try:
-        subprocess.run([*request.param.split(), "version"], capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip(f"{request.param} is not installed")
-    folder = tmp_path_factory.mktemp("consortium")
+    check_installed(request.param)
+    with started(request.param, tmp_path_factory.mktemp("consortium")) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def started(tool: str, folder: Path, regions: tuple[str, ...] = ()) -> Iterator[Consortium]:
+    """Make a consortium of which nothing is left afterwards."""
     for above in (folder, *folder.parents[:2]):
         above.chmod(0o755)
-    made = Consortium(request.param, folder)
+    made = Consortium(tool, folder, regions)
     try:
         yield made
     finally:
@@ -116,8 +133,11 @@ def consortium(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="module")
 def expected(consortium: Consortium, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return simulated(consortium, tmp_path_factory.mktemp("simulated") / "run")
+
+
+def simulated(consortium: Consortium, output: Path) -> str:
     """The weights of the simulator on this machine."""
-    output = tmp_path_factory.mktemp("simulated") / "run"
     from rankdad.__main__ import app
 
     done = CliRunner().invoke(app, ["simulate", str(consortium.spec), "--output", str(output), "--lockstep", "--json"])
@@ -156,3 +176,12 @@ def test_a_second_start_puts_the_results_aside_and_ends_alike(consortium: Consor
     (earlier,) = (consortium.results / "earlier").iterdir()
     assert sorted(path.name for path in earlier.iterdir()) == sorted(PARTIES)
     assert (earlier / "aggregator" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_two_regions_of_two_hospitals_end_with_the_weights_of_the_simulator(tool: str, tmp_path: Path) -> None:
+    image()
+    check_installed(tool)
+    with started(tool, tmp_path, ("east", "west")) as consortium:
+        consortium.do("up", "--no-build")
+        consortium.check(simulated(consortium, tmp_path / "simulated"))

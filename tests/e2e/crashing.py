@@ -43,6 +43,7 @@ class Run:
         crashes: of every process that is to die, its lives' ends one after the other.
         queueing: whether the port takes connections while there is no aggregator, as where a proxy stands before it.
         retention: of the ledger.
+        pauses: seconds that a site takes longer than it has to for each step, by its name.
     """
 
     def __init__(
@@ -54,7 +55,9 @@ class Run:
         *,
         queueing: bool = True,
         retention: Retention = Retention.ALL,
+        pauses: Mapping[str, float] | None = None,
     ) -> None:
+        self.pauses = pauses or {}
         self.spec, self.data, self.folder, self.retention = spec, data, folder, retention
         self.names = ("aggregator", *spec.federation.sites)
         self.directory = folder / "run"
@@ -97,9 +100,14 @@ class Run:
                 policy=write_policy(self.folder),
                 patience=LONGEST,
             )
-            target, arguments = _site, (config,)
+            target, arguments = _site, (config, self.pauses.get(name, 0.0))
         self._processes[name] = CONTEXT.Process(target=target, args=(log, crash, *arguments), daemon=True)
         self._processes[name].start()
+
+    def kill(self, name: str) -> None:
+        """Kill a process."""
+        self._processes[name].kill()
+        self._processes[name].join()
 
     def kill_all(self) -> None:
         """Kill all processes at once."""
@@ -184,8 +192,17 @@ def _aggregator(
         run_aggregator(spec, directory, taking, Console(), ledger=LedgerOptions(retention=retention, every=EVERY))
 
 
-def _site(log: Path, crash: Crash | None, config: SiteConfig) -> None:
+def _site(log: Path, crash: Crash | None, config: SiteConfig, pause: float) -> None:
+    from rankdad.local.contributions import Contributions
     from rankdad.local.site import run_site
 
     _begin(log, crash)
+    compute = Contributions.step
+
+    def step(self: Contributions, batch: Any, moments: Any, take: Any, *, early: bool = False) -> Any:
+        time.sleep(pause if len(batch) else 0.0)  # a slower machine
+        return compute(self, batch, moments, take, early=early)
+
+    if pause:
+        setattr(Contributions, "step", step)  # noqa: B010
     run_site(config, every=EVERY)

@@ -20,14 +20,14 @@ from tests.e2e.crashing import LONGEST
 from tests.e2e.test_processes import COMMAND, ENVIRONMENT, rankdad, simulation, start
 
 
-def long_run(tmp_path: Path, method: dict[str, Any]) -> tuple[Path, str]:
+def long_run(tmp_path: Path, method: dict[str, Any], **changes: Any) -> tuple[Path, str]:
     """A run that takes seconds, with dropout, and the digest that it ends with if nobody dies."""
     training = {"epochs": 60, "schedule": {"name": "cosine"}}
     model, evaluation = (
         {"name": "mlp", "hidden": [16, 16], "dropout": 0.1},
         {"name": "holdout", "references": ["local"]},
     )
-    file = simulation(tmp_path, model=model, method=method, training=training, evaluation=evaluation)
+    file = simulation(tmp_path, model=model, method=method, training=training, evaluation=evaluation, **changes)
     done = rankdad("simulate", file, "--output", tmp_path / "undisturbed", "--json", "--lockstep")
     assert done.returncode == 0, done.stderr
     return file, json.loads(done.stdout)["aggregator_sha256"]
@@ -80,7 +80,9 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_it_goes_on_from_there(tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "method", [{"name": "rank-dad", "rank": 2}, {"name": "powersgd", "rank": 2}], ids=lambda method: method["name"]
+    "method",
+    [{"name": "rank-dad", "rank": 2}, {"name": "powersgd", "rank": 2}, {"name": "rank-dad", "rank": 2, "buckets": 3}],
+    ids=["rank-dad", "powersgd", "buckets"],
 )
 def test_a_killed_site_and_a_killed_aggregator_go_on_to_the_same_bits(tmp_path: Path, method: dict[str, Any]) -> None:
     file, undisturbed = long_run(tmp_path, method)

@@ -22,6 +22,7 @@ from rankdad.common.errors import PolicyError, ProtocolError, RankdadError
 from rankdad.common.gradients.factors import Factor
 from rankdad.common.gradients.routes import Payload
 from rankdad.common.policy import EVERYTHING, Policy
+from rankdad.common.preparation import in_memory
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Ask, Body, Comparison, Evaluation, Hello, Kind, Message, Roster, Step
 from rankdad.common.protocol.plan import Plan, make_plan
@@ -67,7 +68,7 @@ def data_of(spec: RunSpec, folder: Path, index: int = 0) -> SiteData:
 
 def recovered(rows: Sequence[Tensor], data: SiteData) -> int:
     """Count the samples that some row points at."""
-    samples = torch.nn.functional.normalize(data.samples.inputs[data.splits[0].train].double(), dim=1)
+    samples = torch.nn.functional.normalize(in_memory(data.samples.inputs)[data.splits[0].train].double(), dim=1)
     found = torch.zeros(len(samples), dtype=torch.bool)
     for row in rows:
         cosines = samples @ torch.nn.functional.normalize(row.double(), dim=1).T
@@ -172,7 +173,9 @@ def traps(spec: RunSpec, data: SiteData) -> dict[str, Tensor]:
     layer, bias = weights["1.weight"], weights["1.bias"]
     with torch.no_grad():
         layer.copy_(torch.nn.functional.normalize(torch.randn(layer.shape, generator=generator), dim=1))
-        outputs = data.samples.inputs.float() @ layer.T  # of samples like these; the attacker has some of its own
+        outputs = (
+            in_memory(data.samples.inputs).float() @ layer.T
+        )  # of samples like these; the attacker has some of its own
         bias.copy_(-outputs.quantile(1 - 1 / BATCH, dim=0))
         bias[4:] = -1e3
     return replica.parameters()

@@ -84,6 +84,7 @@ def wait_for_line(process: Warm, beginning: str) -> str:
         ),
         pytest.param({"name": "powersgd", "rank": 2, "wire": "int8"}, None, marks=pytest.mark.slow),
         pytest.param({"name": "dsgd", "exchanges": "per-tensor"}, None, marks=pytest.mark.slow),
+        pytest.param({"name": "top-k", "preset": "sparseloco", "local_steps": 2}, None, marks=pytest.mark.slow),
     ],
 )
 def test_processes_and_lockstep_give_the_same_bits(tmp_path: Path, method: dict[str, Any], tuning: Any) -> None:
@@ -91,7 +92,9 @@ def test_processes_and_lockstep_give_the_same_bits(tmp_path: Path, method: dict[
         {"name": "mlp", "hidden": [16, 16], "dropout": 0.1},
         {"name": "holdout", "references": ["local"]},
     )
-    file = simulation(tmp_path, model=model, method=method, evaluation=evaluation, tuning=tuning)
+    own = {"alpha": {"epochs": 1, "batch_size": 5}, "beta": {"local_steps": 3}} if "local_steps" in method else {}
+    federation = {"sites": SITES, "overrides": own}
+    file = simulation(tmp_path, model=model, method=method, evaluation=evaluation, tuning=tuning, federation=federation)
     summaries = []
     for name, options in (("processes", []), ("lockstep", ["--lockstep"])):
         done = rankdad("simulate", file, "--output", tmp_path / name, "--json", *options)

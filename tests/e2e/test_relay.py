@@ -37,6 +37,9 @@ FAULTS: list[dict[str, Any]] = [
 ]
 
 
+IN_BUCKETS = {"name": "rank-dad", "rank": 2, "wire": "int8", "buckets": 3}
+
+
 def relay_file(tmp_path: Path, **spec: Any) -> Path:
     path = tmp_path / "relay.json"
     path.write_text(json.dumps(spec))
@@ -53,8 +56,9 @@ def faults_of(directory: Path) -> dict[str, Any]:
     return dict(json.loads((directory / "relay.json").read_text())["faults"])
 
 
-def test_faults_of_every_kind_change_no_bit(tmp_path: Path) -> None:
-    file = simulation(tmp_path, training={"epochs": 4})
+@pytest.mark.parametrize("method", [{}, {"method": IN_BUCKETS}], ids=["one message", "buckets"])
+def test_faults_of_every_kind_change_no_bit(tmp_path: Path, method: dict[str, Any]) -> None:
+    file = simulation(tmp_path, training={"epochs": 4}, **method)
     relay = relay_file(tmp_path, seed=1, delay=1, jitter=1, bandwidth=10_000_000, faults=FAULTS)
     done = rankdad("simulate", file, "--output", tmp_path / "run", "--json", "--relay", relay)
     assert done.returncode == 0, done.stderr

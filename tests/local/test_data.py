@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rankdad.common.errors import DataError
+from rankdad.common.preparation import in_memory
 from rankdad.local.data import SiteData, read_samples, read_site, split_samples
 from tests.conftest import part_of, run_spec, write_site
 
@@ -25,7 +26,7 @@ def test_splits_are_whole_disjoint_and_seeded(tmp_path: Path) -> None:
     folder = write_site(tmp_path, 100, 0, x=np.arange(600.0).reshape(100, 6))
     data = read_site(spec, folder, 0)
     assert sizes(data) == [50, 20, 30]
-    first = [row for name in PARTS for row in part_of(data, name).inputs[:, 0].tolist()]
+    first = [row for name in PARTS for row in in_memory(part_of(data, name).inputs)[:, 0].tolist()]
     assert sorted(first) == [float(6 * row) for row in range(100)]
     again, other = read_site(spec, folder, 0), read_site(spec, folder, 1)
     assert torch.equal(again.splits[0].test, data.splits[0].test)

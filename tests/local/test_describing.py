@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +179,11 @@ def test_a_hospital_where_the_outcome_never_occurs_is_asked_for_its_coding(tmp_p
     assert run["notes"].count(question) == 1
     spec = validate(RunSpec, run["run"])
     assert [note for note in describe(tmp_path, spec).notes if "coded" in note] == [question]
+
+
+def test_numbers_too_large_to_be_squared_are_described_in_json(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b\n" + "".join(f"{'-' * (row % 2)}1e30{row % 9},{row}\n" for row in range(20)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (profile,) = describe(tmp_path / "t.csv").tables.values()
+    assert all(math.isfinite(number) for column in profile.columns for number in column.numbers.values())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from rankdad.common.documents import validate
+from rankdad.common.errors import DataError
 from rankdad.common.run.checkpoints import Checkpoints
 from rankdad.common.run.saved import saved_model
 from rankdad.common.run.standalone import save_torch
@@ -264,3 +267,54 @@ def test_a_run_that_was_cut_short_predicts_from_its_checkpoint(tmp_path: Path) -
         predicted(file)[[f"probability_{place}" for place in range(3)]].astype(float).sum(axis=1), 1, atol=1e-4
     )
     assert json.loads((tmp_path / "run" / "run.json").read_text())["name"] == spec.name
+
+
+def test_a_table_of_no_rows_is_named(hospitals: Path, tmp_path: Path) -> None:
+    done = predict(hospitals / "run", written(tmp_path, patients(20, 9)[:0]))
+    assert done.exit_code == 1
+    assert "new.csv: has no rows" in str(done.exception)
+
+
+def test_names_that_begin_like_formulas_are_written_as_text(hospitals: Path, tmp_path: Path) -> None:
+    new = patients(6, 9)
+    new["ward"] = ["=cmd|'/C calc'!A0", "@SUM(A1)", "+1 b", "-x", "-5", "A"]
+    new.loc[0, "patient"] = "=1+1"
+    data = written(tmp_path, new.rename(columns={"ward": "=ward"}))
+    assert predict(hospitals / "run", data, "--keep", "=ward").exit_code == 0
+    found = predicted(data)
+    assert found["'=ward"].tolist() == ["'=cmd|'/C calc'!A0", "'@SUM(A1)", "'+1 b", "'-x", "-5", "A"]
+    assert found["patient"].tolist() == ["'=1+1", *new["patient"][1:]]
+
+
+def test_predictions_do_not_overwrite_the_data(hospitals: Path, tmp_path: Path) -> None:
+    data = written(tmp_path, patients(6, 9))
+    before = data.read_bytes()
+    done = predict(hospitals / "run", data, "--output", str(tmp_path / "." / "new.csv"))
+    assert "--output: " in str(done.exception)
+    assert "is the data, which would be lost" in str(done.exception)
+    assert data.read_bytes() == before
+
+
+def test_a_damaged_torch_file_is_named(hospitals: Path, tmp_path: Path) -> None:
+    """Strides beyond the numbers, a bomb, a member that is said to be encrypted, a broken stream."""
+    path, listed = tmp_path / "model.pt2", "model/data/weights/model_weights_config.json"
+    save_torch(saved_model(hospitals / "run", "best"), path)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    strides = json.loads(members[listed])
+    strides["config"]["network.1.weight"]["tensor_meta"]["strides"] = [{"as_int": 1000}, {"as_int": 1}]
+    bomb = {"model/data/weights/weight_0": bytes(1 << 20)}
+    for changed, packed in (({listed: json.dumps(strides)}, zipfile.ZIP_STORED), (bomb, zipfile.ZIP_DEFLATED)):
+        with zipfile.ZipFile(path, "w", packed) as archive:
+            for name, content in (members | changed).items():
+                archive.writestr(name, content)
+        with pytest.raises(DataError, match="is no file of `rankdad export --torch`"):
+            saved_model(path, "best")
+    sound = path.read_bytes()
+    for place, value in ((8, 1), (10, 99)):  # of a member's entry: flags, compression
+        broken = bytearray(sound)
+        for found in re.finditer(b"PK\x01\x02", sound):
+            broken[found.start() + place] = value
+        path.write_bytes(broken)
+        with pytest.raises(DataError, match="is no file of `rankdad export --torch`"):
+            saved_model(path, "best")

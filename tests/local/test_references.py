@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rankdad.common.errors import FewSamplesError, SpecError, UserError
 from rankdad.common.policy import Policy
-from rankdad.common.preparation import linear
+from rankdad.common.preparation import in_memory, linear
 from rankdad.common.protocol.messages import Evaluation
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
@@ -225,7 +225,7 @@ Rows = tuple[NDArray[Any], NDArray[Any]]
 
 def fold_of(data: SiteData, fold: int) -> tuple[Rows, Rows]:
     pairs = [part_of(data, name, fold) for name in ("train", "test")]
-    train, test = [(pair.inputs.double().numpy(), pair.labels.numpy()) for pair in pairs]
+    train, test = [(in_memory(pair.inputs).double().numpy(), pair.labels.numpy()) for pair in pairs]
     return train, test
 
 
@@ -238,7 +238,7 @@ def test_linear_references_are_those_of_scikit_learn(tmp_path: Path, site_data: 
     if task == "regression":
         for one in data.values():
             noise = torch.from_numpy(np.random.default_rng(0).normal(size=len(one.samples)))
-            one.samples.labels.copy_(3 * one.samples.inputs[:, 0].double() + noise + 40)
+            one.samples.labels.copy_(3 * in_memory(one.samples.inputs)[:, 0].double() + noise + 40)
     run(spec, data, tmp_path / "run")
     references = summary_of(tmp_path / "run")["metrics"]["references"]
     predicted: dict[str, list[NDArray[Any]]] = {"linear": [], "site": []}

@@ -49,7 +49,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     [
         ("version", "runs rankdad "),
         ("memory", "the network has "),
-        ("device", "device: cuda is not available on this machine, expected cpu"),
+        ("device", "device: got cuda:4000, but this machine has "),
         ("policy", "training.batch_size: the run makes steps of 8 samples here, but this site's policy allows none"),
         ("policy's file", "hospital/policy.json: min_rows: got 0, expected"),
         ("data", "data.npz: does not exist"),
@@ -72,7 +72,7 @@ def test_a_site_that_cannot_take_part_says_so_and_the_run_waits_for_it(
     elif what == "memory":
         monkeypatch.setattr(memory, "available", lambda: 1)
     elif what == "device":
-        device = "cuda"
+        device = "cuda:4000"
     elif what == "policy":
         write_policy(folder, min_rows=50)
     elif what == "policy's file":

@@ -102,6 +102,7 @@ def test_a_form_and_three_hospitals_tables_with_text_labels(tmp_path: Path) -> N
     assert shown["global_metrics"]["balanced_accuracy"] >= 0.92
 
 
+@pytest.mark.exhaustive
 def test_a_form_and_three_hospitals_tables_with_a_number_to_predict(tmp_path: Path) -> None:
     from sklearn.datasets import load_diabetes
 

@@ -112,7 +112,12 @@ def test_a_whole_specification_wins_over_the_rest() -> None:
     wrong = read({"spec": whole | {"seeds": 1} | {"federation": {"quorum": 2, "sites": ["a", "b"]}}})
     said = [problem.text for problem in wrong.problems]
     assert said[0].startswith("Whole specification (spec): federation.quorum: the platform waits")
+    late = read({"spec": whole | {"federation": {"staleness": 2, "sites": ["a", "b"]}}})
+    (problem,) = late.problems
+    assert problem.text.startswith("Whole specification (spec): federation.staleness: the platform waits for every")
     assert said[1].startswith("Whole specification (spec): seeds: is not known here: did you mean seed?")
+    (tree,) = read({"spec": whole | {"federation": {"regions": {"north": ["a"]}}}}).problems
+    assert tree.text.startswith("Whole specification (spec): federation.regions: the platform has one aggregator")
 
 
 def test_tables_are_described_without_their_cells(tmp_path: Path) -> None:

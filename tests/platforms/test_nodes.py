@@ -35,6 +35,7 @@ METHODS = [
     {"name": "powersgd", "rank": 2},
     {"name": "rank-dad", "rank": 3, "wire": "int8", "reducer": "block"},
     {"name": "rank-dad", "rank": 2, "wire": "int8", "preset": "diloco", "local_steps": 2},
+    {"name": "top-k", "preset": "sparseloco", "density": 0.1, "local_steps": 2},
 ]
 
 

@@ -21,7 +21,7 @@ from rankdad.remote.aggregator import Aggregator, Answers
 from rankdad.remote.ledger import Ledger
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.records import Entry, Record
-from rankdad.simulations import lockstep
+from rankdad.simulations import lockstep, tree
 from tests.common.metrics.samples import draw, tallied
 from tests.conftest import run_spec
 
@@ -117,6 +117,8 @@ RUNS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "top-rows": ({"method": {"name": "top-rows", "rows": 1}, "model": {"name": "mlp", "hidden": [64, 64]}}, set()),
     "rank-dad": ({"method": {"name": "rank-dad", "rank": 2}}, set()),
     "powersgd": ({"method": {"name": "powersgd", "rank": 2}}, set()),
+    "top-k": ({"method": {"name": "top-k", "density": 0.1, "wire": "int8"}}, set()),
+    "buckets": ({"method": {"name": "rank-dad", "rank": 2, "buckets": 2}}, set()),
     "float16": ({"method": {"name": "rank-dad", "rank": 2, "wire": "float16"}}, set()),
     "int8": ({"method": {"name": "rank-dad", "rank": 2, "wire": "int8"}}, set()),
     "even batches": ({"training": {"batches": "even", "accumulate": 2}}, set()),
@@ -162,7 +164,7 @@ def test_lies_are_named_and_the_run_ends_as_if_nobody_had_lied(
 
     allowed = [MODEL["factory"]]
     undisturbed = lockstep.run(spec, data, tmp_path / "undisturbed", allowed_factories=allowed)
-    monkeypatch.setattr(lockstep, "Aggregator", attacked)
+    monkeypatch.setattr(tree, "Aggregator", attacked)
     results = lockstep.run(spec, data, tmp_path / "attacked", allowed_factories=allowed)
     assert results["alpha"].weights_sha256 == undisturbed["alpha"].weights_sha256
     assert found[0].told == STEPS | ALWAYS | said
@@ -177,10 +179,10 @@ def test_what_is_refused_is_not_recorded_and_a_restart_goes_on(
     found: list[Attacked] = []
 
     def attacked(*arguments: Any, **options: Any) -> Aggregator:
-        found.append(Attacked(*arguments, ledger=LedgerOptions(), **options))
+        found.append(Attacked(*arguments, **options | {"ledger": LedgerOptions()}))
         return found[-1]
 
-    monkeypatch.setattr(lockstep, "Aggregator", attacked)
+    monkeypatch.setattr(tree, "Aggregator", attacked)
     results = lockstep.run(spec, data, tmp_path / "run")
     plan = found[0].plan
     ledger = Ledger(tmp_path / "run" / "ledger", plan.sha256())

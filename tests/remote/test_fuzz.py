@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from rankdad.common.errors import ProtocolError
-from rankdad.common.gradients import wire
+from rankdad.common.gradients import sparse, wire
 from rankdad.common.metrics import tally_codec
 from rankdad.common.preparation import stages
 from rankdad.common.protocol import arrays, messages
@@ -29,7 +29,7 @@ from rankdad.remote import checks
 from rankdad.remote.aggregator import Aggregator, Answers, Update
 from rankdad.remote.persistence import LEDGER, LedgerOptions
 from rankdad.remote.rounds import Effect, Ready
-from rankdad.simulations import lockstep
+from rankdad.simulations import lockstep, tree
 from tests.conftest import SITES, run_spec, write_site
 from tests.hostile import mutant
 from tests.lines import Lines
@@ -37,12 +37,13 @@ from tests.lines import Lines
 MODEL = {"name": "factory", "factory": "tests.simulations.test_lockstep:masked"}
 TABLE = {"reader": "csv", "file": "d.csv", "features": ["a", "b"], "label": "y", "values": [0, 1, 2]}
 VISITS = TABLE | {"label": "age", "values": [], "group": "patient"}
+TREE = {"sites": list(SITES), "regions": {"north": list(SITES[:2])}}  # whose aggregator above is besieged
 FEDERATED = {"standardise": "federated"}
 SQUARES = {"second_moment": "factored"}
 RUNS: dict[str, dict[str, Any]] = {
     "compared": {
         "method": {"name": "rank-dad", "rank": 2, "wire": "int8"},
-        "federation": {"sites": list(SITES), "compare_every": 2},
+        "federation": TREE | {"compare_every": 2},
     },
     "buffers": {"method": {"name": "dsgd", "wire": "float16"}, "model": MODEL},
     "regression": {
@@ -56,7 +57,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "evaluation": {"name": "k-fold", "folds": 2},
     },
     "several labels": {
-        "method": {"name": "top-rows", "rows": 1},
+        "method": {"name": "top-k", "density": 0.1, "wire": "int2"},
         "task": {"name": "multi-label", "labels": 2},
         "model": {"name": "mlp", "hidden": [32, 32]},
     },
@@ -66,22 +67,25 @@ RUNS: dict[str, dict[str, Any]] = {
         "data": VISITS,
         "training": {"epochs": 2, "batch_size": 10, "optimizer": {"name": "adam", "lr": 0.01} | SQUARES},
         "evaluation": {"name": "holdout", "references": ["linear"]},
+        "federation": TREE,
     },
     "table": {
         "method": {"name": "dad"},
         "data": TABLE | {"group": "patient"},
         "preparation": {"harmonise": {"name": "combat", "keep": ["age"]}},
         "model": {"name": "mlp", "hidden": [64, 64]},
+        "federation": TREE,
     },
 }
 # What decodes and checks; the rest of these modules makes messages, or completes rounds.
-MODULES = (protocol, messages, arrays, wire, weight_sketch, tally_codec, stages, checks, state)
+MODULES = (protocol, messages, arrays, wire, sparse, weight_sketch, tally_codec, stages, checks, state)
 OTHERS = """pack pack_failure _head _bits _arrays pack_buffers _bytes _not_encoded failure_message pack_counts
 pack_sums encode as_received is_lossless wire_bytes _quantised _unpadded squares_wire _packed skip_to sketch
 distance _relative_difference pack_tally tally_bytes size _largest meet __init__ between_steps steps rng_key stage
 tested trains totals_of comparison_due batch_sizes batch_size share check_weight epoch_vote _samples_without follow
 _meet _begin _next_fold _finish_step _finish_epoch _value _stale tensors snapshot load batches next_batches
-next_batch batches_per_step"""
+next_batch batches_per_step samples _begin_epoch entries_of
+payload_bytes largest sparse encode_places _cut _missing _late _places late_weight"""
 
 
 class Recording(Aggregator):
@@ -183,14 +187,14 @@ def run(kind: type[Aggregator], folder: Path, changes: dict[str, Any], **more: A
     made: list[Aggregator] = []
 
     def make(*arguments: Any, **options: Any) -> Aggregator:
-        made.append(kind(*arguments, ledger=LedgerOptions(), **options))
+        made.append(kind(*arguments, **options | {"ledger": LedgerOptions()}))
         for name, value in more.items():
             setattr(made[0], name, value)
         return made[0]
 
     changes = {"training": {"epochs": 1}} | changes
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lockstep, "Aggregator", make)
+        patch.setattr(tree, "Aggregator", make)
         data = data_of(folder / "data", changes)
         results = lockstep.run(run_spec(**changes), data, folder / "run", allowed_factories=[MODEL["factory"]])
     (digest,) = set(results["alpha"].weights_sha256.values())

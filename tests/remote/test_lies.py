@@ -46,7 +46,7 @@ from tests.common.metrics.samples import tallied
 from tests.conftest import SITES, run_spec
 
 LIAR, HONEST = SITES[0], SITES[1:]  # what the first in the plan says has often decided for all
-FEDERATION = {"sites": list(SITES), "quorum": 2, "grace": 5, "compare_every": 4}
+FEDERATION: dict[str, Any] = {"sites": list(SITES), "quorum": 2, "grace": 5, "compare_every": 4}
 SKETCH = Sketch(weights=torch.zeros(PARTS, dtype=torch.float64))
 GOODBYE = Goodbye(weights_sha256="0" * 64, sketch=torch.zeros(PARTS, dtype=torch.float64))
 
@@ -63,11 +63,17 @@ def evaluation(**changes: Any) -> Evaluation:
 class Run:
     """Two honest sites, and one that has said a true hello and then is first in every round with its lies."""
 
-    def __init__(self, directory: Path, data: dict[str, SiteData], ledger: LedgerOptions | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        data: dict[str, SiteData],
+        ledger: LedgerOptions | None = None,
+        federation: dict[str, Any] = FEDERATION,
+    ) -> None:
         self.now = 0.0
         optimizer = {"name": "adam", "lr": 0.01, "second_moment": "factored"}
         training = {"optimizer": optimizer}
-        self.spec = run_spec(federation=FEDERATION, method={"name": "rank-dad", "rank": 2}, training=training)
+        self.spec = run_spec(federation=federation, method={"name": "rank-dad", "rank": 2}, training=training)
         self.aggregator = Aggregator(self.spec, Replica(self.spec), directory, lambda: self.now, ledger=ledger)
         self.plan = self.aggregator.plan
         self.answers: dict[str, bytes] = {}

@@ -25,6 +25,7 @@ def running(folds: int = 1) -> Progress:
     pooled = PooledMetrics(split="validation", fold=0, epoch=0, samples=9, values=values, auc_error=2e-6, absent=0)
     progress = begun("rank-dad", ("alpha", "beta"), folds)
     progress.steps_per_epoch = [10] * folds
+    progress.steps = progress.batches = 4 * 10 * folds
     progress.step, progress.epoch, progress.loss, progress.train_loss = 10, 1, 0.5, 0.6
     progress.up = progress.down = 10 * 2 * 1000
     progress.seconds, progress.step_seconds, progress.validation = 2.0, 1.0, pooled
@@ -54,6 +55,20 @@ def test_the_live_view_shows_progress_quality_traffic_time_and_whom_it_waits_for
         "1 of 2 sites in · waiting for beta (12 s)",
     ):
         assert part in text, part
+
+
+def test_bytes_compare_with_full_gradients_of_every_batch() -> None:
+    progress = running()
+    progress.batches = 5 * progress.steps
+    assert "1.0 KB down per site and step, 335.0 times fewer than dsgd" in shown(progress, Waiting(), terminal=True)
+
+
+def test_what_regions_send_is_said_of_members() -> None:
+    progress = running()
+    progress.regions = ["beta"]
+    text = shown(progress, Waiting(("beta",), 12.0), terminal=True)
+    assert "1.0 KB down per member and step" in text
+    assert "1 of 2 members in · waiting for beta (12 s)" in text
 
 
 def test_plain_lines_say_each_thing_once() -> None:

@@ -16,7 +16,7 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import SiteData
-from rankdad.local.starting import starting_state
+from rankdad.local.starting import save_state, starting_state
 from rankdad.local.training import Result, train
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.persistence import LedgerOptions
@@ -53,8 +53,7 @@ class Site:
 
         def between_steps() -> None:
             if run_state.steps % EVERY == 0 and run_state.round > began:
-                kept = self.state
-                checkpoints.save(run_state, kept.residuals, {"follows": kept.follows}, kept.moments)
+                save_state(checkpoints, self.state)
 
         self.training = train(self.spec, plan, self.data, self.state, EVERYTHING, between_steps=between_steps)
         self.message = next(self.training)
@@ -158,8 +157,10 @@ METHODS: list[dict[str, Any]] = [
     {"name": "powersgd", "rank": 2},
     {"name": "rank-dad", "rank": 1, "wire": "int8"},
     {"name": "rank-dad", "rank": 1, "wire": "int8", "preset": "diloco", "local_steps": 2},
+    {"name": "top-k", "preset": "sparseloco", "density": 0.1, "local_steps": 2},
+    {"name": "rank-dad", "rank": 1, "wire": "int8", "buckets": 3},
 ]
-NAMES = ["rank-dad", "powersgd", "int8", "local"]
+NAMES = ["rank-dad", "powersgd", "int8", "local", "sparse", "buckets"]
 FACTORED = {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored"}}
 
 

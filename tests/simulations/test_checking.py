@@ -31,11 +31,13 @@ def test_exact_methods_are_exact_and_the_rest_is_near_optimal(site_data: Data, d
     spec = run_spec(model={"name": "mlp", "hidden": [64, 64]}, method=RANK_DAD, training={"dtype": dtype})
     data = {site: part_of(own, "train") for site, own in site_data(spec).items()}
     found = {verification.method: verification for verification in verify(spec, data)[0]}
-    assert list(found) == ["dsgd", "dad", "edad", "top-rows", "rank-dad", "powersgd"]
+    assert list(found) == ["dsgd", "dad", "edad", "top-rows", "top-k", "rank-dad", "powersgd"]
     assert {name for name, one in found.items() if one.is_exact(dtype)} == {"dsgd", "dad", "edad"}
     for deviation in found["rank-dad"].deviations:
         assert deviation.rank == 2
         assert deviation.optimal <= deviation.error <= 1.3 * deviation.optimal + 1e-6, "reduced twice"
+    for deviation in found["top-k"].deviations:
+        assert deviation.dense or 0 < deviation.optimal <= deviation.error < 1
     for deviation in found["powersgd"].deviations:
         assert deviation.optimal <= deviation.error < 1 or deviation.error == pytest.approx(0, abs=1e-6)
     assert found["rank-dad"].up < found["dad"].up < found["dsgd"].up
@@ -84,7 +86,7 @@ def test_check_prints_every_parameter_and_the_largest_body(tmp_path: Path) -> No
 def test_a_method_that_does_not_fit_is_left_out_and_says_why(site_data: Data) -> None:
     spec = run_spec(model={"name": "mlp", "hidden": [64, 64], "activation": "gelu"}, method=RANK_DAD)
     found, misfits = verify(spec, {site: part_of(own, "train") for site, own in site_data(spec).items()})
-    assert [one.method for one in found] == ["dsgd", "dad", "top-rows", "rank-dad", "powersgd"]
+    assert [one.method for one in found] == ["dsgd", "dad", "top-rows", "top-k", "rank-dad", "powersgd"]
     assert len(misfits) == 1
     assert "edad is left out" in misfits[0]
     assert "GELU" in misfits[0]
@@ -100,6 +102,7 @@ def test_a_method_that_does_not_fit_is_left_out_and_says_why(site_data: Data) ->
         {"name": "rank-dad", "rank": 2},
         {"name": "rank-dad", "rank": 2, "wire": "int8"},
         {"name": "powersgd", "rank": 2},
+        {"name": "top-k", "wire": "int8"},
     ],
     ids=lambda method: method["name"],
 )

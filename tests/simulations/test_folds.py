@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rankdad.common.errors import RunFailedError
 from rankdad.common.policy import EVERYTHING
-from rankdad.common.preparation import Preparing
+from rankdad.common.preparation import Preparing, in_memory
 from rankdad.common.protocol.codec import unpack
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
@@ -90,7 +90,7 @@ def elsewhere(data: dict[str, SiteData], fold: int) -> dict[str, SiteData]:
     """Other inputs and labels in the rows that one fold tests."""
     changed = {}
     for site, own in data.items():
-        inputs, labels, rows = own.samples.inputs.clone(), own.samples.labels.clone(), own.splits[fold].test
+        inputs, labels, rows = in_memory(own.samples.inputs).clone(), own.samples.labels.clone(), own.splits[fold].test
         inputs[rows], labels[rows] = -3 * inputs[rows] + 1, (labels[rows] + 1) % 3
         changed[site] = replace(own, samples=Samples(inputs, labels))
     return changed
@@ -251,7 +251,7 @@ def test_even_batches_have_every_site_in_every_step_with_its_share(tmp_path: Pat
     def shares(aggregator: Aggregator) -> None:
         state = aggregator.state
         if state.trains and state.step < state.replica.steps_per_epoch:
-            sizes = [state.batch_sizes(place)[state.step] for place in range(3)]
+            sizes = [state.batch_size(place) for place in range(3)]
             seen.append(sum(state.share(place, size) for place, size in enumerate(sizes)))
 
     data = site_data(spec)

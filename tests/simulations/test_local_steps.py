@@ -19,6 +19,7 @@ from rankdad.common.protocol.codec import pack
 from rankdad.common.protocol.messages import Message, Step
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.replica import Replica
+from rankdad.common.spec import TopK
 from rankdad.local.data import SiteData, read_site
 from rankdad.simulations import lockstep
 from rankdad.simulations.lockstep import run
@@ -189,6 +190,9 @@ def test_a_policy_counts_the_samples_of_one_batch_and_not_of_the_round(
         ({"name": "dsgd", "local_steps": 0}, "method.local_steps: got 0"),
         ({"name": "edad", "local_steps": 2}, "local_steps: edad sends rows of single batches"),
         ({"name": "top-rows", "local_steps": 2}, "local_steps: top-rows sends rows of single batches"),
+        ({"name": "top-k", "decay": 0.9, "feedback": "none"}, "decay: got 0.9, but with feedback none"),
+        ({"name": "top-k", "density": 0}, "method.density: got 0"),
+        ({"name": "dsgd", "preset": "sparseloco"}, '^method.preset: got "sparseloco", expected'),
         ({"name": "dsgd", "proximal": 0.1}, "proximal is of sites that take steps of their own"),
         ({"name": "dsgd", "preset": "diloco", "outer": {"name": "adam"}}, "outer: the preset diloco has nesterov"),
         ({"name": "dsgd", "preset": "fedprox", "proximal": 0}, "proximal: got 0"),
@@ -214,6 +218,11 @@ def test_presets_are_options_and_what_is_given_stands() -> None:
     options = {"local_steps": 58, "outer": {"name": "nesterov", "lr": 0.5}, "proximal": 0.0, "moments": "kept"}
     assert method == run_spec(method=low_rank | options).method
     assert run_spec(method=method.model_dump(mode="json")).method == method
+    sparse = run_spec(method={"name": "top-k", "preset": "sparseloco", "local_steps": 58}).method
+    assert isinstance(sparse, TopK)
+    assert (sparse.local_steps, sparse.outer.name, sparse.outer.lr, sparse.moments) == (58, "average", 1.0, "kept")
+    assert (sparse.density * 4096, sparse.decay, sparse.wire, sparse.feedback) == (64, 0.95, "int2", "both")
+    assert run_spec(method=sparse.model_dump(mode="json")).method == sparse
     for preset, outer in (("fedavg", "average"), ("fedprox", "average"), ("fedopt", "adam")):
         local = run_spec(method={"name": "dsgd", "preset": preset}).local
         assert local is not None

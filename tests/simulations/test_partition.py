@@ -106,7 +106,7 @@ def ages(file: SimulationFile, tmp_path: Path) -> dict[str, list[float]]:
         "age",
         "group",
     ]
-    return {site: found.inputs[:, 0].tolist() for site, found in readings.items()}
+    return {site: np.asarray(found.inputs)[:, 0].tolist() for site, found in readings.items()}
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_npz_file_is_dealt_out_with_all_that_it_holds(tmp_path: Path) -> None:
         found = read_samples(file.run, Path(config.data) / "own")
         assert found.labels is not None
         assert found.groups is not None
-        rows = (found.inputs[:, 0] / 2).astype(int)
+        rows = (np.asarray(found.inputs)[:, 0] / 2).astype(int)
         assert found.labels.tolist() == y[rows].tolist()
         assert (found.keys, found.groups) == (tuple(f"s{row}" for row in rows), tuple(str(row // 2) for row in rows))
     np.savez(tmp_path / "all.npz", x=x, y=y, key=np.arange(9))

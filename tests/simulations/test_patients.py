@@ -13,6 +13,7 @@ import torch
 
 from rankdad.common.errors import FewSamplesError
 from rankdad.common.policy import Policy
+from rankdad.common.preparation import in_memory
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.local.admission import admitted
@@ -116,3 +117,35 @@ def test_predictions_stand_beside_their_patient(tmp_path: Path) -> None:
         patients = [row["patient"] for row in csv.DictReader(file)]
     assert list(found[0])[:3] == ["row", "patient", "label"]
     assert [row["patient"] for row in found] == [patients[int(row["row"]) - 2] for row in found]
+
+
+@pytest.mark.parametrize("column", ["label", "level"])
+def test_a_linear_model_is_refused_where_a_column_sets_few_patients_apart(tmp_path: Path, column: str) -> None:
+    """The product of a level that three patients have with any other column is a sum over these three."""
+    changes = {"evaluation": {"name": "k-fold", "folds": 3, "references": ["linear"]}}
+    spec, data = visits(tmp_path, preparation={"standardise": "federated"}, **changes)
+    own, plan = data[SITES[0]], make_plan(spec, Replica(spec).model)
+    policy = Policy(min_rows=4, rows_per_rank=None)
+    admitted(policy, spec, plan, own)
+    assert own.groups is not None
+    if column == "label":
+        own.samples.labels[:] = own.groups < 8
+    else:
+        in_memory(own.samples.inputs)[:, 1] = (own.groups < 8).float()
+    with pytest.raises(FewSamplesError, match=r"^evaluation.references.* sets [123] patients apart in a fold here"):
+        admitted(policy, spec, plan, own)
+    admitted(Policy(min_rows=1, rows_per_rank=None), spec, plan, own)
+
+
+def test_repeats_of_folds_take_patients_for_each_sum_of_products(tmp_path: Path) -> None:
+    evaluation = {"name": "k-fold", "folds": 3, "references": ["linear"]}
+    policy = Policy(min_rows=2, rows_per_rank=4)
+    for repeats, refused in ((1, False), (2, True)):
+        changes = {"evaluation": {**evaluation, "repeats": repeats}, "preparation": {"standardise": "federated"}}
+        spec, data = visits(tmp_path, **changes)
+        plan, own = make_plan(spec, Replica(spec).model), data[SITES[0]]
+        if refused:
+            with pytest.raises(FewSamplesError, match=r"products of 3 columns .* of 8 patients"):
+                admitted(policy, spec, plan, own)
+        else:
+            admitted(policy, spec, plan, own)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from rankdad.common.preparation import in_memory
 from rankdad.local.alone import own_splits
 from rankdad.local.data import SiteData
 from rankdad.simulations.lockstep import run
@@ -32,7 +33,7 @@ def test_every_sample_is_where_it_was_at_its_site(site_data: Data, evaluation: d
         for name in ("train", "validation", "test"):
             parts = [part_of(site, name, fold) for site in data.values()]
             found = part_of(together, name, fold)
-            assert torch.equal(found.inputs, torch.cat([part.inputs for part in parts]))
+            assert torch.equal(in_memory(found.inputs), torch.cat([in_memory(part.inputs) for part in parts]))
             assert torch.equal(found.labels, torch.cat([part.labels for part in parts]))
 
 
@@ -82,6 +83,6 @@ def test_what_methods_are_compared_on_is_prepared_as_for_training(site_data: Dat
     data = site_data(spec)
     prepared = first_training_rows(spec, data)
     assert [len(own) for own in prepared.values()] == [len(site.splits[0].train) for site in data.values()]
-    inputs = torch.cat([own.inputs for own in prepared.values()])
+    inputs = torch.cat([in_memory(own.inputs) for own in prepared.values()])
     torch.testing.assert_close(inputs.mean(dim=0), torch.zeros(6, dtype=torch.float64))
     torch.testing.assert_close(inputs.std(dim=0, correction=0), torch.ones(6, dtype=torch.float64))

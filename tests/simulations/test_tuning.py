@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import RunFailedError
+from rankdad.common.preparation import in_memory
 from rankdad.common.run.settings import chosen, settings_of
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import Samples, SiteData
@@ -53,7 +54,7 @@ def with_test_elsewhere(data: dict[str, SiteData], fold: int) -> dict[str, SiteD
     """Other inputs and labels in the rows that one training tests."""
     changed = {}
     for site, own in data.items():
-        inputs, labels, rows = own.samples.inputs.clone(), own.samples.labels.clone(), own.splits[fold].test
+        inputs, labels, rows = in_memory(own.samples.inputs).clone(), own.samples.labels.clone(), own.splits[fold].test
         inputs[rows], labels[rows] = -3 * inputs[rows] + 1, (labels[rows] + 1) % 3
         changed[site] = replace(own, samples=Samples(inputs, labels))
     return changed

@@ -49,6 +49,11 @@ Aggregated = tuple[Payload, MethodState]
 class Method(ABC):
     """How gradients travel."""
 
+    @property
+    def parts(self) -> tuple[Method, ...]:
+        """The methods of a step's buckets, in their order."""
+        return (self,)
+
     @abstractmethod
     def step(
         self, gradients: Payload, share: float, state: MethodState, seed: int, max_rows: int | None = None
@@ -74,11 +79,32 @@ class Method(ABC):
         """Return the directions that the next step starts from, from the updates of all exchanges; here none."""
         return {}
 
+    def compacted(self, residuals: Mapping[str, Matrix]) -> Mapping[str, Matrix]:
+        """Return residuals in few rows, where they are kept as rows and have become many; here as they are."""
+        return residuals
+
     @abstractmethod
     def aggregate(
         self, exchange: int, contributions: Sequence[Contribution], state: MethodState, seed: int
     ) -> Aggregated:
         """Turn all sites' payloads of one exchange, in the plan's order of sites, into the update that all receive."""
+
+    def combine(
+        self, exchange: int, contributions: Sequence[Contribution], share: float, state: MethodState, seed: int
+    ) -> Aggregated:
+        """Turn the payloads of a region's members into the region's own, laid out as an update is.
+
+        Args:
+            exchange: within the step.
+            contributions: of sites, or of regions in the region.
+            share: of the region in the round's total weight; 0 if all of it is out of data.
+            state: of the region's aggregator.
+            seed: of the region and round.
+
+        Returns:
+            What the region contributes, the gradient of its mean loss, and the state if that is applied.
+        """
+        return self.aggregate(exchange, contributions, state, seed)
 
     def gradients(self, updates: Sequence[Payload]) -> Payload:
         """Return the pooled gradients in the plan's order, from the updates of all exchanges of a step.
@@ -105,14 +131,14 @@ def pooled(contributions: Sequence[Contribution]) -> Payload:
 
 def _weighted_sum(values: Sequence[Matrix], parts: Sequence[float]) -> Matrix:
     factors = [value.scaled(part) for value, part in zip(values, parts, strict=True) if isinstance(value, Factor)]
-    if factors:
+    if len(factors) == len(values):
         return concatenate(factors)
     total: Tensor | None = None
     for value, part in zip(values, parts, strict=True):
-        assert isinstance(value, Tensor)
-        total = value * part if total is None else total.add_(value, alpha=part)
+        if isinstance(value, Tensor):
+            total = value * part if total is None else total.add_(value, alpha=part)
     assert total is not None
-    return total
+    return total.add_(concatenate(factors).gradient()) if factors else total  # some from sites, some from regions
 
 
 def as_matrix(value: Matrix) -> Tensor:

@@ -82,6 +82,12 @@ class PowerSgdMethod(Method):
                 update[index] = torch.linalg.qr(as_matrix(update[index]).T)[0].T.contiguous()
         return tuple(update), state
 
+    def combine(
+        self, exchange: int, contributions: Sequence[Contribution], share: float, state: MethodState, seed: int
+    ) -> Aggregated:
+        """Average: directions are orthonormalised once, for all."""
+        return pooled(contributions), state
+
     def gradients(self, updates: Sequence[Payload]) -> Payload:
         """Return P̂ Qᵀ as factors, and what travelled dense."""
         values = list(updates[0])

@@ -76,6 +76,11 @@ class RankDadMethod(Method):
         pairs = zip(self._routes, updates[0], strict=True)
         return {route.name: value.activation for route, value in pairs if isinstance(value, Factor)}
 
+    def compacted(self, residuals: Mapping[str, Matrix]) -> Mapping[str, Matrix]:
+        """Reduce residuals that sums have made longer than any step would."""
+        rows = {route.name: route.residual for route in self._routes}
+        return {name: _compacted(value, rows[name]) for name, value in residuals.items()}
+
     def aggregate(
         self, exchange: int, contributions: Sequence[Contribution], state: MethodState, seed: int
     ) -> Aggregated:
@@ -86,6 +91,17 @@ class RankDadMethod(Method):
         feedback = self._spec.feedback in ("aggregator", "both")
         update, residuals = self._reduce(pooled(contributions), 1.0, state, seed, feedback=feedback, up=False)
         return update, MethodState(residuals, self.bases([update]))
+
+    def combine(
+        self, exchange: int, contributions: Sequence[Contribution], share: float, state: MethodState, seed: int
+    ) -> Aggregated:
+        """Concatenate a region's rows and reduce them, as `aggregate` does, but as a part of the whole."""
+        payload = pooled(contributions)
+        if not share:  # all are out of data: no rows, and what is kept stays
+            return tuple(value.leading(0) if isinstance(value, Factor) else value for value in payload), state
+        feedback = self._spec.feedback in ("aggregator", "both")
+        sent, residuals = self._reduce(payload, share, state, seed, feedback=feedback, up=False)
+        return sent, MethodState(residuals, state.bases)
 
     def _reduce(
         self,
@@ -198,6 +214,12 @@ def _limit(route: Route, up: bool, max_rows: int | None) -> int | None:
     """Return how many rows of a parameter may travel; None where it travels dense."""
     limit = route.up if up else route.down
     return limit if limit is None or max_rows is None else min(limit, max_rows)
+
+
+def _compacted(residual: Matrix, rows: int | None) -> Matrix:
+    if rows is None or not isinstance(residual, Factor) or residual.rows <= MAX_ROWS:
+        return residual
+    return block(residual, rows, iterations=COLD_ITERATIONS, oversampling=OVERSAMPLING)
 
 
 def _rows_to_keep(route: Route, matrix: Matrix, gradient: Matrix) -> int:

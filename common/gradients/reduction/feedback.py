@@ -69,6 +69,22 @@ def _interpolate(old: Matrix | None, new: Matrix, part: float) -> Matrix:
     return after * part if before is None else torch.lerp(before, after, part)
 
 
+def plus(first: Residuals, second: Residuals, part: float) -> Residuals:
+    """Return first + part · second."""
+    return {name: _plus(first.get(name), second.get(name), part) for name in {**first, **second}}
+
+
+def _plus(first: Matrix | None, second: Matrix | None, part: float) -> Matrix:
+    if isinstance(second, Factor) and not isinstance(first, Tensor):
+        return concatenate([*([first] if first else []), second.scaled(part)])
+    if second is None:
+        assert first is not None
+        return first
+    before, more = (value.gradient() if isinstance(value, Factor) else value for value in (first, second))
+    assert more is not None
+    return more * part if before is None else torch.add(before, more, alpha=part)
+
+
 def leading_rows(components: Factor, sent: Factor, decoded: Factor, share: float) -> Factor:
     """Return nearly the same in few rows: components not sent, and what the wire has rounded off of those sent.
 

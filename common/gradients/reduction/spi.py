@@ -70,12 +70,11 @@ def spi(
             image = right(matrix, g)
             following = _orthogonal(left(matrix, image), basis)
             size = torch.linalg.vector_norm(following)
-            if size == 0:
-                break
-            following = following / size
+            following = torch.where(size > 0, following / size, g)  # nothing is left beside the basis: g stays
             turned = torch.linalg.vector_norm(following - g * (following @ g))
             g = following
-            if turned <= CONVERGENCE and iteration >= MIN_ITERATIONS:
+            # The one value that a GPU is waited for: the paper stops when a component is found, not after so many.
+            if iteration >= MIN_ITERATIONS and turned <= CONVERGENCE:
                 break
         sigma = float(torch.linalg.vector_norm(right(matrix, g)))
         largest = max(largest, sigma)

@@ -19,6 +19,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "rank-dad as published": {"name": "rank-dad", "rank": 4, "preset": "converged"},
     "powersgd": {"name": "powersgd", "rank": 4},
     "top-rows": {"name": "top-rows", "rows": 3},
+    "top-k": {"name": "top-k", "density": 0.01, "wire": "int8"},
 }
 
 

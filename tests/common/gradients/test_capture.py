@@ -59,19 +59,31 @@ def total(output: Any) -> Tensor:
 
 
 def check(model: nn.Module, *inputs: Input, passes: str = "c", tolerance: float | None = None) -> FactorCapture:
-    """Compare what is captured in some passes with the gradients of as many passes without a capture."""
+    """Compare what is captured in some passes with the gradients of as many passes without a capture.
+
+    What the last pass says is complete has not changed since.
+    """
     model.zero_grad()
     for _ in passes:
         total(model(*inputs)).backward()
     expected = {name: p.grad.to_dense() for name, p in model.named_parameters() if p.grad is not None}
+    told: dict[str, Tensor] = {}
     with FactorCapture(model) as capture:
-        for way in passes:
+
+        def complete(name: str) -> None:
+            assert name not in told
+            told.update({name: factor.gradient().clone() for name, factor in capture.factors([name]).items()})
+            told.update({name: gradient.clone() for name, gradient in capture.dense([name]).items()})
+            assert name in told
+
+        for number, way in enumerate(passes, 1):
             loss = total(model(*inputs))
-            capture.backward(loss) if way == "c" else loss.backward()
+            capture.backward(loss, complete if number == len(passes) else None) if way == "c" else loss.backward()
     found = {name: factor.gradient() for name, factor in capture.factors().items()}
     assert not found.keys() & capture.dense().keys()
     found |= capture.dense()
     assert found.keys() == expected.keys()
+    assert all(torch.equal(gradient, found[name]) for name, gradient in told.items())
     for name, gradient in expected.items():
         assert found[name].shape == gradient.shape
         error = torch.linalg.vector_norm(found[name] - gradient)
@@ -341,6 +353,22 @@ def test_an_input_changed_in_place_is_an_error(autocast: bool) -> None:
             capture.backward(total(model(*x(5, 4))))
 
 
+def test_the_last_layers_are_complete_while_the_pass_goes_on() -> None:
+    events: list[str] = []
+
+    def run(model: Any, x: Tensor) -> Any:
+        hidden = model.a(x).tanh()
+        hidden.register_hook(lambda gradient: events.append("then"))
+        return model.c(model.b(model.b(hidden)))
+
+    model = Model(run, a=linear(), b=linear(), c=nn.Conv1d(5, 3, 2))
+    with FactorCapture(model) as capture:
+        capture.backward(total(model(*x(1, 5, 4))), events.append)
+    assert [layer for layer, _ in itertools.groupby(events, lambda name: name.split(".")[0])] == ["c", "b", "then", "a"]
+    assert sorted(events) == sorted([name for name, _ in model.named_parameters()] + ["then"])
+    assert {name: factor.rows for name, factor in capture.factors().items()} == {"a.weight": 5, "b.weight": 10}
+
+
 def test_hooks_leave_no_trace() -> None:
     def hooks() -> list[list[int]]:
         found = (value for module in model.modules() for name, value in vars(module).items() if "_hooks" in name)
@@ -378,3 +406,29 @@ def test_layers_that_look_like_linear_and_are_not_followed_are_named() -> None:
 
 def test_the_docstrings_example_works() -> None:
     assert doctest.testmod(capture_module) == doctest.TestResults(failed=0, attempted=6)
+
+
+def test_a_loss_scale_leaves_factors_and_gradients_as_they_are() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.LayerNorm(4), nn.Linear(4, 2))
+    inputs, found = torch.randn(6, 5), []
+    for scale in (1, 1024):
+        with FactorCapture(model) as capture:
+            capture.begin(scale)
+            for rows in (inputs[:4], inputs[4:]):
+                capture.backward(model(rows).square().mean())
+            found.append({name: factor.gradient() for name, factor in capture.factors().items()} | capture.dense())
+    assert found[0].keys() == dict(model.named_parameters()).keys()
+    assert all(torch.equal(found[1][name], value) for name, value in found[0].items())
+
+
+def test_a_loss_scale_keeps_gradients_that_float16_cannot_hold() -> None:
+    model, inputs = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(6, 5)
+    norms = []
+    for scale, half in ((1, False), (1, True), (2**16, True)):
+        with FactorCapture(model) as capture, torch.autocast("cpu", torch.float16, enabled=half):
+            capture.begin(scale)
+            capture.backward(model(inputs).float().square().mean() * 1e-8)
+            assert capture.is_finite
+        norms.append(float(capture.factors()["0.weight"].gradient().norm()))
+    assert norms[1] < 0.5 * norms[0]
+    assert norms[2] == pytest.approx(norms[0], rel=0.01)

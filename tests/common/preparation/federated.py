@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rankdad.common.preparation import Fit, OwnFit, Preparing, Rows
+from rankdad.common.preparation import Fit, OwnFit, Preparing, Rows, in_memory
 from rankdad.common.spec import RunSpec
 from tests.conftest import run_spec
 
@@ -46,7 +46,7 @@ def prepared(preparing: Preparing, sites: Sequence[Rows]) -> tuple[Fit, list[Own
     fit = fitted(preparing, sites)
     owns = [preparing.own(fit, site) for site in sites]
     applied = [
-        preparing.apply(fit, own, site.inputs, site.covariates, torch.float64).numpy()
+        preparing.apply(fit, own, in_memory(site.inputs), site.covariates, torch.float64).numpy()
         for own, site in zip(owns, sites, strict=True)
     ]
     return fit, owns, applied

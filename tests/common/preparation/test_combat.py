@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from rankdad.common.preparation import Fit, OwnFit, Preparing, Rows
+from rankdad.common.preparation import Fit, OwnFit, Preparing, Rows, in_memory
 from rankdad.common.spec import RunSpec
 from tests.common.preparation.federated import Array, fitted, prepared, rows, table_spec
 from tests.conftest import examples, sampled
@@ -166,7 +166,7 @@ def test_one_row_has_no_scale_and_no_rows_no_effects() -> None:
     fit, owns, _ = prepared(preparing, sites)
     assert owns[2].spread is not None
     assert owns[2].spread.eq(1).all()
-    unseen = sites[0].inputs + 5
+    unseen = in_memory(sites[0].inputs) + 5
     for own in (None, preparing.own(fit, rows(np.zeros((0, FEATURES)), covariates=np.zeros((0, 2))))):
         assert preparing.apply(fit, own, unseen, None, torch.float64).equal(unseen)
 
@@ -191,7 +191,7 @@ def test_columns_of_levels_and_kept_columns_stay_and_moments_are_of_harmonised_r
     got = np.concatenate(applied)
     expected = np.concatenate(pooled_combat([(y[:, :2], x) for y, x in known]))
     np.testing.assert_allclose(got[:, [0, 4]], (expected - expected.mean(0)) / expected.std(0), atol=1e-8)
-    assert np.array_equal(got[:, 2:4], np.concatenate([site.inputs[:, 2:4] for site in sites]))
+    assert np.array_equal(got[:, 2:4], np.concatenate([in_memory(site.inputs)[:, 2:4] for site in sites]))
     ages = np.concatenate([x[:, 0] for _, x in known])
     np.testing.assert_allclose(got[:, 1], (ages - ages.mean()) / ages.std(), atol=1e-10)
 
@@ -227,7 +227,9 @@ def test_a_fit_is_saved_and_read_again(keep: int) -> None:
     fit, owns, applied = prepared(preparing, sites)
     again, own = Fit.of(spec, load(save(fit.tensors()))), OwnFit.of(spec, load(save(owns[0].tensors())))
     site = sites[0]
-    assert np.array_equal(preparing.apply(again, own, site.inputs, site.covariates, torch.float64), applied[0])
+    assert np.array_equal(
+        preparing.apply(again, own, in_memory(site.inputs), site.covariates, torch.float64), applied[0]
+    )
     with pytest.raises(ValueError, match="slopes"):
         Fit.of(combat_spec(1), fit.tensors())
 
@@ -256,5 +258,6 @@ def test_whatever_one_site_may_send_the_others_sums_are_numbers_and_so_is_the_fi
         totals[stage] = true + told
     assert lies > 50
     fit = preparing.fit(totals)
-    applied = preparing.apply(fit, preparing.own(fit, honest), honest.inputs, honest.covariates, torch.float64)
+    given = in_memory(honest.inputs)
+    applied = preparing.apply(fit, preparing.own(fit, honest), given, honest.covariates, torch.float64)
     assert applied.isfinite().all()

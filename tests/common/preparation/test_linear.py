@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankdad.common.preparation import Preparing, Rows, linear
+from rankdad.common.preparation import Preparing, Rows, in_memory, linear
 from tests.conftest import run_spec
 
 LINEAR = {"name": "holdout", "references": ["linear"]}
@@ -50,7 +50,7 @@ def test_whatever_one_site_may_send_the_others_sums_are_numbers_and_so_is_the_mo
         totals[stage] = true + told
     assert lies > 20
     weights = preparing.linear(totals)
-    outputs = linear.outputs(preparing._task, honest.inputs, weights)
+    outputs = linear.outputs(preparing._task, in_memory(honest.inputs), weights)
     assert weights.isfinite().all()
     assert outputs.isfinite().all()
 
@@ -70,3 +70,56 @@ def test_what_no_rows_add_up_to_is_named() -> None:
         wild[place] = value
         assert str(preparing.check("linear-1", wild, 30)).startswith(said)
     assert preparing.check("linear-1", sums, 30) is None
+
+
+def leading_to(weights: Tensor) -> dict[str, Tensor]:
+    """Return a total of the first round that has two classes' second one computed at these weights."""
+    curvature = torch.eye(len(weights), dtype=torch.float64)
+    slope = -(curvature.diagonal() + linear.PENALTY * (torch.arange(len(weights)) > 0)) * weights
+    places = tuple(torch.triu_indices(*curvature.shape))
+    return {"loss": torch.zeros(()).double(), "slope": slope, "curvature": curvature[places]}
+
+
+def test_an_aggregator_that_chooses_the_weights_reads_no_single_row_off_the_curvature() -> None:
+    spec = run_spec(task=TASKS[0], evaluation=LINEAR)
+    task, rows, read = spec.task, honest_rows(TASKS[0], 200, 1), dict.fromkeys((1, 8), 0)
+    for seed in range(40):
+        wanted = 2000 * torch.from_numpy(np.random.default_rng(seed).normal(size=7))
+        at = linear.weights(task, 6, [leading_to(wanted)])
+        assert torch.allclose(at[0], wanted), "what is sent decides where sums are taken"
+        for fewest in read:
+            found = linear.sums(task, in_memory(rows.inputs), rows.labels, at, fewest)["curvature"][:7]
+            if found[0] > 1e-6:
+                distance = (in_memory(rows.inputs) - found[1:] / found[0]).abs().amax(1).min()
+                read[fewest] += bool(distance < 1e-3)
+    assert read[1] > 5
+    assert read[8] == 0
+
+
+def test_groups_count_once_behind_a_curvature() -> None:
+    spec, rows = run_spec(task=TASKS[0], evaluation=LINEAR), honest_rows(TASKS[0], 20, 1)
+    start = torch.zeros(1, 7, dtype=torch.float64)
+    for count, told in ((20, True), (4, True), (3, False)):
+        sums = linear.sums(spec.task, in_memory(rows.inputs), rows.labels, start, 4, torch.arange(20) % count)
+        assert bool(sums["curvature"].any()) == told
+
+
+def test_scales_that_leave_the_side_of_a_bound_alone_get_no_sums() -> None:
+    spec, rows = run_spec(task=TASKS[0], evaluation=LINEAR), honest_rows(TASKS[0], 20, 1)
+    start = torch.zeros(1, 7, dtype=torch.float64)
+    for factor, told in ((1.0, True), (1e102, False)):
+        sums = linear.sums(spec.task, in_memory(rows.inputs) * factor, rows.labels, start, 8)
+        assert bool(sums["curvature"].any()) == told
+
+
+def test_where_few_rows_are_left_behind_sums_the_model_keeps_what_more_have_taught() -> None:
+    """Classes that can be told without fail: in the end two rows would make up most of the sums."""
+    spec, rows = run_spec(task=TASKS[0], evaluation=LINEAR), honest_rows(TASKS[0], 40, 3)
+    labels = (in_memory(rows.inputs)[:, 0] > 0).long()
+    totals: list[linear.Sums] = []
+    for _ in range(linear.ROUNDS):
+        at = linear.weights(spec.task, 6, totals)
+        totals.append(linear.sums(spec.task, 3 * in_memory(rows.inputs), labels, at, 25))
+    assert any(float(total["loss"]) > 1e200 for total in totals)
+    outputs = linear.outputs(spec.task, 3 * in_memory(rows.inputs), linear.weights(spec.task, 6, totals))
+    assert (outputs.argmax(1) == labels).double().mean() > 0.9

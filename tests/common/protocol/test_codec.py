@@ -81,6 +81,7 @@ METHODS: list[dict[str, Any]] = [
     {"name": "top-rows"},
     {"name": "rank-dad", "rank": 3},
     {"name": "powersgd", "rank": 3},
+    {"name": "top-k", "density": 0.1},
 ]
 
 
@@ -90,8 +91,8 @@ def test_a_body_has_the_size_that_the_plan_predicts_in_every_exchange(method: di
     """Exactly, whatever the round, with all rows; fewer rows are fewer bytes; the header is 64 bytes at most."""
     if (method["name"], wire) == ("edad", "int8"):
         pytest.skip("edad refuses int8")
-    if method["name"] != "rank-dad" and wire in ("int4", "int2"):
-        pytest.skip("for rows with feedback alone")
+    if method["name"] not in ("rank-dad", "top-k") and wire in ("int4", "int2"):
+        pytest.skip("for rows and entries with feedback alone")
     plan = plan_of(method=method | {"wire": wire})
     per_tensor = len(plan.routes) if "exchanges" in method else 1
     assert len(plan.exchanges) == (2 if method["name"] == "powersgd" else per_tensor)
@@ -229,6 +230,38 @@ def test_nonsense_is_refused_with_a_reason(body: bytes, reason: str) -> None:
         unpack(body, PLAN, up=True)
     assert error.value.status == 422
     assert len(str(error.value)) < 300
+
+
+SITES = [f"site-{place}" for place in range(9)]
+LATE_PLAN = plan_of(federation={"sites": SITES, "quorum": 5, "staleness": 3})
+LATE = ((1, 0), (1, 8), (3, 2))
+UPDATE = replace(step_of(2), body=Step(8.0, 0.5, 1.25, payload_of(LATE_PLAN, 2, up=False)), late=LATE)
+
+
+def test_an_update_says_who_was_late_and_by_how_much() -> None:
+    packed = pack(replace(UPDATE, missing=frozenset({1, 8})), LATE_PLAN, up=False)
+    received = unpack(packed, LATE_PLAN, up=False)
+    assert (received.late, received.missing) == (LATE, frozenset({1, 8}))
+    full = replace(UPDATE, body=Step(8.0, 0.5, 1.25, payload_of(LATE_PLAN, 99, up=False)), missing=frozenset({1}))
+    assert len(pack(full, LATE_PLAN, up=False)) <= body_limit(LATE_PLAN, up=False, replica=False)
+
+
+@pytest.mark.parametrize(
+    ("plan", "changes", "up", "reason"),
+    [
+        (LATE_PLAN, {"l": bytes(5)}, False, "l: got 5 bytes, expected 6"),
+        (LATE_PLAN, {"l": 1}, False, "l: got 1, expected 6 bytes"),
+        (LATE_PLAN, {"l": b"\0\2" + bytes(4)}, False, "l: names a site beyond the 9 of the plan"),
+        (LATE_PLAN, {}, True, "the body has the keys"),  # no site says so of itself
+        (PLAN, {}, False, "the body has the keys"),
+    ],
+)
+def test_who_was_late_is_said_where_it_may_be_and_of_sites_of_the_plan(
+    plan: Plan, changes: dict[str, Any], up: bool, reason: str
+) -> None:
+    body = changed(pack(UPDATE, LATE_PLAN, up=False), **changes)
+    with pytest.raises(ProtocolError, match=reason):
+        unpack(body, plan, up=up)
 
 
 def test_a_body_beyond_the_plan_is_refused_before_it_is_parsed() -> None:

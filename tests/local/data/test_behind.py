@@ -11,6 +11,7 @@ import torch
 from rankdad.common.errors import FewSamplesError
 from rankdad.common.models import build_model
 from rankdad.common.policy import Policy
+from rankdad.common.preparation import in_memory
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
@@ -98,7 +99,7 @@ def test_covariates_are_not_summed_over_all_but_a_few() -> None:
     """The sums of a column that one sample lacks, and of one that none lacks, differ by that sample's covariates."""
     inputs = torch.arange(24.0).reshape(12, 2)
     inputs[1, 0] = math.nan
-    summed = data_of(inputs, (0, 1, 4, 5, 8, 9)).summed(3).inputs
+    summed = in_memory(data_of(inputs, (0, 1, 4, 5, 8, 9)).summed(3).inputs)
     assert summed[:, 0].isnan().all()
     assert not summed[:, 1].isnan().any()
 
@@ -109,8 +110,8 @@ def test_a_column_that_few_held_out_samples_have_is_missing_in_every_fold() -> N
     inputs[[1, 2, 3], 0] = math.nan
     data = data_of(inputs, (0, 1, 4, 5, 8, 9))
     for fold in range(4):
-        assert data.summed(fold).inputs.isnan().all(0).tolist() == [True, False]
-    assert data.rows(3).inputs.isnan().sum() == 3, "the site itself prepares by what it has"
+        assert in_memory(data.summed(fold).inputs).isnan().all(0).tolist() == [True, False]
+    assert in_memory(data.rows(3).inputs).isnan().sum() == 3, "the site itself prepares by what it has"
 
 
 def test_a_kept_level_that_few_samples_have_is_refused() -> None:

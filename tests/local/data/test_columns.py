@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rankdad.common.errors import DataError, SpecError
@@ -47,7 +48,7 @@ def test_a_pattern_stands_for_columns_in_the_tables_order_but_for_none_with_a_pa
     assert data.shape == (5,)
     assert resolved(data, Path("nowhere")) is data
     found = read_samples(run_of(**data.model_dump(mode="json")), tmp_path)
-    assert found.inputs.tolist() == [[20, 1, 2, 4, 9], [30, 5, 6, 8, 10]]
+    assert np.asarray(found.inputs).tolist() == [[20, 1, 2, 4, 9], [30, 5, 6, 8, 10]]
 
 
 @pytest.mark.parametrize(
@@ -140,5 +141,5 @@ def test_the_columns_of_a_real_consortium() -> None:
         assert found.covariates is not None
         assert found.inputs.shape[1:] == (265,)
         assert 5 < found.labels.min() < found.labels.max() < 65
-        assert (found.covariates[:, 1] == found.inputs[:, -1]).all()
+        assert (found.covariates[:, 1] == np.asarray(found.inputs)[:, -1]).all()
     assert people == 1035

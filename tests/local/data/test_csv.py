@@ -192,7 +192,7 @@ def test_rows_of_several_files_are_one_table(tmp_path: Path, names: Any) -> None
     write(write(tmp_path), SECOND, "more.csv")
     write(tmp_path, "not a table", ".hidden.csv")
     found = read_samples(run_of(file=names, key=None), tmp_path)
-    assert found.inputs[:, 0].tolist() == [15, 14, 13, 12, 11]
+    assert np.asarray(found.inputs)[:, 0].tolist() == [15, 14, 13, 12, 11]
     assert found.keys == ("brains.csv:2", "brains.csv:3", "brains.csv:4", "more.csv:2", "more.csv:4")
     assert found.notes == (f"{tmp_path}: 5 rows of brains.csv, more.csv are read as one table",)
     assert read_samples(run_of(file=names), tmp_path).keys == ("s1", "s2", "s3", "s9", "s8")
@@ -230,7 +230,7 @@ def test_several_covariate_tables_are_joined_and_what_is_not_in_all_is_counted(t
     with pytest.raises(DataError, match=r"brains\.csv: row 2, column subject: 1 of 3 keys are not in dose_1\.csv"):
         read_samples(run_of(**changes), tmp_path)
     found = read_samples(run_of(**changes, missing="drop"), tmp_path)
-    assert found.inputs.tolist() == [[2, 102], [3, 103]]
+    assert np.asarray(found.inputs).tolist() == [[2, 102], [3, 103]]
     assert (found.keys, found.dropped) == (("s2", "s3"), 2)
     assert [note.rpartition("/")[2] for note in found.notes[1:]] == [
         "brains.csv: row 2, column subject: 1 of 3 keys are not in dose_1.csv, the first is 's1'; they are left out",
@@ -242,7 +242,9 @@ def test_several_covariate_tables_are_joined_and_what_is_not_in_all_is_counted(t
 
 
 def test_one_row_is_enough(tmp_path: Path) -> None:
-    assert read_samples(run_of(), write(tmp_path, BRAINS.partition("s2")[0])).inputs.tolist() == [[15, 1, 0]]
+    assert np.asarray(read_samples(run_of(), write(tmp_path, BRAINS.partition("s2")[0])).inputs).tolist() == [
+        [15, 1, 0]
+    ]
 
 
 CELL = st.one_of(st.none(), st.integers(-9, 9))

@@ -315,3 +315,15 @@ def test_whatever_series_hold_they_are_data_or_one_sentence(data: bytes) -> None
 @settings(max_examples=examples(300), suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_an_archive_holds_it_is_data_or_one_sentence(data: bytes) -> None:
     never_raises_anything_else(read, data)
+
+
+def test_columns_of_lists_and_text_that_is_none_end_in_a_sentence(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    lists, broken = tmp_path / "lists.parquet", tmp_path / "broken.parquet"
+    parquet.write_table(arrow.table({"age": [[1, 2], [3]]}), lists)
+    assert read_table(lists).frame["age"].tolist() == ["[1 2]", "[3]"]
+    offsets = arrow.array([0, 2], arrow.int32()).buffers()[1]
+    text = arrow.Array.from_buffers(arrow.string(), 1, [None, offsets, arrow.py_buffer(b"\xff\xfe")])
+    parquet.write_table(arrow.table({"age": text}), broken)
+    with pytest.raises(DataError, match="is not a readable Parquet file"):
+        read_table(broken)

@@ -52,7 +52,7 @@ def write(folder: Path, people: str = PEOPLE, stats: str | bytes = STATS, pairs:
 @pytest.mark.parametrize("pairs", [PAIRS, PAIRS.partition("\n")[2], PAIRS.replace("Measure:volume\t", "")])
 def test_both_forms_are_read(tmp_path: Path, pairs: str) -> None:
     found = read_samples(spec_of(), write(tmp_path, pairs=pairs) / "people.csv")
-    assert found.inputs.tolist() == [[1560284.5, 1612.699951171875, 1.2e6, 25], [1.4e6, 1500, 1.1e6, 30]]
+    assert np.asarray(found.inputs).tolist() == [[1560284.5, 1612.699951171875, 1.2e6, 25], [1.4e6, 1500, 1.1e6, 30]]
     assert found.labels is not None
     assert found.labels.tolist() == [0, 1]
     assert found.keys == ("sub-1/aseg.stats", "b.txt")

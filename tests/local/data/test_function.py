@@ -54,7 +54,7 @@ def read(folder: Path, name: str = "load", task: str = "classification", tokens:
 
 def test_what_the_function_returns_are_the_samples(tmp_path: Path) -> None:
     found = read(tmp_path, count=2, key=["a", "b"], group=[7, 8], split=[0, 2])
-    assert found.inputs.tolist() == [[0, 1], [2, 3]]
+    assert np.asarray(found.inputs).tolist() == [[0, 1], [2, 3]]
     assert found.inputs.dtype == np.float32
     assert (found.keys, found.groups) == (("a", "b"), ("7", "8"))
     arrays = (found.labels, found.split)

@@ -89,7 +89,7 @@ def test_other_sizes_are_scaled_only_where_the_schema_says_so(tmp_path: Path) ->
     found = read_samples(spec_of(resize=True), tmp_path).inputs[0]
     assert np.allclose(found, np.array([1, 0, 0.2])[:, None, None] * np.ones((4, 6)))
     save(tmp_path / "cat" / "1.png", np.repeat(np.repeat(GREY16, 3, 0), 3, 1))
-    found = read_samples(spec_of(resize=True, mode="grey"), tmp_path).inputs[0, 0]
+    found = np.asarray(read_samples(spec_of(resize=True, mode="grey"), tmp_path).inputs)[0, 0]
     assert np.allclose(found[1:-1, 1:-1], (GREY16 / 65535)[1:-1, 1:-1], atol=0.02)
 
 

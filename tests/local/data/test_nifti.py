@@ -76,7 +76,7 @@ def test_the_headers_scale_is_applied_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("normalise", ["none", "volume"])
 def test_every_volume_is_normalised_by_itself(tmp_path: Path, normalise: str) -> None:
-    inputs = read_samples(spec_of(normalise=normalise), write(tmp_path)).inputs.reshape(2, -1)
+    inputs = np.asarray(read_samples(spec_of(normalise=normalise), write(tmp_path)).inputs).reshape(2, -1)
     if normalise == "volume":
         assert np.allclose(inputs.mean(1), 0, atol=1e-6)
         assert np.allclose(inputs.std(1), 1)

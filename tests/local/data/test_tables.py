@@ -47,7 +47,7 @@ def write(folder: Path, brains: str | bytes | None = BRAINS, people: str | bytes
 
 def test_two_tables_are_joined_and_encoded_in_the_order_of_the_features(tmp_path: Path) -> None:
     found = read_samples(spec_of(), write(tmp_path))
-    assert found.inputs.tolist() == [[25.5, 1, 0, 1500.5], [30, 0, 1, 1400], [41, 0, 1, 1300]]
+    assert np.asarray(found.inputs).tolist() == [[25.5, 1, 0, 1500.5], [30, 0, 1, 1400], [41, 0, 1, 1300]]
     assert found.inputs.dtype == np.float32
     assert found.labels is not None
     assert found.labels.tolist() == [0, 1, 1]
@@ -66,14 +66,14 @@ def test_two_tables_are_joined_and_encoded_in_the_order_of_the_features(tmp_path
     ],
 )
 def test_what_spreadsheets_do_to_a_file_changes_nothing(tmp_path: Path, brains: str) -> None:
-    assert read_samples(spec_of(), write(tmp_path, brains)).inputs[:, 3].tolist() == [1500.5, 1400, 1300]
+    assert np.asarray(read_samples(spec_of(), write(tmp_path, brains)).inputs)[:, 3].tolist() == [1500.5, 1400, 1300]
 
 
 def test_keys_and_labels_are_compared_as_numbers_where_they_are(tmp_path: Path) -> None:
     brains = "subject,volume\n007,1\n8,2\n"
     people = "subject,age,sex,group\n8.0,30,F,01\n7,25,M,0.0\n"
     found = read_samples(spec_of(), write(tmp_path, brains, people))
-    assert found.inputs[:, 0].tolist() == [25, 30]
+    assert np.asarray(found.inputs)[:, 0].tolist() == [25, 30]
     assert found.labels is not None
     assert found.labels.tolist() == [0, 1]
     assert found.keys == ("007", "8")
@@ -84,7 +84,7 @@ def test_a_name_in_tsv_means_tabs(tmp_path: Path) -> None:
     found = read_samples(
         spec_of(file="p.tsv", covariates=None, key=None, features=["age"], categorical={}), tmp_path / "p.tsv"
     )
-    assert found.inputs.tolist() == [[30], [25.5], [41]]
+    assert np.asarray(found.inputs).tolist() == [[30], [25.5], [41]]
     assert found.keys == ("2", "3", "4")
 
 
@@ -203,7 +203,7 @@ def test_a_level_that_looks_like_nothing_is_a_level_where_the_schema_says_so() -
     changes = {"features": ["drug"], "categorical": {"drug": ["none", "x"]}, "covariates": None, "key": None}
     spec = spec_of(missing="drop", **changes)
     found = csv_samples(spec.data, [Table("here", frame)], "float64")  # type: ignore[arg-type]
-    assert found.inputs.tolist() == [[1, 0], [0, 1]]
+    assert np.asarray(found.inputs).tolist() == [[1, 0], [0, 1]]
 
 
 def test_for_a_prediction_labels_may_be_missing(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_it_is_what_pandas_would_make_of_it(ours: list[int], theirs: list[int], 
             csv_samples(spec.data, tables, "float64")  # type: ignore[arg-type]
         return
     found = csv_samples(spec.data, tables, "float64", beside=())  # type: ignore[arg-type]
-    assert found.inputs.tolist() == expected.tolist()
+    assert np.asarray(found.inputs).tolist() == expected.tolist()
     assert found.labels is not None
     assert found.labels.tolist() == merged["group"].tolist()
     assert found.rows is not None

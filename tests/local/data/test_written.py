@@ -80,7 +80,7 @@ def excel(folder: Path, rows: list[list[Any]], name: str = "data.xlsx", **sheets
 )
 def test_a_table_is_read_however_it_is_written(tmp_path: Path, content: str) -> None:
     found = read(tmp_path, content)
-    assert found.inputs.tolist() == X
+    assert np.asarray(found.inputs).tolist() == X
     assert found.labels is not None
     assert found.labels.tolist() == [0, 1, 0, 1]
 
@@ -88,9 +88,9 @@ def test_a_table_is_read_however_it_is_written(tmp_path: Path, content: str) -> 
 def test_the_schemas_own_names_may_be_decomposed_too(tmp_path: Path) -> None:
     decomposed = unicodedata.normalize("NFD", "Größe")
     assert decomposed != "Größe"
-    assert read(tmp_path, features=["age", decomposed, "sex"]).inputs.tolist() == X
+    assert np.asarray(read(tmp_path, features=["age", decomposed, "sex"]).inputs).tolist() == X
     rows = ROWS.replace("m,", unicodedata.normalize("NFD", "männlich") + ",")
-    assert read(tmp_path, rows, categorical={"sex": ["männlich", "f"]}).inputs.tolist() == X
+    assert np.asarray(read(tmp_path, rows, categorical={"sex": ["männlich", "f"]}).inputs).tolist() == X
 
 
 def test_workbooks_parquet_and_compressed_tables_are_read(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_workbooks_parquet_and_compressed_tables_are_read(tmp_path: Path) -> Non
     (tmp_path / "data.csv.gz").write_bytes(gzip.compress(GERMAN.encode()))
     for name in ("data.xlsx", "data.parquet", "data.csv.gz"):
         found = read_samples(spec_of(file=name), tmp_path)
-        assert found.inputs.tolist() == X, name
+        assert np.asarray(found.inputs).tolist() == X, name
         assert found.keys == ("2", "3", "4", "5"), name
 
 
@@ -116,11 +116,11 @@ def test_a_library_that_is_not_there_is_named_with_its_extra(
 def test_a_workbooks_sheet_is_the_one_that_is_not_empty_or_is_named(tmp_path: Path) -> None:
     rows = [line.split(",") for line in ROWS.splitlines()]
     excel(tmp_path, rows, notes=[])
-    assert read_samples(spec_of(file="data.xlsx"), tmp_path).inputs.tolist() == X
+    assert np.asarray(read_samples(spec_of(file="data.xlsx"), tmp_path).inputs).tolist() == X
     excel(tmp_path, [["legend"]], patients=rows)
     with pytest.raises(DataError, match=r"has 2 sheets that are not empty: name one in the schema, data\.sheet"):
         read_samples(spec_of(file="data.xlsx"), tmp_path)
-    assert read_samples(spec_of(file="data.xlsx", sheet="patients"), tmp_path).inputs.tolist() == X
+    assert np.asarray(read_samples(spec_of(file="data.xlsx", sheet="patients"), tmp_path).inputs).tolist() == X
     with pytest.raises(DataError, match="has no sheet gone"):
         read_samples(spec_of(file="data.xlsx", sheet="gone"), tmp_path)
 
@@ -181,7 +181,7 @@ def test_cp1252_has_to_be_named_and_utf_8_is_read_beside_it(tmp_path: Path) -> N
         read(tmp_path, GERMAN.encode("cp1252"))
     assert "cp1252" not in error.value.public_message
     for encoding in ("cp1252", "utf-8"):
-        assert read(tmp_path, GERMAN.encode(encoding), encoding="cp1252").inputs.tolist() == X
+        assert np.asarray(read(tmp_path, GERMAN.encode(encoding), encoding="cp1252").inputs).tolist() == X
     with pytest.raises(DataError, match="is not text in cp1252 either"):
         read(tmp_path, ROWS.encode() + b"\x81,1,1,m,0", encoding="cp1252")
 
@@ -197,14 +197,14 @@ def test_what_else_means_missing_is_said_in_the_schema(tmp_path: Path, old: str,
     column = 0 if old == "63" else 1
     for named in ([token], {"*": [token]}):
         found = read(tmp_path, rows, missing_values=named, missing="impute")
-        assert np.isnan(found.inputs[:, column]).tolist() == [True, False, False, False]
+        assert np.isnan(np.asarray(found.inputs)[:, column]).tolist() == [True, False, False, False]
 
 
 def test_a_zero_may_be_missing_in_one_column_and_a_number_in_another(tmp_path: Path) -> None:
     rows = ROWS.replace("170.5", "0").replace("63", "0")
     found = read(tmp_path, rows, missing_values={"Gr*": [0]}, missing="impute")
-    assert found.inputs[0].tolist() == [0, 183.04, 1, 0]
-    assert np.isnan(found.inputs[1, 1])
+    assert np.asarray(found.inputs)[0].tolist() == [0, 183.04, 1, 0]
+    assert np.isnan(np.asarray(found.inputs)[1, 1])
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
@@ -258,10 +258,12 @@ def test_what_is_in_doubt_is_read_once_it_is_named(tmp_path: Path) -> None:
     for mark, expected in ((".", 1.234), (",", 2.345)):
         other = "3,3" if mark == "." else "3.3"
         only = rows.replace("2,345" if mark == "." else "1.234", "7")
-        assert expected in read(tmp_path, only, decimal=mark).inputs[:, 1]
+        assert expected in np.asarray(read(tmp_path, only, decimal=mark).inputs)[:, 1]
         with pytest.raises(DataError, match=r"holds '3.3'"):
             read(tmp_path, only.replace("7", other), decimal=mark)
-    found = read(tmp_path, "age,Größe;sex;ill\n".replace(",", ";") + "1;5;m;0\n2;6;f;1\n", delimiter=";").inputs
+    found = np.asarray(
+        read(tmp_path, "age,Größe;sex;ill\n".replace(",", ";") + "1;5;m;0\n2;6;f;1\n", delimiter=";").inputs
+    )
     assert found[:, 0].tolist() == [1, 2]
 
 
@@ -302,7 +304,7 @@ def test_levels_that_nobody_listed_become_one_more(tmp_path: Path) -> None:
     rows = ROWS.replace("P1,63,183.04,m", "P1,63,183.04,x").replace("P2,41,170.5,f", "P2,41,170.5,")
     found = read(tmp_path, rows, categorical_other=["s*"], missing="impute")
     expected = np.array([[0, 0, 1], [math.nan] * 3, [0, 1, 0], [1, 0, 0]])
-    assert np.array_equal(found.inputs[:, 2:], expected, equal_nan=True)
+    assert np.array_equal(np.asarray(found.inputs)[:, 2:], expected, equal_nan=True)
     assert spec_of(categorical_other=["s*"]).data.shape == (5,)
 
 
@@ -329,26 +331,31 @@ def test_a_label_of_several_stages_becomes_classes(
 def test_dates_become_times_since_a_day_or_another_column(tmp_path: Path) -> None:
     rows = "born,seen,ill\n1960-03-01,1.3.2020,0\n31.12.1999,2000-01-31 00:00:00,1\n,2020-01-01,0\n"
     changes: dict[str, Any] = {"features": ["seen"], "categorical": {}, "missing": "impute"}
-    found = read(tmp_path, rows, dates={"seen": {"since": "born"}}, **changes).inputs[:, 0]
+    found = np.asarray(read(tmp_path, rows, dates={"seen": {"since": "born"}}, **changes).inputs)[:, 0]
     assert found[0] == pytest.approx(60, abs=0.01)
     assert found[1] == pytest.approx(31 / 365.25)
     assert math.isnan(found[2])
-    days = read(tmp_path, rows, dates={"seen": {"since": "2000-01-01", "unit": "days"}}, **changes).inputs[:, 0]
+    days = np.asarray(read(tmp_path, rows, dates={"seen": {"since": "2000-01-01", "unit": "days"}}, **changes).inputs)[
+        :, 0
+    ]
     assert days.tolist() == [7365, 30, 7305]
     slashed = rows.replace("1.3.2020", "03/04/2020")
     with pytest.raises(DataError, match=r"row 2, column seen: holds '03/04/2020'.*data\.dates needs the order"):
         read(tmp_path, slashed, dates={"seen": {"since": "born"}}, **changes)
     since = {"since": "2020-01-01", "unit": "days"}
     for order, expected in (("day/month/year", 93), ("month/day/year", 63)):
-        assert read(tmp_path, slashed, dates={"seen": since | {"order": order}}, **changes).inputs[0, 0] == expected
+        assert (
+            np.asarray(read(tmp_path, slashed, dates={"seen": since | {"order": order}}, **changes).inputs)[0, 0]
+            == expected
+        )
     cells = [["", datetime.datetime(2020, 1, day), day - 3] for day in (3, 4)]
     excel(tmp_path, [["born", "seen", "ill"], *cells])
-    found = read_samples(spec_of(file="data.xlsx", dates={"seen": since}, **changes), tmp_path).inputs
+    found = np.asarray(read_samples(spec_of(file="data.xlsx", dates={"seen": since}, **changes), tmp_path).inputs)
     assert found.tolist() == [[2], [3]]
 
 
 def test_numbers_are_clipped_and_then_their_logarithm_is_taken(tmp_path: Path) -> None:
-    found = read(tmp_path, clip={"age": [50, None], "Gr*": [None, 170]}, log=["a*"]).inputs
+    found = np.asarray(read(tmp_path, clip={"age": [50, None], "Gr*": [None, 170]}, log=["a*"]).inputs)
     assert found[:, 0] == pytest.approx(np.log([63, 50, 50, 77]))
     assert found[:, 1].tolist() == [170, 170, 166, 159.25]
 
@@ -356,7 +363,7 @@ def test_numbers_are_clipped_and_then_their_logarithm_is_taken(tmp_path: Path) -
 def test_an_indicator_stands_beside_what_is_imputed(tmp_path: Path) -> None:
     rows = ROWS.replace("63", "").replace("P3,50,166,f", "P3,50,166,NA")
     changes: dict[str, Any] = {"missing": "impute", "missing_indicators": ["age", "sex"]}
-    found = read(tmp_path, rows, **changes).inputs
+    found = np.asarray(read(tmp_path, rows, **changes).inputs)
     assert found[:, 1].tolist() == [1, 0, 0, 0]
     assert found[:, 5].tolist() == [0, 0, 1, 0]
     spec = spec_of(**changes)

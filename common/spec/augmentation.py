@@ -1,0 +1,107 @@
+"""How training samples are varied, told apart by name; `local.augmentation` does it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rankdad.common.documents import Part
+from rankdad.common.spec.data import AnyData, NpzData, TableData
+from rankdad.common.spec.images import FunctionData, ImagesData, NiftiData
+from rankdad.common.spec.numbers import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
+
+FEW = 4  # channels at most, where nothing says which end of the shape they are
+Axis = Annotated[int, Field(ge=0, le=15)]
+Probability = Annotated[float, Field(gt=0, le=1)]
+
+
+class Flip(Part):
+    """Turn a picture or volume over along an axis."""
+
+    name: Literal["flip"]
+    axes: Annotated[tuple[Axis, ...], Field(min_length=1, max_length=3)]
+    """Axes of `data.shape`, from 0, each by itself: [2] is left and right of a picture [channels, height, width]."""
+    probability: Probability = 0.5
+    """Of each axis."""
+
+
+class Crop(Part):
+    """Cut a window out at a random place, and bring it to the sample's own size where it has another."""
+
+    name: Literal["crop"]
+    size: Annotated[tuple[PositiveInt, ...], Field(min_length=2, max_length=3)] | None = None
+    """Size of the window, as many numbers as there are axes of space; null is the sample's own, moved by `padding`."""
+    padding: Annotated[int, Field(ge=0, le=10_000)] = 0
+    """Zeros put around the sample before, at each end of each axis of space."""
+
+
+class Noise(Part):
+    """Add Gaussian noise to every number."""
+
+    name: Literal["noise"]
+    deviation: PositiveFloat
+    """Its standard deviation, in the unit that inputs have after preparation."""
+    probability: Probability = 1.0
+    """With which a sample gets some."""
+
+
+class Intensity(Part):
+    """Multiply a sample by a random number around 1, and add one around 0."""
+
+    name: Literal["intensity"]
+    scale: Fraction = 0.0
+    """By how much the factor differs from 1 at most."""
+    shift: NonNegativeFloat = 0.0
+    """How much is added or subtracted at most, in the unit that inputs have after preparation."""
+
+
+Augmentation = Flip | Crop | Noise | Intensity
+
+
+def space(data: AnyData) -> tuple[int, ...]:
+    """Return the axes of a sample's shape that are of space; none of a table, tokens or a series of the reader ts."""
+    axes = tuple(range(len(data.shape)))
+    if isinstance(data, NiftiData):
+        return axes[-3:]
+    if isinstance(data, ImagesData):
+        return axes[1:]
+    if not isinstance(data, NpzData | FunctionData) or data.tokens is not None or len(axes) < 2:
+        return ()
+    if len(axes) == 2 or min(data.shape[0], data.shape[-1]) > FEW:
+        return axes[-3:]
+    return axes[:-1] if data.shape[-1] <= FEW else axes[1:]
+
+
+def check_augmentation(entries: Sequence[Augmentation], data: AnyData) -> None:
+    """Check that samples can be varied so.
+
+    Raises:
+        ValueError: naming the entry.
+    """
+    for place, entry in enumerate(entries):
+        name = f"augmentation[{place}]: {entry.name}"
+        if isinstance(data, TableData) or data.tokens is not None:
+            what = "a table's columns have" if isinstance(data, TableData) else "tokens have"
+            raise ValueError(f"{name}: {what} meanings of their own, expected pictures, volumes or series")
+        shape, axes = list(data.shape), space(data)
+        if isinstance(entry, Flip | Crop) and not axes:
+            raise ValueError(f"{name}: samples of shape {shape} have no axes of space, expected pictures or volumes")
+        if isinstance(entry, Flip) and (wrong := [axis for axis in entry.axes if axis not in axes]):
+            raise ValueError(f"{name}: got the axis {wrong[0]}, expected some of {list(axes)} of data.shape {shape}")
+        if isinstance(entry, Crop):
+            _check_crop(name, entry, [shape[axis] for axis in axes])
+        if isinstance(entry, Intensity) and not entry.scale and not entry.shift:
+            raise ValueError(f"{name}: changes nothing, expected scale or shift above 0")
+
+
+def _check_crop(name: str, crop: Crop, own: list[int]) -> None:
+    size = own if crop.size is None else list(crop.size)
+    if len(size) != len(own):
+        raise ValueError(f"{name}: got size {size}, expected {len(own)} numbers, as samples have {own}")
+    if any(window > side + 2 * crop.padding for window, side in zip(size, own, strict=True)):
+        around = f" with {crop.padding} around" * bool(crop.padding)
+        raise ValueError(f"{name}: got size {size}, which is larger than the sample of {own}{around}")
+    if size == own and not crop.padding:
+        raise ValueError(f"{name}: changes nothing, expected a padding or a smaller size")

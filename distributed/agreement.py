@@ -1,0 +1,117 @@
+"""What all ranks must agree on, and how they end together: what is wrong at one is raised at all, with its name."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from rankdad.common.collectives import all_gather_bytes, broadcast_bytes, device_of
+from rankdad.common.errors import RankdadError, UserError, one_line
+
+MAX_LISTED = 4  # ranks, in one sentence
+
+
+def check_group(group: dist.ProcessGroup | None) -> None:
+    """Refuse what no exchange could go over.
+
+    Raises:
+        UserError: there is no process group, this process is not one of its ranks, or nccl has no GPU.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise UserError(
+            'no process group: call torch.distributed.init_process_group("gloo") first, in a script that '
+            "`torchrun --nproc-per-node N` starts"
+        )
+    if dist.get_rank(group) < 0:
+        raise UserError("this process is not a rank of the process group: only its ranks make a LowRank")
+    if "nccl" in dist.get_backend(group) and not torch.cuda.is_available():
+        raise UserError("the process group is one of nccl, which needs a GPU, and PyTorch finds none here: use gloo")
+
+
+def agree(options: Mapping[str, object], model: nn.Module, group: dist.ProcessGroup | None, problem: str = "") -> None:
+    """Compare options and the model's parameters between all ranks.
+
+    Args:
+        options: by name.
+        model: whose trained parameters are compared: names, shapes and types.
+        group: the ranks.
+        problem: what is wrong with this rank's options.
+
+    Raises:
+        UserError: naming what differs and where; the same sentence at all ranks.
+    """
+    parameters = [f"{name} {list(p.shape)} {p.dtype}" for name, p in model.named_parameters() if p.requires_grad]
+    listed = json.dumps(parameters).encode()
+    own = {"problem": problem, **options, "model": hashlib.sha256(listed).hexdigest()}
+    with reaching("the comparison of options"):
+        found = [json.loads(each) for each in all_gather_bytes(json.dumps(own).encode(), group)]
+    if problems := _named([each["problem"] for each in found]):
+        raise UserError(problems)
+    for name, first in found[0].items():
+        others = [rank for rank, each in enumerate(found) if each[name] != first]
+        if not others:
+            continue
+        if name != "model":
+            raise UserError(
+                f"the ranks disagree on {name}: {first!r} at rank 0, {found[others[0]][name]!r} at {_ranks(others)}"
+            )
+        with reaching("the comparison of models"):
+            expected = json.loads(broadcast_bytes(listed, group))
+        raise UserError(f"the ranks disagree on the model: {explain(_difference(parameters, expected), group)}")
+
+
+def _difference(own: list[str], expected: list[str]) -> str:
+    """Return what first differs from rank 0's parameters; "" if nothing does."""
+    for number, (mine, first) in enumerate(zip(own, expected, strict=False)):
+        if mine != first:
+            return f"parameter {number + 1} is {mine}, at rank 0 {first}"
+    return f"{len(own)} parameters, at rank 0 {len(expected)}" if len(own) != len(expected) else ""
+
+
+def explain(problem: str, group: dist.ProcessGroup | None) -> str:
+    """Tell all ranks what is wrong at each, and return it in a sentence: the same at all."""
+    with reaching("the exchange of what went wrong"):
+        return _named([each.decode() for each in all_gather_bytes(problem.encode(), group)])
+
+
+def _named(problems: Sequence[str]) -> str:
+    named = [f"rank {rank}: {each}" for rank, each in enumerate(problems) if each]
+    more = f"; and {len(named) - MAX_LISTED} more" if len(named) > MAX_LISTED else ""
+    return "; ".join(named[:MAX_LISTED]) + more
+
+
+def share_weights(model: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Take rank 0's parameters and buffers at all ranks, as DistributedDataParallel does."""
+    device = device_of(group)
+    with torch.no_grad(), reaching("the broadcast of rank 0's weights"):
+        for tensor in (*model.parameters(), *model.buffers()):
+            sent = tensor.detach().to(device).contiguous()
+            dist.broadcast(sent, group=group, group_src=0)
+            tensor.copy_(sent)
+
+
+@contextlib.contextmanager
+def reaching(what: str) -> Iterator[None]:
+    """Say in a sentence that another rank was not reached.
+
+    Raises:
+        RankdadError: in place of torch.distributed's own error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankdadError(
+            f"{what} did not come to its end: another rank has ended, or did not get there within the process group's "
+            f"timeout (init_process_group(…, timeout=timedelta(seconds=60)) sets it): {one_line(error)}"
+        ) from error
+
+
+def _ranks(ranks: list[int]) -> str:
+    listed = ", ".join(map(str, ranks[:MAX_LISTED])) + ("…" if len(ranks) > MAX_LISTED else "")
+    return f"rank{'s' * (len(ranks) > 1)} {listed}"

@@ -1,0 +1,77 @@
+"""What a rank keeps from step to step, as a dictionary of tensors that `torch.load(…, weights_only=True)` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from rankdad.common.errors import UserError
+from rankdad.common.gradients.factors import Factor, Matrix
+from rankdad.common.gradients.methods import MethodState
+from rankdad.common.gradients.routes import Route
+
+
+def identity(options: Mapping[str, object], group: dist.ProcessGroup | None) -> dict[str, object]:
+    """Return what a rank's part of a checkpoint is of."""
+    return {"rank": dist.get_rank(group), "ranks": dist.get_world_size(group), "options": dict(options)}
+
+
+def check_identity(document: Mapping[str, Any], own: Mapping[str, object]) -> None:
+    """Refuse a checkpoint of something else.
+
+    Raises:
+        UserError: naming what differs.
+    """
+    for name, value in own.items():
+        if document.get(name) != value:
+            raise UserError(f"load_state_dict: {name}: got {document.get(name)!r}, expected {value!r}")
+
+
+def saved(state: MethodState) -> dict[str, Any]:
+    """Return a state as dictionaries of tensors: a residual is a matrix, or a pair of rows."""
+    residuals = {name: (v.delta, v.activation) if isinstance(v, Factor) else v for name, v in state.residuals.items()}
+    return {"residuals": residuals, "bases": dict(state.bases)}
+
+
+def loaded(document: Any, routes: tuple[Route, ...], like: Tensor) -> MethodState:
+    """Return the state that `saved` made a dictionary of.
+
+    Args:
+        document: from a checkpoint.
+        routes: of the model's parameters.
+        like: a tensor of the dtype and device of states.
+
+    Raises:
+        UserError: a part is missing, or is of another shape than the model's parameter.
+    """
+    shapes = {route.name: route.matrix for route in routes}
+    try:
+        residuals = {name: _matrix(name, value, shapes[name], like) for name, value in document["residuals"].items()}
+        bases = {name: _rows(name, value, shapes[name][1], like) for name, value in document["bases"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"load_state_dict: expected what state_dict returned for this model: {error!r}") from None
+    return MethodState(residuals, bases)
+
+
+def _matrix(name: str, value: Any, shape: tuple[int, int], like: Tensor) -> Matrix:
+    if isinstance(value, Tensor):
+        if tuple(value.shape) != shape:
+            raise _of_another(name, value, shape)
+        return value.to(like)
+    delta, activation = (_rows(name, part, width, like) for part, width in zip(value, shape, strict=True))
+    if len(delta) != len(activation):
+        raise _of_another(name, activation, (len(delta), shape[1]))
+    return Factor(delta, activation)
+
+
+def _rows(name: str, value: Tensor, width: int, like: Tensor) -> Tensor:
+    if value.dim() != 2 or value.shape[1] != width:
+        raise _of_another(name, value, ("any", width))
+    return value.to(like)
+
+
+def _of_another(name: str, value: Tensor, expected: tuple[object, ...]) -> UserError:
+    return UserError(f"load_state_dict: {name} has {list(value.shape)} in the checkpoint, expected {list(expected)}")

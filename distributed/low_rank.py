@@ -1,0 +1,256 @@
+"""`LowRank`: a backward pass whose gradients are those of all ranks together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+
+from rankdad.common.collectives import device_of
+from rankdad.common.errors import NonFiniteError, RankdadError, UserError, one_line
+from rankdad.common.gradients.methods import Method, MethodState
+from rankdad.common.gradients.methods.rank_dad import RankDadMethod
+from rankdad.common.gradients.routes import Payload
+from rankdad.common.run.seeds import derive
+from rankdad.common.spec import RankDad
+from rankdad.distributed.agreement import check_group, explain, reaching, share_weights
+from rankdad.distributed.batches import Batches, add_gradients
+from rankdad.distributed.checkpoint import check_identity, identity, loaded, saved
+from rankdad.distributed.exchange import Exact, Node, gather, tree
+from rankdad.distributed.messages import Layout, Message, Status
+from rankdad.distributed.options import agreed_method, choose_routes, precision_of
+
+GATHER_UP_TO = 8  # ranks: seven messages received against three, in one exchange against six that wait for each other
+STEPS = 1000  # step numbers are compared modulo this, so that their squares' sums are exact
+
+
+class LowRank:
+    """Low-rank gradients in a training loop of one's own: `backward(loss)` in place of `loss.backward()`.
+
+    Every rank of a process group trains the same model on batches of its own. `backward` captures each linear layer's
+    factors, reduces them to `rank` rows, exchanges these, adds up what all ranks sent, and leaves the same
+    gradients in `.grad` at every rank, bit for bit. Other matrices (convolutions, embeddings, recurrent layers) are
+    reduced from their dense gradients; vectors, and what a factor would not make smaller, travel as they are. The rest
+    of the loop stays as it is: optimizer, schedule, clipping, autocast.
+
+    All ranks make a LowRank of the same model at the same point. They start from the weights and buffers of rank 0,
+    as with DistributedDataParallel. Buffers, such as a batch norm's statistics, are each rank's own from then on.
+
+    Args:
+        model: the module itself, not wrapped. Hooks on its linear layers stay until `close`.
+        rank: rows of a factor that travel; None sends full factors (dAD): the gradients are those of the pooled batch.
+        feedback: where what a reduction leaves out is kept for the next step: "site" at each rank, "aggregator" in the
+            reductions of a tree, "both" or "none".
+        wire: how numbers travel: float32, float64, bfloat16, float16, int8, int4 or int2; None is the precision of the
+            model, float32 or float64.
+        group: the process group; None is the default one.
+        gather_up_to: so many ranks gather one another's rows; more reduce them along a tree (`distributed.exchange`).
+        seed: of random directions.
+
+    Raises:
+        UserError: no process group, a wrapped model, or an option that is not one.
+        RankdadError: the ranks disagree on the model or an option, or cannot be reached.
+
+    Example:
+        >>> sync = LowRank(model, rank=4)
+        >>> for inputs, labels in loader:
+        ...     optimizer.zero_grad()
+        ...     sync.backward(F.cross_entropy(model(inputs), labels), weight=len(labels))
+        ...     optimizer.step()
+
+    Source: arXiv 2102.09631, Algorithm 1, with every rank as a site and as the aggregator.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        rank: int | None = 4,
+        feedback: str = "both",
+        wire: str | None = None,
+        group: dist.ProcessGroup | None = None,
+        *,
+        gather_up_to: int = GATHER_UP_TO,
+        seed: int = 0,
+    ) -> None:
+        check_group(group)
+        precision = precision_of(model)
+        wire = wire or str(precision).removeprefix("torch.")
+        self._gather_up_to = gather_up_to
+        self._options: dict[str, object] = {
+            "rank": rank,
+            "feedback": feedback,
+            "wire": wire,
+            "gather_up_to": gather_up_to,
+            "seed": seed,
+        }
+        method = agreed_method(self._options, model, group)
+        share_weights(model, group)
+        self._group, self._place, self._places = group, dist.get_rank(group), dist.get_world_size(group)
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        first = next(iter(self._parameters.values()))
+        routes = choose_routes(model, method)
+        reduced = isinstance(method, RankDad)
+        self._layout = Layout(routes, wire, torch.zeros((), dtype=precision, device=first.device), bounded=reduced)
+        self._site: Method = Exact()
+        self._node: Method = Exact()
+        if isinstance(method, RankDad):
+            # Where ranks gather, what they make of all rows does not travel: nothing of it is left out.
+            self._site = RankDadMethod(method, routes)
+            self._node = Exact() if self._gathers else RankDadMethod(method, routes)
+        self._state, self._node_state, self._step = MethodState(), MethodState(), 0
+        self._batches = Batches(model, routes)
+        self._problem = ""  # what all ranks hear of in the next exchange, and the error behind it
+        self._cause: Exception | None = None
+
+    def backward(
+        self, loss: Tensor | None, weight: float = 1.0, *, exchange: bool = True, scaler: GradScaler | None = None
+    ) -> None:
+        """Add the gradient of all ranks' weighted mean loss to `.grad`, the same at every rank.
+
+        Args:
+            loss: the mean over this rank's batch. It is not looked at where the weight is 0.
+            weight: of the batch, such as its number of samples. A rank without samples has 0, and takes part.
+            exchange: False only adds to what the next exchange sends, and leaves `.grad` as it is: several batches
+                count as one, each with its weight. `zero_grad` does not take them back.
+            scaler: of a training in float16, in place of `scaler.scale(loss)`. Where a gradient overflows at one rank
+                it is infinite at all, so that every rank's `scaler.step` leaves the step out.
+
+        Raises:
+            RankdadError: a loss or gradient is NaN or infinite, a backward pass raised, or the ranks are at different
+                steps: the same sentence at all ranks, naming those that it is about. Or a rank is gone.
+        """
+        if not exchange:
+            self._add(loss, weight, scaler)
+            return
+        scale = 1.0 if scaler is None else scaler.get_scale()
+        try:
+            sums = self._sum_up(weight)
+            self._add(loss, weight, scaler)
+            update = self._exchanged(self._total(sums), scale, overflows=scaler is not None)
+        finally:
+            self._batches.clear()
+            self._problem, self._cause = "", None
+        add_gradients(self._parameters, self._layout.routes, update, scale)
+        self._step += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's part of a checkpoint: what it keeps for the next steps, and their number.
+
+        Raises:
+            RankdadError: batches were added that no exchange has sent.
+        """
+        if self._batches.weight:
+            raise RankdadError("state_dict: batches were added with exchange=False that no exchange has sent yet")
+        kept = {"step": self._step, "site": saved(self._state), "node": saved(self._node_state)}
+        return {**identity(self._options, self._group), **kept}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from this rank's part of a checkpoint.
+
+        Raises:
+            UserError: it is of another rank, number of ranks, model or options.
+        """
+        check_identity(state, identity(self._options, self._group))
+        parts = (loaded(state.get(part), self._layout.routes, self._layout.like) for part in ("site", "node"))
+        self._state, self._node_state = parts
+        self._step = int(state["step"])
+
+    def close(self) -> None:
+        """Remove the hooks from the model."""
+        self._batches.close()
+
+    @property
+    def _gathers(self) -> bool:
+        return self._places <= self._gather_up_to
+
+    def _add(self, loss: Tensor | None, weight: float, scaler: GradScaler | None) -> None:
+        """Run a backward pass; what is wrong is told to all ranks in the next exchange."""
+        if self._problem or not weight:
+            return
+        try:
+            if not 0 < weight < math.inf:
+                raise UserError(f"weight: got {weight!r}, expected a number of at least 0")
+            if loss is None:
+                raise UserError(f"loss: got None, expected a loss, or weight=0 instead of {weight:g}")
+            self._batches.add(loss if scaler is None else scaler.scale(loss), weight)
+            if scaler is None and not bool(torch.isfinite(loss.detach())):
+                raise NonFiniteError("the loss")
+        except Exception as error:
+            self._note(error)
+
+    def _sum_up(self, weight: float) -> tuple[Tensor, dist.Work]:
+        """Begin to add up all ranks' weights, while the backward pass goes on."""
+        number = self._step % STEPS
+        own = self._batches.weight + weight
+        sums = torch.tensor([own, bool(self._problem), number, number**2], dtype=torch.float64)
+        sums = sums.to(device_of(self._group))
+        with reaching("a step's exchange"):
+            work = dist.all_reduce(sums, group=self._group, async_op=True)
+        assert work is not None
+        return sums, work
+
+    def _total(self, begun: tuple[Tensor, dist.Work]) -> float:
+        """Return the weight of all ranks' batches.
+
+        Raises:
+            RankdadError: something is wrong at a rank, or with all together.
+        """
+        sums, work = begun
+        with reaching("a step's exchange"):
+            work.wait()
+        total, failed, steps, squares = sums.tolist()
+        if steps**2 != squares * self._places:  # equal only if all numbers are
+            self._problem = (
+                self._problem or f"it is at step {self._step}, and not all are: load_state_dict at every rank"
+            )
+            failed = 1
+        if not failed and not total:
+            raise RankdadError("no rank has samples in this step: every weight is 0")
+        if failed:
+            self._explain()
+        return float(total)
+
+    def _exchanged(self, total: float, scale: float, *, overflows: bool) -> Payload:
+        """Return the update of all ranks, and keep what the next step needs."""
+        seed, device = derive(str(self._options["seed"]), "low-rank", self._step), self._layout.like.device
+        node = Node(self._node, self._node_state, total, seed if self._gathers else derive(seed, "node", self._place))
+        along = gather if self._gathers else tree
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            weight = self._batches.weight
+            status = Status.FAILED if self._problem else Status.FINE
+            step = None
+            if status == Status.FINE:
+                gradients = self._batches.payload(self._layout.like, scale)
+                step = self._site.step(gradients, weight / total, self._state, derive(seed, self._place))
+                try:
+                    message = self._layout.pack(Message(status, weight, next(step)))
+                except Exception as error:  # the other ranks wait for a message
+                    self._note(error)
+                    status = Status.OVERFLOW if overflows else Status.FAILED
+            if status != Status.FINE:
+                message = self._layout.pack(Message(status, weight))
+            update, node_state = along(message, self._layout, node, self._group)
+            if update.status == Status.FAILED:
+                self._explain()
+            if update.status == Status.OVERFLOW:
+                return tuple(self._layout.like.new_full(route.matrix, math.inf) for route in self._layout.routes)
+            assert step is not None
+            self._node_state = node_state
+            try:
+                step.send(update.payload)
+            except StopIteration as stop:
+                self._state = stop.value
+            return self._site.gradients([update.payload])
+
+    def _note(self, error: Exception) -> None:
+        """Keep an error until all ranks hear of it."""
+        self._problem, self._cause = str(error) if isinstance(error, RankdadError) else one_line(error), error
+
+    def _explain(self) -> NoReturn:
+        """Raise what is wrong at every rank, the same at all."""
+        raise RankdadError(explain(self._problem, self._group)) from self._cause

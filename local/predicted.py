@@ -1,0 +1,55 @@
+"""Predictions that sites have written of their own test samples, read again."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from rankdad.common.errors import DataError, one_line
+from rankdad.common.spec import RunSpec
+from rankdad.local.prediction import FORMULA
+
+FOLDER = "predictions"  # of a site's directory
+
+
+def read_predictions(site: Path, spec: RunSpec) -> list[pd.DataFrame]:
+    """Return a table for each fold that a site has tested: the fold, counted from 1, then what is in its file.
+
+    Args:
+        site: directory of a site.
+        spec: of the run.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    numbered = {path: re.fullmatch(r"fold-(\d+)", path.stem) for path in (site / FOLDER).glob("*.csv")}
+    found = {int(name[1]): path for path, name in numbered.items() if name}
+    tables = []
+    for fold, path in sorted(found.items()):
+        try:
+            table = pd.read_csv(path, dtype=str, keep_default_na=False)
+        except (OSError, ValueError) as error:
+            raise DataError(path, f"cannot be read as a table: {one_line(error)}") from None
+        table = table.map(_as_meant).rename(columns=_as_meant)
+        group = getattr(spec.data, "group", None)
+        names = {getattr(spec.data, "key", None), group, f"data_{group}"}
+        for place, name in enumerate(table.columns):
+            if name not in names:
+                table.isetitem(place, typed(table.iloc[:, place]))
+        table.insert(0, "fold", fold)
+        tables.append(table)
+    return tables
+
+
+def typed(cells: Any) -> Any:
+    """Return a column whose texts are numbers as numbers, with NaN for what is missing, and any other as it is."""
+    numbers = pd.to_numeric(cells, errors="coerce")
+    return cells if (numbers.isna() & cells.notna() & (cells != "")).any() else numbers
+
+
+def _as_meant(cell: str) -> str:
+    """Return a cell without what kept spreadsheets from taking it for a formula."""
+    return cell[1:] if cell.startswith("'") and cell[1:].startswith(FORMULA) else cell

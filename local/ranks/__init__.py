@@ -1,0 +1,1 @@
+"""A site of several processes, started by torchrun: ranks share every batch, and rank 0 alone is the site to others."""

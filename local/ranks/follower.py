@@ -1,0 +1,54 @@
+"""A rank other than 0: it computes its part of every batch, and follows the updates that rank 0 follows."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+from rankdad.common.collectives import broadcast_bytes
+from rankdad.common.protocol.codec import unpack
+from rankdad.common.run.checkpoints import take_over
+from rankdad.common.run.replica import unpack_parameters
+from rankdad.local.config import SiteConfig
+from rankdad.local.contributions import Contributions
+from rankdad.local.parts import Part
+from rankdad.local.ranks.group import Ranks
+from rankdad.local.ranks.sharing import FOLLOW, STEP, Sharing
+from rankdad.local.site import taking_part
+
+_log = logging.getLogger(__name__)
+
+
+def follow(config: SiteConfig, ranks: Ranks) -> None:
+    """Do what rank 0 tells this rank, until the run is over; it writes nothing and talks to no aggregator.
+
+    Args:
+        config: the site's own file.
+        ranks: of the site.
+
+    Raises:
+        RankdadError: this rank could not go on.
+    """
+    logging.getLogger("rankdad").setLevel(logging.ERROR)  # rank 0 logs all that they have in common
+    sharing = Sharing(ranks)
+    offered = json.loads(broadcast_bytes(b""))
+    site = taking_part(config, offered)
+    sharing.compare(site.plan, site.data, site.replica.model)
+    run, index = sharing.state(site.spec, site.plan, site.replica), site.plan.sites.index(config.name)
+    if snapshot := broadcast_bytes(b""):
+        take_over(run, snapshot)
+    contributions = Contributions(
+        site.spec, site.plan, site.data, run, index, tested=lambda fold, outputs: None, ranks=sharing
+    )
+    early = len(site.plan.buckets) > 1
+    while (order := broadcast_bytes(b""))[:1] in (FOLLOW, STEP):
+        if order[:1] == FOLLOW:
+            run.follow(unpack(order[1:], site.plan, up=False, device=site.replica.device))
+        else:
+            contributions.step(contributions.batch(), unpack_parameters(order[1:]), _nothing, early=early)
+    if order[1:].decode() != site.replica.digest():
+        _log.error("rank %d: ends with other weights than rank 0: do their machines compute alike?", ranks.rank)
+
+
+def _nothing(part: Part) -> None:
+    """Take a part of a step, which rank 0 alone has."""

@@ -1,0 +1,211 @@
+"""The process group of a site's ranks: who they are, how one that cannot go on says why, and how all end then.
+
+What a rank says goes through the store that torchrun keeps, which outlives every rank. Then it closes its connections:
+whoever waits for it finds that out at once, and looks there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from types import TracebackType
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from rankdad.common.errors import RankdadError, UserError
+from rankdad.local.shutdown_signals import ShutdownError
+
+PATIENCE = timedelta(minutes=10)  # for which rank 0 waits for the others, who have as much to do as itself
+ENDLESS = timedelta(days=365)  # for which the others wait for rank 0, and it for other sites
+FAREWELL = 10.0  # seconds for which a rank that has to end waits until rank 0 has said why
+SIGN_OF_LIFE = 3.0  # seconds in which ranks that are cut off say that they live
+REASON, HEARD, LIVES = "reason", "heard", "lives"  # keys of the store
+
+_log = logging.getLogger(__name__)
+
+
+class RankError(RankdadError):
+    """Another rank of this site could not go on.
+
+    Args:
+        rank: which.
+        sentence: why.
+        public: what other sites may hear of it.
+        exit_code: that the command ends with.
+    """
+
+    def __init__(self, rank: int, sentence: str, public: str, exit_code: int) -> None:
+        self.exit_code, self._public = exit_code, public
+        super().__init__(f"rank {rank}: {sentence}")
+
+    @property
+    def public_message(self) -> str:
+        """What other sites may hear of it."""
+        return self._public
+
+
+class LostRankError(RankdadError):
+    """A rank of this site has died: the site ends, and comes back.
+
+    Args:
+        ranks: that do not answer.
+        size: how many there were.
+    """
+
+    def __init__(self, ranks: list[int], size: int) -> None:
+        which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        super().__init__(
+            f"{which} of 0 to {size - 1} no longer answers: killed, or out of memory? Started again, with as many "
+            "ranks or others, the site goes on from its checkpoint"
+        )
+
+
+class Ranks:
+    """The ranks of a site, within a `with`: what ends one of them ends all.
+
+    Args:
+        patience: for which rank 0 waits for the others.
+
+    Attributes:
+        rank: of this process.
+        size: how many there are.
+        group: that gradients travel in; None where they travel as all else does.
+    """
+
+    def __init__(self, patience: timedelta = PATIENCE) -> None:
+        one_machine = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+        if one_machine and "lo" in dict(socket.if_nameindex()).values():
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # what ranks tell each other stays in this machine
+        store, self.rank, self.size = next(rendezvous("env://"))
+        self._store = PrefixStore("rankdad", store)
+        timeout = ENDLESS if self.rank else patience
+        gloo = PrefixStore("gloo", store)
+        dist.init_process_group("gloo", store=gloo, rank=self.rank, world_size=self.size, timeout=timeout)
+        self.group: dist.ProcessGroup | None = None
+
+    def __enter__(self) -> Ranks:
+        if self.rank:  # rank 0 finishes its step, for which it needs the others, and ends them
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            dist.destroy_process_group()
+        elif not self.rank:
+            explained = self.explain(error)
+            self._set(HEARD)
+            if explained is not error:
+                raise explained from None
+        else:
+            self._end(error)
+
+    def _end(self, error: BaseException) -> None:
+        """End a rank that is not rank 0, which says why."""
+        if not isinstance(error, RankdadError) and not _is_cut_off(error):
+            _log.error("rank %d: an unexpected error", self.rank, exc_info=error)
+        self._break(None if _is_cut_off(error) else error)
+        code = getattr(error, "exit_code", 1)
+        until = time.monotonic() + FAREWELL
+        while not self._store.check([HEARD]) and time.monotonic() < until:
+            time.sleep(0.05)
+        missing = self._missing()
+        if 0 in missing and self.rank == min(set(range(self.size)) - set(missing)):
+            raise LostRankError(missing, self.size) from None
+        time.sleep(0.5)  # torchrun ends all others with the first
+        raise SystemExit(code) from None
+
+    def device(self, asked: str) -> str:
+        """Return this rank's device, and let gradients travel between GPUs where each rank has its own.
+
+        Args:
+            asked: as the site's file has it: `cuda` is a GPU for each rank, `cuda:0` one for all.
+
+        Raises:
+            UserError: this machine has fewer GPUs than ranks.
+        """
+        place, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if asked != "cuda" or not torch.cuda.is_available():
+            return asked
+        if place >= there:
+            raise UserError(
+                f"device: cuda gives each rank a GPU of its own, and this machine has {there}: start as many ranks, or "
+                "name one that they share, such as cuda:0"
+            )
+        torch.cuda.set_device(place)
+        self.group = dist.new_group(backend="nccl")
+        return f"cuda:{place}"
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Say which rank it was, if what all do together fails.
+
+        Raises:
+            RankError: another rank could not go on.
+            LostRankError: another rank has died.
+        """
+        try:
+            yield
+        except Exception as error:
+            explained = self.explain(error)
+            if explained is error:
+                raise
+            raise explained from None
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Cut this rank off, so that all others end, and return why it ends: its own error or that of another rank."""
+        cut_off = _is_cut_off(error)
+        if not dist.is_initialized() or isinstance(error, RankError | LostRankError):
+            return error
+        self._break(None if cut_off else error)
+        if not cut_off and not isinstance(error, ShutdownError):
+            return error
+        until = time.monotonic() + SIGN_OF_LIFE
+        while time.monotonic() < until:
+            said = json.loads(self._store.get(REASON)) if self._store.check([REASON]) else {"rank": self.rank}
+            if said["rank"] != self.rank:
+                return RankError(**said)
+            if not cut_off and not self._missing():  # told to stop, and nobody is to blame
+                return error
+            time.sleep(0.02)
+        missing = self._missing()
+        return LostRankError(missing, self.size) if missing else error
+
+    def _break(self, reason: BaseException | None) -> None:
+        """Close this rank's connections, and say why: the first reason counts, the others follow from it."""
+        if reason is not None:
+            known = isinstance(reason, RankdadError)
+            sentence = str(reason) if known else f"an unexpected error ({type(reason).__name__})"
+            public = reason.public_message if isinstance(reason, RankdadError) else sentence
+            said = {"rank": self.rank, "sentence": sentence, "public": public}
+            said["exit_code"] = getattr(reason, "exit_code", 1)
+            with suppress(dist.DistError):
+                self._store.compare_set(REASON, "", json.dumps(said))
+        dist.destroy_process_group()
+        self._set(f"{LIVES}/{self.rank}")
+
+    def _missing(self) -> list[int]:
+        """Return the ranks that have not said that they live, since connections were closed."""
+        return [rank for rank in range(self.size) if not self._store.check([f"{LIVES}/{rank}"])]
+
+    def _set(self, key: str) -> None:
+        with suppress(dist.DistError):  # torchrun is gone, and with it the store
+            self._store.set(key, "1")
+
+
+def _is_cut_off(error: BaseException) -> bool:
+    """Tell an error of a connection to another rank, maybe in the midst of a model's forward pass."""
+    cause = error.__cause__ or error
+    return isinstance(cause, dist.DistError) or (isinstance(cause, RuntimeError) and "gloo" in str(cause))

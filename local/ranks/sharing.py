@@ -1,0 +1,182 @@
+"""How ranks share a site's work: rank 0 runs the trainer, and has the others compute their parts and follow updates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankdad.common import __version__
+from rankdad.common.collectives import broadcast_bytes, gather_bytes
+from rankdad.common.errors import SpecError, UserError
+from rankdad.common.gradients.routes import Payload
+from rankdad.common.protocol.messages import Message
+from rankdad.common.protocol.plan import Plan
+from rankdad.common.run.batches import parts
+from rankdad.common.run.checkpoints import pack_state
+from rankdad.common.run.replica import Replica, copies, pack_parameters
+from rankdad.common.run.state import RunState
+from rankdad.common.spec import RunSpec
+from rankdad.local.data import SiteData
+from rankdad.local.ranks import gradients as of_ranks
+from rankdad.local.ranks.alone import Alone
+from rankdad.local.ranks.group import Ranks
+
+FOLLOW, STEP, END = b"F", b"S", b"E"  # what rank 0 has the others do: the first byte of what it tells them
+OTHERS = {
+    "rankdad": "another version of rankdad",
+    "torch": "another version of torch",
+    "plan": "another model",
+    "data": "other data",
+}
+
+
+class Sharing(Alone):
+    """What every rank of a site does of a step.
+
+    Args:
+        ranks: of the site.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._trained: Mapping[str, Tensor] = {}
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Ranks other than 0 draw their own numbers: no two parts of a batch have the same dropout masks."""
+        return (self._ranks.rank,) if self._ranks.rank else ()
+
+    def state(self, spec: RunSpec, plan: Plan, replica: Replica) -> RunState:
+        """Return the state of a run at its beginning."""
+        self._trained = replica.trained
+        return super().state(spec, plan, replica)
+
+    def compare(self, plan: Plan, data: SiteData, model: nn.Module) -> None:
+        """Check that all ranks have the same model and the same data.
+
+        Raises:
+            SpecError: ranks cannot share a batch of this model.
+            UserError: they have others; names the first rank that has.
+        """
+        check_model(model)
+        own = {"rankdad": __version__, "torch": str(torch.__version__), "plan": plan.sha256(), "data": data.sha256()}
+        for rank, said in enumerate(gather_bytes(json.dumps(own).encode())):
+            theirs = json.loads(said)
+            other = next((key for key, value in own.items() if theirs[key] != value), None)
+            if other is not None:
+                raise UserError(
+                    f"rank {rank}: has {OTHERS[other]} than rank 0: all ranks of a site read the same files, on "
+                    "machines set up alike"
+                )
+
+    def part(self, rows: Tensor) -> Tensor:
+        """Return which of a batch's samples are this rank's part: none if there are more ranks than samples."""
+        mine: Tensor = rows.split(parts(len(rows), self._ranks.size))[self._ranks.rank]
+        return mine
+
+    def pooled(self, payload: Payload, loss: float) -> tuple[Payload, float] | None:
+        """Return the gradients of the whole batch and its loss at rank 0, and None at the others."""
+        return of_ranks.pooled(payload, loss, self._ranks.group)
+
+    def summed(self, gradients: Mapping[str, Tensor], loss: float) -> tuple[Mapping[str, Tensor], float]:
+        """Return the gradients of the whole batch by parameter and its loss, the same at all ranks."""
+        return of_ranks.summed(gradients, loss, self._trained, self._ranks.group)
+
+
+class Leader(Sharing):
+    """Rank 0: whatever it does not do by itself fails with the name of the rank that could not go on."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__(ranks)
+        self._replica: Replica | None = None
+        self._answers: dict[int, bytes] = {}  # of the aggregator, by round, until they are followed
+
+    def introduce(self, offered: Mapping[str, Any]) -> None:
+        """Tell all ranks which run the aggregator offers."""
+        self._tell(json.dumps(offered).encode())
+
+    def state(self, spec: RunSpec, plan: Plan, replica: Replica) -> RunState:
+        """Return the state of a run at its beginning, whose updates all ranks follow."""
+        super().state(spec, plan, replica)
+        self._replica = replica
+        return _LeadingState(spec, plan, replica, self._follow)
+
+    def compare(self, plan: Plan, data: SiteData, model: nn.Module) -> None:
+        """Check that all ranks have the same model and the same data."""
+        with self._ranks.together():
+            super().compare(plan, data, model)
+
+    def start(self, run: RunState) -> None:
+        """Let all ranks start from where a run stands."""
+        self._tell(pack_state(run) if run.between_steps else b"")
+
+    def hear(self, round_: int, answer: bytes) -> None:
+        """Take note of the aggregator's answer in a round: an update that may be followed later."""
+        self._answers[round_] = answer
+
+    def begin(self, moments: Mapping[str, Tensor]) -> None:
+        """Let all ranks compute their part of the next step, with these moments of the site's own optimizer."""
+        self._tell(STEP + pack_parameters(copies(moments)))
+
+    def pooled(self, payload: Payload, loss: float) -> tuple[Payload, float] | None:
+        """Return the gradients of the whole batch and its loss."""
+        with self._ranks.together():
+            return super().pooled(payload, loss)
+
+    def summed(self, gradients: Mapping[str, Tensor], loss: float) -> tuple[Mapping[str, Tensor], float]:
+        """Return the gradients of the whole batch by parameter and its loss, the same at all ranks."""
+        with self._ranks.together():
+            return super().summed(gradients, loss)
+
+    def end(self) -> None:
+        """Let all ranks end: the run is over."""
+        assert self._replica is not None
+        self._tell(END + self._replica.digest().encode())
+
+    def _follow(self, update: Message) -> None:
+        """Let all ranks follow an update; answers to earlier rounds are not needed any more."""
+        self._tell(FOLLOW + self._answers[update.round])
+        self._answers = {round_: answer for round_, answer in self._answers.items() if round_ > update.round}
+
+    def _tell(self, message: bytes) -> None:
+        with self._ranks.together():
+            broadcast_bytes(message)
+
+
+class _LeadingState(RunState):
+    """The state of a run at rank 0: all other ranks follow what it follows, at the same time.
+
+    Args:
+        spec, plan, replica: as `RunState` has them.
+        lead: has the others follow an update.
+    """
+
+    def __init__(self, spec: RunSpec, plan: Plan, replica: Replica, lead: Callable[[Message], None]) -> None:
+        super().__init__(spec, plan, replica)
+        self._lead = lead
+
+    def follow(self, update: Message) -> None:
+        """Apply the update of the next round, here and at all other ranks."""
+        self.check(update, 502)
+        self._lead(update)
+        super().follow(update)
+
+
+def check_model(model: nn.Module) -> None:
+    """Check that the gradients of a batch are those of its parts added up.
+
+    Raises:
+        SpecError: statistics of the whole batch go into a layer.
+    """
+    for name, module in model.named_modules():
+        whole = isinstance(module, nn.modules.batchnorm._BatchNorm)
+        if whole or (isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats):
+            raise SpecError(
+                "model",
+                f"{name or 'the model'} ({type(module).__name__}) has statistics of a whole batch, of which each rank "
+                "sees a part: start this site without torchrun, or choose GroupNorm or LayerNorm",
+            )

@@ -1,0 +1,255 @@
+"""A finished run: its figures as data frames, its model, and predictions by it."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from rankdad.common.documents import load_json, validate
+from rankdad.common.errors import UserError, counted, visible
+from rankdad.common.logs import MAX_LINE
+from rankdad.common.run.saved import saved_model
+from rankdad.common.run.standalone import Standalone
+from rankdad.common.spec import RunSpec
+from rankdad.common.spec.tasks import shown
+from rankdad.local.data import read_samples
+from rankdad.local.data.files import Fact
+from rankdad.local.data.reading import Reading
+from rankdad.local.predicted import read_predictions, typed
+from rankdad.local.prediction import key_name, predict_samples
+from rankdad.remote.report.run_results import read_table
+from rankdad.settings import TemporaryFolder, settings_kept
+from rankdad.simulations.given import Place, write_frame
+
+NO_RUN = "holds no run, expected the directory of a simulation, of an aggregator or of a site"
+DIGITS = 4  # of figures that are shown
+
+_log = logging.getLogger(__name__)
+
+
+class Run:
+    """A finished run: its figures as data frames, its model, and predictions by it.
+
+    `rankdad.simulate` and `rankdad.load` make it. What is read of its directory is read when it is first asked for. A
+    directory that is temporary is there as long as this object; to keep it, copy `run.directory`, or name an `output`.
+
+    Args:
+        directory: of the run.
+        allow_factories: model factories and readers that may be called.
+        folder: that is to be removed with the run.
+
+    Raises:
+        UserError: the directory holds no run, or one that has not ended, or has failed.
+    """
+
+    def __init__(
+        self, directory: Path, *, allow_factories: Collection[str] = (), folder: TemporaryFolder | None = None
+    ) -> None:
+        self.directory: Path = directory
+        self._factories, self._folder = tuple(allow_factories), folder
+        self._ended = (directory / "summary.json").exists()  # which no site has
+        path = directory / ("run.json" if self._ended else "model/model.json")
+        if not path.exists():
+            raise UserError(f"{directory}: {NO_RUN}")
+        document = load_json(path)
+        run = document if self._ended else document.get("run") if isinstance(document, dict) else None
+        self.spec: RunSpec = validate(RunSpec, run, file=path)
+        status = self.summary.get("status") if self._ended else "completed"
+        if status != "completed":
+            why = visible(str(self.summary.get("reason") or ""))
+            raise UserError(f"{directory}: its run has not been completed: {status}" + f": {why}" * bool(why))
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` holds: the result in figures, traffic, warnings and the weights' digests."""
+        document: dict[str, Any] = load_json(self._file("summary.json"))
+        return document
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """A row per fold, epoch, split and site, and one for all sites pooled, as in `metrics.csv`."""
+        return read_table(self._file("metrics.csv"), ())
+
+    @cached_property
+    def sites(self) -> pd.DataFrame:
+        """A row per site: samples, metrics over all folds with intervals, and the guess's, as in `sites.csv`."""
+        return read_table(self._file("sites.csv"), ())
+
+    @cached_property
+    def predictions(self) -> pd.DataFrame:
+        """A row per test sample, predicted by the model of its fold, which has not seen it.
+
+        Columns are site (of a simulation), fold, counted from 1, then those of the sites' files: the schema's key or
+        the row, counted from the table's header, 1; its group, the label, what is predicted.
+        """
+        places = {site: self.directory / "sites" / site for site in self.spec.federation.sites}
+        if not self._ended:
+            places = {"": self.directory}
+        tables = []
+        for site, place in places.items():
+            for table in read_predictions(place, self.spec):
+                if site:
+                    table.insert(0, "site", site)
+                tables.append(table)
+        if not tables:
+            raise UserError(f"{self.directory}: holds no predictions: a site keeps them, in its own directory")
+        return pd.concat(tables, ignore_index=True)
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The trained network, in evaluation mode, between the preparation of its inputs and what its outputs mean.
+
+        It takes raw rows, as `inputs` returns them, and returns probabilities [n, outputs]; of regression the number,
+        in the label's unit. The network alone, which takes prepared rows, is its `network`.
+        """
+        with settings_kept():
+            return Standalone(saved_model(self.directory, "best", self._factories)).eval()
+
+    def inputs(self, data: pd.DataFrame | Place) -> Tensor:
+        """Return raw rows as `model` takes them, [n, *shape]: columns in the schema's order and encoding, NaN for gaps.
+
+        Args:
+            data: as `predict` takes them.
+
+        Raises:
+            DataError: a row cannot be used; names it.
+        """
+        with self._read(data) as (reading, _):
+            if reading.rows and reading.rows.refused:
+                raise reading.rows.refused[min(reading.rows.refused)]
+            return torch.from_numpy(reading.inputs)
+
+    def predict(self, data: pd.DataFrame | Place, *, keep: Sequence[str] = ()) -> pd.DataFrame:
+        """Return what `rankdad predict` writes of new samples: classes and probabilities, or numbers.
+
+        What it warns of is logged: values far from training's, rows that the model was trained on, rows refused.
+
+        Args:
+            data: a DataFrame with the columns of the run's table, of which labels may be missing; or a path.
+            keep: columns of the data that predictions stand beside, as do the schema's key and group.
+
+        Returns:
+            A row for each row of the data, under its index if it is a DataFrame. A row that cannot be used has no
+            prediction, but a reason in the column `refused`. Values of a label that are numbers are numbers.
+
+        Raises:
+            UserError: no row can be used, or a column is missing; names it.
+
+        Example:
+            >>> run.predict(table)[["predicted", "probability_1"]]
+        """
+        with self._read(data, keep) as (reading, index):
+            saved = saved_model(self.directory, "best", self._factories)
+            found = predict_samples(saved, reading, self.directory)
+        for note in found.notes:
+            if not isinstance(note, Fact):
+                _log.warning("%s", visible(note, MAX_LINE))
+        if found.refused:
+            first = found.refused[min(found.refused)].problem
+            _log.warning("%d of %d rows refused, the first: %s", len(found.refused), len(found.names), first)
+        table, key = found.table, key_name(self.spec)
+        for name in {"predicted", "label"} & {*table.columns}:
+            table[name] = typed(table[name])
+        table = table.set_axis(pd.RangeIndex(len(table)) if index is None else index)
+        if index is None or getattr(self.spec.data, "key", None) is not None:
+            names = pd.Series(found.names, table.index)
+            table.insert(0, key, names if key != "row" else typed(names), allow_duplicates=True)
+        return table
+
+    def report(self, path: Place | None = None) -> Path:
+        """Make a page about the run, to keep and to print, and return its path.
+
+        Args:
+            path: of the HTML file; `report.html` in the run's directory without it.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        from rankdad.remote.report.run_report import report  # here, since it takes long to import
+
+        self._file("run.json")
+        page, path = report(self.directory), Path(path or self.directory / "report.html")
+        try:
+            path.write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+        return path
+
+    @contextmanager
+    def _read(self, data: pd.DataFrame | Place, keep: Sequence[str] = ()) -> Iterator[tuple[Reading, pd.Index | None]]:
+        """Read samples to be predicted; a frame comes with the index of its rows."""
+        with settings_kept(), tempfile.TemporaryDirectory() as folder:
+            index: pd.Index | None = None
+            if isinstance(data, pd.DataFrame):
+                path = Path(folder) / "data.csv"
+                index = data.index[write_frame(data, self.spec, "data", path)]
+            else:
+                path = Path(data)
+            yield read_samples(self.spec, path, beside=tuple(keep), allowed=self._factories), index
+
+    def _file(self, name: str) -> Path:
+        """Return the path of a file of the run's directory.
+
+        Raises:
+            UserError: it is not there.
+        """
+        path = self.directory / name
+        if not path.exists():
+            here = (
+                "a site's directory has none: it is in the run's, at the aggregator"
+                if not self._ended
+                else ("is not there: has it been removed?")
+            )
+            raise UserError(f"{path}: {here}")
+        return path
+
+    def __repr__(self) -> str:
+        figures = ", ".join(f"{label} {value}" for label, value, _ in self._figures()[:2])
+        about = f"{self.spec.name}: {self.spec.method.name}, {counted(len(self.spec.federation.sites), 'site')}"
+        return f"<rankdad.Run {about}{', ' * bool(figures)}{figures}, {self.directory}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: figures with their intervals, traffic, and the weights' digest."""
+        rows = [(label, value, interval) for label, value, interval in self._figures()]
+        if self._ended:
+            summary = self.summary
+            ratio = summary["times_fewer_bytes_than_dense"]
+            fewer = f"{ratio:.1f} times fewer than full gradients" if ratio else ""
+            sent = f"{summary['bytes_up_per_site_step'] / 1000:.1f} KB up per site and step"
+            digests = set(summary["weights_sha256"].values())
+            equal = "equal at all sites" if len(digests) == 1 else "different between sites"
+            rows += [
+                ("steps", f"{summary['steps']:,}", f"{summary['seconds']:.1f} s"),
+                ("traffic", sent, fewer),
+                ("weights", f"{next(iter(digests), '')[:16]}…", equal),
+            ]
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{escape(label)}</th><td>{escape(value)}</td><td>{escape(more)}</td></tr>"
+            for label, value, more in rows
+        )
+        sites = counted(len(self.spec.federation.sites), "site")
+        head = f"<b>{escape(self.spec.name)}</b>: {escape(self.spec.method.name)}, {sites}"
+        return f"<div>{head}<table>{cells}</table><code>{escape(str(self.directory))}</code></div>"
+
+    def _figures(self) -> list[tuple[str, str, str]]:
+        """Return the name of each test metric, its value, and its interval as text; none of a site."""
+        if not self._ended:
+            return []
+        metrics = self.summary["metrics"]
+        test, intervals = metrics["test"] or {}, metrics.get("intervals", {})
+        names = [name for name in self.spec.task.metrics if test.get(name) is not None]
+        names.sort(key=lambda name: name == "loss")
+        between = {
+            name: f"95 %: {one['low']:.{DIGITS}f} to {one['high']:.{DIGITS}f}" for name, one in intervals.items()
+        }
+        return [(f"test {shown(name)}", f"{test[name]:.{DIGITS}f}", between.get(name, "")) for name in names]

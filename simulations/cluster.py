@@ -1,0 +1,250 @@
+"""A simulation over the processes that torchrun has started, on one machine or several: lockstep, dealt out.
+
+Rank 0 has the aggregators and the run's directory. The sites are dealt out to all ranks in turn. What sites and
+aggregators say to each other travels as the same bytes as between processes, so that the weights are the same, too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from rankdad.common.documents import load_json, parse_json, validate
+from rankdad.common.errors import RunFailedError, UserError
+from rankdad.common.files import is_within, make_folder
+from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.replica import Replica
+from rankdad.common.spec import RunSpec
+from rankdad.local.data import SiteData
+from rankdad.remote.aggregator import Aggregator
+from rankdad.remote.run_directory import new_directory
+from rankdad.simulations.dealing import dealt_data, write_sites
+from rankdad.simulations.lockstep import Said, Trainers, carry, looking_on, predicting, write_results
+from rankdad.simulations.resolving import with_columns
+from rankdad.simulations.sources import Folders
+from rankdad.simulations.spec import SimulationFile
+from rankdad.simulations.star import RankEndedError, Star, joined
+from rankdad.simulations.tree import Tree
+
+NOWHERE = "http://127.0.0.1:0"  # the sites' aggregator, which they do not reach by HTTP
+
+
+def simulate(
+    path: Path | None,
+    read: Callable[[], SimulationFile],
+    place: Callable[[RunSpec], Path],
+    allow_factories: tuple[str, ...] = (),
+    *,
+    json_output: bool = False,
+    quiet: bool = False,
+) -> tuple[RunSpec, Path, dict[str, Any]] | None:
+    """Run this rank's part of a simulation.
+
+    Args:
+        path: of the simulation's file, which has to be there at rank 0 alone.
+        read: reads it.
+        place: returns the run's directory, at rank 0.
+        allow_factories: model factories that the caller permits.
+        json_output: whether standard output is kept free for the summary.
+        quiet: whether nothing is said of epochs.
+
+    Returns:
+        At rank 0 the run, its directory and its summary.
+
+    Raises:
+        RankdadError: what one rank could not do, or what has ended the run: at all ranks.
+    """
+    with joined() as star, ExitStack() as folders:
+        file = _agreed(star, path, read)
+        star.patience = file.run.federation.timeout or star.patience
+        directory = Path(folders.enter_context(TemporaryDirectory())) if star.rank else place(file.run)
+        star.agree(lambda: new_directory(directory))
+        failure = _run(star, file, directory, allow_factories, looking_on(json_output=json_output, quiet=quiet))
+        if failure:
+            site, _, reason = failure.partition(": ")
+            raise RunFailedError(site, reason)
+        return None if star.rank else (file.run, directory, load_json(directory / "summary.json"))
+
+
+def _agreed(star: Star, path: Path | None, read: Callable[[], SimulationFile]) -> SimulationFile:
+    """Return rank 0's simulation at all ranks, if those that can read the file have the same."""
+    own = star.agree(lambda: read() if not star.rank or path is None or path.exists() else None)
+    document = star.share(own.model_dump_json() if own else "", str)
+
+    def compared() -> str:
+        file = validate(SimulationFile, parse_json(document))
+        if own is not None and own != file:
+            raise UserError(
+                f"{path}: is another simulation than rank 0's: give all ranks the same file and options, or no file"
+            )
+        return "" if star.rank else with_columns(file).model_dump_json()
+
+    return validate(SimulationFile, parse_json(star.share(star.agree(compared), str)))
+
+
+def _run(
+    star: Star,
+    file: SimulationFile,
+    directory: Path,
+    allow_factories: tuple[str, ...],
+    on_round: Callable[[Aggregator], None],
+) -> str:
+    """Train this rank's sites, and return what has ended the run; "" if nothing has."""
+    spec, simulation = file.run, file.simulation
+    torch.set_num_threads(spec.training.threads)
+    ranks = dict(zip(spec.federation.sites, cycle((0, *star.others)), strict=False))
+    data = _data(star, file, directory / "sites", ranks, allow_factories)
+    replica = partial(Replica, spec, allow_factories, weights=simulation.weights_folder)
+
+    def begun() -> tuple[Tree | None, Trainers]:
+        tree = None if star.rank else Tree(spec, replica, directory)
+        trainers = Trainers(
+            spec,
+            tree.top.plan if tree else make_plan(spec, replica().model),
+            data,
+            allowed_factories=allow_factories,
+            devices=simulation.here(),
+            weights=simulation.weights_folder,
+            policies=dict.fromkeys(data, simulation.policy),
+            tested=predicting(directory, spec, data),
+        )
+        return tree, trainers
+
+    tree, trainers = star.agree(begun)
+    failure = _follow(star, trainers) if tree is None else _lead(star, trainers, tree, ranks, on_round)
+    star.agree(lambda: write_results(directory, spec, data, trainers.results))
+    if star.rank:
+        _hand_in(star, directory / "sites", data)
+    else:
+        _collect(star, directory / "sites")
+    return failure
+
+
+def _data(
+    star: Star, file: SimulationFile, folder: Path, ranks: Mapping[str, int], allow_factories: tuple[str, ...]
+) -> dict[str, SiteData]:
+    """Return the data of this rank's sites.
+
+    What has to be dealt out is dealt out at rank 0, which sends each rank its sites' parts. Sites' own folders are read
+    by the ranks that have the sites, and by no other.
+    """
+    own, one_file = [site for site, rank in ranks.items() if rank == star.rank], file.run.data.file
+    is_dealt = not isinstance(file.simulation.source, Folders)
+    if is_dealt:
+        star.agree(lambda: None if star.rank else write_sites(file, folder, NOWHERE))
+        for site in ranks if not star.rank else own:
+            part = folder / site / "data" / str(one_file)
+            if star.rank:
+                part.parent.mkdir(parents=True)
+                part.write_bytes(star.receive(0, bytes))
+            elif ranks[site]:
+                star.send(ranks[site], part.read_bytes())
+    return star.agree(lambda: dealt_data(file, folder, allow_factories, dealt=is_dealt, sites=own))
+
+
+def _lead(
+    star: Star, trainers: Trainers, tree: Tree, ranks: Mapping[str, int], on_round: Callable[[Aggregator], None]
+) -> str:
+    """Carry what all ranks' sites say, and return what has ended the run."""
+    try:
+        carry(tree, _Exchange(star, trainers, ranks), on_round)
+    finally:
+        tree.close()
+    failure = tree.top.recorder.progress.reason if tree.top.barrier.failed else ""
+    for rank in star.living:
+        with suppress(RankEndedError):  # its sites' folders will be missed
+            star.send(rank, {"end": failure})
+    return failure
+
+
+def _follow(star: Star, trainers: Trainers) -> str:
+    """Answer this rank's sites with what rank 0 sends, and return what has ended the run."""
+    while "end" not in (document := star.receive(0, dict)):
+        answers = {site: body for body, sites in document["answers"] for site in sites}
+        star.send(0, dict(trainers.advance(answers)))
+    return str(document["end"])
+
+
+class _Exchange:
+    """Answer all ranks' sites, and yield what they say, in the run's order. A rank that ends takes its sites along."""
+
+    def __init__(self, star: Star, trainers: Trainers, ranks: Mapping[str, int]) -> None:
+        self._star, self._trainers, self._ranks = star, trainers, ranks
+        self._departed: dict[str, Said] = {}  # why, of sites whose rank has ended, until it is said
+
+    def __call__(self, answers: Mapping[str, bytes | None]) -> Iterator[tuple[str, Said]]:
+        asked, heard = [site for site in self._ranks if site in answers], dict[int, Mapping[str, Said]]()
+        for rank in self._star.living:
+            own = [site for site in asked if self._ranks[site] == rank]
+            bodies = {answers[site]: None for site in own}
+            packed = [(body, [site for site in own if answers[site] is body]) for body in bodies]
+            with self._noting_the_end(rank):
+                if own:
+                    self._star.send(rank, {"answers": packed})
+        for site in asked:
+            rank = self._ranks[site]
+            if not rank:
+                yield from self._trainers.advance({site: answers[site]})
+                continue
+            if rank in self._star.living and rank not in heard:
+                with self._noting_the_end(rank):
+                    heard[rank] = _said(self._star, rank)
+            if site in (said := heard.get(rank, {})):
+                yield site, said[site]
+            elif site in self._departed:
+                yield site, self._departed.pop(site)
+
+    @contextmanager
+    def _noting_the_end(self, rank: int) -> Iterator[None]:
+        try:
+            yield
+        except RankEndedError as error:
+            reason = f"its process, {error.name}, {error.what}"
+            self._departed |= {site: reason for site, its in self._ranks.items() if its == rank}
+
+
+def _said(star: Star, rank: int) -> dict[str, Said]:
+    """Return what a rank's sites say."""
+    said = star.receive(rank, dict)
+    if not all(isinstance(site, str) and isinstance(value, bytes | int | str) for site, value in said.items()):
+        raise star.misunderstood(rank)
+    return said
+
+
+def _hand_in(star: Star, folder: Path, sites: Iterable[str]) -> None:
+    """Send rank 0 what this rank's sites have written."""
+    kept = [path for site in sites for path in sorted((folder / site).rglob("*")) if path.is_file()]
+    for path in kept:
+        name = path.relative_to(folder)
+        if name.parts[1] != "data":  # it is there
+            star.send(0, [name.as_posix(), path.read_bytes()])
+    star.send(0, [])
+
+
+def _collect(star: Star, folder: Path) -> None:
+    """Write what the other ranks' sites have written.
+
+    Raises:
+        UserError: the disk is full or broken.
+    """
+    for rank in star.living:
+        try:
+            while file := star.receive(rank, list):
+                name, content = file
+                path = folder / name
+                if not is_within(path, folder):
+                    raise star.misunderstood(rank)
+                make_folder(path.parent)
+                path.write_bytes(content)
+        except RankEndedError as error:
+            print(f"warning: {error}: the folders of its sites are not complete", file=sys.stderr)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written: {error.strerror}") from None

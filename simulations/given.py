@@ -1,0 +1,229 @@
+"""A simulation as a program gives it: specs as files, dictionaries or objects, data as frames or places on the disk."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pydantic import BaseModel
+from pydantic_core import to_json
+
+from rankdad.common.documents import load_json, validate
+from rankdad.common.errors import DataError, SpecError, UserError
+from rankdad.common.spec import RunSpec
+from rankdad.common.spec.method import named_method
+from rankdad.common.spec.table_schema import canonical
+from rankdad.common.spec.written import Written
+from rankdad.local.data.tables import Table
+from rankdad.simulations.resolving import with_columns
+from rankdad.simulations.spec import SimulationFile, changed, numbered
+
+Place = str | os.PathLike[str]
+Spec = Place | Mapping[str, Any] | RunSpec | SimulationFile
+Data = pd.DataFrame | Mapping[str, pd.DataFrame | Place] | Place
+Names = int | Sequence[str]
+
+FRAMES = "data"  # in a run's directory: the frames that it was given, as tables
+MAX_SITES = 1000
+EXPECTED = "expected a DataFrame, a DataFrame or a path for each site by its name, or a path"
+
+
+def given_simulation(
+    spec: Spec,
+    folder: Path,
+    *,
+    data: Data | None = None,
+    method: str | Mapping[str, Any] | None = None,
+    sites: Names | None = None,
+    weights: Place | None = None,
+) -> SimulationFile:
+    """Return a simulation of what a program has; its frames are written as tables.
+
+    Args:
+        spec: a run, alone or with its simulation.
+        folder: for the tables.
+        data: in place of the simulation's source.
+        method: in place of the run's.
+        sites: number or names, in place of the run's.
+        weights: folder of pretrained weights, in place of the simulation's.
+
+    Raises:
+        UserError: a wrong field, or data that do not fit; names it.
+    """
+    document, file = _document(spec)
+    alone = "run" not in document
+    if alone:
+        document = {"run": document}
+    if data is None and "simulation" not in document:
+        raise SpecError("simulation", f"is missing, and so are data: {EXPECTED}", file=file)
+    run = document["run"]
+    if method is not None and isinstance(run, dict):
+        run["method"] = named_method(method, run.get("method"))
+    frames: dict[str, pd.DataFrame] = {}
+    found, every = list[str](), False
+    place: Path | None = None
+    if data is not None:
+        source, frames, found = _source(data, folder)
+        every = isinstance(data, Mapping)
+        if isinstance(data, str | os.PathLike) and "simulation" in document:
+            place = Path(data)  # of the source that the file names, as `--data` has it
+        else:
+            _take(document, source)
+    _choose(document, sites, found, every)
+    number = sites if isinstance(sites, int) else None
+    document = changed(document, sites=number, data=place, weights=None if weights is None else Path(weights))
+    if alone:
+        validate(RunSpec, document["run"], file=file)  # so that errors name the fields as they stand there
+    read = validate(SimulationFile, document, file=file)
+    for called, frame in frames.items():
+        write_frame(frame, read.run, called, folder / f"{called}.csv")
+    return with_columns(read)
+
+
+def _document(spec: Spec) -> tuple[dict[str, Any], Path | None]:
+    """Return a spec as JSON has it, a copy, and the file that it comes from."""
+    file = Path(spec) if isinstance(spec, str | os.PathLike) else None
+    if file is not None:
+        document = load_json(file)
+    elif isinstance(spec, BaseModel):
+        document = spec.model_dump(mode="json")
+    elif isinstance(spec, Mapping):
+        document = json.loads(to_json(spec, fallback=_plain))
+    else:
+        raise UserError(f"spec: got {_kind(spec)}, expected a file's path, a dictionary or a RunSpec")
+    if not isinstance(document, dict):
+        raise SpecError("the whole file", "expected an object", file=file)
+    return document, file
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON has for a value of NumPy's or of another library's."""
+    return value.tolist() if hasattr(value, "tolist") else repr(value)
+
+
+def _source(data: Data, folder: Path) -> tuple[dict[str, Any], dict[str, pd.DataFrame], list[str]]:
+    """Return a source for data, frames to be written by the names of their tables, and sites that the data name."""
+    if isinstance(data, pd.DataFrame):
+        return {"name": "table", "path": str(folder / f"{FRAMES}.csv")}, {FRAMES: data}, []
+    if isinstance(data, Mapping):
+        if not data:
+            raise UserError(f"data: got no site, {EXPECTED}")
+        places, frames = dict[str, str](), dict[str, pd.DataFrame]()
+        for site, own in data.items():
+            if isinstance(own, pd.DataFrame):
+                frames[f"{FRAMES}/{site}"] = own
+                places[str(site)] = str(folder / FRAMES / f"{site}.csv")
+            elif isinstance(own, str | os.PathLike):
+                places[str(site)] = str(Path(own).absolute())
+            else:
+                raise UserError(f"data: got {_kind(own)} for the site {site}, expected a DataFrame or a path")
+        return {"name": "folders", "path": places}, frames, list(places)
+    if not isinstance(data, str | os.PathLike):
+        raise UserError(f"data: got {_kind(data)}, {EXPECTED}")
+    path = Path(data)
+    if not path.exists():
+        raise DataError(path, "does not exist")
+    if path.is_dir():
+        inside = sorted(one.name.lower() for one in path.iterdir() if one.is_dir())
+        return {"name": "folders", "path": str(path)}, {}, inside
+    return {"name": "npz" if path.suffix.lower() == ".npz" else "table", "path": str(path)}, {}, []
+
+
+def _take(document: dict[str, Any], source: dict[str, Any]) -> None:
+    """Put a source in the place of a simulation's own; how it is dealt out stays as far as it can."""
+    simulation = document.setdefault("simulation", {})
+    if not isinstance(simulation, dict):
+        return  # which is refused with the rest
+    partition = simulation.pop("partition", None)
+    simulation["source"] = source
+    if source["name"] == "folders":
+        simulation["partition"] = {"name": "folder"}
+    elif isinstance(partition, dict) and partition.get("name") != "folder":
+        simulation["partition"] = partition
+
+
+def _choose(document: dict[str, Any], sites: Names | None, found: list[str], every: bool) -> None:
+    """Put sites in the place of a run's own: those that are named; or those of the data, if it names none or not all.
+
+    Args:
+        document: of the simulation.
+        sites: number or names.
+        found: sites that have data of their own.
+        every: whether all of them take part.
+    """
+    run = document["run"]
+    if isinstance(sites, bool) or (isinstance(sites, int) and not 1 <= sites <= MAX_SITES):
+        raise SpecError("sites", f"got {sites}, expected a number from 1 to {MAX_SITES}, or names")
+    if isinstance(sites, str | Mapping) or not isinstance(sites, int | Sequence | None):
+        raise SpecError("sites", f"got {sites!r}, expected a number or a list of names")
+    if not isinstance(run, dict) or not isinstance(run.setdefault("federation", {}), dict):
+        return
+    federation, named = run["federation"], run["federation"].get("sites")
+    if isinstance(sites, int):
+        federation.setdefault("sites", numbered(sites))
+    elif sites is not None:
+        federation["sites"] = list(sites)
+    elif found and (named is None or (every and isinstance(named, list) and sorted(map(str, named)) != sorted(found))):
+        federation["sites"] = found
+    if not federation:
+        del run["federation"]  # it is missing, and that is what is said
+
+
+def write_frame(frame: pd.DataFrame, run: RunSpec, called: str, path: Path) -> NDArray[np.bool_]:
+    """Write a frame as a table that the run's schema reads; return which of its rows hold anything, bool [rows].
+
+    A named index is a column, too.
+
+    Args:
+        frame: a row for each sample.
+        run: whose schema says how tables are written.
+        called: what errors call it.
+        path: of the file.
+
+    Raises:
+        DataError: columns have no names, or one name twice; or there are no rows.
+        UserError: the schema is none of one table, or the file cannot be written.
+    """
+    data = run.data
+    if not isinstance(data, Written) or data.reader != "csv" or getattr(data, "covariates", None) is not None:
+        table = "two tables" if isinstance(data, Written) and data.reader == "csv" else f"what {data.reader} reads"
+        raise UserError(f"{called}: a DataFrame is one table, but the run is of {table}: pass a folder's path")
+    levels = [place for place, name in enumerate(frame.index.names) if name is not None]
+    if levels:
+        frame = frame.reset_index(level=levels, allow_duplicates=True)
+    names: Sequence[object] = frame.columns.tolist()
+    for name in names:
+        if not isinstance(name, str):
+            text = "expected names that are text: frame.columns = frame.columns.astype(str)"
+            raise DataError(called, f"has a column {name!r} ({type(name).__name__}), {text}")
+    if not len(frame) or not len(frame.columns):
+        raise DataError(called, "is empty, expected a row for each sample")
+    Table(called, frame)  # refuses two columns of one name
+    mark = data.decimal or "."
+    cells = frame.astype(object).map(lambda value: _cell(value, mark))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cells.to_csv(path, index=False, sep=data.delimiter or ",")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
+    held: NDArray[np.bool_] = (cells.map(str.strip) != "").any(axis=1).to_numpy()
+    return held
+
+
+def _cell(value: Any, mark: str) -> str:
+    """Return what a file has for a frame's cell: 59 for 59.0, and nothing for what is missing."""
+    if value is None or value is pd.NA or value is pd.NaT or (isinstance(value, float) and value != value):
+        return ""
+    return canonical(value).replace(".", mark) if isinstance(value, float | np.floating | Decimal) else str(value)
+
+
+def _kind(value: object) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

@@ -1,0 +1,104 @@
+"""What each process of a simulation does, after it has closed what it has of the others."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import signal
+import socket
+from collections.abc import Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from rich.console import Console
+
+from rankdad.common.files import write_json
+from rankdad.common.logs import LogOptions, set_up
+from rankdad.common.spec.tree import TOP
+from rankdad.local.config import SiteConfig
+from rankdad.remote.config import Access
+from rankdad.remote.persistence import LedgerOptions
+from rankdad.simulations.faults import RelaySpec
+from rankdad.simulations.processes import redirect, run
+from rankdad.simulations.spec import SimulationFile
+from rankdad.simulations.tree import region_directory
+
+RELAY = "the relay"  # its process; no site can have this name
+
+
+def log_path(directory: Path, name: str) -> Path:
+    """Return where a process of a simulation writes its lines."""
+    logs = {TOP: directory / "aggregator.log", RELAY: directory / "relay.log"}
+    region = region_directory(directory, name)
+    return logs.get(name, (region if region.exists() else directory / "sites" / name) / "log.txt")
+
+
+def aggregator_process(
+    file: SimulationFile,
+    directory: Path,
+    upstream: SiteConfig | None,
+    allow_factories: tuple[str, ...],
+    json_output: bool,
+    ledger: LedgerOptions | None,
+    access: Access,
+    logs: LogOptions,
+    ends: Sequence[Connection],
+    others: Sequence[socket.socket],
+    lifeline: Connection,
+    listening: socket.socket,
+) -> None:
+    """Serve the run, or one of its regions, in a process forked for that."""
+    from rankdad.remote.process import run_aggregator
+
+    _close(ends, others)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    name, output = (TOP, directory) if upstream is None else (upstream.name, Path(upstream.output))
+    with log_path(directory, name).open("w", encoding="utf-8", buffering=1) as log:
+        console = Console(stderr=json_output, quiet=logs.level > logging.INFO)
+        if upstream is not None:
+            redirect(log)
+            console = Console(file=log)
+        set_up(logs, log)
+        weights = file.simulation.weights_folder
+        aggregator = partial(run_aggregator, ledger=ledger, access=access, weights=weights, upstream=upstream)
+        run(lambda: aggregator(file.run, output, listening, console, allow_factories, lifeline), log)
+
+
+def site_process(
+    ends: Sequence[Connection], listening: Sequence[socket.socket], config: SiteConfig, logs: LogOptions
+) -> None:
+    """Take part in the run, in a process forked for that."""
+    from rankdad.local.site import run_site
+
+    _close(ends, listening)
+    multiprocessing.current_process().daemon = False  # a daemon may have no processes that read ahead
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the simulator decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with (Path(config.output) / "log.txt").open("w", encoding="utf-8", buffering=1) as log:
+        redirect(log)
+        set_up(logs)
+        run(lambda: run_site(config), log)
+
+
+def _close(ends: Sequence[Connection], listening: Sequence[socket.socket]) -> None:
+    """Close what a process has of others: lifelines end with the simulator, and ports with their aggregators."""
+    for end in ends:
+        end.close()
+    for one in listening:
+        one.close()
+
+
+def relay_process(spec: RelaySpec, directory: Path, relaying: socket.socket, listening: socket.socket) -> None:
+    """Stand between the aggregator and those that send to it."""
+    from rankdad.simulations.relay import run_relay
+
+    to = listening.getsockname()[:2]
+    listening.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    with log_path(directory, RELAY).open("w", encoding="utf-8", buffering=1) as log:
+        redirect(log)
+        relay = partial(run_relay, spec, relaying, to, signals=(signal.SIGTERM,), lifeline=parent.sentinel)
+        run(lambda: write_json(directory / "relay.json", relay()), log)

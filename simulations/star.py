@@ -1,0 +1,201 @@
+"""The processes that torchrun has started for one command, with rank 0 in the middle.
+
+Each of the others talks to rank 0 alone. So rank 0 knows by name which one has ended, and can still tell the rest.
+After a collective operation of all it could not.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import FrameType
+from typing import Any, TypeVar
+
+import msgpack
+import torch.distributed as dist
+
+from rankdad.common.collectives import receive_bytes, send_bytes
+from rankdad.common.errors import RankdadError, UserError, one_line, visible
+
+T = TypeVar("T")
+JOINING = 120.0  # seconds in which all processes, which torchrun starts at once, come together
+PATIENCE = 1800.0  # seconds for which a process is waited for that still lives
+ENDING = 3.0  # seconds in which a process that is told to stop may hear why: torchrun ends all where one has ended
+
+
+class RankEndedError(RankdadError):
+    """The process of another rank has ended, or does not answer.
+
+    Args:
+        name: of the rank.
+        what: has become of it.
+    """
+
+    def __init__(self, name: str, what: str) -> None:
+        self.name, self.what = name, what
+        super().__init__(f"{name} {what}")
+
+
+class RefusedError(RankdadError):
+    """What one rank could not do ends the command at all."""
+
+    def __init__(self, sentence: str, exit_code: int) -> None:
+        self.exit_code = exit_code
+        super().__init__(sentence)
+
+
+class Star:
+    """Rank 0 and the others.
+
+    Attributes:
+        rank: of this process.
+        others: all ranks but 0.
+        names: of all ranks: number and machine; only rank 0 has others' machines.
+        patience: seconds for which rank 0 waits for another, which itself waits longer.
+        ended: ranks that have ended, as rank 0 knows.
+    """
+
+    def __init__(self) -> None:
+        self.rank, self.others, self.patience = dist.get_rank(), range(1, dist.get_world_size()), PATIENCE
+        self.names, self.ended = {0: "rank 0", **{rank: f"rank {rank}" for rank in self.others}}, set[int]()
+        own = f"rank {self.rank} on {socket.gethostname()}"
+        if self.rank:
+            self.send(0, own)
+        else:
+            self.names = {0: own, **{rank: visible(self.receive(rank, str)) for rank in self.others}}
+
+    @property
+    def _seconds(self) -> float:
+        return 2 * self.patience + 60 if self.rank else self.patience
+
+    def send(self, rank: int, document: object) -> None:
+        """Send what msgpack can hold.
+
+        Raises:
+            RankEndedError: to a process that has ended.
+        """
+        message = msgpack.packb(document)
+        with self._naming(rank):
+            send_bytes(message, rank, self._seconds)
+
+    def receive(self, rank: int, kind: type[T]) -> T:
+        """Return what a rank sends.
+
+        Args:
+            rank: that sends.
+            kind: that the document has to be of.
+
+        Raises:
+            RankEndedError: its process has ended, or does not answer, or has sent something else.
+        """
+        with self._naming(rank):
+            message = receive_bytes(rank, self._seconds)
+        try:
+            document = msgpack.unpackb(message, strict_map_key=False)
+        except ValueError:
+            document = None
+        if not isinstance(document, kind):
+            raise self.misunderstood(rank)
+        return document
+
+    def misunderstood(self, rank: int) -> RankEndedError:
+        """Return the error of a rank that has sent what nobody expects, and is heard no more."""
+        self.ended.add(rank)
+        return RankEndedError(self.names[rank], "has sent what is not expected: does it run another version?")
+
+    @property
+    def living(self) -> list[int]:
+        """The other ranks, as far as rank 0 knows them to go on."""
+        return [rank for rank in self.others if rank not in self.ended]
+
+    @contextmanager
+    def _naming(self, rank: int) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            self.ended.add(rank)
+            silent = "Timed out" in str(error)
+            what = f"has not answered for {self._seconds:g} s" if silent else "has ended; its own output may say why"
+            raise RankEndedError(self.names[rank], what) from None
+
+    def agree(self, work: Callable[[], T]) -> T:
+        """Return what some work results in, if every rank could do its own; else nobody goes on.
+
+        Raises:
+            RefusedError: what the first rank that could not has to say, at all ranks.
+        """
+        refusal: list[Any] = []
+        try:
+            made = work()
+        except RankdadError as error:
+            refusal = [str(error), error.exit_code]
+        if self.rank:
+            self.send(0, refusal)
+            verdict = self.receive(0, list)
+        else:
+            refusals = {0: refusal} | {rank: self._refusal(rank) for rank in self.living}
+            verdict = self._verdict(refusals)
+            for rank in self.living:
+                self.send(rank, verdict)
+        if verdict:
+            raise RefusedError(*verdict)
+        return made
+
+    def _refusal(self, rank: int) -> list[Any]:
+        try:
+            return self.receive(rank, list)
+        except RankEndedError as error:
+            return [error.what, error.exit_code]
+
+    def _verdict(self, refusals: dict[int, list[Any]]) -> list[Any]:
+        refused = {rank: refusal for rank, refusal in refusals.items() if refusal}
+        if not refused or all(refusal == refusals[0] for refusal in refusals.values()):
+            return refusals[0]
+        rank, (sentence, code) = next(iter(refused.items()))
+        return [f"{self.names[rank]}: {sentence}", code]
+
+    def share(self, document: T, kind: type[T]) -> T:
+        """Return rank 0's document at all ranks."""
+        if self.rank:
+            return self.receive(0, kind)
+        for rank in self.living:
+            self.send(rank, document)
+        return document
+
+
+@contextmanager
+def joined() -> Iterator[Star]:
+    """Join the processes that torchrun has started.
+
+    Raises:
+        UserError: they do not come together.
+        RankdadError: SIGTERM.
+    """
+    previous = signal.signal(signal.SIGTERM, _stop_soon)
+    try:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=JOINING))
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            f"torchrun's processes cannot reach each other ({one_line(error)}): name the network between the machines "
+            "in GLOO_SOCKET_IFNAME, such as eth0, at each"
+        ) from None
+    try:
+        yield Star()
+    finally:
+        dist.destroy_process_group()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _stop_soon(_number: int, _frame: FrameType | None) -> None:
+    """Go on for a moment: where torchrun stops all since one has ended, rank 0 then says which."""
+    signal.signal(signal.SIGALRM, _stop)
+    signal.setitimer(signal.ITIMER_REAL, ENDING)
+
+
+def _stop(_number: int, _frame: FrameType | None) -> None:
+    raise RefusedError(f"rank {os.environ.get('RANK', '?')}: stopped by SIGTERM", 128 + signal.SIGTERM)

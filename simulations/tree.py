@@ -1,0 +1,91 @@
+"""All aggregators of a run in one process: what goes up and comes down between them, without sockets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rankdad.common.run.replica import Replica
+from rankdad.common.spec import RunSpec
+from rankdad.common.spec.tree import TOP
+from rankdad.remote.aggregator import Aggregator, Answers
+from rankdad.remote.persistence import LedgerOptions
+from rankdad.remote.region import Region
+
+REGIONS = "regions"  # folder of their directories, in that of the run
+
+
+class Tree:
+    """The aggregator of a run, and those of its regions.
+
+    Args:
+        spec: the run.
+        replica: makes one with the initial weights.
+        directory: of the run; the regions' are in it.
+        clock: seconds.
+        ledger: of all; see `Aggregator`.
+
+    Attributes:
+        top: the one above all.
+        regions: those of the regions, by name, those above first.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        replica: Callable[[], Replica],
+        directory: Path,
+        clock: Callable[[], float] = time.perf_counter,
+        ledger: LedgerOptions | None = None,
+    ) -> None:
+        self.nodes = spec.federation.nodes
+        self.top = Aggregator(spec, replica(), directory, clock, ledger=ledger)
+        self.regions = {
+            name: Region(
+                name, spec, replica(), region_directory(directory, name), clock, self.top.run_id, ledger=ledger
+            )
+            for name in self.nodes
+            if name != TOP
+        }
+        self._above = {child: self._of(name) for name, node in self.nodes.items() for child in node.children}
+
+    def _of(self, name: str) -> Aggregator:
+        return self.top if name == TOP else self.regions[name]
+
+    def above(self, name: str) -> Aggregator:
+        """Return the aggregator that a site or region sends to."""
+        return self._above[name]
+
+    def take(self, name: str, body: bytes) -> Answers:
+        """Take a contribution, and return what sites are answered: nothing while a round waits for others."""
+        return self.carry(self.above(name), self.above(name).take(name, body))
+
+    def depart(self, site: str, reason: str) -> Answers:
+        """Take note that a site cannot go on."""
+        return self.carry(self.above(site), self.above(site).depart(site, reason))
+
+    def carry(self, aggregator: Aggregator, answers: Answers) -> Answers:
+        """Bring up what a region has for above, and down what its children are answered."""
+        if isinstance(aggregator, Region) and (aggregator.outgoing or (aggregator.ended and not aggregator.told)):
+            name, outgoing = aggregator.node.name, aggregator.outgoing
+            if outgoing is not None:
+                answers = answers | self.take(name, outgoing.body)
+            elif aggregator.barrier.failed:
+                aggregator.told = True
+                answers = answers | self.take(name, aggregator.failure())
+        below: Answers = {}
+        for name, body in answers.items():
+            region = self.regions.get(name)
+            below |= {name: body} if region is None else self.carry(region, region.answer(body))
+        return below
+
+    def close(self) -> None:
+        """Write down how the run has ended."""
+        for aggregator in (*self.regions.values(), self.top):
+            aggregator.close()
+
+
+def region_directory(directory: Path, name: str) -> Path:
+    """Return where the aggregator of a region has its files in a simulated run's directory."""
+    return directory / REGIONS / name

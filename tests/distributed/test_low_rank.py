@@ -1,0 +1,211 @@
+"""`LowRank` over real ranks: exact where nothing is left out, the same everywhere, and what a loop needs around it."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rankdad.distributed.low_rank import LowRank
+from tests.conftest import sampled
+from tests.distributed.nets import batches_of, digest, error, grads, loss_of, perceptron, place, pooled
+from tests.ranks import run_ranks
+
+SIZES = (8, 3, 0, 5)
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+FULL = (None, 1000, 20)  # full factors, no layer is reduced, as many rows as the pooled batch can need
+
+
+def step_by_step(rank: int | None, dtype: torch.dtype, gather_up_to: int) -> tuple[float, str]:
+    """Return the largest error of three steps, and what their gradients were."""
+    model, places = perceptron(dtype), dist.get_world_size()
+    sync, worst, seen = LowRank(model, rank=rank, gather_up_to=gather_up_to), 0.0, dict[str, Tensor]()
+    for step in range(3):
+        batches = batches_of((*SIZES[: places - 1], 5), step, dtype)
+        expected = pooled(model, batches)
+        model.zero_grad()
+        own = batches[place()]
+        sync.backward(loss_of(model, own), weight=len(own[1]))
+        worst = max(worst, error(grads(model), expected))
+        seen |= {f"{step} {name}": value for name, value in grads(model).items()}
+        with torch.no_grad():
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.sub_(parameter.grad, alpha=0.1)
+    sync.close()
+    return worst, digest(seen)
+
+
+def all_exact() -> list[tuple[Any, ...]]:
+    settings = [(rank, dtype, up_to) for rank in FULL for dtype in TOLERANCE for up_to in (8, 1)]
+    return [(setting, *step_by_step(*setting)) for setting in settings]
+
+
+@pytest.mark.parametrize("places", sampled([2, 3, 4], 3))
+def test_nothing_left_out_is_the_pooled_gradient_at_every_rank_unequal_and_empty_batches_included(places: int) -> None:
+    for (rank, dtype, up_to), worst, *_ in (ranks := run_ranks(places, all_exact))[0]:
+        assert 0 < worst <= TOLERANCE[dtype], (rank, dtype, up_to, worst)
+    assert ranks == [ranks[0]] * places
+
+
+class Many(nn.Module):
+    """A layer used twice, one used outside itself, a convolution, an embedding, and a parameter that nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 60)
+        self.convolution = nn.Conv1d(1, 4, 5, padding=2)
+        self.twice, self.outside, self.last = nn.Linear(60, 60), nn.Linear(60, 60), nn.Linear(60, 3)
+        self.unused = nn.Linear(60, 60)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.embedding(torch.arange(len(x)) % 7)
+        x = self.convolution(x[:, None]).sum(dim=1).relu()
+        x = self.twice(self.twice(x).relu())
+        result: Tensor = self.last(self.outside(x) + F.linear(x, self.outside.weight).tanh())
+        return result
+
+
+def any_module(gather_up_to: int) -> float:
+    torch.manual_seed(0)
+    model = Many().double()
+    sync, batches = LowRank(model, rank=None, gather_up_to=gather_up_to), batches_of((8, 3), 0, torch.float64)
+    x, y = batches[place()]
+    parts = [F.cross_entropy(model(x), y) * len(y) / 11 for x, y in batches]  # the embedding counts within each batch
+    used = {name: p for name, p in model.named_parameters() if not name.startswith("unused")}
+    expected = dict(zip(used, torch.autograd.grad(parts[0] + parts[1], list(used.values())), strict=True))
+    sync.backward(F.cross_entropy(model(x), y), weight=len(y))
+    assert not any(p.grad is None or p.grad.any() for p in model.unused.parameters())
+    return error({name: value for name, value in grads(model).items() if name in used}, expected)
+
+
+def accumulated() -> tuple[float, float]:
+    """Return errors of three batches that count as one, and of a second exchange on top of the first."""
+    model = perceptron(torch.float64)
+    sync = LowRank(model, rank=None)
+    batches = batches_of((8, 3, 5, 2, 4, 1), 0, torch.float64)
+    expected = pooled(model, batches)
+    for number, batch in enumerate(batches[place() :: 2]):
+        sync.backward(loss_of(model, batch), weight=len(batch[1]), exchange=number == 2)
+        model.eval()(batch[0])  # leaves nothing behind
+        model.train()
+    once = error(grads(model), expected)
+    sync.backward(loss_of(model, batches[place()]), weight=len(batches[place()][1]))
+    more = pooled(model, batches[:2])
+    return once, error(grads(model), {name: value + more[name] for name, value in expected.items()})
+
+
+def in_half_precision() -> tuple[float, str]:
+    model = perceptron()
+    sync, batches = LowRank(model, rank=None), batches_of((8, 3), 0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = pooled(model, batches)
+        sync.backward(loss_of(model, batches[place()]), weight=len(batches[place()][1]))
+    return error(grads(model), expected), digest(grads(model))
+
+
+def scaled() -> tuple[list[float], float, list[bool]]:
+    """Return the scale after each step, and the error of the one without overflow against no scaler at all."""
+    model, scaler = perceptron(), torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=100)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    other = copy.deepcopy(model)
+    sync, plain, scales, moved = LowRank(model, rank=4), LowRank(other, rank=4), list[float](), list[bool]()
+    for step in range(3):
+        x, y = batches_of((8, 8), step)[place()]
+        before = [p.clone() for p in model.parameters()]
+        optimizer.zero_grad()
+        times = 1e38 if step == 1 and place() == 1 else 1.0  # at one rank a gradient overflows
+        sync.backward(loss_of(model, (x, y)) * times, weight=len(y), scaler=scaler)
+        if step == 0:
+            plain.backward(loss_of(other, (x, y)), weight=len(y))
+            worst = error({n: g / 1024 for n, g in grads(model).items()}, grads(other))
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+        moved.append(any(not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True)))
+    return scales, worst, moved
+
+
+def telescoped(wire: str, gather_up_to: int) -> float:
+    """Return by how much all that was applied and all that is kept differ from all pooled gradients."""
+    model = perceptron()
+    sync = LowRank(model, rank=2, wire=wire, gather_up_to=gather_up_to)
+    meant: dict[str, Tensor] = {}
+    for step in range(12):
+        batches = batches_of((8, 3 + step % 3), step)
+        for name, value in pooled(model, batches).items():
+            meant[name] = meant.get(name, torch.zeros(())) + value
+        sync.backward(loss_of(model, batches[place()]), weight=len(batches[place()][1]))  # .grad adds up
+    found, state = grads(model), sync.state_dict()
+    kept = [state["site"], *([state["node"]] if not place() else [])]  # a node's is the same at all, or the root's
+    for name in meant:
+        weight = name.replace("bias", "weight")  # whose last column may be the bias
+        left = torch.zeros_like(found[name])
+        for residuals in (part["residuals"] for part in kept):
+            value = residuals.get(name, residuals.get(weight))
+            if value is not None:
+                matrix = value if isinstance(value, Tensor) else value[0].T @ value[1]
+                whole = matrix.numel() == left.numel()
+                left += (matrix if whole else matrix[:, -1] if name != weight else matrix[:, :-1]).reshape(left.shape)
+        dist.all_reduce(left)
+        found[name] = found[name] + left
+    return error(found, meant)
+
+
+def resumed(gather_up_to: int) -> list[str]:
+    """Return the weights after six steps without a break, and with one after three."""
+    ends = []
+    for stop in (6, 3):
+        model = perceptron()
+        sync, saved = LowRank(model, rank=2, wire="int8", gather_up_to=gather_up_to), io.BytesIO()
+        for step in range(6):
+            if step == stop:
+                torch.save((model.state_dict(), sync.state_dict()), saved)
+                saved.seek(0)
+                model = perceptron()
+                sync = LowRank(model, rank=2, wire="int8", gather_up_to=gather_up_to)
+                weights, state = torch.load(saved, weights_only=True)
+                model.load_state_dict(weights)
+                sync.load_state_dict(state)
+            batch = batches_of((8, 3), step)[place()]
+            model.zero_grad()
+            sync.backward(loss_of(model, batch), weight=len(batch[1]))
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.sub_(parameter.grad, alpha=0.5)
+        ends.append(digest(dict(model.state_dict())))
+    return ends
+
+
+def around_the_loop() -> dict[str, Any]:
+    return {
+        "any module": [any_module(up_to) for up_to in (8, 1)],
+        "accumulated": accumulated(),
+        "half": in_half_precision(),
+        "scaled": scaled(),
+        "telescoped": [telescoped("float32", 8), telescoped("int8", 8), telescoped("int8", 1)],
+        "resumed": [resumed(8), resumed(1)],
+    }
+
+
+def test_accumulation_autocast_scaling_clipping_checkpoints_and_any_module() -> None:
+    ranks = run_ranks(2, around_the_loop)
+    for found in ranks:
+        assert all(0 < worst <= 1e-10 for worst in (*found["any module"], *found["accumulated"]))
+        assert found["half"][0] <= 1e-2  # bfloat16 has 8 bits
+        scales, worst, moved = found["scaled"]
+        assert scales == [1024.0, 512.0, 512.0]
+        assert worst <= 1e-5
+        assert moved == [True, False, True]
+        assert all(worst <= 1e-5 for worst in found["telescoped"]), found["telescoped"]
+        assert all(undisturbed == broken for undisturbed, broken in found["resumed"])
+    assert ranks[0]["half"] == ranks[1]["half"]
+    assert ranks[0]["resumed"] == ranks[1]["resumed"]

@@ -1,0 +1,284 @@
+"""A site of several processes: the weights of one process, a rank that fails or dies, and what it goes on from."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
+
+from rankdad.common.run.replica import weights_sha256
+from rankdad.local.config import SiteConfig
+from rankdad.local.site import run_site
+from rankdad.remote.persistence import LedgerOptions
+from tests.conftest import write_policy, write_site
+from tests.ranks import free_port
+from tests.remote.serving import Served, serving
+from tests.warm import Warm
+
+LONGEST = 120.0  # seconds
+SGD = {"epochs": 3, "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}}
+ADAM = {"epochs": 3, "dtype": "float64"}  # divides by roots of tiny squares: in float32 what is rounded shows
+LONG = SGD | {"epochs": 24, "dtype": "float64"}  # in float32 what is rounded grows to 1e-5 in 120 steps
+METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "rank-dad": ({"name": "rank-dad", "rank": 2}, SGD),
+    "rank-dad in buckets, adam": ({"name": "rank-dad", "rank": 2, "buckets": 3}, ADAM),
+    "dad, accumulated": ({"name": "dad"}, SGD | {"batch_size": 3, "accumulate": 3}),
+    "edad, one sample a step": ({"name": "edad"}, SGD | {"epochs": 1, "batch_size": 1}),
+    "powersgd": ({"name": "powersgd", "rank": 2}, SGD),
+    "dsgd, factored moments": (
+        {"name": "dsgd"},
+        ADAM | {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored"}},
+    ),
+    "local steps": ({"name": "rank-dad", "rank": 2, "local_steps": 2, "moments": "kept"}, ADAM),
+}
+
+
+@dataclass
+class House:
+    """Two sites and their aggregator: alpha, in a folder of its own, may have several ranks."""
+
+    folder: Path
+    served: Served
+    beta: threading.Thread | None = None
+    ranks: list[Warm] = field(default_factory=list)
+    store: TCPStore | None = None
+
+    def start(self, size: int, files: dict[int, Path] | None = None) -> list[Warm]:
+        """Start alpha's ranks as torchrun does: with its variables, and a store that outlives them."""
+        port = free_port()
+        self.store = TCPStore("127.0.0.1", port, None, is_master=True, wait_for_workers=False)
+        variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
+        variables |= {"LOCAL_WORLD_SIZE": str(size), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        variables |= {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "OMP_NUM_THREADS": "1"}
+        self.ranks = [
+            Warm(
+                *("site", (files or {}).get(rank, self.folder / "alpha.json"), "--patience", 20),
+                environment=os.environ | variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank in range(size)
+        ]
+        return self.ranks
+
+    def ended(self, seconds: float = LONGEST) -> list[str]:
+        """Wait until all ranks have ended; return what each has said on standard error."""
+        return [rank.communicate(seconds)[1] for rank in self.ranks]
+
+    def done(self, size: int) -> dict[str, Tensor]:
+        """Let so many ranks train to the end, and return the weights."""
+        self.start(size)
+        said = self.ended()
+        assert [rank.returncode for rank in self.ranks] == [0] * size, said
+        return self.weights()
+
+    def weights(self) -> dict[str, Tensor]:
+        if self.beta is not None:
+            self.beta.join(30)
+        weights = load_file(self.folder / "out" / "model" / "final.safetensors")
+        assert weights_sha256(weights) == self.served.aggregator.state.replica.digest(), "the aggregator follows alike"
+        return weights
+
+    def until(self, steps: int) -> None:
+        deadline = time.monotonic() + LONGEST
+        while self.served.aggregator.state.steps < steps:
+            assert time.monotonic() < deadline, [rank.returncode for rank in self.ranks]
+            time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def house(folder: Path, *, both: bool = False, samples: int = 50, **changes: Any) -> Iterator[House]:
+    """Serve a run for alpha, and let beta take part in it as one process."""
+    sites = ["alpha", "beta"] if both else ["alpha"]
+    folder.mkdir(exist_ok=True)
+    with serving(folder / "run", ledger=LedgerOptions(), federation={"sites": sites}, **changes) as served:
+        policy = write_policy(folder)
+        configs = {
+            name: SiteConfig(
+                name=name,
+                aggregator=f"http://127.0.0.1:{served.port}",
+                data=str(write_site(folder / name, samples, seed)),
+                output=str(folder / out),
+                policy=policy,
+            )
+            for seed, (name, out) in enumerate({"alpha": "out", "beta": "beta-out"}.items())
+        }
+        (folder / "alpha.json").write_text(configs["alpha"].model_dump_json(exclude_defaults=True))
+        beta = threading.Thread(target=run_site, args=(configs["beta"],)) if both else None
+        found = House(folder, served, beta)
+        if beta is not None:
+            beta.start()
+        try:
+            yield found
+        finally:
+            for rank in found.ranks:
+                rank.kill()
+            if beta is not None:
+                beta.join(30)
+
+
+def furthest(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", METHODS)
+def test_ranks_end_with_the_weights_of_one_process_and_again_with_the_same_bits(tmp_path: Path, case: str) -> None:
+    method, training = METHODS[case]
+    ended = {}
+    for number, size in enumerate((1, 2, 4, 4)):
+        with house(tmp_path / str(number), both=True, samples=26, method=method, training=training) as found:
+            ended[number] = found.done(size)
+    assert furthest(ended[0], ended[1]) < 1e-5
+    assert furthest(ended[0], ended[2]) < 1e-5
+    assert weights_sha256(ended[2]) == weights_sha256(ended[3])
+
+
+@pytest.mark.slow
+def test_ranks_that_are_killed_go_on_to_the_same_bits_and_others_to_the_same_weights(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"method": {"name": "rank-dad", "rank": 2}, "training": LONG}
+    with house(tmp_path / "undisturbed", **changes) as found:
+        undisturbed = found.done(2)
+    with house(tmp_path / "killed", **changes) as found:
+        first, second = found.start(2)
+        found.until(60)
+        second.kill()
+        said = found.ended(20)
+        assert said[0].count("rank 1 of 0 to 1 no longer answers") == 1, said
+        assert "Traceback" not in said[0]
+        assert not found.served.aggregator.ended, "the site comes back"
+        assert not found.served.aggregator.recorder.progress.problems
+        first, second = found.start(2)
+        found.until(90)
+        first.kill()
+        said = found.ended(30)
+        assert said[1].count("rank 0 of 0 to 1 no longer answers") == 1, said
+        for rank in found.start(2):
+            rank.kill()
+        found.ended(20)
+        assert weights_sha256(found.done(2)) == weights_sha256(undisturbed)
+    with house(tmp_path / "others", **changes) as found:
+        for size, steps in ((3, 60), (1, 90)):
+            ranks = found.start(size)
+            found.until(steps)
+            for rank in ranks:
+                rank.kill()
+            found.ended(20)
+        assert furthest(found.done(2), undisturbed) < 1e-5
+
+
+def ranks_of(torchrun: int) -> dict[str, int]:
+    """Return the processes that torchrun has started, by rank."""
+    found = dict[str, int]()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == torchrun:
+                variables = dict(
+                    one.split("=", 1) for one in (folder / "environ").read_text().split("\0") if "=" in one
+                )
+                found[variables["RANK"]] = int(folder.name)
+    return found
+
+
+@pytest.mark.slow
+def test_torchrun_ends_with_the_rank_that_is_killed_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"method": {"name": "rank-dad", "rank": 2}, "training": LONG}
+    with house(tmp_path / "undisturbed", **changes) as found:
+        undisturbed = found.done(2)
+    with house(tmp_path / "killed", **changes) as found:
+        words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "rankdad", "site")
+        command = [sys.executable, *words, str(found.folder / "alpha.json")]
+
+        def torchrun() -> subprocess.Popen[str]:
+            return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+        process = torchrun()
+        found.until(60)
+        os.kill(ranks_of(process.pid)["1"], signal.SIGKILL)
+        _, said = process.communicate(timeout=40)
+        assert process.returncode
+        assert said.count("error: ") == said.count("error: rank 1 of 0 to 1 no longer answers") == 1, said
+        assert not found.served.aggregator.recorder.progress.problems
+        process = torchrun()
+        found.until(80)
+        for pid in (process.pid, *ranks_of(process.pid).values()):
+            os.kill(pid, signal.SIGKILL)
+        process.communicate(timeout=20)
+        process = torchrun()
+        out, said = process.communicate(timeout=2 * LONGEST)
+        assert process.returncode == 0, said
+        assert out.count("alpha: done after 24 epochs") == 1
+        assert weights_sha256(found.weights()) == weights_sha256(undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_all_ranks_lets_the_site_finish_its_step(tmp_path: Path, stop: signal.Signals) -> None:
+    with house(tmp_path, method={"name": "dad"}, training=LONG) as found:
+        ranks = found.start(2)
+        found.until(30)
+        for rank in ranks:
+            rank.send_signal(stop)
+        said = found.ended(20)
+        assert ranks[0].returncode == 128 + stop
+        assert said[0].count("error: ") == 1, said
+        assert f"stopped by {stop.name}" in said[0]
+        assert not said[1]
+        assert list((tmp_path / "out" / "checkpoints").rglob("*.safetensors"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("bad data", "rank 2: {}/other/data.npz: "),
+        ("other data", "rank 2: has other data than rank 0"),
+        ("other spec", "rank 2: spec: {}/other/spec.json is not the run that "),
+        ("bad file", "rank 2: {}/other.json: patience: "),
+        ("no gpu", "device: got cuda, but this machine has no GPU"),
+        ("nan", "the training loss in step "),
+    ],
+)
+def test_a_rank_that_cannot_go_on_is_named_once_and_all_end(tmp_path: Path, what: str, told: str) -> None:
+    with house(tmp_path, method={"name": "dad"}, training=SGD | {"epochs": 1}) as found:
+        fields = json.loads((tmp_path / "alpha.json").read_text())
+        other = write_site(tmp_path / "other", 50, 0 if what != "other data" else 7)
+        if what == "bad data":
+            (other / "data.npz").write_bytes(b"no archive")
+        elif what == "other spec":
+            document = found.served.aggregator.spec.model_dump(mode="json") | {"seed": 7}
+            (other / "spec.json").write_text(json.dumps(document))
+            fields["spec"] = str(other / "spec.json")
+        fields["data"] = str(other)
+        fields |= {"bad file": {"patience": -1}, "no gpu": {"device": "cuda"}}.get(what, {})
+        (tmp_path / "other.json").write_text(json.dumps(fields))
+        if what == "nan":
+            data = dict(np.load(tmp_path / "alpha" / "data.npz"))
+            data["x"][::7] = 3e38
+            np.savez(tmp_path / "alpha" / "data.npz", **data)
+        files = dict.fromkeys(range(3), tmp_path / "other.json") if what == "no gpu" else {2: tmp_path / "other.json"}
+        ranks = found.start(3, files if what != "nan" else None)
+        deadline = time.monotonic() + LONGEST
+        while all(rank.poll() is None for rank in ranks):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        said = found.ended(20)
+        assert all(rank.returncode for rank in ranks), "all end soon after the first"
+        assert "".join(said).count("error: ") == 1, said
+        assert told.format(tmp_path) in said[0], said
+        assert "Traceback" not in "".join(said)
+        problem = found.served.aggregator.recorder.progress.problems.get("alpha", "")
+        assert str(tmp_path) not in problem

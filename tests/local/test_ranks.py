@@ -1,0 +1,68 @@
+"""Ranks of a site, in short: what they add up to at rank 0, and models of which they cannot share a batch."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from rankdad.common.errors import SpecError
+from rankdad.common.gradients.factors import Factor
+from rankdad.local.ranks.gradients import pooled, summed
+from rankdad.local.ranks.sharing import check_model
+from tests.ranks import run_ranks
+
+ROWS = (0, 2)  # of the ranks' factors: one has no samples
+
+
+def parts_of(rank: int) -> tuple[Factor | torch.Tensor, ...]:
+    """A captured weight, one that rank 1 has used outside its layer, and a matrix."""
+    generator = torch.Generator().manual_seed(rank)
+    first, second = (
+        Factor(*(torch.randn(ROWS[rank], width, generator=generator) for width in (4, 5))) for _ in range(2)
+    )
+    matrix = torch.randn(2, 3, generator=generator)
+    return first, second.gradient() if rank else second, matrix
+
+
+def at_a_rank() -> tuple[list[list[float]] | None, float, list[float], float]:
+    rank = torch.distributed.get_rank()
+    found = pooled(parts_of(rank), rank + 0.5)
+    weights = {"a": torch.zeros(2, 2), "b": torch.zeros(3)}
+    gradients = {"a": torch.full((2, 2), float(rank))} if rank else {"b": torch.ones(3)}
+    total, loss = summed(gradients, float(rank), weights)
+    flat = torch.cat([total[name].reshape(-1) for name in weights]).tolist()
+    if found is None:
+        return None, math.nan, flat, loss
+    first, second, third = found[0]
+    assert isinstance(first, Factor)
+    assert isinstance(second, torch.Tensor)
+    assert isinstance(third, torch.Tensor)
+    return [m.reshape(-1).tolist() for m in (first.delta, first.activation, second, third)], found[1], flat, loss
+
+
+def test_rank_0_has_the_rows_of_all_in_their_order_and_the_sums_of_what_are_no_factors() -> None:
+    answers = run_ranks(2, at_a_rank)
+    parts = [parts_of(rank) for rank in range(2)]
+    factors = [part[0] for part in parts if isinstance(part[0], Factor)]
+    expected = [
+        torch.cat([factor.delta for factor in factors]),
+        torch.cat([factor.activation for factor in factors]),
+        sum((one.gradient() if isinstance(one, Factor) else one for _, one, _ in parts), torch.zeros(4, 5)),
+        sum((one for *_, one in parts if isinstance(one, torch.Tensor)), torch.zeros(2, 3)),
+    ]
+    values, loss, *_ = answers[0]
+    for value, wanted in zip(values, expected, strict=True):
+        torch.testing.assert_close(torch.tensor(value).view(wanted.shape), wanted)
+    assert loss == 2.0
+    assert all(answer[0] is None for answer in answers[1:])
+    assert [answer[2:] for answer in answers] == [([1.0] * 7, 1.0)] * 2
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, track_running_stats=True)])
+def test_a_model_with_statistics_of_a_whole_batch_is_refused_by_its_layers_name(layer: nn.Module) -> None:
+    with pytest.raises(SpecError, match=rf"^model: 1 \({type(layer).__name__}\) has statistics of a whole batch"):
+        check_model(nn.Sequential(nn.Linear(3, 4), layer))
+    check_model(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.GroupNorm(2, 4), nn.InstanceNorm1d(4)))

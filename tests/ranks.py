@@ -1,0 +1,50 @@
+"""Ranks of a process group for tests: real processes over gloo."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.multiprocessing import get_context
+from torch.multiprocessing.spawn import spawn
+
+PATIENCE = timedelta(seconds=60)  # of the group: ranks start seconds apart on a machine that is busy
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _rank(
+    rank: int, size: int, port: int, function: Callable[..., Any], arguments: tuple[Any, ...], answers: Any
+) -> None:
+    torch.set_num_threads(1)
+    store = TCPStore("127.0.0.1", port, size, is_master=rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=PATIENCE)
+    answers.put((rank, function(*arguments)))
+    with contextlib.suppress(RuntimeError):  # a rank that a test has ended comes to no barrier
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def run_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Run a function of a module at every rank of a group, and return what each returns, in the order of ranks.
+
+    A rank that ends by itself (`os._exit(0)`) returns None.
+    """
+    answers = get_context("spawn").SimpleQueue()
+    processes = spawn(_rank, (size, free_port(), function, arguments, answers), size, join=False)
+    gathered, ended = {}, False
+    while not ended:
+        ended = processes.join(timeout=0.1)  # raises what a rank raised
+        while not answers.empty():
+            rank, answer = answers.get()
+            gathered[rank] = answer
+    return [gathered.get(rank) for rank in range(size)]
