@@ -13,10 +13,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
+
+import httpx
 
 ROOT = Path(__file__).parent.parent.parent
 PORT = 8881  # where an image serves
+SOCKET = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://")
 INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV", "OMP_NUM_THREADS")
 
 
@@ -216,6 +219,7 @@ class ContainerNode(Node):
     ) -> None:
         super().__init__(name, client_id, run_id, folder)
         self.image, self.files_owner = image, files_owner
+        self.engine = httpx.Client(transport=httpx.HTTPTransport(uds=SOCKET, verify=False))
         self.containers: list[str] = []
 
     def directories(self) -> dict[str, str]:
@@ -242,7 +246,7 @@ class ContainerNode(Node):
 
     def alive(self) -> bool:
         """Tell whether the latest container runs."""
-        return bool(self.containers) and self._inspect("{{.State.Running}}") == "true"
+        return bool(self.containers) and bool(self._state()["Running"])
 
     def kill(self) -> None:
         """SIGKILL the latest container."""
@@ -251,7 +255,7 @@ class ContainerNode(Node):
 
     def _stop(self, grace: float) -> int:
         docker("stop", "-t", str(round(grace)), self.containers[-1])
-        return int(self._inspect("{{.State.ExitCode}}"))
+        return int(self._state()["ExitCode"])
 
     def close(self) -> None:
         """Keep what every container wrote, and remove it."""
@@ -260,9 +264,13 @@ class ContainerNode(Node):
                 subprocess.run(["docker", "logs", container], stdout=log, stderr=log, timeout=60, check=False)
                 docker("rm", "--force", container)
         self.containers.clear()
+        self.engine.close()
 
-    def _inspect(self, what: str) -> str:
-        return docker("inspect", "--format", what, self.containers[-1])
+    def _state(self) -> dict[str, Any]:
+        """Ask the engine itself, as the platform does: a docker command takes ten times as long."""
+        answer = self.engine.get(f"http://docker/containers/{self.containers[-1]}/json").raise_for_status()
+        state: dict[str, Any] = answer.json()["State"]
+        return state
 
 
 def docker(*words: str) -> str:
