@@ -269,7 +269,7 @@ class FactorCapture:
 
 
 def _is_python(node: Node) -> bool:
-    """Tell a function written in Python; what sharding puts before a layer, to free its weights, changes no gradient."""
+    """Tell a function written in Python, other than what sharding puts before a layer to free its weights."""
     forward = getattr(type(node), "_forward_cls", None)
     return isinstance(node, BackwardCFunction) and not str(forward.__module__).startswith("torch.distributed.fsdp.")
 

@@ -200,6 +200,18 @@ def test_ranks_that_are_killed_go_on_to_the_same_bits_and_others_to_the_same_wei
 
 
 @pytest.mark.slow
+def test_two_ranks_that_take_a_part_of_each_step_have_the_bits_of_one_process_that_takes_both(tmp_path: Path) -> None:
+    """Adam in float32, too: it shows what is rounded, and here nothing is rounded otherwise."""
+    training = {"epochs": 3, "batch_size": 4, "accumulate": 2}  # of 17 samples: steps of 3 + 3, 3 + 3 and 3 + 2
+    ended = []
+    for size in (1, 2):
+        changes: dict[str, Any] = {"method": {"name": "rank-dad", "rank": 2}, "training": training, "samples": 26}
+        with house(tmp_path / str(size), **changes) as found:
+            ended.append(weights_sha256(found.done(size)))
+    assert ended[0] == ended[1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SHARDED)
 def test_ranks_with_rows_of_the_weights_end_as_one_process_and_again_with_the_same_bits(
     tmp_path: Path, case: str
