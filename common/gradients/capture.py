@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils.parametrize import is_parametrized
@@ -271,7 +270,7 @@ class FactorCapture:
 def _is_python(node: Node) -> bool:
     """Tell a function written in Python, other than what sharding puts before a layer to free its weights."""
     forward = getattr(type(node), "_forward_cls", None)
-    return isinstance(node, BackwardCFunction) and not str(forward.__module__).startswith("torch.distributed.fsdp.")
+    return forward is not None and not str(forward.__module__).startswith("torch.distributed.fsdp.")
 
 
 def _nobody(name: str) -> None:

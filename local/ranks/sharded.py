@@ -233,10 +233,10 @@ def _sharded(model: nn.Module, mesh: DeviceMesh) -> list[FSDPModule]:
     except ValueError as error:
         raise SpecError("model", f'cannot be divided ("parallel": "fsdp"): {error}') from None
     sharded: list[FSDPModule] = [module for module in (*blocks, model) if isinstance(module, FSDPModule)]
-    for before, module in zip((sharded[0], *sharded), sharded, strict=False):
-        module.set_requires_gradient_sync(False, recurse=False)
+    for before, block in zip((sharded[0], *sharded), sharded, strict=False):
+        block.set_requires_gradient_sync(False, recurse=False)
         # Else torch goes by the forward passes before, of which rank 0 has more: those of evaluation.
-        module.set_modules_to_backward_prefetch([before])
+        block.set_modules_to_backward_prefetch([before])
     return sharded
 
 

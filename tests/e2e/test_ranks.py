@@ -228,6 +228,26 @@ def test_ranks_with_rows_of_the_weights_end_as_one_process_and_again_with_the_sa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["data", "fsdp"])
+def test_ranks_go_through_folds_tuning_and_references_as_one_process(tmp_path: Path, parallel: str) -> None:
+    """A model whose candidate, fold and references come one after the other; rows of weights have no local one."""
+    references = ["linear", "site", *["local"] * (parallel == "data")]
+    evaluation = {"name": "k-fold", "folds": 2, "references": references}
+    changes: dict[str, Any] = {"method": {"name": "rank-dad", "rank": 2}, "training": ADAM | {"epochs": 2}}
+    changes |= {"tuning": {"weight_decay": [0.0, 0.5]}, "evaluation": evaluation}
+    ended, tested = [], []
+    for size in (1, 2):
+        with house(tmp_path / str(size), **changes) as found:
+            found.share(parallel if size > 1 else "data")
+            ended.append(found.done(size))
+            test = found.served.aggregator.state.test
+            assert test is not None
+            tested.append(test.values["accuracy"])
+    assert furthest(*ended) < 1e-5
+    assert tested[0] == tested[1]
+
+
+@pytest.mark.slow
 def test_ranks_with_rows_go_on_to_the_same_bits_and_other_ranks_from_their_checkpoint(tmp_path: Path) -> None:
     training = LONG | {"epochs": 12, "optimizer": {"name": "adam", "lr": 0.01}}
     changes: dict[str, Any] = {"method": {"name": "rank-dad", "rank": 2}, "training": training}
