@@ -6,7 +6,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Collection
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,7 +30,7 @@ from rankdad.remote.persistence import LEDGER, LedgerOptions
 from rankdad.remote.progress import AGGREGATOR
 from rankdad.remote.region import Region
 from rankdad.remote.server import serve
-from rankdad.remote.upstream import Upstream, ask
+from rankdad.remote.upstream import Upstream, answering, ask, recorded
 from rankdad.remote.view import Waiting, view_of
 
 _log = logging.getLogger(__name__)
@@ -82,7 +82,10 @@ def run_aggregator(
         check_memory(spec)
         resumes = ledger is not None and (output / LEDGER).exists()
         replica = Replica(spec, allowed_factories, device_here(device, "--device"), weights)
-        began = _begin(spec, replica, output, ledger, upstream)
+        is_open = access is None or (access.tokens is None and access.tls_cert is None)  # whom anybody may ask
+        early = answering(listening, upstream.name, spec.federation) if upstream and is_open else nullcontext()
+        with early:
+            began = _begin(spec, replica, output, ledger, upstream)
         aggregator, climb = began, Upstream(upstream, began) if upstream and isinstance(began, Region) else None
         if resumes:
             _log.info("goes on from its ledger in round %d", aggregator.barrier.round)
@@ -108,12 +111,14 @@ def _begin(
 ) -> Aggregator:
     """Return the aggregator of a run that begins, or where its ledger ends."""
     resumes, clock = ledger is not None and (output / LEDGER).exists(), time.perf_counter
+    aggregator: Aggregator
     if upstream is None:
         aggregator = Aggregator(spec, replica, output, clock, ledger=ledger)
     else:
         plan = make_plan(spec, replica.model)
-        run_id = None if resumes else ask(upstream, plan, spec.federation)
-        aggregator = Region(upstream.name, spec, replica, output, clock, run_id, ledger=ledger)
+        run_id = None if resumes else ask(upstream, plan, spec.federation, begins=True)
+        aggregator = region = Region(upstream.name, spec, replica, output, clock, run_id, ledger=ledger)
+        region.recorded_above = partial(recorded, upstream, plan)
     if resumes:
         aggregator.resume()
         if upstream is not None and not aggregator.ended and ask(upstream, plan, spec.federation) != aggregator.run_id:
