@@ -23,6 +23,7 @@ from rankdad.common.run.checkpoints import Checkpoints
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.tree import TOP
 from rankdad.remote.ledger import oldest_update, read_updates
 from rankdad.remote.persistence import CHECKPOINTS, LEDGER
 from rankdad.remote.records import DamageError
@@ -58,7 +59,7 @@ def export(
     plan = make_plan(spec, replica.model)
     state = RunState(spec, plan, replica)
     ledger = directory / LEDGER
-    checkpoints = Checkpoints(directory / CHECKPOINTS, plan, owner_of(directory))
+    checkpoints = Checkpoints(directory / CHECKPOINTS, plan, owner_of(directory) or TOP)
     if oldest_update(ledger) > 0 and not checkpoints.load(state, step):
         raise UserError(f"--step: got {step}, but {ledger} keeps only the last checkpoints and what came after them")
     damage = ""

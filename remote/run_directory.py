@@ -27,15 +27,16 @@ def new_directory(directory: Path) -> None:
     make_folder(directory)
 
 
-def owner_of(directory: Path) -> str:
-    """Return whose a run's directory is: the name of a region, or of the aggregator above all.
+def owner_of(directory: Path) -> str | None:
+    """Return whose a run's directory is: the name of a region, or of the aggregator above all; None if it is not said.
 
     Raises:
         UserError: its plan.json cannot be read.
     """
     path = directory / PLAN
     document = load_json(path) if path.exists() else None
-    return visible(str(document.get("aggregator", TOP)), 64) if isinstance(document, dict) else TOP
+    owner = document.get("aggregator") if isinstance(document, dict) else None
+    return None if owner is None else visible(str(owner), 64)
 
 
 def check_owner(directory: Path, name: str) -> None:
@@ -44,7 +45,7 @@ def check_owner(directory: Path, name: str) -> None:
     Raises:
         UserError: it is another's.
     """
-    if (directory / PLAN).exists() and (owner := owner_of(directory)) != name:
+    if (owner := owner_of(directory)) not in (None, name):
         there, here = (f"region {one}" if one != TOP else "the aggregator above all" for one in (owner, name))
         raise UserError(f"--output: {directory} is the directory of {there}, and this is {here}: choose its own")
 

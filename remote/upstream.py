@@ -28,6 +28,7 @@ from rankdad.remote.host import Host
 from rankdad.remote.region import Outgoing, Region
 
 REGION_HEADER = "x-rankdad-region"  # of a question for the run: which region asks
+BRIEF = 0.5  # seconds
 GRACE = 5.0  # seconds in which the last words reach the aggregator above
 
 
@@ -148,8 +149,8 @@ def answering(listening: socket.socket, name: str, federation: Federation) -> It
     listening.setblocking(False)
 
     def answer() -> None:
-        while not over.is_set():
-            if not select([listening], [], [], 0.1)[0]:
+        while not over.wait(BRIEF):  # a pause first: in most cases there is nothing to wait for
+            if not select([listening], [], [], 0)[0]:
                 continue
             with contextlib.suppress(OSError), listening.accept()[0] as connection:
                 connection.settimeout(1.0)

@@ -203,9 +203,10 @@ class RunState:
 
     @property
     def fold_steps(self) -> int:
-        """How many steps the fold that is trained now has, unless it stops early."""
-        spec = self.spec.model_copy(update={"training": settings_of(self.spec, self.fold, self.tried)[0].training})
-        return run_steps(spec, self.roster[self.fold])[0]
+        """How many steps the fold that is trained now has, or the last one, unless it stops early."""
+        training = self.spec.training.model_copy(update={"epochs": self.epochs})
+        spec = self.spec.model_copy(update={"training": training})
+        return run_steps(spec, self.roster[min(self.fold, self._plan.folds - 1)])[0]
 
     @property
     def rng_key(self) -> str:
