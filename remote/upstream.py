@@ -138,7 +138,7 @@ def recorded(config: SiteConfig, plan: Plan, round_: int) -> bytes | None:
 
 @contextlib.contextmanager
 def answering(listening: socket.socket, name: str, federation: Federation) -> Iterator[None]:
-    """Answer whoever asks while this region itself waits for the aggregator above: regions that name each other end.
+    """Answer whoever asks while this region waits for the aggregator above: of two that name each other, one ends.
 
     Args:
         listening: socket that nobody serves yet.
