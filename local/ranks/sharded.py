@@ -19,16 +19,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from rankdad.common.collectives import all_gather_equal, all_gather_rows
+from rankdad.common.collectives import all_gather_equal, all_gather_rows, broadcast_bytes
 from rankdad.common.devices import CPU
 from rankdad.common.errors import SpecError
 from rankdad.common.gradients.capture import FactorCapture, linear_layers
 from rankdad.common.run.optimizer import load_moments, moments_of
-from rankdad.common.run.replica import Replica, copies, weights_sha256
+from rankdad.common.run.replica import Replica, copies, pack_parameters, unpack_parameters, weights_sha256
 from rankdad.common.run.weight_sketch import sketch
 from rankdad.common.spec import Adam, Edad, RunSpec
 
-WEIGHTS, STATE, WHOLE = b"W", b"M", b"U"  # what rank 0 needs the others for: weights; moments, too; a whole model
+# What rank 0 needs the others for: weights; moments, too; a whole model; to take over a state.
+WEIGHTS, STATE, WHOLE, LOAD = b"W", b"M", b"U", b"L"
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # whose members are blocks
 Summon = Callable[[bytes], AbstractContextManager[None]]
 
@@ -115,12 +116,15 @@ class ShardedReplica(Replica):
         """Do what rank 0 needs this rank for.
 
         Args:
-            order: `WEIGHTS`, `STATE` or `WHOLE`.
+            order: `WEIGHTS`, `STATE`, `WHOLE` or `LOAD`.
         """
         if order == WHOLE:
             with self._whole():
                 return
-        self.weights() if order == WEIGHTS else self.state()
+        if order == LOAD:
+            self.load_state(unpack_parameters(broadcast_bytes(b"")), self.step)
+        else:
+            self.weights() if order == WEIGHTS else self.state()
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Take over this rank's rows of weights, or of what `weights` has returned here, and buffers."""
@@ -156,7 +160,7 @@ class ShardedReplica(Replica):
             return self._gathered(weights | moments_of(self._optimizer, self.trained))
 
     def load_state(self, tensors: Mapping[str, Tensor], step: int) -> None:
-        """Go back to a state of one process's replica, after so many steps.
+        """Go back to a state of one process's replica, after so many steps; rank 0 takes the others along.
 
         Raises:
             ValueError, KeyError, RuntimeError: it is not that of this model.
@@ -172,6 +176,9 @@ class ShardedReplica(Replica):
         for key, value in moments.items():
             if value.ndim and value.shape != shapes.get(key.partition("/")[2]):
                 raise ValueError(f"{key}: got {list(value.shape)}, which is not its weight's shape")
+        if not self._rank:
+            with self._summon(LOAD):
+                broadcast_bytes(pack_parameters(tensors))
         self.load(weights)
         own = {name: value[self.rows(len(value))] if value.ndim else value for name, value in moments.items()}
         load_moments(self._optimizer, self.trained, own)
