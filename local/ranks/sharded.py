@@ -193,7 +193,8 @@ class ShardedReplica(Replica):
     def _gathered(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return copies on the CPU of what ranks have the rows of, one after the other; buffers are whole anyway."""
         found = dict[str, Tensor]()
-        for name, value in rows.items():
+        for name in sorted(rows):  # moments from a file come in an order of their own
+            value = rows[name]
             own = _rows_of(value)
             divided = value.ndim and (isinstance(value, DTensor) or name.partition("/")[2] in self.trained)
             whole = torch.cat(all_gather_rows(own, self._group)) if divided else own
