@@ -86,7 +86,13 @@ class LowRankState:
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
         """Do what `low_rank_hook` says."""
-        routes = tuple(self._routes[self._names[parameter]] for parameter in bucket.parameters())
+        names = [self._names.get(parameter) for parameter in bucket.parameters()]
+        if None in names:
+            raise UserError(
+                "low_rank_hook: the LowRankState is of another model than DistributedDataParallel, or of one that "
+                "trained other parameters then: make it of the same model, once it is decided what is trained"
+            )
+        routes = tuple(self._routes[name] for name in names if name is not None)
         layout = Layout(routes, self._method.wire, self._like, bounded=True)
         place, places = self._place, self._places
         scale = 1.0 if self._scaler is None else self._scaler.get_scale()
@@ -212,10 +218,10 @@ def low_rank_hook(state: LowRankState, bucket: GradBucket) -> Future[Tensor]:
 
     G is a rank's gradient of a matrix (a convolution's or embedding's is [first axis, all others]), E what the rank has
     left out so far, 0 in the beginning. Each rank sends R, the leading components of G + E as one step of orthogonal
-    iteration from its last R's directions finds them (`common.gradients.reduction.block`), and keeps E + G - R, what
-    the wire rounds off included. Every rank applies the mean of all R, a matrix of at most S times the rank. Vectors,
-    and matrices that factors would not make smaller, are averaged as they are. The mean is over ranks, as
-    DistributedDataParallel has it, whatever the batches' sizes.
+    iteration finds them (`common.gradients.reduction.block`) from its last directions, four more than it sends. It
+    keeps G + E - R, what the wire rounds off included. Every rank applies the mean of all R, a matrix of at most S
+    times the rank. Vectors, and matrices that factors would not make smaller, are averaged as they are. The mean is
+    over ranks, as DistributedDataParallel has it, whatever the batches' sizes.
 
     What a bucket sends is one all-gather of bytes, which begins when the backward pass has filled the bucket and goes
     on beside it. PowerSGD approximates the sum of all gradients instead, in two exchanges that wait for each other.
@@ -230,5 +236,8 @@ def low_rank_hook(state: LowRankState, bucket: GradBucket) -> Future[Tensor]:
 
     Returns:
         The bucket's averaged gradients, when they have come.
+
+    Raises:
+        UserError: the state is of another model.
     """
     return state.reduce(bucket)
