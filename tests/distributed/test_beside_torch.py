@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -23,11 +25,17 @@ from tests.distributed.nets import batches_of, digest, error, grads, loss_of, pe
 from tests.ranks import run_ranks
 
 STEPS, BATCH, LR, RANK = 400, 32, 0.05, 4
+SEEDS, AVERAGED = (0, 1, 2), 20
+METHODS = ("LowRank", "low_rank_hook", "powerSGD_hook")
 ROUTE = Route("weight", (40, 60), up=RANK, down=RANK)
 
 
 def trained(seed: int) -> dict[str, tuple[float, float]]:
-    """Return each method's loss on all digits after 400 steps, and the bytes that this rank has sent for a step."""
+    """Return each method's loss on all digits after 400 steps, and the bytes that this rank has sent for a step.
+
+    The loss is the mean over the last 20 steps: after one alone it differs by 3 % from seed to seed, as that of exact
+    gradients does.
+    """
 
     def network() -> nn.Module:
         torch.manual_seed(seed)
@@ -39,26 +47,32 @@ def trained(seed: int) -> dict[str, tuple[float, float]]:
     x, y = torch.from_numpy(images).float() / 16, torch.from_numpy(labels)
     found = {}
     for contender in contenders(network, RANK, LR):
-        generator, before = torch.Generator().manual_seed(10 * seed + place()), sent_bytes()
-        for _ in range(STEPS):
+        generator, before, losses = torch.Generator().manual_seed(10 * seed + place()), sent_bytes(), list[float]()
+        for step in range(STEPS):
             chosen = torch.randint(len(x), (BATCH,), generator=generator)
             contender.step(x[chosen], y[chosen])
+            if step >= STEPS - AVERAGED:
+                with torch.no_grad():
+                    losses.append(float(F.cross_entropy(contender.model(x), y)))
         dist.barrier()
-        with torch.no_grad():
-            loss = float(F.cross_entropy(contender.model(x), y))
-        found[contender.name] = loss, (sent_bytes() - before) / STEPS
+        found[contender.name] = fmean(losses), (sent_bytes() - before) / STEPS
+        print(seed, contender.name, losses[-1], *found[contender.name], flush=True)
     return found
 
 
+def all_trained() -> list[dict[str, tuple[float, float]]]:
+    return [trained(seed) for seed in SEEDS]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_digits_end_within_5_percent_of_power_sgd_at_no_more_bytes(seed: int) -> None:
-    for found in run_ranks(2, trained, seed):
-        print(found)
-        (ours, our_bytes), (hook, _), (torchs, their_bytes) = found.values()
-        assert ours <= 1.05 * torchs  # 1.03 with seed 0
-        assert hook <= 1.2 * torchs
-        assert our_bytes <= their_bytes
+def test_digits_end_where_power_sgd_does_at_no_more_bytes() -> None:
+    for seeds in run_ranks(2, all_trained):
+        low_rank, hook, torchs = ([found[name] for found in seeds] for name in METHODS)
+        assert fmean(loss for loss, _ in low_rank) <= fmean(loss for loss, _ in torchs)
+        for (ours, our_bytes), (hooked, _), (theirs, their_bytes) in zip(low_rank, hook, torchs, strict=True):
+            assert ours <= 1.05 * theirs
+            assert hooked <= 1.2 * theirs
+            assert our_bytes <= their_bytes
 
 
 def beside_data_parallel() -> tuple[bool, list[float]]:
