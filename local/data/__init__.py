@@ -20,6 +20,7 @@ from rankdad.common.spec import KFold, RunSpec
 from rankdad.common.spec.data import CsvData, NpzData, TableData, TsData
 from rankdad.common.spec.images import FunctionData, ImagesData, ListedData, NiftiData
 from rankdad.common.spec.tasks import Classification
+from rankdad.local.augmentation import check_augmentation_here
 from rankdad.local.data.behind import fewest_behind
 from rankdad.local.data.digests import digests
 from rankdad.local.data.file_samples import FileSamples
@@ -230,6 +231,7 @@ def read_site(
     site_index: int,
     allowed: Collection[str] = (),
     loading: Loading = Loading(),  # noqa: B008
+    output: Path | None = None,
 ) -> SiteData:
     """Read a site's data and split them.
 
@@ -239,11 +241,16 @@ def read_site(
         site_index: place of the site in the plan.
         allowed: readers "package.module:function" that the site permits.
         loading: how samples of a file each are read.
+        output: the site's own folder, for a cache on disk; without one there is none.
 
     Raises:
         DataError: what cannot be used, by file, row and column; or nothing is left to train on.
+        UserError: there is no room for the cache on disk, or MONAI, which is to vary samples, is not installed.
+        SpecError: samples cannot be varied as the run says.
     """
-    return split_samples(spec, read_samples(spec, folder, allowed=allowed, loading=loading), site_index, loading)
+    check_augmentation_here(spec)
+    reading = read_samples(spec, folder, allowed=allowed, loading=loading, output=output)
+    return split_samples(spec, reading, site_index, loading)
 
 
 def read_samples(
@@ -253,6 +260,7 @@ def read_samples(
     beside: Sequence[str] | None = None,
     allowed: Collection[str] = (),
     loading: Loading = Loading(),  # noqa: B008
+    output: Path | None = None,
 ) -> Reading:
     """Read what the run's schema says. Of samples of a file each, all are checked and few are kept.
 
@@ -264,6 +272,7 @@ def read_samples(
             trained on.
         allowed: names "package.module:function" of readers that the caller permits.
         loading: how samples of a file each are read.
+        output: the site's own folder, for a cache on disk; without one there is none.
 
     Raises:
         PolicyError: the schema names a function that is not allowed.
@@ -291,7 +300,7 @@ def read_samples(
         else:
             found = read_images(place, data, dtype, beside=beside)
         assert isinstance(found.inputs, FileSamples)
-        return replace(found, inputs=found.inputs.checked(loading.cache_mib << 20)) if training else found
+        return replace(found, inputs=found.inputs.checked(loading, output)) if training else found
     if isinstance(data, CsvData):
         return read_csv(path, data, dtype, keep=keep, beside=beside)
     return read_freesurfer(path, data, dtype, keep=keep, beside=beside)

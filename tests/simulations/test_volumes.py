@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from torch.utils.data import get_worker_info
 from rankdad.common.errors import RankdadError, RunFailedError
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import SiteData
-from rankdad.local.data.file_samples import FileSamples
 from rankdad.local.data.lazy import Lazy
 from rankdad.simulations.lockstep import run
 from rankdad.simulations.pooling import SITE, pooled_data, pooled_spec
@@ -117,7 +117,7 @@ def test_a_process_that_reads_ahead_and_is_killed_is_named_with_what_to_do(folde
             os.kill(os.getpid(), signal.SIGKILL)
         return source(row)
 
-    files = FileSamples(data.files.source, read, data.files.shape, data.files.dtype)
+    files = replace(data.files, read=read)
     began = time.monotonic()
     with pytest.raises(RankdadError, match=r"^loading.workers: a process that reads samples was killed.*fewer"):
         list(Lazy(files, data._loading).split(2))
