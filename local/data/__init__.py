@@ -25,6 +25,7 @@ from rankdad.local.data.behind import fewest_behind
 from rankdad.local.data.digests import digests
 from rankdad.local.data.file_samples import FileSamples
 from rankdad.local.data.folds import Split, folds
+from rankdad.local.data.freed_memory import give_back_what_is_freed
 from rankdad.local.data.function import read_function
 from rankdad.local.data.lazy import Augment, Lazy
 from rankdad.local.data.loading import Loading
@@ -300,7 +301,8 @@ def read_samples(
         else:
             found = read_images(place, data, dtype, beside=beside)
         assert isinstance(found.inputs, FileSamples)
-        return replace(found, inputs=found.inputs.checked(loading, output)) if training else found
+        inputs = found.inputs.checked(loading, output) if training else found.inputs.cached(loading)
+        return replace(found, inputs=inputs)
     if isinstance(data, CsvData):
         return read_csv(path, data, dtype, keep=keep, beside=beside)
     return read_freesurfer(path, data, dtype, keep=keep, beside=beside)
@@ -308,7 +310,10 @@ def read_samples(
 
 def lazy_or_whole(inputs: Array | FileSamples, loading: Loading = Loading()) -> Inputs:  # noqa: B008
     """Return what was read as training takes it: one tensor, or what is read when it is asked for."""
-    return Lazy(inputs, loading) if isinstance(inputs, FileSamples) else torch.from_numpy(inputs)
+    if not isinstance(inputs, FileSamples):
+        return torch.from_numpy(inputs)
+    give_back_what_is_freed()
+    return Lazy(inputs, loading)
 
 
 def split_samples(

@@ -89,12 +89,11 @@ class FileSamples:
         return found
 
     def _from_its_file(self, row: int) -> Array:
-        found = np.asarray(self.read(row), self.dtype, "C")
+        found = np.array(self.read(row), self.dtype, order="C")
         if self.checksums is not None and checksum(found) != self.checksums[row]:
             raise self.fault(
                 row,
-                "has changed since training began: put back what it held, or, to train on what it holds now, "
-                "begin a run of another output",
+                "holds something else than when training began: put back what it held, or begin the run anew",
             )
         return found
 
