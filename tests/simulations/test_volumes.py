@@ -16,6 +16,8 @@ from rankdad.common.errors import RankdadError, RunFailedError
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import SiteData
 from rankdad.local.data.lazy import Lazy
+from rankdad.local.data.loading import Loading
+from rankdad.local.prediction import predict_file
 from rankdad.simulations.lockstep import run
 from rankdad.simulations.pooling import SITE, pooled_data, pooled_spec
 from tests.conftest import sampled
@@ -105,6 +107,21 @@ def test_a_volume_that_cannot_be_read_in_the_midst_of_training_is_named(
         run(spec, data, tmp_path / "run", on_round=damage)
     assert time.monotonic() - began < 60
     assert "beta" in (tmp_path / "run" / "summary.json").read_text()
+
+
+def test_predictions_do_not_depend_on_how_volumes_are_read(tmp_path: Path, folder: Path) -> None:
+    spec = volumes_spec(training={"epochs": 1})
+    run(spec, read_volumes(spec, folder), tmp_path / "run")
+    (folder / "alpha" / "3.nii.gz").write_bytes(b"nothing")
+    found = []
+    for at, loading in enumerate((Loading(), Loading(cache_mib=0), Loading(cache_mib=0, workers=2))):
+        table = tmp_path / f"{at}.csv"
+        refused = predict_file(tmp_path / "run", folder / "alpha", table, "best", loading=loading)
+        assert refused == 1
+        found.append(table.read_text())
+    assert "is truncated, damaged or no NIfTI file" in found[0]
+    assert found[0].count("\n") == 15
+    assert len(set(found)) == 1
 
 
 def test_a_process_that_reads_ahead_and_is_killed_is_named_with_what_to_do(folder: Path) -> None:
