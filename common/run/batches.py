@@ -59,9 +59,10 @@ def run_steps(spec: RunSpec, samples: Sequence[int]) -> tuple[int, int]:
         spec: the run.
         samples: that every site has, in the plan's order.
     """
-    changes = {own.epochs for own in spec.federation.overrides.values() if own.epochs}  # epochs between two are alike
+    last = spec.training.epochs
+    changes = {min(own.epochs, last) for own in spec.federation.overrides.values() if own.epochs}
     steps = batches = 0
-    for first, end in pairwise(sorted({0, *changes, spec.training.epochs})):
+    for first, end in pairwise(sorted({0, *changes, last})):  # epochs between two are alike
         epoch = schedule(spec, samples, first)
         steps += (end - first) * epoch.steps
         batches += (end - first) * max(map(sum, epoch.counts))

@@ -153,7 +153,7 @@ class SiteRun:
 
     def _progress(self) -> str:
         run_state = self._run_state
-        steps = self._spec.training.epochs * run_state.replica.steps_per_epoch if run_state.roster else 0
+        steps = run_state.fold_steps if run_state.roster else 0
         fold = f"fold {run_state.fold + 1}, " * (self._plan.folds > 1)
         return f"{self._site}: {fold}step {run_state.replica.step} of {steps or '?'}, epoch {run_state.epoch + 1}"
 
