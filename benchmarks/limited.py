@@ -1,4 +1,4 @@
-"""A command whose memory is limited: all its processes together where a control group can be made, else each."""
+"""A command whose memory is limited, all its processes together, where a control group can be made."""
 
 from __future__ import annotations
 
@@ -36,13 +36,12 @@ def memory_group(mib: int) -> Iterator[Path | None]:
 
 
 def run_limited(module: str, words: Sequence[str], mib: int | None) -> dict[str, Any]:
-    """Run a module, and return the JSON document that it prints, with `limited`: how, if it was.
+    """Run a module, and return the JSON document that it prints, with `most_mib` of its group, if it had one.
 
     Args:
         module: its name.
         words: its arguments.
-        mib: of memory, for all its processes together or, where no group can be made, of each one's address space;
-            None does not limit it.
+        mib: of memory, for all its processes together; None does not limit it, nor is it where no group can be made.
 
     Raises:
         subprocess.CalledProcessError: it failed, as where it was killed for its memory.
@@ -52,11 +51,9 @@ def run_limited(module: str, words: Sequence[str], mib: int | None) -> dict[str,
         return _document(command)
     with memory_group(mib) as group:
         if group is None:
-            return _document(["sh", "-c", 'ulimit -v "$0" && exec "$@"', str(mib << 10), *command]) | {
-                "limited": "each"
-            }
+            return _document(command)
         entering = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs")]
-        found = _document([*entering, *command]) | {"limited": "together"}
+        found = _document([*entering, *command])
         for name in ("memory.max_usage_in_bytes", "memory.peak"):
             if (group / name).exists():
                 found["most_mib"] = int((group / name).read_text()) >> 20
