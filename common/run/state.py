@@ -31,7 +31,7 @@ from rankdad.common.protocol.messages import (
     Sums,
 )
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.run.batches import Schedule, batch_counts, idle, parts, run_steps, schedule
+from rankdad.common.run.batches import Schedule, batch_counts, idle, parts, schedule
 from rankdad.common.run.lateness import Late, LeftOut, after_step, check_late, damped
 from rankdad.common.run.replica import Replica, copies
 from rankdad.common.run.settings import limited, settings_of
@@ -200,13 +200,6 @@ class RunState:
     def steps(self) -> int:
         """Optimizer steps done, of all folds."""
         return self.before + self.replica.step
-
-    @property
-    def fold_steps(self) -> int:
-        """How many steps the fold that is trained now has, or the last one, unless it stops early."""
-        training = self.spec.training.model_copy(update={"epochs": self.epochs})
-        spec = self.spec.model_copy(update={"training": training})
-        return run_steps(spec, self.roster[min(self.fold, self._plan.folds - 1)])[0]
 
     @property
     def rng_key(self) -> str:
