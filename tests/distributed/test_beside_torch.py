@@ -64,8 +64,8 @@ def test_digits_end_within_5_percent_of_power_sgd_at_no_more_bytes(seed: int) ->
     for found in run_ranks(2, trained, seed):
         print(found)
         (ours, our_bytes), (hook, _), (torchs, their_bytes) = found.values()
-        assert ours <= 1.05 * torchs  # 1.010, 1.031, 1.031
-        assert hook <= 1.1 * torchs  # 1.007, 1.045, 1.029
+        assert ours <= 1.05 * torchs  # 1.017, 0.997, 1.028
+        assert hook <= 1.1 * torchs  # 0.996, 1.045, 1.029
         assert our_bytes <= their_bytes
 
 
