@@ -249,7 +249,7 @@ def test_ranks_go_through_folds_tuning_and_references_as_one_process(tmp_path: P
 
 @pytest.mark.slow
 def test_ranks_with_rows_go_on_to_the_same_bits_and_other_ranks_from_their_checkpoint(tmp_path: Path) -> None:
-    training = LONG | {"epochs": 12, "optimizer": {"name": "adam", "lr": 0.01}}
+    training = LONG | {"epochs": 16, "optimizer": {"name": "adam", "lr": 0.01}}
     changes: dict[str, Any] = {"method": {"name": "rank-dad", "rank": 2}, "training": training}
     with house(tmp_path / "undisturbed", **changes) as found:
         found.share("fsdp")
