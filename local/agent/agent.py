@@ -7,23 +7,20 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
-from queue import Empty, SimpleQueue
-from threading import Event, Thread
+from multiprocessing.connection import Connection, wait
 
 from rankdad.common.errors import RankdadError, UserError
 from rankdad.common.logs import LogOptions
 from rankdad.common.protocol.service import Answer, Offered, Offers, Reply
-from rankdad.local.agent.processes import Consider, Outcome, Train, Worker
+from rankdad.local.agent.processes import MAX_DELAY, MIN_DELAY, Consider, Lifeline, Listen, Outcome, Train, Worker
 from rankdad.local.agent.state import Decision, RunFolder, agent_lock
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.service import ServiceClient
 
 LOOK = 0.5  # seconds between two looks at decisions of the site's people
-MIN_DELAY, MAX_DELAY = 1.0, 60.0  # seconds between two tries of what did not work
 MAX_CRASHES = 5  # of a run's processes, one after the other, without a minute of work in between
 WORKED = 60.0  # seconds after which a process has done some work
 STOPPING = 15.0  # seconds in which processes end by themselves
@@ -67,10 +64,9 @@ class Agent:
     def __init__(self, config: SiteConfig, logs: LogOptions) -> None:
         self._config, self._logs = config, logs
         self._runs: dict[str, _Run] = {}
-        self._heard: SimpleQueue[Offers] = SimpleQueue()
-        self._stopping = Event()
-        self._forced = False
-        self._reading, self._writing = os.pipe()
+        self._stopping = self._forced = False
+        self._lifeline = Lifeline()
+        self._reading, self._writing = os.pipe()  # wakes it when a signal comes
 
     def run(self) -> None:
         """Stay until SIGINT or SIGTERM comes.
@@ -78,47 +74,41 @@ class Agent:
         Raises:
             UserError: the output folder cannot be used, or another agent does.
         """
-        with agent_lock(self._config), self._signals():
-            Thread(target=self._listen, name="listening", daemon=True).start()
+        with agent_lock(self._config) as lock, self._signals():
+            self._own = (lock, self._reading, self._writing)
+            self._listener = self._work(Listen(self._config, self._logs))
             _log.info("stays for %s, and takes part in what its policy allows", self._config.aggregator)
-            while not self._stopping.is_set():
-                self._wait(LOOK)
-                with suppress(Empty):
-                    while True:
-                        self._take(self._heard.get_nowait())
-                for run in list(self._runs.values()):
-                    self._advance(run)
-            self._stop()
-
-    def _listen(self) -> None:
-        """Ask for offers, again and again: each request is held until there is something new."""
-        known, delay, said = "", MIN_DELAY, ""
-        while not self._stopping.is_set():
             try:
-                with ServiceClient(self._config) as client:  # a token or certificate may be a new one by now
-                    while not self._stopping.is_set():
-                        offers = client.offers(known)
-                        if said:
-                            _log.info("the service answers again")
-                        known, delay, said = offers.digest, MIN_DELAY, ""
-                        self._heard.put(offers)
-                        os.write(self._writing, b"o")
-            except RankdadError as error:
-                if str(error) != said:
-                    said = str(error)
-                    _log.error("%s; tries again", said)
-                self._stopping.wait(delay)
-                delay = min(2 * delay, MAX_DELAY)
-                known = ""
+                while not self._stopping:
+                    self._wait(LOOK)
+                    for run in list(self._runs.values()):
+                        self._advance(run)
+            finally:
+                self._listener.kill()
+                self._stop()
+
+    def _work(self, target: Callable[[Connection], None]) -> Worker:
+        return Worker(target, self._lifeline, self._own)
 
     def _wait(self, seconds: float) -> None:
-        """Wait until a process has ended, the service has said something, or a signal has come."""
+        """Wait until a process has said something or ended, or a signal has come."""
         outcomes = {run.worker.outcome: run for run in self._runs.values() if run.worker is not None}
-        for ready in wait([self._reading, *outcomes], seconds):
-            if ready == self._reading:
+        for ready in wait([self._reading, self._listener.outcome, *outcomes], seconds):
+            if ready is self._listener.outcome:
+                self._hear()
+            elif ready == self._reading:
                 os.read(self._reading, 1 << 12)
             else:
                 self._end(outcomes[ready])  # type: ignore[index]
+
+    def _hear(self) -> None:
+        try:
+            offers = Offers.model_validate_json(self._listener.outcome.recv_bytes())
+        except (EOFError, OSError):  # somebody has killed it
+            self._listener.kill()
+            self._listener = self._work(Listen(self._config, self._logs))
+        else:
+            self._take(offers)
 
     def _take(self, offers: Offers) -> None:
         offered = {one.run: one for one in offers.runs}
@@ -169,7 +159,7 @@ class Agent:
                 offer = client.offer(folder.run)
             if (offer.run, offer.id) != (folder.run, run.offered.id):
                 raise UserError("the service names another run than it offers")
-            self._start(run, Worker(Consider(self._config, offer, self._logs)))
+            self._start(run, self._work(Consider(self._config, offer, self._logs)))
         elif considered.offer.id != run.offered.id:
             raise UserError(
                 f"{folder.run}: the service offers another run under the name of one that was offered before"
@@ -193,7 +183,7 @@ class Agent:
         else:
             self._reply(run, "accepted")
             if run.offered.state == "running":
-                self._start(run, Worker(Train(self._config, folder.run, self._logs)))
+                self._start(run, self._work(Train(self._config, folder.run, self._logs)))
 
     def _start(self, run: _Run, worker: Worker) -> None:
         run.worker, run.began = worker, time.monotonic()
@@ -217,7 +207,7 @@ class Agent:
             run.delay, run.crashes = MIN_DELAY, 0
         elif outcome.kind == "refused":
             self._give_up(run, outcome)
-        elif not self._stopping.is_set():
+        elif not self._stopping:
             worked = time.monotonic() - run.began > WORKED
             run.delay = MIN_DELAY if worked else run.delay
             run.crashes = (0 if worked else run.crashes) + (outcome.kind == "crashed")
@@ -269,8 +259,8 @@ class Agent:
     @contextmanager
     def _signals(self) -> Iterator[None]:
         def handle(*_: object) -> None:
-            self._forced = self._stopping.is_set()
-            self._stopping.set()
+            self._forced = self._stopping
+            self._stopping = True
             os.write(self._writing, b"s")
 
         before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -1,19 +1,20 @@
-"""Processes of an agent: one considers a run, or trains it. None of them outlives the agent, whatever that dies of.
+"""Processes of an agent: one listens, others consider a run, or train it. None outlives the agent, whatever kills that.
 
-They are forked from one that has imported everything, so that they begin at once and share its memory.
+They are forked from the agent, which has imported everything and runs no thread: they begin at once and share memory.
 """
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Pipe
-from multiprocessing.process import BaseProcess
 from threading import Thread
-from typing import Any, Literal
+from typing import Literal
 
 from rankdad.common.documents import Part
 from rankdad.common.errors import DataError, PolicyError, RankdadError, SpecError, UnreachableError, one_line
@@ -22,7 +23,12 @@ from rankdad.common.protocol.service import Offer
 from rankdad.local.agent.state import Considered, RunFolder
 from rankdad.local.agent.words import what_leaves
 from rankdad.local.config import SiteConfig
+from rankdad.local.drivers.service import ServiceClient
 from rankdad.local.shutdown_signals import ShutdownSignals
+from rankdad.local.site import offered_spec, permitted, public_reason, run_site
+
+MIN_DELAY, MAX_DELAY = 1.0, 60.0  # seconds between two tries of what did not work
+_log = logging.getLogger(__name__)
 
 
 class Outcome(Part):
@@ -36,20 +42,39 @@ class Outcome(Part):
     considered: Considered | None = None
 
 
+class Lifeline:
+    """A pipe that ends with this process: whoever is forked from it, and holds the other end, ends then too."""
+
+    def __init__(self) -> None:
+        self.reading, self._writing = os.pipe()
+
+    def hold(self, *others: int) -> None:
+        """Hold on to it, in a process that was forked, and let go of what is its parent's alone."""
+        for file in (self._writing, *others):
+            os.close(file)
+        Thread(target=_end_with, args=(self.reading,), name="lifeline", daemon=True).start()
+
+
+def _end_with(reading: int) -> None:
+    os.read(reading, 1)
+    os._exit(1)
+
+
 class Worker:
     """A process that runs.
 
     Args:
-        target: of the process; given a connection for its outcome.
+        target: of the process; given a connection for what it says.
+        lifeline: of the agent.
+        others: files that are the agent's alone.
     """
 
-    def __init__(self, target: Callable[[Connection], None]) -> None:
-        context: Any = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["rankdad.local.agent.preloaded"])
+    def __init__(self, target: Callable[[Connection], None], lifeline: Lifeline, others: Sequence[int]) -> None:
         self.outcome, writing = Pipe(duplex=False)
-        lifeline, self._lifeline = Pipe(duplex=False)  # the process ends with this end of it
-        with writing, lifeline:
-            self._process: BaseProcess = context.Process(target=_become, args=(target, writing, lifeline))
+        with writing:
+            context = multiprocessing.get_context("fork")
+            arguments = (target, writing, self.outcome, lifeline, others)
+            self._process = context.Process(target=_become, args=arguments)
             self._process.start()
 
     def result(self) -> Outcome:
@@ -59,6 +84,7 @@ class Worker:
         except (EOFError, OSError):
             text = b""
         self._process.join(10)
+        self.outcome.close()
         if text:
             return Outcome.model_validate_json(text)
         code = self._process.exitcode or 0
@@ -73,18 +99,54 @@ class Worker:
         """End it at once."""
         self._process.kill()
         self._process.join()
+        self.outcome.close()
 
 
-def _become(target: Callable[[Connection], None], writing: Connection, lifeline: Connection) -> None:
+def _become(
+    target: Callable[[Connection], None],
+    writing: Connection,
+    reading: Connection,
+    lifeline: Lifeline,
+    others: Sequence[int],
+) -> None:
     os.setsid()  # Ctrl-C reaches every process of a terminal; the agent decides
-    Thread(target=_end_with, args=(lifeline,), name="lifeline", daemon=True).start()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    reading.close()
+    lifeline.hold(*others)
     target(writing)
 
 
-def _end_with(lifeline: Connection) -> None:
-    """End this process when the agent's end of a pipe is gone."""
-    lifeline.poll(None)
-    os._exit(1)
+class Listen:
+    """Asks the service for offers, again and again, and hands them on: a request is held until there is something new.
+
+    Args:
+        config: the site's own file.
+        logs: what is logged.
+    """
+
+    def __init__(self, config: SiteConfig, logs: LogOptions) -> None:
+        self.config, self.logs = config, logs
+
+    def __call__(self, writing: Connection) -> None:
+        """Do it for ever."""
+        set_up(self.logs)
+        known, delay, said = "", MIN_DELAY, ""
+        while True:
+            try:
+                with ServiceClient(self.config) as client:  # a token or certificate may be a new one by now
+                    while True:
+                        offers = client.offers(known)
+                        if said:
+                            _log.info("the service answers again")
+                        known, delay, said = offers.digest, MIN_DELAY, ""
+                        writing.send_bytes(offers.model_dump_json().encode())
+            except RankdadError as error:
+                if str(error) != said:
+                    said = str(error)
+                    _log.error("%s; tries again", said)
+                time.sleep(delay)  # nobody is there to be asked
+                known, delay = "", min(2 * delay, MAX_DELAY)
 
 
 class Consider:
@@ -101,14 +163,11 @@ class Consider:
 
     def __call__(self, writing: Connection) -> None:
         """Do it, and send the outcome."""
-        from rankdad.common.spec import RunSpec
-        from rankdad.local.site import offered_spec, permitted, public_reason
-
         set_up(self.logs)
         with log_names(run=self.offer.run, site=self.config.name):
             words, refusal, told = list[str](), "", ""
             try:
-                spec: RunSpec = offered_spec(self.config, {"version": self.offer.version, "run": self.offer.spec})
+                spec = offered_spec(self.config, {"version": self.offer.version, "run": self.offer.spec})
                 policy, _, plan = permitted(self.config, spec)
                 words = what_leaves(spec.at(self.config.name), plan, policy, self.offer.owner)
             except RankdadError as error:
@@ -133,8 +192,6 @@ class Train:
 
     def __call__(self, writing: Connection) -> None:
         """Do it, and send the outcome."""
-        from rankdad.local.site import public_reason, run_site
-
         folder = RunFolder(self.config, self.run)
         address = f"{self.config.aggregator.rstrip('/')}/runs/{self.run}"
         own = {"aggregator": address, "output": str(folder.path), "spec": str(folder.spec)}

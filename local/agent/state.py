@@ -138,12 +138,12 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[bool]:
         """Keep the run to this process; yield whether that is so, or another one trains it."""
-        with _lock(self.path / "lock") as ours:
-            yield ours
+        with _lock(self.path / "lock") as file:
+            yield file is not None
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[bool]:
+def _lock(path: Path) -> Iterator[int | None]:
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
@@ -152,25 +152,25 @@ def _lock(path: Path) -> Iterator[bool]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            yield False
+            yield None
         else:
-            yield True
+            yield file
     finally:
         os.close(file)
 
 
 @contextmanager
-def agent_lock(config: SiteConfig) -> Iterator[None]:
-    """Be the only agent of a site's output folder.
+def agent_lock(config: SiteConfig) -> Iterator[int]:
+    """Be the only agent of a site's output folder; yield the lock's file.
 
     Raises:
         UserError: there is another one.
     """
     make_folder(runs_folder(config), private=True)
-    with _lock(Path(config.output) / "agent.lock") as ours:
-        if not ours:
+    with _lock(Path(config.output) / "agent.lock") as file:
+        if file is None:
             raise UserError(f"output: another agent is at work in {config.output}; stop that one first")
-        yield
+        yield file
 
 
 def runs_folder(config: SiteConfig) -> Path:
