@@ -139,7 +139,7 @@ class Queue:
             most: how many runs may be open.
 
         Raises:
-            ProtocolError: 409 if the number is another run's, 429 if the queue is full.
+            ProtocolError: 409 if the number is another run's, or the queue is full.
             QueueError: it cannot be written.
         """
         text = json.dumps(spec)
@@ -150,7 +150,7 @@ class Queue:
                     raise ProtocolError(409, "id: is another run's")
                 return self.entry(known[0])
             if len(self.in_states(*OPEN)) >= most:
-                raise ProtocolError(429, f"the queue is full: {most} runs (max_queue); cancel one, or wait for an end")
+                raise ProtocolError(409, f"the queue is full: {most} open, as max_queue allows; cancel one, or wait")
             (number,) = self._database.execute("select coalesce(max(number), 0) + 1 from runs").fetchone()
             run = run_name(name, number)
             values = (number, run, id_, name, owner, text, json.dumps(list(sites)), State.WAITING, "", self._now())
