@@ -89,11 +89,16 @@ async def _serve(
     access: Access,
     options: Options,
 ) -> None:
-    service, stop, loop = Service(consortium, directory, queue, access, options, audit), asyncio.Event(), None
+    service, stop = Service(consortium, directory, queue, access, options, audit), asyncio.Event()
     loop = asyncio.get_running_loop()
     _log.addHandler(service.logs)
     app = ServiceRoutes(service, time.time).app()
-    web = Uvicorn(web_config(app), service.registry, access.secure, lambda _: loop.call_soon_threadsafe(stop.set))
+
+    def interrupt(signal_name: str) -> None:
+        audit.note("service stops", reason=signal_name)
+        loop.call_soon_threadsafe(stop.set)
+
+    web = Uvicorn(web_config(app), service.registry, access.secure, interrupt)
     service.resume()
     serving = asyncio.create_task(web.serve(sockets=[listening]))
     serving.add_done_callback(lambda _: stop.set())

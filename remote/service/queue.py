@@ -237,12 +237,12 @@ class Queue:
     def _entries(self, condition: str, values: Sequence[object]) -> list[Entry]:
         columns = "number, run, id, name, owner, sites, state, reason, submitted, started, ended"
         rows = self._database.execute(f"select {columns} from runs {condition}", values).fetchall()
-        entries = []
+        entries: list[Entry] = []
         for *first, sites, state, reason, submitted, started, ended in rows:
             said = self._database.execute("select site, answer, reason, time from answers where run = ?", (first[1],))
             answers = {site: SiteAnswer(answer=a, reason=why, time=when) for site, a, why, when in said}
-            times = (submitted, started, ended)
-            entries.append(Entry(*first, tuple(json.loads(sites)), State(state), reason, *times, answers))
+            place = (tuple(json.loads(sites)), State(state), reason, submitted, started, ended)
+            entries.append(Entry(*first, *place, answers))
         return entries
 
     @contextlib.contextmanager

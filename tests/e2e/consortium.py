@@ -34,7 +34,6 @@ class Consortium:
         consortium: more of the consortium's file.
         site: more of every site's file.
         policies: what sites' policies say other than to allow everything.
-        tokens: whether members prove who they are.
     """
 
     def __init__(
@@ -46,9 +45,8 @@ class Consortium:
         consortium: Mapping[str, Any] | None = None,
         site: Mapping[str, Any] | None = None,
         policies: Mapping[str, Mapping[str, Any]] | None = None,
-        tokens: Path | None = None,
     ) -> None:
-        self.folder, self.sites, self._tokens = folder, tuple(sites), tokens
+        self.folder, self.sites = folder, tuple(sites)
         folder.mkdir(parents=True, exist_ok=True)
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
@@ -82,7 +80,6 @@ class Consortium:
         words: list[object] = ["site", self.folder / name / "SITE.json", "--stay"]
         if name == "service":
             words = ["serve", self.folder / "consortium.json", "--output", self.directory, "--port", self.port]
-            words += ["--tokens", self._tokens] if self._tokens else []
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = Warm(*words, log=log)
 
@@ -98,7 +95,9 @@ class Consortium:
 
     def client(self, token: Path | None = None) -> ServiceClient:
         """Return an owner's connection."""
-        return ServiceClient(Member(name="owner", aggregator=self.url, patience=60.0, token_file=token and str(token)))
+        return ServiceClient(
+            Member(name="owner", aggregator=self.url, patience=60.0, token_file=str(token) if token else None)
+        )
 
     def submit(self, document: Mapping[str, Any]) -> str:
         """Submit a run, and return its name."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import random
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from rankdad.common.documents import load_json
 from rankdad.common.protocol.service import State
 from rankdad.local.data import read_site
+from rankdad.local.drivers.service import ServiceClient
 from rankdad.simulations import lockstep
 from tests.conftest import run_document, run_spec, write_site
 from tests.e2e.consortium import OVER, Consortium
@@ -51,6 +53,10 @@ def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return found
 
 
+def are_over(number: int, client: ServiceClient) -> bool:
+    return sum(run.state in OVER for run in client.runs().runs) >= number
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
@@ -66,7 +72,7 @@ def test_twelve_runs_each_end_once_whoever_is_killed(
     with Consortium(tmp_path / "all", data, FOUR).started() as all_:
         runs = {all_.submit(document_of(kind)): kind for _ in range(EACH) for kind in KINDS}
         for victim, moment in zip(victims, moments, strict=True):
-            all_.until(lambda client, least=moment: sum(run.state in OVER for run in client.runs().runs) >= least)
+            all_.until(partial(are_over, moment))
             time.sleep(drawn.uniform(0, DAWDLE))  # anywhere in whatever it does
             all_.kill(victim)
             all_.start(victim)

@@ -23,7 +23,8 @@ from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.http import AggregatorClient
 from rankdad.remote.auth import hashed
 from rankdad.remote.config import Access
-from rankdad.remote.provision import Consortium, Kits
+from rankdad.remote.consortium import Consortium
+from rankdad.remote.provision import Kits
 from tests.conftest import SITES
 from tests.remote.serving import serving
 

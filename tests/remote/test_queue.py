@@ -46,7 +46,9 @@ def test_a_run_is_submitted_once_and_begins_once_also_in_another_process(tmp_pat
     assert run in {entry.run for entry in again.open_runs()}, "beta has not saved its model"
     again.answer(run, "beta", "finished", "")
     assert run not in {entry.run for entry in again.open_runs()}
-    assert again.counts() == dict.fromkeys(State, 0) | {"ended": 1, "waiting for sites": 1}
+    counts = again.counts()
+    again.close()
+    assert counts == dict.fromkeys(State, 0) | {"ended": 1, "waiting for sites": 1}
 
 
 def test_a_disk_that_is_full_loses_nothing_and_another_format_is_named(tmp_path: Path) -> None:
