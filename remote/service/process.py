@@ -94,8 +94,7 @@ async def _serve(
     _log.addHandler(service.logs)
     app = ServiceRoutes(service, time.time).app()
 
-    def interrupt(signal_name: str) -> None:
-        audit.note("service stops", reason=signal_name)
+    def interrupt(_: str) -> None:
         loop.call_soon_threadsafe(stop.set)
 
     web = Uvicorn(web_config(app), service.registry, access.secure, interrupt)

@@ -133,11 +133,11 @@ class Service:
             QueueError: the queue cannot be written.
         """
         entry = self._own(run, who)
-        reason = f"cancelled by {who}" if who else "cancelled"
-        if not self.queue.move(run, State.CANCELLED, reason, where=OPEN):
+        by = f"by {who}" if who else ""
+        if not self.queue.move(run, State.CANCELLED, by, where=OPEN):
             raise ProtocolError(409, f"{run} is over already: {entry.state.value}")
         self.audit.note("cancelled", site=who, run=run)
-        self._end(run, reason)
+        self._end(run, f"cancelled {by}".strip())
         return self.queue.entry(run)
 
     def results(self, run: str, who: str) -> Path:
