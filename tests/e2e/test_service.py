@@ -172,7 +172,9 @@ def test_from_nothing_to_a_second_run_with_one_command_a_hospital(tmp_path: Path
     kits = tmp_path / "kits"
     rankdad("provision", consortium, "--output", kits)
     run = tmp_path / "run.json"
-    run.write_text(json.dumps(run_document(name="tls", method={"name": "rank-dad", "rank": 1})))
+    run.write_text(
+        json.dumps(run_document(name="tls", method={"name": "rank-dad", "rank": 1}, training={"batch_size": 32}))
+    )
     own = kits / "aggregator"
     words: list[object] = ["serve", consortium, "--output", tmp_path / "service", "--port", port]
     words += ["--tls-cert", own / "server.pem", "--tls-key", own / "server.key", "--client-ca", own / "ca.pem"]
