@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict, Unpack
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -96,52 +96,43 @@ class SimulationFile(Part):
         return simulation
 
 
-def read_simulation(
-    path: Path,
-    assignments: list[str],
-    *,
-    sites: int | None = None,
-    regions: int | None = None,
-    data: Path | None = None,
-    relay: Path | None = None,
-    weights: Path | None = None,
-    device: str | None = None,
-) -> SimulationFile:
-    """Read a file for the simulator.
+class Replacements(TypedDict, total=False):
+    """What options put in the place of a document's own values; None and absent change nothing.
 
     Args:
-        path: of the file.
-        assignments: `KEY=JSON` of values to replace.
-        sites: number of sites in place of the file's own.
-        regions: number of regions that the sites are dealt out to, in place of the file's own.
-        data: the source's file in place of the spec's.
-        relay: of a relay, in place of the spec's.
-        weights: folder of pretrained weights, in place of the spec's.
-        device: where the sites train, in place of the spec's.
+        sites: number of sites.
+        regions: number of regions that the sites are dealt out to.
+        data: the source's file.
+        relay: file of a relay.
+        weights: folder of pretrained weights.
+        device: where the sites train.
+    """
+
+    sites: int | None
+    regions: int | None
+    data: Path | None
+    relay: Path | None
+    weights: Path | None
+    device: str | None
+
+
+def read_simulation(path: Path, assignments: list[str], **options: Unpack[Replacements]) -> SimulationFile:
+    """Read a file for the simulator, with `KEY=JSON` assignments and then options in the place of its own values.
 
     Raises:
         UserError: unreadable file, or a wrong field.
     """
-    document = replace(load_json(path), assignments)
-    document = changed(document, sites=sites, regions=regions, data=data, relay=relay, weights=weights, device=device)
-    return validate(SimulationFile, document, file=path)
+    return validate(SimulationFile, changed(replace(load_json(path), assignments), **options), file=path)
 
 
-def changed(
-    document: Any,
-    *,
-    sites: int | None = None,
-    regions: int | None = None,
-    data: Path | None = None,
-    relay: Path | None = None,
-    weights: Path | None = None,
-    device: str | None = None,
-) -> Any:
-    """Return a document for the simulator with what options put in the place of its own; see `read_simulation`.
+def changed(document: Any, **options: Unpack[Replacements]) -> Any:
+    """Return a document for the simulator with what options put in the place of its own.
 
     Raises:
         UserError: an option does not go with the document, or the relay's file is wrong.
     """
+    sites, regions, data = options.get("sites"), options.get("regions"), options.get("data")
+    relay, weights, device = options.get("relay"), options.get("weights"), options.get("device")
     if sites is not None:
         if _source(document) == "folders":
             raise SpecError("--sites", "the source 'folders' has its own sites; run.federation.sites chooses")

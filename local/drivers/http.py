@@ -6,8 +6,9 @@ import contextlib
 import logging
 import re
 import time
+from collections.abc import Mapping
 from http.cookiejar import CookieJar
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import httpx
@@ -49,6 +50,7 @@ class Client:
     Args:
         config: of whoever asks: names, patience, token, certificates and proxy.
         transport: carries the requests, in place of the one that the file asks for.
+        headers: of every request.
         prompt: seconds in which a connection stands, and an answer comes that waits for nobody.
         held: seconds after which a request that waits for others is sent again: it is answered earlier.
         limit: bytes of an answer.
@@ -59,6 +61,7 @@ class Client:
         config: Member,
         transport: httpx.BaseTransport | None = None,
         *,
+        headers: Mapping[str, str] = MappingProxyType({}),
         prompt: float = 10.0,
         held: float = 60.0,
         limit: int = MAX_RUN_BYTES,
@@ -66,8 +69,9 @@ class Client:
         self._config, self._prompt, self._held, self._limit = config, prompt, held, limit
         self._url, self._patience = config.aggregator.rstrip("/"), config.patience
         token, transport = config.token(), transport or open_transport(config)
+        proof = {} if token is None else {"authorization": f"Bearer {token}"}
         self._client = httpx.Client(
-            headers={"accept-encoding": "identity"} | ({} if token is None else {"authorization": f"Bearer {token}"}),
+            headers={"accept-encoding": "identity", **headers, **proof},
             cookies=_NoCookies(),
             event_hooks={"response": [self._check_head]},
             transport=transport,
@@ -175,11 +179,12 @@ class AggregatorClient(Client):
         config: SiteConfig,
         transport: httpx.BaseTransport | None = None,
         *,
+        headers: Mapping[str, str] = MappingProxyType({}),
         prompt: float = 10.0,
         held: float = 60.0,
         report: float = 60.0,
     ) -> None:
-        super().__init__(config, transport, prompt=prompt, held=held)
+        super().__init__(config, transport, headers=headers, prompt=prompt, held=held)
         self._report, self._knows_run = report, False
         self._rounds = httpx.URL(f"{self._url}/rounds/{config.name}")  # once: httpx takes its time to read one
 
