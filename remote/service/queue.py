@@ -238,11 +238,13 @@ class Queue:
         columns = "number, run, id, name, owner, sites, state, reason, submitted, started, ended"
         rows = self._database.execute(f"select {columns} from runs {condition}", values).fetchall()
         entries: list[Entry] = []
-        for *first, sites, state, reason, submitted, started, ended in rows:
-            said = self._database.execute("select site, answer, reason, time from answers where run = ?", (first[1],))
+        for number, run, id_, name, owner, sites, state, *rest in rows:
+            said = self._database.execute("select site, answer, reason, time from answers where run = ?", (run,))
             answers = {site: SiteAnswer(answer=a, reason=why, time=when) for site, a, why, when in said}
-            place = (tuple(json.loads(sites)), State(state), reason, submitted, started, ended)
-            entries.append(Entry(*first, *place, answers))
+            reason, submitted, started, ended = rest
+            times = (submitted, started, ended)
+            place = (tuple(json.loads(sites)), State(state))
+            entries.append(Entry(number, run, id_, name, owner, *place, reason, *times, answers))
         return entries
 
     @contextlib.contextmanager
