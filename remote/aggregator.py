@@ -466,9 +466,11 @@ class Aggregator:
 
     def close(self) -> None:
         """Write the last summary and the model, however the run has ended."""
-        self.recorder.finish(*self._outcome)
-        self._publish()
-        self.persistence.close()
+        try:
+            self.recorder.finish(*self._outcome)
+            self._publish()
+        finally:
+            self.persistence.close()
         best, final = self.state.best_weights, self.state.replica.weights()
         last = min(self.state.fold, self.plan.folds - 1)
         fit = None

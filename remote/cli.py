@@ -12,6 +12,7 @@ from rankdad.command import DeviceOption, LogJson, Quiet, Verbose
 from rankdad.common.errors import UserError, visible
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.remote.ledger import Durability, Retention
+from rankdad.remote.service.cli import serve
 
 
 def mount(app: typer.Typer) -> None:
@@ -21,6 +22,7 @@ def mount(app: typer.Typer) -> None:
     app.command()(report)
     app.command()(compare)
     app.command()(provision)
+    app.command()(serve)
 
 
 def aggregator(
@@ -210,7 +212,8 @@ def provision(
 ) -> None:
     """Make certificates, tokens and a start kit for each site."""
     from rankdad.common.documents import load_json, validate
-    from rankdad.remote.provision import Consortium, Kits
+    from rankdad.remote.consortium import Consortium
+    from rankdad.remote.provision import Kits
 
     kits = Kits(validate(Consortium, load_json(file), file=file), output)
     for path in kits.make() if add is None and renew is None else kits.change(add, renew):

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from rankdad.common.errors import UserError
-from rankdad.remote.auth import Context, Identity, read_tokens, server_context
+from rankdad.remote.auth import Context, Identity, TokenFile, server_context
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Access:
 
     def identity(self, sites: Sequence[str]) -> Identity:
         """Return how callers prove who they are."""
-        tokens = None if self.tokens is None else read_tokens(self.tokens)
+        tokens = None if self.tokens is None else TokenFile(self.tokens)
         return Identity(tuple(sites), tokens, certificates=self.client_ca is not None)
 
     @property

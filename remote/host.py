@@ -59,12 +59,20 @@ class Host:
         audit: log of who comes and goes.
         hold: seconds for which a request is held, see `Timeouts`.
         large_plan: bytes of a dense gradient from which the work leaves the event loop.
+        comes_back: whether whoever serves the run takes it up again after a full disk; sites are not told of that.
     """
 
     def __init__(
-        self, aggregator: Aggregator, audit: Audit, hold: float = Timeouts.hold, large_plan: int = LARGE_PLAN
+        self,
+        aggregator: Aggregator,
+        audit: Audit,
+        hold: float = Timeouts.hold,
+        large_plan: int = LARGE_PLAN,
+        *,
+        comes_back: bool = False,
     ) -> None:
         self.aggregator, self.audit, self._seconds = aggregator, audit, hold
+        self._comes_back = comes_back
         self.ended = asyncio.Event()
         self.error: BaseException | None = None
         self.crashed = False  # by an error of its own, after which only another process can go on
@@ -212,7 +220,12 @@ class Host:
             return
         except UserError as error:  # a disk that is full or broken ends the run, for now
             self.error = error
-            self.fail(str(error))
+            if self._comes_back and self.aggregator.persistence.keeps:
+                self._refuse_all(ProtocolError(503, "the aggregator's disk is full or broken; it tries again"))
+                self.crashed = True
+                self.ended.set()
+            else:
+                self.fail(str(error))
             return
         except HalfwayError as error:
             self._crash(error.cause)

@@ -149,13 +149,8 @@ def _serve(
     resumes: bool,
 ) -> str:
     """Serve the run within its audit log, and return what interrupted it."""
-
-    def waiting() -> Waiting:
-        status = aggregator.status
-        return Waiting(status.waiting_for, time.perf_counter() - status.round_began, status.without, aggregator.ended)
-
     progress, interrupted = aggregator.recorder.progress, ""
-    view = view_of(progress, waiting, console)
+    view = view_of(progress, partial(waiting_of, aggregator), console)
     run = partial(serve, lifeline=lifeline, resumable=aggregator.persistence.keeps, attach=attach)
     with closing(Audit(aggregator.recorder.directory / AUDIT)) as audit:
         audit.note("run resumed" if resumes else "run started", run=aggregator.run_id)
@@ -164,3 +159,9 @@ def _serve(
         finally:
             audit.note("run ended", status=progress.status, reason=progress.reason or interrupted)
     return interrupted
+
+
+def waiting_of(aggregator: Aggregator) -> Waiting:
+    """Return how the present round stands."""
+    status = aggregator.status
+    return Waiting(status.waiting_for, time.perf_counter() - status.round_began, status.without, aggregator.ended)

@@ -7,12 +7,13 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from rankdad.common.errors import UserError
 from rankdad.remote.aggregator import Aggregator
@@ -77,11 +78,12 @@ def serve(
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn's own handlers stand until it has shut down, then these
         signal.signal(number, lambda *_: None)
-    with asyncio.Runner(loop_factory=_uvloop()) as runner:
+    with asyncio.Runner(loop_factory=uvloop_factory()) as runner:
         return runner.run(_serve(Host(aggregator, audit), access, listening, view, lifeline, resumable, attach))
 
 
-def _uvloop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def uvloop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return what makes an event loop; None for Python's own."""
     with contextlib.suppress(ImportError):  # not on Windows
         import uvloop
 
@@ -151,35 +153,56 @@ async def _serve(
     if aggregator.ended:
         host.ended.set()
     interruption = _Interruption(host, resumable)
-    web = Uvicorn(_config(routes), registry, access.secure, interruption.ask)
+    web = Uvicorn(web_config(routes.app()), registry, access.secure, interruption.ask)
     if lifeline is not None:
         asyncio.get_running_loop().add_reader(lifeline.fileno(), _hear, lifeline, host, interruption)
     serving = asyncio.create_task(web.serve(sockets=[listening]))
-    display = _Display(view)
-    display.call(lambda view: view.start())
-    try:
-        while not host.ended.is_set() and not serving.done():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(host.ended.wait(), TICK)
-            host.tick()
-            display.call(lambda view: view.tick())
-        if host.crashed or (interruption.reason and resumable):
-            await host.leave()
-        else:
-            await host.drain(MAX_SILENCE)
+    serving.add_done_callback(lambda _: host.ended.set())
+
+    async def close_doors() -> None:
         web.should_exit = True
         await serving
-    finally:
-        await host.close()
-        display.call(lambda view: view.stop())
+
+    await see_through(host, view, lambda: bool(interruption.reason) and resumable, close_doors)
     if host.error is not None:
         raise host.error
     return interruption.reason
 
 
-def _config(routes: Routes) -> uvicorn.Config:
+async def see_through(
+    host: Host, view: View, stays: Callable[[], bool], last: Callable[[], Awaitable[None]] | None = None
+) -> None:
+    """Do what a run needs beside its requests, from its beginning until it has ended and its files are written.
+
+    Args:
+        host: of the run.
+        view: what a person sees.
+        stays: tells whether a run that ends here goes on later; nobody is told of an end then.
+        last: done once all sites have been answered, before the files are closed.
+    """
+    display = _Display(view)
+    display.call(lambda view: view.start())
+    try:
+        while not host.ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(host.ended.wait(), TICK)
+            host.tick()
+            display.call(lambda view: view.tick())
+        if host.crashed or stays():
+            await host.leave()
+        else:
+            await host.drain(MAX_SILENCE)
+        if last is not None:
+            await last()
+    finally:
+        await host.close()
+        display.call(lambda view: view.stop())
+
+
+def web_config(app: FastAPI) -> uvicorn.Config:
+    """Return how uvicorn serves an application of ours."""
     return uvicorn.Config(
-        routes.app(),
+        app,
         http=HttpConnection,
         ws="none",
         loop="none",
