@@ -14,6 +14,7 @@ from rankdad.remote.audit import Audit
 
 MAX_UNAUTHENTICATED = 64  # connections
 MAX_PER_SITE = 4  # connections, and so requests at once: no pipelining
+VIEWER, MAX_OF_VIEWERS = "(viewer)", 256  # whose they are that show the page; no site is called that
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,11 @@ class ConnectionRegistry:
         """Note that a connection is another site's than before, or no longer unauthenticated."""
         self.remove(connection)
         connection.site = site
-        _add(self._sites.setdefault(site, {}), connection, MAX_PER_SITE)
+        _add(self._sites.setdefault(site, {}), connection, MAX_OF_VIEWERS if site == VIEWER else MAX_PER_SITE)
+
+    def present(self) -> set[str]:
+        """Return the sites that have a connection."""
+        return {connection.site for own in self._sites.values() for connection in own}
 
     def remove(self, connection: Connection) -> None:
         """Forget a connection."""
