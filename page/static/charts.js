@@ -6,6 +6,8 @@ const charts = (() => {
   const palette = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"];
   const colour = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
+  const resized = new ResizeObserver(boxes => boxes.forEach(({target}) => { if (target.data && !target.hidden) Plotly.Plots.resize(target); }));
+
   function draw(id, traces, layout, described) {
     const box = document.getElementById(id);
     box.hidden = !window.Plotly || !traces.length;
@@ -22,7 +24,8 @@ const charts = (() => {
     const whole = {...base, ...rest, xaxis: {...axis, ...xaxis}, yaxis: {...axis, ...yaxis}};
     box.setAttribute("role", "img");
     box.setAttribute("aria-label", described);
-    Plotly.react(box, traces, whole, {displayModeBar: false, responsive: true});
+    Plotly.react(box, traces, whole, {displayModeBar: false});
+    resized.observe(box);
   }
 
   const title = text => ({title: {text, standoff: 8}});
@@ -100,7 +103,7 @@ const charts = (() => {
   function spectrum(id, when, curve, layer) {
     const traces = [];
     if (curve && curve.x.length) {
-      const x = when.y.step, names = Object.keys(curve.y).sort((a, b) => a - b);
+      const x = when.y.step, names = Object.keys(curve.y).filter(name => curve.y[name].some(value => value > 0)).sort((a, b) => a - b);
       names.forEach((name, place) => traces.push(line(x, curve.y[name].map(value => value > 0 ? value : null), name,
         {line: {width: 1.6, color: palette[place % 6], dash: dashes[Math.floor(place / 6) % 6]}})));
     }
