@@ -177,8 +177,7 @@ def test_a_site_that_is_waited_for_is_named_and_a_killed_one_is_gone(chromium: B
     """Last of all: the run stands still from here on."""
     shown(chromium, federation)
     os.kill(federation.sites["beta"].pid, signal.SIGSTOP)
-    took = until(lambda: "beta" in text_of(chromium, "awaited"), 10)
-    assert text_of(chromium, "awaited").startswith("For beta, since ")
+    took = until(lambda: text_of(chromium, "awaited").startswith("For beta, since "), 10)
     federation.sites["beta"].kill()
     gone = until(lambda: "gone" in chromium.evaluate(GONE), 10)
     assert "gone" not in chromium.evaluate("document.querySelector('#sites-table tbody tr').innerText")
