@@ -33,6 +33,9 @@ def site(
     patience: Annotated[
         float | None, typer.Option(help="Seconds to try an aggregator that does not answer.", min=0.1)
     ] = None,
+    page: Annotated[
+        int | None, typer.Option(metavar="PORT", help="Show a live page to this machine; 0 takes a free port.", min=0)
+    ] = None,
     verbose: Verbose = False,
     quiet: Quiet = False,
     log_json: LogJson = False,
@@ -56,7 +59,7 @@ def site(
     from rankdad.local.site import run_site
 
     with ShutdownSignals() as signals:
-        run_site(config, signals)
+        run_site(config, signals, page=page)
 
 
 def predict(

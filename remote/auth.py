@@ -15,7 +15,6 @@ from pydantic import Field, RootModel
 
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import ProtocolError, UserError
-from rankdad.common.files import write_whole
 from rankdad.common.spec import SiteName
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -40,20 +39,6 @@ def read_tokens(path: Path) -> dict[str, str]:
         UserError: it is unreadable, or holds something else.
     """
     return validate(Tokens, load_json(path), file=path).root
-
-
-def own_token(path: Path) -> str:
-    """Return the hash of the token in a file of its owner's, which is made if it is missing.
-
-    Raises:
-        UserError: it cannot be read or written.
-    """
-    if not path.exists():
-        write_whole(path, f"{secrets.token_hex(32)}\n", private=True)
-    try:
-        return hashed(path.read_text(encoding="utf-8").strip())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,8 @@ def aggregator(
     spec = RunSpec.read(file, set_ or [])
     from rich.console import Console
 
-    from rankdad.remote.config import VIEWER_TOKEN, Access
+    from rankdad.page.viewers import VIEWER_TOKEN
+    from rankdad.remote.config import Access
     from rankdad.remote.persistence import LEDGER, LedgerOptions
     from rankdad.remote.process import run_aggregator
     from rankdad.remote.result import show_result

@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from rankdad.common.errors import UserError
-from rankdad.remote.auth import Context, Identity, own_token, read_tokens, server_context
-
-VIEWER_TOKEN = "viewer-token"  # in a run's directory, where nobody has given a file of viewers
+from rankdad.page.viewers import VIEWER_TOKEN, own_token
+from rankdad.remote.auth import Context, Identity, hashed, read_tokens, server_context
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Access:
         """
         if self.viewers is not None:
             return read_tokens(self.viewers)
-        return {} if directory is None else {"viewer": own_token(directory / VIEWER_TOKEN)}
+        return {} if directory is None else {"viewer": hashed(own_token(directory / VIEWER_TOKEN))}
 
     @property
     def scheme(self) -> str:

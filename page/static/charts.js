@@ -12,7 +12,8 @@ const charts = (() => {
     const box = document.getElementById(id);
     box.hidden = !window.Plotly || !traces.length;
     if (box.hidden) return;
-    const axis = {gridcolor: colour("line"), zerolinecolor: colour("line"), automargin: true};
+    const axis = {gridcolor: colour("line"), zerolinecolor: colour("line"), automargin: true,
+      ticks: "outside", ticklen: 6, tickcolor: "rgba(0,0,0,0)"};
     const narrow = box.clientWidth < 480;
     const base = {
       font: {family: "Helvetica Neue, Helvetica, Arial, Liberation Sans, sans-serif", size: narrow ? 11 : 13, color: colour("ink")},

@@ -57,7 +57,7 @@
 
   function show() {
     if (!known.run) return;
-    const {run, stand, traffic} = known;
+    const {run, stand, traffic} = known; // a page may lack the traffic
     const stopped = stand.status !== "running";
     const reason = stand.reason ? `: ${stand.reason}` : "";
     say("status", !connected && !ended ? "The server does not answer. What follows is from before; this page keeps trying."
@@ -74,7 +74,7 @@
       : !stand.ends ? "Nobody can tell before the first step."
       : `About ${clock(stand.ends)}, in ${lasting(Math.max(0, stand.ends - now()))}: step ${count(stand.step)} of ${count(stand.steps)}` +
         ", unless it stops early.");
-    say("traffic", !stand.step ? "Nothing yet." : `${bytes(traffic.up)} up and ${bytes(traffic.down)} down in all. Per ${run.noun} and step: ` +
+    say("traffic", !traffic || !stand.step ? "Nothing yet." : `${bytes(traffic.up)} up and ${bytes(traffic.down)} down in all. Per ${run.noun} and step: ` +
       `${bytes(traffic.step_up)} up and ${bytes(traffic.step_down)} down, where a full gradient is ${bytes(traffic.dense)}: ` +
       (traffic.ratio >= 1 ? `${traffic.ratio.toFixed(1)} times fewer.` : `${(1 / traffic.ratio).toFixed(1)} times more.`));
     const reduction = known.times && known.times[""];
@@ -114,7 +114,7 @@
 
   function part(site, place) {
     const own = known.times && known.times[site.name];
-    return own ? `${number(1000 * own[place], 1)} ms` : "–";
+    return own && own[place] !== null ? `${number(1000 * own[place], 1)} ms` : "–";
   }
 
   function last(curve, column) {

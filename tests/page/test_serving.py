@@ -15,8 +15,9 @@ import pytest
 from rankdad.common.errors import UserError
 from rankdad.page import serving as page_serving
 from rankdad.page.stream import MAX_VIEWERS
+from rankdad.page.viewers import VIEWER_TOKEN
 from rankdad.remote.auth import Identity, hashed
-from rankdad.remote.config import VIEWER_TOKEN, Access
+from rankdad.remote.config import Access
 from tests.conftest import SITES
 from tests.remote.serving import Served, serving
 
