@@ -61,7 +61,8 @@ class SitePage:
         self._history = History([site], self._layers, list(dict.fromkeys(("loss", spec.monitor))))
         self._began = self._since = self._step_began = time.time()
         self._laps = dict.fromkeys(("compute", "reduce", "pack", "wait"), 0.0)
-        self._last, self._loss, self._waits = time.perf_counter(), None, False
+        self._last, self._waits = time.perf_counter(), False
+        self._loss: float | None = None
         self._pooled: PooledMetrics | None = None
         self.traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)  # bytes up and down so far
         self._fold, self._ranks, self._step_seconds, self._steps = run.fold, list[float](), 0.0, 0
@@ -126,8 +127,9 @@ class SitePage:
         elif isinstance(body, PooledMetrics) and body.split == "validation":
             self._pooled = body
             values = {str(name): value for name, value in body.values.items() if value is not None}
-            loss = {} if self._loss is None else {"train_loss": self._loss}
-            self._history.add_epoch({"pooled": values | loss})
+            if self._loss is not None:
+                values["train_loss"] = self._loss
+            self._history.add_epoch({"pooled": values})
         elif isinstance(body, Decision):
             return
         if self._run.fold != self._fold:

@@ -126,7 +126,8 @@ def run_site(
             write_predictions(results / "predictions", spec, data, fold, outputs)
 
         with closing(Timings(results / "timings.csv", again=first_round > 0)) as timings, ExitStack() as shown:
-            following, lap = following_progress(spec, state.run, partial(progress, config.name)), timings.lap
+            following = following_progress(spec, state.run, partial(progress, config.name))
+            lap: Callable[[str], None] = timings.lap
             if page is not None:
                 from rankdad.local.live import SitePage
 

@@ -59,7 +59,8 @@ def spectrum(run: RunResults) -> Figure | None:
 
 def _last_training(run: RunResults) -> pd.DataFrame:
     rows = of_models(run.spectra)
-    return rows[rows["fold"] == rows["fold"].max()]
+    last: pd.DataFrame = rows[rows["fold"] == rows["fold"].max()]
+    return last
 
 
 def _layers(rows: pd.DataFrame) -> list[str]:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import SITES
 from tests.e2e.test_processes import rankdad, simulation, start, wait_for_line
+from tests.warm import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
@@ -40,17 +41,22 @@ def look_on(address: str, token: str, leave: threading.Event, came: threading.Se
                 return
 
 
+def end(process: Warm) -> None:
+    process.kill()
+    process.communicate()
+
+
 def test_ten_viewers_cost_a_step_two_percent_at_most(tmp_path: Path) -> None:
     """Windows with and without viewers take turns: what a step computes is compared, in what a step takes."""
     file = simulation(tmp_path, 400, training={"epochs": 100_000, "validation": 0.2}, record={"spectra": 50})
     aggregator = start("aggregator", file, "--output", tmp_path / "run", "--port", 0, "-q")
     with ExitStack() as stack:
-        stack.callback(lambda: (aggregator.kill(), aggregator.communicate()))
+        stack.callback(end, aggregator)
         address = wait_for_line(aggregator, "listening on").split(";")[0].removeprefix("listening on ").strip()
         assert rankdad("split", file, "--output", tmp_path / "hand", "--aggregator", address).returncode == 0
         for name in SITES:
             site = start("site", tmp_path / "hand" / f"{name}.json", "-q")
-            stack.callback(lambda own=site: (own.kill(), own.communicate()))
+            stack.callback(end, site)
         token = (tmp_path / "run" / "viewer-token").read_text().strip()
         steps = tmp_path / "run" / "steps.csv"
         deadline = time.monotonic() + 120
