@@ -52,11 +52,17 @@ def volumes(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the volumes are written.")],
     gib: Annotated[float, typer.Option(help="GiB that all volumes take in memory.", min=0)] = 6.0,
     held_gib: Annotated[float, typer.Option(help="GiB of those held in memory, to compare with.", min=0)] = 0.5,
-    side: Annotated[int, typer.Option(help="Voxels of a volume along each axis.", min=8)] = 128,
+    side: Annotated[int, typer.Option(help="Voxels of a volume along each axis.", min=8)] = 64,
     batch: Annotated[int, typer.Option(help="Volumes of a step.", min=1)] = 4,
-    filters: Annotated[str, typer.Option(help="Filters of the network's blocks; empty is a linear model.")] = "4,8",
-    cache_mib: Annotated[int, typer.Option(help="The cache, in MiB.", min=0)] = 256,
+    filters: Annotated[
+        str, typer.Option(help="Filters of the network's blocks; empty is a linear model.")
+    ] = "16,32,64",
+    cache_mib: Annotated[int, typer.Option(help="The cache in memory, in MiB.", min=0)] = 256,
+    disk_mib: Annotated[int, typer.Option(help="The cache on disk, in MiB.", min=0)] = 0,
     workers: Annotated[int, typer.Option(help="Processes that read ahead.", min=0)] = 1,
+    limit_mib: Annotated[int | None, typer.Option(help="Memory of the training that reads, in MiB.", min=256)] = None,
+    steps: Annotated[int | None, typer.Option(help="Of each training; an epoch without it.", min=4)] = None,
+    pairs: Annotated[int, typer.Option(help="Of trainings.", min=1)] = 1,
 ) -> None:
     """Train a site on volumes that need not fit into memory: its peak and its speed."""
     from rich.console import Console
@@ -64,9 +70,10 @@ def volumes(
     from benchmarks.volumes import bench_volumes
     from rankdad.local.data.loading import Loading
 
-    loading = Loading(cache_mib=cache_mib, workers=workers)
+    loading = Loading(cache_mib=cache_mib, disk_mib=disk_mib, workers=workers)
     widths = _whole_numbers("--filters", filters) if filters else []
-    bench_volumes(folder, gib, held_gib, side, batch, widths, loading, Console())
+    options = {"side": side, "batch_size": batch, "filters": widths, "steps": steps}
+    bench_volumes(folder, gib, held_gib, options, loading, limit_mib, pairs, Console())
 
 
 @app.command()

@@ -5,6 +5,7 @@ All train in the same processes, a step of each in turn, so that whatever else t
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import struct
@@ -140,14 +141,20 @@ def _perceptron() -> nn.Module:
 def _rank(place: int, places: int, port: int, rank: int, batch: int, steps: int, answers: Any) -> None:
     torch.set_num_threads(1)
     with _group(place, places, port):
-        found = list(contenders(_perceptron, rank, 0.01))
-        generator = torch.Generator().manual_seed(place)
-        for _ in range(WARM_UP + steps):
-            x, y = torch.randn(batch, 784, generator=generator), torch.randint(10, (batch,), generator=generator)
-            for contender in found:
-                contender.measure(x, y)
+        measured = _measured(place, rank, batch, steps)
         if not place:
-            answers.put([(c.name, c.seconds, c.cpu_seconds, c.sent) for c in found])
+            answers.put(measured)
+
+
+def _measured(place: int, rank: int, batch: int, steps: int) -> list[tuple[Any, ...]]:
+    """Return of each method its name, and the seconds, CPU seconds and bytes of all its steps."""
+    found = list(contenders(_perceptron, rank, 0.01))
+    generator = torch.Generator().manual_seed(place)
+    for _ in range(WARM_UP + steps):
+        x, y = torch.randn(batch, 784, generator=generator), torch.randint(10, (batch,), generator=generator)
+        for contender in found:
+            contender.measure(x, y)
+    return [(c.name, c.seconds, c.cpu_seconds, c.sent) for c in found]
 
 
 @contextmanager
@@ -156,6 +163,7 @@ def _group(place: int, places: int, port: int) -> Iterator[None]:
     dist.init_process_group("gloo", store=store, rank=place, world_size=places, timeout=PATIENCE)
     yield
     dist.barrier()
+    gc.collect()  # what holds the group would keep its threads, and one that lets go of a hook while Python ends aborts
     dist.destroy_process_group()
 
 

@@ -3,7 +3,8 @@
 # Annotations are no strings here: DistributedDataParallel compares the hook's with its own.
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,17 +17,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankdad.common.collectives import device_of
 from rankdad.common.errors import RankdadError, UserError
-from rankdad.common.gradients.factors import Factor
-from rankdad.common.gradients.methods import Contribution, MethodState
-from rankdad.common.gradients.methods.base import SiteStep, pooled
-from rankdad.common.gradients.methods.rank_dad import RankDadMethod
-from rankdad.common.gradients.routes import Payload
+from rankdad.common.gradients.factors import Factor, Matrix, concatenate
+from rankdad.common.gradients.methods import MethodState
+from rankdad.common.gradients.methods.rank_dad import COLD_ITERATIONS, LAST_CHANCE_ITERATIONS, WARM_ITERATIONS
+from rankdad.common.gradients.reduction.block import block
+from rankdad.common.gradients.routes import Route
+from rankdad.common.gradients.wire import is_lossless
 from rankdad.common.run.seeds import derive
 from rankdad.common.spec import RankDad
 from rankdad.distributed.agreement import check_group
 from rankdad.distributed.checkpoint import check_identity, identity, loaded, saved
 from rankdad.distributed.messages import Layout, Message, Status
 from rankdad.distributed.options import agreed_method, choose_routes, precision_of
+
+MORE_DIRECTIONS = 4  # than travel, followed from step to step
 
 
 class LowRankState:
@@ -71,29 +75,42 @@ class LowRankState:
         if not isinstance(method, RankDad):
             raise UserError("rank: got None, expected a number: DistributedDataParallel without a hook is exact")
         self._method, self._group, self._scaler = method, group, scaler
+        self._place, self._places = dist.get_rank(group), dist.get_world_size(group)
         parameters = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
         self._names = {parameter: name for name, parameter in parameters.items()}
         self._routes = {route.name: route for route in choose_routes(module, method)}
         self._like = torch.zeros((), dtype=precision, device=next(iter(parameters.values())).device)
-        self._kept, self._step = MethodState(), 0
+        self._residuals = dict[str, Tensor]()  # in units of what is applied; changed in place
+        self._bases = dict[str, Tensor]()
+        self._step = 0
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
         """Do what `low_rank_hook` says."""
-        routes = tuple(self._routes[self._names[parameter]] for parameter in bucket.parameters())
+        names = [self._names.get(parameter) for parameter in bucket.parameters()]
+        if None in names:
+            raise UserError(
+                "low_rank_hook: the LowRankState is of another model than DistributedDataParallel, or of one that "
+                "trained other parameters then: make it of the same model, once it is decided what is trained"
+            )
+        routes = tuple(self._routes[name] for name in names if name is not None)
         layout = Layout(routes, self._method.wire, self._like, bounded=True)
-        place, places = dist.get_rank(self._group), dist.get_world_size(self._group)
+        place, places = self._place, self._places
         scale = 1.0 if self._scaler is None else self._scaler.get_scale()
-        pairs = zip(bucket.gradients(), routes, strict=True)
-        method = RankDadMethod(self._method, routes)
         seed = derive(str(self._options["seed"]), "hook", self._step, place)
         self._step += bucket.is_last()
-        with torch.no_grad(), torch.autocast(self._like.device.type, enabled=False):
-            gradients = tuple(each.reshape(route.matrix).to(self._like) / scale for each, route in pairs)
-            step, sent = method.step(gradients, 1 / places, self._kept, seed), Payload()
+        with self._as_it_is():
+            meant = [
+                self._meant(each.reshape(route.matrix), route, scale)
+                for each, route in zip(bucket.gradients(), routes, strict=True)
+            ]
             try:
-                sent = next(step)
+                found = [
+                    self._components(value, route, derive(seed, route.name))
+                    for value, route in zip(meant, routes, strict=True)
+                ]
+                sent = tuple(v.leading(self._method.rank) if isinstance(v, Factor) else v for v in found)
                 data = layout.pack(Message(Status.FINE, 1.0, sent))
-            except (RankdadError, RuntimeError):  # LAPACK's are RuntimeErrors
+            except (RankdadError, ValueError, RuntimeError):  # LAPACK's are RuntimeErrors
                 data = layout.pack(Message(Status.OVERFLOW, 1.0))
         data = data.to(device_of(self._group))
         gathered = data.new_empty(places, len(data))
@@ -106,27 +123,71 @@ class LowRankState:
             if any(part.status != Status.FINE for part in parts):
                 averaged.fill_(math.nan)
                 return averaged
-            mean = pooled([Contribution(1.0, part.payload) for part in parts])
-            for each, value in zip(bucket.gradients(), mean, strict=True):
-                each.copy_((value.gradient() if isinstance(value, Factor) else value).view_as(each)).mul_(scale)
-            self._keep(step, sent)
+            with self._as_it_is():
+                self._keep(routes, meant, found, parts[place].payload)
+                payloads = zip(*(part.payload for part in parts), strict=True)
+                for each, mean, values in zip(bucket.gradients(), meant, payloads, strict=True):
+                    _average(values, scale, mean)
+                    if mean.data_ptr() != each.data_ptr():
+                        each.copy_(mean.view_as(each))
             return averaged
 
         averaging: Future[Tensor] = work.get_future().then(finish)
         return averaging
 
-    def _keep(self, step: SiteStep, sent: Payload) -> None:
-        """Keep a bucket's residuals, and its directions: the next step starts from this rank's own."""
-        try:
-            step.send(sent)
-        except StopIteration as stop:
-            new: MethodState = stop.value
-            kept = self._kept
-            self._kept = MethodState({**kept.residuals, **new.residuals}, {**kept.bases, **new.bases})
+    @contextmanager
+    def _as_it_is(self) -> Iterator[None]:
+        """Compute in the precision of what is computed with."""
+        with torch.no_grad(), torch.autocast(self._like.device.type, enabled=False):
+            yield
+
+    def _meant(self, gradient: Tensor, route: Route, scale: float) -> Tensor:
+        """Return gradient plus residual: in the bucket's own memory, if that has the precision for it."""
+        meant = gradient.to(self._like)
+        if scale != 1:
+            meant.div_(scale)
+        residual = self._residuals.get(route.name)
+        return meant if residual is None else meant.add_(residual, alpha=self._places)
+
+    def _components(self, meant: Tensor, route: Route, seed: int) -> Matrix:
+        """Return the leading components, those that travel first; the matrix, if it travels itself.
+
+        Directions beyond those that travel are kept, too: the next step's start then needs no product of its own.
+        """
+        if route.up is None:
+            return meant
+        basis = self._bases.get(route.name)
+        warm = WARM_ITERATIONS if self._method.feedback == "site" else LAST_CHANCE_ITERATIONS
+        iterations = warm if basis is not None and len(basis) else COLD_ITERATIONS
+        return block(meant, route.up + MORE_DIRECTIONS, basis=basis, seed=seed, iterations=iterations, oversampling=0)
+
+    def _keep(
+        self, routes: Sequence[Route], meant: Sequence[Tensor], found: Sequence[Matrix], decoded: Sequence[Matrix]
+    ) -> None:
+        """Keep a bucket's residuals, this rank's part of what was meant less what all decode, and its directions."""
+        share = 1 / self._places
+        for route, whole, value, part in zip(routes, meant, found, decoded, strict=True):
+            if isinstance(value, Factor):
+                self._bases[route.name] = value.activation
+            if self._method.feedback == "none" or (route.up is None and self._lossless):
+                continue
+            if route.name not in self._residuals:
+                self._residuals[route.name] = torch.empty_like(whole)
+            residual = self._residuals[route.name]
+            if isinstance(part, Factor):
+                torch.addmm(whole, part.delta.T, part.activation, beta=share, alpha=-share, out=residual)
+            else:
+                torch.sub(whole, part, out=residual).mul_(share)
+
+    @property
+    def _lossless(self) -> bool:
+        return is_lossless(self._method.wire, self._like.dtype)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's part of a checkpoint: what it keeps for the next steps, and their number."""
-        return {**identity(self._options, self._group), "step": self._step, "site": saved(self._kept)}
+        residuals = {name: residual.clone() for name, residual in self._residuals.items()}
+        kept = saved(MethodState(residuals, self._bases))
+        return {**identity(self._options, self._group), "step": self._step, "site": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from this rank's part of a checkpoint.
@@ -135,8 +196,21 @@ class LowRankState:
             UserError: it is of another rank, number of ranks, model or options.
         """
         check_identity(state, identity(self._options, self._group))
-        self._kept = loaded(state.get("site"), tuple(self._routes.values()), self._like)
+        kept = loaded(state.get("site"), tuple(self._routes.values()), self._like)
+        self._residuals = {n: v.clone() for n, v in kept.residuals.items() if isinstance(v, Tensor)}
+        self._bases = dict(kept.bases)
         self._step = int(state["step"])
+
+
+def _average(parts: Sequence[Matrix], scale: float, mean: Tensor) -> None:
+    """Write scale times the mean of all ranks' parts [out, columns] into `mean`."""
+    factors = [part for part in parts if isinstance(part, Factor)]
+    if factors:
+        whole = concatenate(factors).scaled(scale / len(parts))
+        torch.mm(whole.delta.T, whole.activation, out=mean)
+    else:
+        matrices = [part for part in parts if isinstance(part, Tensor)]
+        torch.mul(torch.stack(matrices).sum(dim=0), scale / len(parts), out=mean)
 
 
 def low_rank_hook(state: LowRankState, bucket: GradBucket) -> Future[Tensor]:
@@ -144,10 +218,10 @@ def low_rank_hook(state: LowRankState, bucket: GradBucket) -> Future[Tensor]:
 
     G is a rank's gradient of a matrix (a convolution's or embedding's is [first axis, all others]), E what the rank has
     left out so far, 0 in the beginning. Each rank sends R, the leading components of G + E as one step of orthogonal
-    iteration from its last R's directions finds them (`common.gradients.reduction.block`), and keeps E + G - R, what
-    the wire rounds off included. Every rank applies the mean of all R, a matrix of at most S times the rank. Vectors,
-    and matrices that factors would not make smaller, are averaged as they are. The mean is over ranks, as
-    DistributedDataParallel has it, whatever the batches' sizes.
+    iteration finds them (`common.gradients.reduction.block`) from its last directions, four more than it sends. It
+    keeps G + E - R, what the wire rounds off included. Every rank applies the mean of all R, a matrix of at most S
+    times the rank. Vectors, and matrices that factors would not make smaller, are averaged as they are. The mean is
+    over ranks, as DistributedDataParallel has it, whatever the batches' sizes.
 
     What a bucket sends is one all-gather of bytes, which begins when the backward pass has filled the bucket and goes
     on beside it. PowerSGD approximates the sum of all gradients instead, in two exchanges that wait for each other.
@@ -162,5 +236,8 @@ def low_rank_hook(state: LowRankState, bucket: GradBucket) -> Future[Tensor]:
 
     Returns:
         The bucket's averaged gradients, when they have come.
+
+    Raises:
+        UserError: the state is of another model.
     """
     return state.reduce(bucket)

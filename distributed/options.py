@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rankdad.common.documents import validate
 from rankdad.common.errors import UserError
 from rankdad.common.gradients.capture import linear_layers
-from rankdad.common.gradients.routes import RESIDUAL_ROWS, Route
+from rankdad.common.gradients.routes import Route
 from rankdad.common.spec import Dad, RankDad
 from rankdad.distributed.agreement import agree
 
@@ -71,7 +71,7 @@ def choose_routes(model: nn.Module, method: RankDad | Dad) -> tuple[Route, ...]:
             routes.append(replace(dense, up=rows, down=rows) if name in layers and rows else dense)
             continue
         bias = layers[name][1] if name in layers and method.feedback == "both" else None
-        route = Route(name, tuple(shape), bias, up=method.rank, down=method.rank, residual=RESIDUAL_ROWS)
+        route = Route(name, tuple(shape), bias, up=method.rank, down=method.rank)
         is_smaller = len(shape) > 1 and route.size(route.up, method.wire) < route.size(None, method.wire)
         routes.append(route if is_smaller else dense)
     folded = {route.folded for route in routes}

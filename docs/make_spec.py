@@ -57,6 +57,7 @@ def parts(field: Schema) -> list[str]:
     if "$ref" in field:
         return [field["$ref"].rpartition("/")[2]]
     values = [*field.get("patternProperties", {}).values(), *field.get("anyOf", []), *field.get("oneOf", [])]
+    values += [field["items"]] if "items" in field else []
     return [name for one in values for name in parts(one)]
 
 
@@ -93,13 +94,14 @@ def kind(field: Schema) -> str:
         return f"`{json.dumps(field['const'])}`"
     if "enum" in field:
         return ", ".join(f"`{json.dumps(value)}`" for value in field["enum"])
+    if field.get("type") == "array":
+        pair = " and ".join(dict.fromkeys(kind(one) for one in field.get("prefixItems", [])))
+        return f"list of {kind(field['items'])}" if field.get("items") else f"pair of {pair}" if pair else "list"
     if names := parts(field):
         null = " or null" if {"type": "null"} in field.get("anyOf", []) else ""
         return ("object" if len(names) == 1 else "one of several objects") + null
     if "anyOf" in field:
         return " or ".join(dict.fromkeys(kind(one) for one in field["anyOf"]))
-    if field.get("type") == "array":
-        return f"list of {kind(field['items'])}" if field.get("items") else "list"
     bounds = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     limits = [f"{sign} {field[key]:,}" for key, sign in bounds.items() if key in field and abs(field[key]) < 1e6]
     return " ".join([str(field.get("type", "anything")), ", ".join(limits)]).strip()

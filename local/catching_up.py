@@ -62,6 +62,13 @@ class CatchingUp:
                 break
         return False
 
+    def is_complete(self, known: Message, exchanges: int) -> Steps[bool]:
+        """Tell whether all exchanges of a step are over, of which the update of one is known."""
+        for later in range(1, exchanges - known.exchange):
+            if (yield from self._recorded(known.round + later)) is None:
+                return False
+        return True
+
     def _recorded(self, round_: int) -> Steps[Message | None]:
         if round_ not in self._ahead:
             known = yield Ask(round_)

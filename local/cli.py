@@ -77,11 +77,17 @@ def predict(
     ] = None,
     final: Annotated[bool, typer.Option("--final", help="Use the last weights instead of the best.")] = False,
     allow_factory: AllowFactory = None,
+    workers: Annotated[int, typer.Option(help="Processes that read volumes or pictures ahead.", min=0, max=256)] = 0,
+    cache_mib: Annotated[
+        int | None, typer.Option(help="Memory for those that have been read, as `loading.cache_mib`.", min=0)
+    ] = None,
 ) -> None:
     """Predict new samples with a trained model: classes and probabilities, or numbers; status 3 if rows are refused."""
+    from rankdad.local.data.loading import Loading
     from rankdad.local.prediction import predict_file
 
-    if predict_file(model, data, output, "final" if final else "best", allow_factory or (), keep or ()):
+    loading = Loading(workers=workers, cache_mib=cache_mib)
+    if predict_file(model, data, output, "final" if final else "best", allow_factory or (), keep or (), loading):
         raise typer.Exit(SOME_REFUSED)
 
 

@@ -25,6 +25,7 @@ from rankdad.common.spec.table_schema import Labelled
 from rankdad.common.spec.tasks import MultiLabel, Regression, shown
 from rankdad.local.data import SiteData, lazy_or_whole, read_samples
 from rankdad.local.data.files import Fact
+from rankdad.local.data.loading import Loading
 from rankdad.local.data.reading import AllRows, Array, Reading, number
 from rankdad.local.evaluation import outputs_of
 from rankdad.local.far_values import far_sentences, far_values
@@ -127,6 +128,7 @@ def predict_file(
     which: Which,
     allowed_factories: Collection[str] = (),
     keep: Sequence[str] = (),
+    loading: Loading = Loading(),  # noqa: B008
 ) -> int:
     """Write a table with a row per sample: its key, what is kept, the label if it is known, what is predicted.
 
@@ -139,6 +141,7 @@ def predict_file(
         which: the weights to use.
         allowed_factories: model factories that the caller permits.
         keep: columns of the data that predictions stand beside, as do the schema's key and group.
+        loading: how volumes and pictures are read.
 
     Returns:
         How many rows were refused.
@@ -150,10 +153,10 @@ def predict_file(
         raise UserError(f"--output: {output.parent} is not a directory")
     saved = saved_model(path, which, allowed_factories)
     _say(f"weights: {saved.source}")
-    reading = read_samples(saved.spec, data, beside=tuple(keep), allowed=allowed_factories)
+    reading = read_samples(saved.spec, data, beside=tuple(keep), allowed=allowed_factories, loading=loading)
     if output is not None and output.exists() and Path(reading.source).exists() and output.samefile(reading.source):
         raise UserError(f"--output: {output} is the data, which would be lost: name another file")
-    found = predict_samples(saved, reading, path)
+    found = predict_samples(saved, reading, path, loading)
     for note in found.notes:
         _say(note if isinstance(note, Fact) else f"warning: {note}")
     try:
@@ -184,13 +187,19 @@ class Predicted:
     notes: tuple[str, ...]
 
 
-def predict_samples(saved: SavedModel, reading: Reading, path: Path) -> Predicted:
+def predict_samples(
+    saved: SavedModel,
+    reading: Reading,
+    path: Path,
+    loading: Loading = Loading(),  # noqa: B008
+) -> Predicted:
     """Return a model's predictions of samples that were read.
 
     Args:
         saved: the model.
         reading: the samples.
         path: that the model was loaded from, near which it is known what it was trained on.
+        loading: how samples of a file each are read.
 
     Raises:
         DataError: there are none.
@@ -202,14 +211,15 @@ def predict_samples(saved: SavedModel, reading: Reading, path: Path) -> Predicte
         raise DataError(reading.source, "has no samples")
     if saved.site_fit is None and (spec.preparation.standardise == "site" or spec.preparation.harmonise):
         notes.append(f"{path}: {UNKNOWN_SITE}")
-    if seen := seen_rows(path, reading.inputs):
+    given = lazy_or_whole(reading.inputs, loading)
+    if seen := seen_rows(path, given):
         some = "all rows were" if seen == len(reading.inputs) else f"{seen} of {len(reading.inputs)} rows were"
         notes.append(f"{some} trained on: their predictions do not say how well the model predicts others")
     far = far_values(saved, reading.inputs)
     notes += far_sentences(far)
     preparing, dtype = Preparing(spec), next(saved.network.parameters()).dtype
     covariates = None if reading.covariates is None else torch.from_numpy(reading.covariates)
-    inputs = preparing.apply(saved.fit, saved.site_fit, lazy_or_whole(reading.inputs), covariates, dtype)
+    inputs = preparing.apply(saved.fit, saved.site_fit, given, covariates, dtype)
     outputs = outputs_of(saved.network, inputs, task.outputs, spec.training.batch_size)
     numbers = preparing.invert_labels(saved.fit, outputs.double()) if isinstance(task, Regression) else outputs
     rows = reading.rows

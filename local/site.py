@@ -246,7 +246,7 @@ def _print(line: str) -> None:
 def _data(config: SiteConfig, spec: RunSpec, plan: Plan, policy: Policy) -> SiteData:
     """Read the site's samples, check them, and leave out what its policy does not evaluate."""
     index = spec.federation.sites.index(config.name)
-    read = read_site(spec, Path(config.data), index, config.allow_factories, config.loading)
+    read = read_site(spec, Path(config.data), index, config.allow_factories, config.loading, Path(config.output))
     data = admitted(policy, spec.at(config.name), plan, read)
     for note in data.notes:
         _log.log(logging.INFO if isinstance(note, Fact) else logging.WARNING, note)

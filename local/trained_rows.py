@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from rankdad.common.errors import UserError
+from rankdad.common.preparation import Inputs
 from rankdad.common.preparation.moments import blocks
 from rankdad.local.data import SiteData
-from rankdad.local.data.file_samples import FileSamples
 from rankdad.local.data.reading import Array
 
 FILE = "training-rows.npy"  # in the folder of a site's results
 
 
-def digests(inputs: Iterable[Array]) -> Array:
+def digests(inputs: Inputs) -> Array:
     """Return a digest of each sample's inputs, int64 [samples]."""
-    rows = [hashlib.blake2b(np.ascontiguousarray(row).tobytes(), digest_size=8).digest() for row in inputs]
+    each = (row.contiguous().numpy().tobytes() for block in blocks(inputs) for row in block)
+    rows = [hashlib.blake2b(row, digest_size=8).digest() for row in each]
     return np.frombuffer(b"".join(rows), np.int64)
 
 
@@ -34,13 +34,12 @@ def write_trained_rows(folder: Path, data: SiteData) -> None:
     seen = np.concatenate([split.train.numpy(), split.validation.numpy()])
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        inputs = (row.numpy() for block in blocks(data.samples.inputs[torch.from_numpy(seen)]) for row in block)
-        np.save(folder / FILE, np.sort(digests(inputs)))
+        np.save(folder / FILE, np.sort(digests(data.samples.inputs[torch.from_numpy(seen)])))
     except OSError as error:
         raise UserError(f"{folder / FILE}: cannot be written: {error.strerror or error}") from None
 
 
-def seen_rows(path: Path, inputs: Array | FileSamples) -> int:
+def seen_rows(path: Path, inputs: Inputs) -> int:
     """Return how many samples a model was trained on, as far as the folder that it lies in knows.
 
     Args:

@@ -202,6 +202,8 @@ class _Trainer:
         if known is not None and (self.state.follows or self.index in known.missing):
             joins = not self.state.follows and (yield from self.catching_up.joins(known))
             reads = joins is not False  # else nobody waits for its gradients: it only follows
+            if self.state.follows and self.index not in known.missing:  # the step has begun with it
+                reads = not (yield from self.catching_up.is_complete(known, len(self.plan.exchanges)))
             known = None if joins is None else known  # if nobody can tell, it sends again
         batch = self.contributions.batch(reads=reads)
         self.lap("begin")

@@ -225,7 +225,8 @@ class Run:
             summary = self.summary
             ratio = summary["times_fewer_bytes_than_dense"]
             fewer = f"{ratio:.1f} times fewer than full gradients" if ratio else ""
-            sent = f"{summary['bytes_up_per_site_step'] / 1000:.1f} KB up per site and step"
+            member = "member" if summary.get("regions") else "site"
+            sent = f"{summary['bytes_up_per_site_step'] / 1000:.1f} KB up per {member} and step"
             digests = set(summary["weights_sha256"].values())
             equal = "equal at all sites" if len(digests) == 1 else "different between sites"
             rows += [

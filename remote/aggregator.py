@@ -34,7 +34,7 @@ from rankdad.remote.recorder import Recorder
 from rankdad.remote.records import NOBODY, Entry, Record
 from rankdad.remote.replay import replay
 from rankdad.remote.rounds import Answer, Barrier, BarrierState, Effect, Ready
-from rankdad.remote.run_directory import new_directory
+from rankdad.remote.run_directory import check_owner, new_directory
 
 MAX_SNAPSHOTS = 3  # that a site is given in a round
 MIN_DELAY, MAX_DELAY = 1.0, 60.0  # seconds between two tries to aggregate a round
@@ -99,13 +99,20 @@ class Aggregator:
         self._clock = clock
         if ledger is None or not (directory / LEDGER).exists():
             new_directory(directory)
+        check_owner(directory, name)
         self._every = (ledger or LedgerOptions()).every
         self.persistence = Persistence(directory, self.plan, run_id or secrets.token_hex(8), ledger, owner=name)
         self.run_id = self.persistence.run_id
         document, self._residuals, *_ = self.persistence.load(self.state)
         self._checks.samples = document.get("samples", {})
         self.recorder = Recorder(
-            directory, spec, self.plan, self.children, again=self.persistence.resumes, state=document.get("recorder")
+            directory,
+            spec,
+            self.plan,
+            self.children,
+            name=name,
+            again=self.persistence.resumes,
+            state=document.get("recorder"),
         )
         self.barrier = Barrier.of(spec.federation, self.children, clock(), self.state.round, len(self.plan.stages))
         self._lossless = is_lossless(self.plan.wire, next(replica.model.parameters()).dtype)

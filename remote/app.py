@@ -150,6 +150,7 @@ class Routes:
             "plan_sha256": plan.sha256(),
             "id": self._aggregator.run_id,
             "resumes": self._aggregator.persistence.keeps,
+            "round": self._aggregator.status.round,
             "oldest": self._aggregator.status.oldest,
         }
         return JSONResponse(document)

@@ -126,15 +126,16 @@ class Checks:
             raise ProtocolError(422, f"{field}: is of {got:g} samples, expected the {expected:g} that the site has")
 
     def _check_step(self, site: str, exchange: int, step: Step, ago: int) -> None:
-        if step.weight or not exchange:  # a site that was left out of an exchange is in none of the step's others
-            places = self._node.places[site]
-            if self._state.excluded.intersection(places):
+        places = self._node.places[site]
+        if not ago and self._state.excluded.intersection(places):  # left out of an exchange, it is in no later one
+            if step.weight:
                 raise ProtocolError(
                     422, f"m: the weight: got {step.weight:g}, expected 0: the step has left this site out"
                 )
+        else:
             expected = sum(self._state.batch_size(place, ago) for place in places)
             self._check_count("m: the weight", step.weight, expected)
-        size, most = math.sqrt(sum(map(energy, step.squares))), abs(step.norm)
+        size, most = math.sqrt(sum(map(energy, step.squares))), step.norm
         if not size <= math.sqrt(SLACK) * most:
             raise ProtocolError(422, f"b: the squares are of a gradient of norm {size:.3g}, m says {most:.3g}")
         method, payload = self._state.method, step.payload

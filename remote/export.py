@@ -23,9 +23,11 @@ from rankdad.common.run.checkpoints import Checkpoints
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.tree import TOP
 from rankdad.remote.ledger import oldest_update, read_updates
 from rankdad.remote.persistence import CHECKPOINTS, LEDGER
 from rankdad.remote.records import DamageError
+from rankdad.remote.run_directory import owner_of
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +59,8 @@ def export(
     plan = make_plan(spec, replica.model)
     state = RunState(spec, plan, replica)
     ledger = directory / LEDGER
-    if oldest_update(ledger) > 0 and not Checkpoints(directory / CHECKPOINTS, plan, "aggregator").load(state, step):
+    checkpoints = Checkpoints(directory / CHECKPOINTS, plan, owner_of(directory) or TOP)
+    if oldest_update(ledger) > 0 and not checkpoints.load(state, step):
         raise UserError(f"--step: got {step}, but {ledger} keeps only the last checkpoints and what came after them")
     damage = ""
     try:

@@ -6,7 +6,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,7 +30,7 @@ from rankdad.remote.persistence import LEDGER, LedgerOptions
 from rankdad.remote.progress import AGGREGATOR
 from rankdad.remote.region import Region
 from rankdad.remote.server import serve
-from rankdad.remote.upstream import Upstream, ask
+from rankdad.remote.upstream import Upstream, answering, ask, recorded
 from rankdad.remote.view import Waiting, view_of
 
 _log = logging.getLogger(__name__)
@@ -84,7 +84,9 @@ def run_aggregator(
         check_memory(spec)
         resumes = ledger is not None and (output / LEDGER).exists()
         replica = Replica(spec, allowed_factories, device_here(device, "--device"), weights)
-        began = _begin(spec, replica, output, ledger, upstream)
+        is_open = access is None or (access.tokens is None and access.tls_cert is None)  # whom anybody may ask
+        early = answering(listening, upstream.name, spec.federation) if upstream and is_open else nullcontext()
+        began = _begin(spec, replica, output, ledger, upstream, early)
         aggregator, climb = began, Upstream(upstream, began) if upstream and isinstance(began, Region) else None
         if resumes:
             _log.info("goes on from its ledger in round %d", aggregator.barrier.round)
@@ -108,20 +110,35 @@ def run_aggregator(
 
 
 def _begin(
-    spec: RunSpec, replica: Replica, output: Path, ledger: LedgerOptions | None, upstream: SiteConfig | None
+    spec: RunSpec,
+    replica: Replica,
+    output: Path,
+    ledger: LedgerOptions | None,
+    upstream: SiteConfig | None,
+    early: AbstractContextManager[None],
 ) -> Aggregator:
-    """Return the aggregator of a run that begins, or where its ledger ends."""
+    """Return the aggregator of a run that begins, or where its ledger ends; it asks the one above within `early`."""
     resumes, clock = ledger is not None and (output / LEDGER).exists(), time.perf_counter
+    aggregator: Aggregator
     if upstream is None:
         aggregator = Aggregator(spec, replica, output, clock, ledger=ledger)
     else:
         plan = make_plan(spec, replica.model)
-        run_id = None if resumes else ask(upstream, plan, spec.federation)
-        aggregator = Region(upstream.name, spec, replica, output, clock, run_id, ledger=ledger)
+        run_id = None
+        if not resumes:
+            with early:
+                run_id = ask(upstream, plan, spec.federation, begins=True)
+        aggregator = region = Region(upstream.name, spec, replica, output, clock, run_id, ledger=ledger)
+        region.recorded_above = partial(recorded, upstream, plan)
     if resumes:
         aggregator.resume()
-        if upstream is not None and not aggregator.ended and ask(upstream, plan, spec.federation) != aggregator.run_id:
-            raise UserError(f"--upstream: {upstream.aggregator} has another run than {output}: choose another --output")
+        if upstream is not None and not aggregator.ended:
+            with early:
+                there = ask(upstream, plan, spec.federation)
+            if there != aggregator.run_id:
+                raise UserError(
+                    f"--upstream: {upstream.aggregator} has another run than {output}: choose another --output"
+                )
     return aggregator
 
 

@@ -34,12 +34,13 @@ from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import run_steps, schedule
 from rankdad.common.run.lateness import damped
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.tree import TOP
 from rankdad.page.history import History
 from rankdad.remote.children import introduced
 from rankdad.remote.progress import Progress
 from rankdad.remote.retelling import retold
 from rankdad.remote.rounds import Ready
-from rankdad.remote.run_directory import Table, new_directory
+from rankdad.remote.run_directory import PLAN, Table, new_directory
 from rankdad.remote.summary import summary
 from rankdad.remote.table_one import table_one
 from rankdad.remote.tuning import began, note
@@ -63,6 +64,7 @@ class Recorder:
         spec: of the run.
         plan: of the run.
         sites: that send to this aggregator, in order; a region among them counts as one.
+        name: of its region; that of the aggregator above all without it.
         again: whether the directory already holds this run.
         state: of the recorder at a checkpoint, from which it then goes on; None writes the run from its beginning.
 
@@ -77,6 +79,7 @@ class Recorder:
         plan: Plan,
         sites: tuple[str, ...],
         *,
+        name: str = TOP,
         again: bool = False,
         state: dict[str, Any] | None = None,
     ) -> None:
@@ -88,7 +91,7 @@ class Recorder:
             new_directory(directory)
         state = state or {}
         write_json(directory / "run.json", spec.model_dump(mode="json"))
-        write_json(directory / "plan.json", plan.document())
+        write_json(directory / PLAN, {**plan.document(), "aggregator": name})
         slots = (slot for exchange in plan.exchanges for slot in exchange.up.slots)
         self._factors = [slot.name for slot in slots if len(slot.widths) == 2]
         self._losses = dict.fromkeys(sites, (0.0, 0.0))  # weighted sum, weight; of this epoch

@@ -59,6 +59,7 @@ class Region(Aggregator):
     Attributes:
         outgoing: the contribution that waits for its update.
         told: whether the run was ended from above.
+        recorded_above: asks the aggregator above for the update of a round that is damaged here; None if it has none.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Region(Aggregator):
     ) -> None:
         self.outgoing: Outgoing | None = None
         self.told = False
+        self.recorded_above: Callable[[int], bytes | None] = lambda round_: None
         super().__init__(spec, replica, directory, clock, ledger=ledger, name=name, run_id=run_id)
 
     def answer(self, body: bytes) -> Answers:
@@ -122,10 +124,15 @@ class Region(Aggregator):
         self.outgoing = Outgoing(ready, *self._combined(ready), began)
 
     def _make_again(self, ready: Ready, record: Record) -> Update:
+        body: bytes | None = record.body
         if record.damage is not None:
-            raise record.damage
+            body = self.recorded_above(record.round)
+            if body is None:
+                raise record.damage
+            self.persistence.ledger.mend(record.round, body)
+        assert body is not None
         _, self._residuals = self._combined(ready)
-        return Update(unpack(record.body, self.plan, up=False, device=self.device), record.body)
+        return Update(unpack(body, self.plan, up=False, device=self.device), body)
 
     def _combined(self, ready: Ready) -> tuple[bytes, Residuals]:
         """Return what the region contributes to a round, and the residuals that it leaves.

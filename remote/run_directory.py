@@ -8,8 +8,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankdad.common.errors import UserError
+from rankdad.common.documents import load_json
+from rankdad.common.errors import UserError, visible
 from rankdad.common.files import make_folder
+from rankdad.common.spec.tree import TOP
+
+PLAN = "plan.json"
 
 
 def new_directory(directory: Path) -> None:
@@ -21,6 +25,29 @@ def new_directory(directory: Path) -> None:
     if (directory / "run.json").exists():
         raise UserError(f"{directory}: already holds a run; choose another --output or remove it")
     make_folder(directory)
+
+
+def owner_of(directory: Path) -> str | None:
+    """Return whose a run's directory is: the name of a region, or of the aggregator above all; None if it is not said.
+
+    Raises:
+        UserError: its plan.json cannot be read.
+    """
+    path = directory / PLAN
+    document = load_json(path) if path.exists() else None
+    owner = document.get("aggregator") if isinstance(document, dict) else None
+    return None if owner is None else visible(str(owner), 64)
+
+
+def check_owner(directory: Path, name: str) -> None:
+    """Check that the directory of a run that goes on is this aggregator's own: another's has other children.
+
+    Raises:
+        UserError: it is another's.
+    """
+    if (owner := owner_of(directory)) not in (None, name):
+        there, here = (f"region {one}" if one != TOP else "the aggregator above all" for one in (owner, name))
+        raise UserError(f"--output: {directory} is the directory of {there}, and this is {here}: choose its own")
 
 
 class Table:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
+from select import select
+from threading import Event, Thread
 from urllib.parse import urlsplit
 
 from rankdad.common import __version__
@@ -19,11 +22,13 @@ from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec.federation import Federation
 from rankdad.common.spec.tree import TOP
 from rankdad.local.config import SiteConfig
-from rankdad.local.drivers.http import AggregatorClient
+from rankdad.local.drivers.http import AggregatorClient, RefusedError
 from rankdad.local.starting import run_id
 from rankdad.remote.host import Host
 from rankdad.remote.region import Outgoing, Region
 
+REGION_HEADER = "x-rankdad-region"  # of a question for the run: which region asks
+BRIEF = 0.5  # seconds
 GRACE = 5.0  # seconds in which the last words reach the aggregator above
 
 
@@ -83,15 +88,24 @@ def check_not_here(upstream: str, port: int) -> None:
         raise UserError(f"--upstream: {upstream} is this aggregator's own address, expected that of the one above")
 
 
-def ask(config: SiteConfig, plan: Plan, federation: Federation) -> str:
+def ask(config: SiteConfig, plan: Plan, federation: Federation, *, begins: bool = False) -> str:
     """Return the number of the run above, if that is the region's, and the aggregator there is the one above it.
+
+    Args:
+        config: how the aggregator above is reached.
+        plan: of the run.
+        federation: of the run.
+        begins: whether the region has nothing of the run: only its first round can be begun so.
 
     Raises:
         UserError: it is another.
         UnreachableError: nobody answered.
     """
-    with AggregatorClient(config) as client:
-        offered = client.run()
+    with AggregatorClient(config, headers={REGION_HEADER: config.name}) as client:
+        try:
+            offered = client.run()
+        except RefusedError as error:
+            raise UserError(f"--upstream: {error}") from None
     for field, own in (("version", __version__), ("plan_sha256", plan.sha256())):
         if (got := offered.get(field)) != own:
             problem = f"{field} is {visible(str(got), 64)}, here {own}"
@@ -102,7 +116,65 @@ def ask(config: SiteConfig, plan: Plan, federation: Federation) -> str:
             f"--upstream: {config.aggregator} is the aggregator of {visible(str(got), 64)}, but {config.name} is a "
             f"member of {above}"
         )
+    if begins and offered.get("round", 0) != 0:
+        raise UserError(
+            f"--output: is new, but the run of {config.aggregator} is in round {visible(str(offered['round']), 20)}: "
+            f"{config.name} can go on from the directory alone that it began with"
+        )
     return run_id(offered)
+
+
+def recorded(config: SiteConfig, plan: Plan, round_: int) -> bytes | None:
+    """Return the update of a round as the aggregator above has recorded it; None if it has not.
+
+    Raises:
+        UnreachableError: nobody answered.
+    """
+    with AggregatorClient(config) as client, contextlib.suppress(RefusedError):
+        client.expect(plan)
+        return client.recorded(round_)
+    return None
+
+
+@contextlib.contextmanager
+def answering(listening: socket.socket, name: str, federation: Federation) -> Iterator[None]:
+    """Answer whoever asks while this region waits for the aggregator above: of two that name each other, one ends.
+
+    Args:
+        listening: socket that nobody serves yet.
+        name: of the region.
+        federation: of the run.
+    """
+    over = Event()
+    listening.setblocking(False)
+
+    def answer() -> None:
+        while not over.wait(BRIEF):  # a pause first: in most cases there is nothing to wait for
+            if not select([listening], [], [], 0)[0]:
+                continue
+            with contextlib.suppress(OSError), listening.accept()[0] as connection:
+                connection.settimeout(1.0)
+                connection.sendall(_not_yet(connection.recv(4096), name, federation))
+
+    thread = Thread(target=answer, name="answering", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _not_yet(request: bytes, name: str, federation: Federation) -> bytes:
+    """Return the answer to a request: to come again, or, to a region that is none of its own, that it is wrong."""
+    asks = re.search(rf"\r\n{REGION_HEADER}: *([a-z0-9._-]{{1,63}})\r\n".encode(), request)
+    region = federation.nodes.get(asks[1].decode()) if asks else None
+    status, said = "503 Service Unavailable", f"{name} waits for the aggregator above it"
+    if asks and (region is None or region.above != name):
+        above = "no region of its run" if region is None else f"a member of {region.above}"
+        status, said = "409 Conflict", f"is the aggregator of {name}, but {asks[1].decode()} is {above}"
+    body = json.dumps({"error": said})
+    return f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n{body}".encode()
 
 
 class Upstream:

@@ -157,8 +157,9 @@ def _short(value: float | None) -> str:
 
 def _batches(spec: RunSpec) -> str:
     """Say how many batches a step has where sites take steps of their own."""
-    most = spec.local_steps
-    return "" if most is None else " of an epoch" if most == "epoch" else f" of at most {most} batches"
+    own = [spec.at(site).local_steps for site in spec.federation.sites]
+    most = max((steps for steps in own if isinstance(steps, int)), default=0)
+    return " of an epoch" if "epoch" in own else f" of at most {most} batches" if most else ""
 
 
 def _slot_bytes(plan: Plan, *, up: bool) -> dict[str, int]:

@@ -105,6 +105,8 @@ def dealt_data(
     configs = write_sites(file, folder, "http://127.0.0.1:0", dealt=dealt, sites=sites)
     everyone = file.run.federation.sites
     return {
-        name: read_site(file.run, Path(config.data), everyone.index(name), allow_factories, config.loading)
+        name: read_site(
+            file.run, Path(config.data), everyone.index(name), allow_factories, config.loading, Path(config.output)
+        )
         for name, config in configs.items()
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import socket
 from collections.abc import Callable
 from datetime import timedelta
@@ -31,6 +32,7 @@ def _rank(
     answers.put((rank, function(*arguments)))
     with contextlib.suppress(RuntimeError):  # a rank that a test has ended comes to no barrier
         dist.barrier()
+    gc.collect()  # what holds the group would keep its threads, and one that lets go of a hook while Python ends aborts
     dist.destroy_process_group()
 
 

@@ -212,8 +212,9 @@ def _arrays(payload: Payload, layout: MessageLayout) -> tuple[list[tuple[Tensor,
 def _unpack_step(document: dict[str, Any], plan: Plan, layout: MessageLayout, device: str) -> Step:
     weight, loss, norm = _MEASURES.unpack(_binary(document, "m", _MEASURES.size))
     for name, value, most in (("weight", weight, 2.0**53), ("loss", loss, MAX_LOSS), ("norm", norm, 1e300)):
-        if not abs(value) <= most or (name == "weight" and value < 0):
-            raise ProtocolError(422, f"m: got {name} {value}, expected at most {most:g}, a weight at least 0")
+        if not abs(value) <= most or (name != "loss" and value < 0):
+            least = "" if name == "loss" else " and at least 0"
+            raise ProtocolError(422, f"m: got {name} {value}, expected at most {most:g}{least}")
     filled = _filled(layout, _binary(document, "n", 4 * layout.variable))
     at = sum(wire_bytes(plan.wire, *shape) for slot, rows in filled for shape in slot.shapes(rows))
     places_at, at = at, sum(slot.size(plan.wire, rows) for slot, rows in filled)

@@ -52,16 +52,18 @@ def schedule(spec: RunSpec, samples: Sequence[int], epoch: int) -> Schedule:
     return Schedule(tuple(batches), tuple(counts[site.local_steps] for site in own), steps)
 
 
-def run_steps(spec: RunSpec, samples: Sequence[int]) -> tuple[int, int]:
+def run_steps(spec: RunSpec, samples: Sequence[int], epochs: int | None = None) -> tuple[int, int]:
     """Return how many steps a training has that does not stop early, and how many without local steps: its batches.
 
     Args:
         spec: the run.
         samples: that every site has, in the plan's order.
+        epochs: of the training; the spec's without.
     """
-    changes = {own.epochs for own in spec.federation.overrides.values() if own.epochs}  # epochs between two are alike
+    last = spec.training.epochs if epochs is None else epochs
+    changes = {min(own.epochs, last) for own in spec.federation.overrides.values() if own.epochs}
     steps = batches = 0
-    for first, end in pairwise(sorted({0, *changes, spec.training.epochs})):
+    for first, end in pairwise(sorted({0, *changes, last})):  # epochs between two are alike
         epoch = schedule(spec, samples, first)
         steps += (end - first) * epoch.steps
         batches += (end - first) * max(map(sum, epoch.counts))

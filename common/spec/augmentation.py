@@ -10,6 +10,7 @@ from pydantic import Field
 from rankdad.common.documents import Part
 from rankdad.common.spec.data import AnyData, NpzData, TableData
 from rankdad.common.spec.images import FunctionData, ImagesData, NiftiData
+from rankdad.common.spec.monai_transforms import MonaiTransform, Transforms, check_transform
 from rankdad.common.spec.numbers import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 
 FEW = 4  # channels at most, where nothing says which end of the shape they are
@@ -57,7 +58,7 @@ class Intensity(Part):
     """How much is added or subtracted at most, in the unit that inputs have after preparation."""
 
 
-Augmentation = Flip | Crop | Noise | Intensity
+Augmentation = Flip | Crop | Noise | Intensity | Transforms
 
 
 def space(data: AnyData) -> tuple[int, ...]:
@@ -86,12 +87,14 @@ def check_augmentation(entries: Sequence[Augmentation], data: AnyData) -> None:
             what = "a table's columns have" if isinstance(data, TableData) else "tokens have"
             raise ValueError(f"{name}: {what} meanings of their own, expected pictures, volumes or series")
         shape, axes = list(data.shape), space(data)
-        if isinstance(entry, Flip | Crop) and not axes:
+        if isinstance(entry, Flip | Crop | MonaiTransform) and not axes:
             raise ValueError(f"{name}: samples of shape {shape} have no axes of space, expected pictures or volumes")
         if isinstance(entry, Flip) and (wrong := [axis for axis in entry.axes if axis not in axes]):
             raise ValueError(f"{name}: got the axis {wrong[0]}, expected some of {list(axes)} of data.shape {shape}")
         if isinstance(entry, Crop):
             _check_crop(name, entry, [shape[axis] for axis in axes])
+        if isinstance(entry, MonaiTransform):
+            check_transform(name, entry, [shape[axis] for axis in axes])
         if isinstance(entry, Intensity) and not entry.scale and not entry.shift:
             raise ValueError(f"{name}: changes nothing, expected scale or shift above 0")
 

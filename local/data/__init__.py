@@ -20,10 +20,12 @@ from rankdad.common.spec import KFold, RunSpec
 from rankdad.common.spec.data import CsvData, NpzData, TableData, TsData
 from rankdad.common.spec.images import FunctionData, ImagesData, ListedData, NiftiData
 from rankdad.common.spec.tasks import Classification
+from rankdad.local.augmentation import check_augmentation_here
 from rankdad.local.data.behind import fewest_behind
 from rankdad.local.data.digests import digests
 from rankdad.local.data.file_samples import FileSamples
 from rankdad.local.data.folds import Split, folds
+from rankdad.local.data.freed_memory import give_back_what_is_freed
 from rankdad.local.data.function import read_function
 from rankdad.local.data.lazy import Augment, Lazy
 from rankdad.local.data.loading import Loading
@@ -230,6 +232,7 @@ def read_site(
     site_index: int,
     allowed: Collection[str] = (),
     loading: Loading = Loading(),  # noqa: B008
+    output: Path | None = None,
 ) -> SiteData:
     """Read a site's data and split them.
 
@@ -239,11 +242,16 @@ def read_site(
         site_index: place of the site in the plan.
         allowed: readers "package.module:function" that the site permits.
         loading: how samples of a file each are read.
+        output: the site's own folder, for a cache on disk; without one there is none.
 
     Raises:
         DataError: what cannot be used, by file, row and column; or nothing is left to train on.
+        UserError: there is no room for the cache on disk, or MONAI, which is to vary samples, is not installed.
+        SpecError: samples cannot be varied as the run says.
     """
-    return split_samples(spec, read_samples(spec, folder, allowed=allowed, loading=loading), site_index, loading)
+    check_augmentation_here(spec)
+    reading = read_samples(spec, folder, allowed=allowed, loading=loading, output=output)
+    return split_samples(spec, reading, site_index, loading)
 
 
 def read_samples(
@@ -253,6 +261,7 @@ def read_samples(
     beside: Sequence[str] | None = None,
     allowed: Collection[str] = (),
     loading: Loading = Loading(),  # noqa: B008
+    output: Path | None = None,
 ) -> Reading:
     """Read what the run's schema says. Of samples of a file each, all are checked and few are kept.
 
@@ -264,6 +273,7 @@ def read_samples(
             trained on.
         allowed: names "package.module:function" of readers that the caller permits.
         loading: how samples of a file each are read.
+        output: the site's own folder, for a cache on disk; without one there is none.
 
     Raises:
         PolicyError: the schema names a function that is not allowed.
@@ -291,7 +301,8 @@ def read_samples(
         else:
             found = read_images(place, data, dtype, beside=beside)
         assert isinstance(found.inputs, FileSamples)
-        return replace(found, inputs=found.inputs.checked(loading.cache_mib << 20)) if training else found
+        inputs = found.inputs.checked(loading, output) if training else found.inputs.cached(loading)
+        return replace(found, inputs=inputs)
     if isinstance(data, CsvData):
         return read_csv(path, data, dtype, keep=keep, beside=beside)
     return read_freesurfer(path, data, dtype, keep=keep, beside=beside)
@@ -299,7 +310,10 @@ def read_samples(
 
 def lazy_or_whole(inputs: Array | FileSamples, loading: Loading = Loading()) -> Inputs:  # noqa: B008
     """Return what was read as training takes it: one tensor, or what is read when it is asked for."""
-    return Lazy(inputs, loading) if isinstance(inputs, FileSamples) else torch.from_numpy(inputs)
+    if not isinstance(inputs, FileSamples):
+        return torch.from_numpy(inputs)
+    give_back_what_is_freed()
+    return Lazy(inputs, loading)
 
 
 def split_samples(

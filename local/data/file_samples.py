@@ -1,16 +1,19 @@
-"""Samples of a file each, read when they are asked for, and a cache of a stated size."""
+"""Samples of a file each, read when they are asked for, and caches of a stated size."""
 
 from __future__ import annotations
 
 import math
 import mmap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from rankdad.common.errors import DataError
+from rankdad.local.data.disk_cache import HEAD, DiskCache, checksum, digest
 from rankdad.local.data.formats import check_fits
+from rankdad.local.data.loading import Loading
 from rankdad.local.data.reading import Array
 
 
@@ -52,14 +55,22 @@ class FileSamples:
         read: returns one by its place; raises a DataError that names its file.
         shape: [samples, *shape].
         dtype: of the inputs.
+        fault: returns the error that names a sample's file, with what is wrong.
+        stamp: returns what changes when a sample's file or its reading does.
         cache: of what has been read; None keeps nothing.
+        disk: where more of it is kept; None keeps nothing.
+        checksums: of the samples as they were read first, uint32 [samples]; None where they have not all been.
     """
 
     source: str | Path
     read: Callable[[int], Array]
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
+    fault: Callable[[int, str], DataError]
+    stamp: Callable[[int], object]
     cache: Cache | None = None
+    disk: DiskCache | None = None
+    checksums: Array | None = None
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -70,9 +81,20 @@ class FileSamples:
     def __getitem__(self, row: int) -> Array:
         found = None if self.cache is None else self.cache.get(row)
         if found is None:
-            found = np.array(self.read(row), self.dtype)
+            found = None if self.disk is None else self.disk.get(row)
+            if found is None:
+                found = self._from_its_file(row)
             if self.cache is not None:
                 self.cache.put(row, found)
+        return found
+
+    def _from_its_file(self, row: int) -> Array:
+        found = np.array(self.read(row), self.dtype, order="C")
+        if self.checksums is not None and checksum(found) != self.checksums[row]:
+            raise self.fault(
+                row,
+                "holds something else than when training began: put back what it held, or begin the run anew",
+            )
         return found
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> Array:
@@ -84,28 +106,61 @@ class FileSamples:
         """What one sample takes in memory."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
-    def checked(self, cache_bytes: int) -> FileSamples:
-        """Return them with a cache, after each has been read once: what cannot be is told before training begins.
+    def cached(self, loading: Loading) -> FileSamples:
+        """Return them with a cache in memory.
+
+        Raises:
+            DataError: it is larger than the memory.
+        """
+        slots = min(len(self), loading.cache_bytes // max(1, self.sample_bytes))
+        what = f"a cache of {slots} samples (loading.cache_mib)"
+        check_fits(self.source, what, (slots + 1) * self.sample_bytes)
+        return replace(self, cache=Cache(slots, self.shape[1:], self.dtype))
+
+    def checked(self, loading: Loading, folder: Path | None) -> FileSamples:
+        """Return them with caches, after each has been read once: what cannot be is told before training begins.
+
+        Args:
+            loading: sizes of the caches.
+            folder: where samples are kept on disk, as far as there is to be such a cache.
 
         Raises:
             DataError: a sample cannot be used; or the cache is larger than the memory.
+            UserError: they cannot be kept on disk.
         """
-        slots = min(len(self), cache_bytes // max(1, self.sample_bytes))
-        what = f"a cache of {slots} samples (loading.cache_mib)"
-        check_fits(self.source, what, (slots + 1) * self.sample_bytes)
-        found = FileSamples(self.source, self.read, self.shape, self.dtype, Cache(slots, self.shape[1:], self.dtype))
-        for _ in found:
-            pass
-        return found
+        found, disk = self.cached(loading), None
+        if folder is not None and loading.disk_mib:
+            slots = min(len(self), (loading.disk_mib << 20) // (HEAD + self.sample_bytes))
+            made_of = [digest(self.shape[1:], self.dtype.name, self.stamp(row)) for row in range(slots)]
+            disk = DiskCache(folder, made_of, self.shape[1:], self.dtype)
+        checksums = np.zeros(len(self), np.uint32)
+        for row in range(len(self)):
+            sample = None if disk is None else disk.get(row)
+            if sample is None:
+                sample = found._from_its_file(row)
+                if disk is not None:
+                    disk.put(row, sample)
+            assert found.cache is not None
+            found.cache.put(row, sample)
+            checksums[row] = checksum(sample)
+        return replace(found, disk=disk, checksums=checksums)
 
 
 def joined(parts: list[FileSamples]) -> FileSamples:
-    """Return the samples of several sources as those of one; each keeps its cache."""
+    """Return the samples of several sources as those of one; each keeps its caches."""
     places = [(part, row) for part in parts for row in range(len(part))]
 
     def read(place: int) -> Array:
         part, row = places[place]
         return part[row]
 
+    def fault(place: int, problem: str) -> DataError:
+        part, row = places[place]
+        return part.fault(row, problem)
+
+    def stamp(place: int) -> object:
+        part, row = places[place]
+        return part.stamp(row)
+
     first = parts[0]
-    return FileSamples(first.source, read, (len(places), *first.shape[1:]), first.dtype)
+    return FileSamples(first.source, read, (len(places), *first.shape[1:]), first.dtype, fault, stamp)

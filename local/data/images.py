@@ -48,7 +48,7 @@ def read_images(path: Path, data: ImagesData, dtype: str, *, beside: Sequence[st
         return _picture(file, data)
 
     if data.file != ".":
-        return read_listed(path, data, data.shape, dtype, load, beside=beside)
+        return read_listed(path, data, dtype, load, beside=beside)
     if beside:
         raise UserError("--keep: pictures in a folder for each class have no columns")
     found = list(_files(path, data, beside is None))
@@ -65,7 +65,7 @@ def read_images(path: Path, data: ImagesData, dtype: str, *, beside: Sequence[st
             files.append(file_within(path, name))
         except DataError as error:
             raise fault(row, error.problem) from None
-    inputs = samples_of_files(path, files, data.shape, dtype, load, fault)
+    inputs = samples_of_files(path, files, data, dtype, load, fault)
     classes = [label for _, label in found]
     return Reading(path, inputs, None if None in classes else np.array(classes, np.int64), keys=names)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from rankdad.common.errors import DataError, RankdadError, UserError
+from rankdad.common.errors import RankdadError, UserError
 from rankdad.common.preparation import Inputs
 from rankdad.local.data.file_samples import FileSamples, joined
 from rankdad.local.data.loading import Loading
@@ -115,7 +115,7 @@ class Lazy:
                 ):
                     raise
                 raise RankdadError(KILLED) from None
-            if isinstance(batch, DataError):
+            if isinstance(batch, RankdadError):
                 raise batch
             yield batch
 
@@ -136,17 +136,17 @@ class _Batches(Dataset[Any]):
     ) -> None:
         self._files, self._rows, self._changes, self._augment, self._none = files, rows.tolist(), changes, augment, none
 
-    def __getitems__(self, places: list[int]) -> Tensor | DataError:
-        """Return a batch; an error that names a file is returned, too, since torch would make text of it."""
+    def __getitems__(self, places: list[int]) -> Tensor | RankdadError:
+        """Return a batch; an error of ours, such as of a file, is returned, too, since torch would make text of it."""
         if not places:
             return self._none
         try:
             batch = torch.stack([torch.from_numpy(self._files[self._rows[place]]) for place in places])
-        except DataError as error:
+            for change in self._changes:
+                batch = change(batch)
+            return batch if self._augment is None else self._augment(batch, torch.tensor(places))
+        except RankdadError as error:
             return error
-        for change in self._changes:
-            batch = change(batch)
-        return batch if self._augment is None else self._augment(batch, torch.tensor(places))
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from rankdad.common import __version__
 from rankdad.common.errors import DataError, UserError
 from rankdad.common.files import is_within
-from rankdad.common.spec.images import ListedData
+from rankdad.common.spec.images import ImagesData, ListedData, NiftiData
 from rankdad.local.data.cells import as_labels, known_labels, labels_of
 from rankdad.local.data.encoding import all_rows
 from rankdad.local.data.file_samples import FileSamples
@@ -21,17 +22,17 @@ from rankdad.local.data.tables import Table, holder, keys_of
 
 Load = Callable[[Path], Array]
 Fault = Callable[[int, str], DataError]
+MAKES = {"reader", "shape", "normalise", "mode", "size", "resize"}  # of a schema, what decides what is read of a file
 
 
 def read_listed(
-    path: Path, data: ListedData, shape: tuple[int, ...], dtype: str, load: Load, *, beside: Sequence[str] | None
+    path: Path, data: NiftiData | ImagesData, dtype: str, load: Load, *, beside: Sequence[str] | None
 ) -> Reading:
     """Read the samples that a table lists.
 
     Args:
         path: of the table; files' names start at its folder, and do not leave it.
         data: the schema.
-        shape: of a sample.
         dtype: of the inputs, such as "float32".
         load: reads one file; a DataError of its own tells what is wrong.
         beside: columns that predictions are to stand beside: single rows are then refused, and labels may be missing;
@@ -48,7 +49,7 @@ def read_listed(
     for column in filter(None, (data.key, data.image, group)):
         holder((table,), column)
     if beside is not None:
-        return _predicted(table, data, shape, dtype, load, beside)
+        return _predicted(table, data, dtype, load, beside)
     labels = labels_of(data, (table,))
     table, labels, notes = _complete(table, data, labels)
     keys_of(table, data.image, lambda text: str(Path(text)))
@@ -67,7 +68,7 @@ def read_listed(
             raise table.error(row, data.image, f"{shown(name)} {error.problem}") from None
     return Reading(
         path,
-        samples_of_files(path, files, shape, dtype, load, fault),
+        samples_of_files(path, files, data, dtype, load, fault),
         as_labels(data, labels),
         keys=tuple(table.texts(data.key or data.image)),
         groups=None if group is None else tuple(table.texts(group)),
@@ -76,9 +77,7 @@ def read_listed(
     )
 
 
-def _predicted(
-    table: Table, data: ListedData, shape: tuple[int, ...], dtype: str, load: Load, beside: Sequence[str]
-) -> Reading:
+def _predicted(table: Table, data: NiftiData | ImagesData, dtype: str, load: Load, beside: Sequence[str]) -> Reading:
     """Read the samples that are to be predicted; a row whose file cannot be used is refused."""
     folder, refused = Path(table.source).parent, dict[int, DataError]()
     table = replace(table, refused=refused)
@@ -105,7 +104,7 @@ def _predicted(
 
     return Reading(
         table.source,
-        samples_of_files(table.source, files, shape, dtype, load, fault),
+        samples_of_files(table.source, files, data, dtype, load, fault),
         None if labels is None else as_labels(data, labels[kept]),
         keys=tuple(used.texts(names[0])),
         notes=notes,
@@ -151,14 +150,14 @@ def file_within(folder: Path, name: str) -> Path:
 
 
 def samples_of_files(
-    source: str | Path, files: Sequence[Path], shape: tuple[int, ...], dtype: str, load: Load, fault: Fault
+    source: str | Path, files: Sequence[Path], data: NiftiData | ImagesData, dtype: str, load: Load, fault: Fault
 ) -> FileSamples:
     """Return inputs [files, …shape] of the replica's dtype, of which each is read when it is asked for.
 
     Args:
         source: what lists them.
         files: in order.
-        shape: of each.
+        data: the schema.
         dtype: of the inputs.
         load: reads one; a DataError of its own tells what is wrong.
         fault: returns the error that names a file by its row, with what is wrong.
@@ -174,6 +173,15 @@ def samples_of_files(
         except DataError as error:
             raise fault(row, error.problem) from None
 
-    found = FileSamples(source, read, (len(files), *shape), np.dtype(dtype))
-    check_fits(source, f"samples of shape {list(shape)}", found.sample_bytes)
+    recipe = data.model_dump_json(include=MAKES)
+
+    def stamp(row: int) -> object:
+        try:
+            found = files[row].stat()
+        except OSError:  # which reading it tells better
+            return None
+        return __version__, recipe, str(files[row]), found.st_size, found.st_mtime_ns
+
+    found = FileSamples(source, read, (len(files), *data.shape), np.dtype(dtype), fault, stamp)
+    check_fits(source, f"samples of shape {list(data.shape)}", found.sample_bytes)
     return found

@@ -7,14 +7,29 @@ from typing import Annotated
 from pydantic import Field
 
 from rankdad.common.documents import Part
+from rankdad.common.memory import available
+
+MOST = 1 << 30  # bytes that a cache takes which nobody has given a size
 
 
 class Loading(Part):
     """How volumes and pictures are read: batch by batch, however large they all are. No weight depends on it."""
 
-    cache_mib: Annotated[int, Field(ge=0, le=1 << 30)] = 1024
-    """Memory for samples that have been read, in MiB: as many as fit are read once, the others in each epoch."""
+    cache_mib: Annotated[int, Field(ge=0, le=1 << 30)] | None = None
+    """Memory for samples that have been read, in MiB: as many as fit are read once, the others in each epoch; null is
+    1024, or a quarter of the memory there is if that is less."""
+    disk_mib: Annotated[int, Field(ge=0, le=1 << 30)] = 0
+    """Room for prepared samples in the file samples.cache of the site's output, in MiB: of as many as fit, files are
+    unpacked and normalised once. It holds the samples themselves, stays for later runs, and may be deleted."""
     workers: Annotated[int, Field(ge=0, le=256)] = 0
     """Processes that read ahead while a batch is trained on; 0 reads in between."""
     prefetch: Annotated[int, Field(ge=1, le=1000)] = 2
     """Batches that each of them holds ready."""
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of the cache in memory."""
+        if self.cache_mib is not None:
+            return self.cache_mib << 20
+        there = available()
+        return MOST if there is None else min(MOST, there // 4)

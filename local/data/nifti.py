@@ -34,7 +34,7 @@ def read_nifti(path: Path, data: NiftiData, dtype: str, *, beside: Sequence[str]
         raise UserError(
             "data.reader: nifti needs nibabel, which is not installed: pip install 'rankdad[nifti]'"
         ) from None
-    return read_listed(path, data, data.shape, dtype, lambda file: _volume(file, data, dtype), beside=beside)
+    return read_listed(path, data, dtype, lambda file: _volume(file, data, dtype), beside=beside)
 
 
 def _volume(file: Path, data: NiftiData, dtype: str) -> Array:

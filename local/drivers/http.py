@@ -6,8 +6,9 @@ import contextlib
 import logging
 import re
 import time
+from collections.abc import Mapping
 from http.cookiejar import CookieJar
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import httpx
@@ -48,6 +49,7 @@ class AggregatorClient:
     Args:
         config: the site's: both names, its patience, its token, its certificates and its proxy.
         transport: carries the requests, in place of the one that the site's file asks for.
+        headers: of every request.
         prompt: seconds in which a connection stands, and an answer comes that waits for nobody.
         held: seconds after which a request that waits for other sites is sent again: the aggregator answers earlier.
         report: seconds between two lines that say that others are waited for.
@@ -58,6 +60,7 @@ class AggregatorClient:
         config: SiteConfig,
         transport: httpx.BaseTransport | None = None,
         *,
+        headers: Mapping[str, str] = MappingProxyType({}),
         prompt: float = 10.0,
         held: float = 60.0,
         report: float = 60.0,
@@ -66,8 +69,9 @@ class AggregatorClient:
         self._url, self._patience = config.aggregator.rstrip("/"), config.patience
         token, transport = config.token(), transport or open_transport(config)
         self._rounds = httpx.URL(f"{self._url}/rounds/{config.name}")  # once: httpx takes its time to read one
+        proof = {} if token is None else {"authorization": f"Bearer {token}"}
         self._client = httpx.Client(
-            headers={"accept-encoding": "identity"} | ({} if token is None else {"authorization": f"Bearer {token}"}),
+            headers={"accept-encoding": "identity", **headers, **proof},
             cookies=_NoCookies(),
             event_hooks={"response": [self._check_head]},
             transport=transport,

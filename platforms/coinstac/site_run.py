@@ -16,6 +16,7 @@ from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Ask, Message
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.artifacts import save_model
+from rankdad.common.run.batches import run_steps
 from rankdad.common.run.checkpoints import between
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
@@ -153,7 +154,10 @@ class SiteRun:
 
     def _progress(self) -> str:
         run_state = self._run_state
-        steps = self._spec.training.epochs * run_state.replica.steps_per_epoch if run_state.roster else 0
+        steps = 0
+        if run_state.roster:  # after the last fold, of that one
+            samples = run_state.roster[min(run_state.fold, self._plan.folds - 1)]
+            steps = run_steps(self._spec, samples, run_state.epochs)[0]
         fold = f"fold {run_state.fold + 1}, " * (self._plan.folds > 1)
         return f"{self._site}: {fold}step {run_state.replica.step} of {steps or '?'}, epoch {run_state.epoch + 1}"
 

@@ -91,6 +91,7 @@ def _cell(run: RunResults, name: str, best: bool) -> str:
 
 def _facts(runs: Sequence[RunResults]) -> list[list[str]]:
     """Return what else differs: how it was made, and what it cost."""
+    member = "member" if any(run.summary.regions for run in runs) else "site"
     rows: dict[str, list[str]] = {
         "rows tested": [_counted(run.test.get("samples")) + _other(run, runs[0]) for run in runs],
         f"{runs[0].spec.group_noun}s": [_counted(run.test.get("groups")) for run in runs],
@@ -103,8 +104,8 @@ def _facts(runs: Sequence[RunResults]) -> list[list[str]]:
         "epochs, best": [f"{run.summary.epochs}, {run.summary.best_epoch}" for run in runs],
         "steps": [count(run.summary.steps, "step") for run in runs],
         "time": [duration(run.summary.seconds) for run in runs],
-        "up per site and step": [size(run.summary.bytes_up_per_site_step) for run in runs],
-        "down per site and step": [size(run.summary.bytes_down_per_site_step) for run in runs],
+        f"up per {member}": [size(run.summary.bytes_up_per_site_step * run.summary.steps) for run in runs],
+        f"down per {member}": [size(run.summary.bytes_down_per_site_step * run.summary.steps) for run in runs],
         "how it ended": [STATUS.get(run.summary.status, run.summary.status) for run in runs],
     }
     return [[name, *cells] for name, cells in rows.items() if set(cells) != {"–"}]

@@ -225,9 +225,11 @@ def repeated(run: RunResults) -> str:
 
 
 def left_out(run: RunResults) -> str:
-    """Return which sites were left out of steps."""
-    steps = count(run.summary.steps, "step")
-    return ", ".join(f"{site} ({missed} of {steps})" for site, missed in run.summary.left_out.items()) or "none"
+    """Return which sites were left out of steps, and how many of their contributions joined a later one."""
+    steps, late = count(run.summary.steps, "step"), run.summary.late
+    joined = {site: f", {late[site]} joined a later one" for site in late}
+    missing = run.summary.left_out.items()
+    return ", ".join(f"{site} ({missed} of {steps}{joined.get(site, '')})" for site, missed in missing) or "none"
 
 
 def resets(run: RunResults) -> str:

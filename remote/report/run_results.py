@@ -129,6 +129,8 @@ class Summary(Part, extra="ignore"):
     warnings: dict[str, tuple[str, ...]] = Field(default={})
     table1: dict[str, Any] = Field(default={})
     left_out: dict[str, int] = Field(default={})
+    late: dict[str, int] = Field(default={})
+    regions: tuple[str, ...] = ()
     resets: tuple[StateLoss, ...] = ()
     drift: float | None = None
     weights_sha256: dict[str, str] = Field(default={})
@@ -173,6 +175,11 @@ class RunResults:
     risks: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(RISKS)))
     differences: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(DIFFERENCES)))
     spectra: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(SPECTRA)))
+
+    @property
+    def member(self) -> str:
+        """What is called who sends to this aggregator."""
+        return "member" if self.summary.regions else "site"
 
     @property
     def tests(self) -> pd.DataFrame:

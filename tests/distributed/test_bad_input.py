@@ -73,10 +73,16 @@ def every_mistake() -> dict[str, str]:
         "no rank": refused(lambda: LowRank(model, rank=0 if odd else 4)),
         "wrapped": refused(lambda: LowRank(wrapped)),
         "hook": refused(lambda: LowRankState(model, rank=8 if odd else 4)),
+        "another model": refused(lambda: hooked_on(wrapped, model)),
         "frozen": refused(lambda: LowRank(nn.Linear(2, 2).requires_grad_(False))),
     }
     said |= in_use(model, 8)
     return said | {f"{name} in a tree": sentence for name, sentence in in_use(model, 1).items()}
+
+
+def hooked_on(wrapped: DistributedDataParallel, model: nn.Module) -> None:
+    wrapped.register_comm_hook(LowRankState(model), low_rank_hook)
+    loss_of(wrapped, batches_of((8, 8, 8), 0)[place()]).backward()
 
 
 def in_use(model: nn.Sequential, up_to: int) -> dict[str, str]:
@@ -124,6 +130,7 @@ AT_THE_START = {
     "no rank": "rank 1: rank: got 0, expected.*",
     "wrapped": r"rank 0: the model is wrapped in DistributedDataParallel: pass model.module, or use low_rank_hook; .*",
     "hook": "the ranks disagree on rank: 4 at rank 0, 8 at rank 1",
+    "another model": "low_rank_hook: the LowRankState is of another model than DistributedDataParallel, or of one .*",
     "frozen": "rank 0: the model has no parameter that is trained; .*",
 }
 EXPECTED = AT_THE_START | {

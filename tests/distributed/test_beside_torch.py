@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -23,11 +25,16 @@ from tests.distributed.nets import batches_of, digest, error, grads, loss_of, pe
 from tests.ranks import run_ranks
 
 STEPS, BATCH, LR, RANK = 400, 32, 0.05, 4
+AVERAGED = 20
 ROUTE = Route("weight", (40, 60), up=RANK, down=RANK)
 
 
 def trained(seed: int) -> dict[str, tuple[float, float]]:
-    """Return each method's loss on all digits after 400 steps, and the bytes that this rank has sent for a step."""
+    """Return each method's loss on all digits after 400 steps, and the bytes that this rank has sent for a step.
+
+    The loss is the mean over the last 20 steps: after a single one, methods differ by 3 % to either side from seed to
+    seed, exact gradients too.
+    """
 
     def network() -> nn.Module:
         torch.manual_seed(seed)
@@ -39,14 +46,15 @@ def trained(seed: int) -> dict[str, tuple[float, float]]:
     x, y = torch.from_numpy(images).float() / 16, torch.from_numpy(labels)
     found = {}
     for contender in contenders(network, RANK, LR):
-        generator, before = torch.Generator().manual_seed(10 * seed + place()), sent_bytes()
-        for _ in range(STEPS):
+        generator, before, losses = torch.Generator().manual_seed(10 * seed + place()), sent_bytes(), list[float]()
+        for step in range(STEPS):
             chosen = torch.randint(len(x), (BATCH,), generator=generator)
             contender.step(x[chosen], y[chosen])
+            if step >= STEPS - AVERAGED:
+                with torch.no_grad():
+                    losses.append(float(F.cross_entropy(contender.model(x), y)))
         dist.barrier()
-        with torch.no_grad():
-            loss = float(F.cross_entropy(contender.model(x), y))
-        found[contender.name] = loss, (sent_bytes() - before) / STEPS
+        found[contender.name] = fmean(losses), (sent_bytes() - before) / STEPS
     return found
 
 
@@ -56,8 +64,8 @@ def test_digits_end_within_5_percent_of_power_sgd_at_no_more_bytes(seed: int) ->
     for found in run_ranks(2, trained, seed):
         print(found)
         (ours, our_bytes), (hook, _), (torchs, their_bytes) = found.values()
-        assert ours <= 1.05 * torchs  # 1.03 with seed 0
-        assert hook <= 1.2 * torchs
+        assert ours <= 1.05 * torchs  # 1.017, 0.997, 1.028
+        assert hook <= 1.1 * torchs  # 0.996, 1.045, 1.029
         assert our_bytes <= their_bytes
 
 

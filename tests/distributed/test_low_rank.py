@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.low_rank import sent_bytes
 from rankdad.distributed.low_rank import LowRank
 from tests.conftest import sampled
 from tests.distributed.nets import batches_of, digest, error, grads, loss_of, perceptron, place, pooled
@@ -209,3 +210,30 @@ def test_accumulation_autocast_scaling_clipping_checkpoints_and_any_module() -> 
         assert all(undisturbed == broken for undisturbed, broken in found["resumed"])
     assert ranks[0]["half"] == ranks[1]["half"]
     assert ranks[0]["resumed"] == ranks[1]["resumed"]
+
+
+def sent_in_a_step(gather_up_to: int) -> float:
+    """Return the bytes that this rank's connections carry in a step, rows of 4 for 60 → 80 → 70 → 3."""
+    model, steps = perceptron(), 10
+    sync = LowRank(model, rank=4, gather_up_to=gather_up_to)
+    batch = batches_of((8,) * dist.get_world_size(), 0)[place()]
+    sync.backward(loss_of(model, batch))
+    dist.barrier()
+    before = sent_bytes()
+    for _ in range(steps):
+        sync.backward(loss_of(model, batch))
+    dist.barrier()
+    return (sent_bytes() - before) / steps
+
+
+@pytest.mark.slow
+def test_no_ranks_bytes_grow_with_their_number_along_the_tree() -> None:
+    numbers = 4 * (61 + 80 + 81 + 70) + 71 * 3 + 2 * 80
+    message, around = 4 * numbers, 2500  # sums of weights, gloo's headers, a tenth of a barrier
+    for places in (2, 4, 8):
+        ranks = run_ranks(places, sent_in_a_step, 1)
+        for rank, sent in enumerate(ranks):
+            ends = bool(rank) + sum(child < places for child in (2 * rank + 1, 2 * rank + 2))
+            assert ends * message <= sent <= ends * message + around, (places, rank, sent)
+    gathering = run_ranks(8, sent_in_a_step, 8)
+    assert min(gathering) >= 7 * message  # so that the count sees what grows

@@ -46,6 +46,7 @@ from tests.common.metrics.samples import tallied
 from tests.conftest import SITES, run_spec
 
 LIAR, HONEST = SITES[0], SITES[1:]  # what the first in the plan says has often decided for all
+METHOD = {"name": "rank-dad", "rank": 2}
 FEDERATION: dict[str, Any] = {"sites": list(SITES), "quorum": 2, "grace": 5, "compare_every": 4}
 SKETCH = Sketch(weights=torch.zeros(PARTS, dtype=torch.float64))
 GOODBYE = Goodbye(weights_sha256="0" * 64, sketch=torch.zeros(PARTS, dtype=torch.float64))
@@ -69,11 +70,12 @@ class Run:
         data: dict[str, SiteData],
         ledger: LedgerOptions | None = None,
         federation: dict[str, Any] = FEDERATION,
+        method: dict[str, Any] | None = None,
     ) -> None:
         self.now = 0.0
         optimizer = {"name": "adam", "lr": 0.01, "second_moment": "factored"}
         training = {"optimizer": optimizer}
-        self.spec = run_spec(federation=federation, method={"name": "rank-dad", "rank": 2}, training=training)
+        self.spec = run_spec(federation=federation, method=method or METHOD, training=training)
         self.aggregator = Aggregator(self.spec, Replica(self.spec), directory, lambda: self.now, ledger=ledger)
         self.plan = self.aggregator.plan
         self.answers: dict[str, bytes] = {}
@@ -151,11 +153,14 @@ def step_of(weight: float, size: float = 0.0, rows: float = 0.0, columns: float 
     """A step all of whose numbers are the same, and whose means of squares are."""
 
     def lie(run: Run) -> Message:
-        widths = [slot.widths for slot in run.plan.layout(0, up=True).squares]
+        due = run.aggregator.state.due
+        exchange = due.exchange if due else 0
+        layout = run.plan.layout(exchange, up=True)
+        widths = [slot.widths for slot in layout.squares]
         squares = tuple(Squares(torch.full((out,), rows), torch.full((inputs,), columns)) for out, inputs in widths)
-        arrays = [[torch.full((s.rows, width), size) for width in s.widths] for s in run.plan.layout(0, up=True).slots]
+        arrays = [[torch.full((s.rows, width), size) for width in s.widths] for s in layout.slots]
         payload = tuple(Factor(*own) if len(own) == 2 else own[0] for own in arrays)
-        return Message(Kind.STEP, run.round, Step(weight, 0.0, 0.0, payload, squares))
+        return Message(Kind.STEP, run.round, Step(weight, 0.0, 0.0, payload, squares), exchange)
 
     return lie
 
@@ -245,6 +250,34 @@ def test_every_lie_is_refused_and_the_others_end_as_if_the_liar_were_silent(
     assert digest == honest_digest(Run(tmp_path / "silent", data))
     for name, (_, said) in REFUSED.items():
         assert any(reason.startswith(said) for reason in run.refused), (name, run.refused)
+
+
+@pytest.mark.parametrize("method", [{"name": "powersgd", "rank": 2}, {"name": "dsgd", "buckets": 2}])
+def test_a_site_that_takes_its_weight_out_of_a_step_s_later_exchange_is_refused(
+    tmp_path: Path, data: dict[str, SiteData], method: dict[str, Any]
+) -> None:
+    """The update's weight was then none that the others could check, and ended the run of all."""
+    run = Run(tmp_path, data, method=method)
+
+    def lie(run: Run) -> Message | None:
+        due = run.aggregator.state.due
+        return step_of(0.0 if due and due.exchange else 8.0)(run)
+
+    honest_digest(run, lie)
+    assert any(said.startswith("422 m: the weight: is of 0 samples, expected the 8") for said in run.refused)
+
+
+def test_a_norm_below_0_is_refused(tmp_path: Path, data: dict[str, SiteData]) -> None:
+    run = Run(tmp_path, data)
+
+    def lie(run: Run) -> Message | None:
+        step = step_of(8.0)(run)
+        assert step is not None
+        assert isinstance(step.body, Step)
+        return replace(step, body=replace(step.body, norm=-1.0))
+
+    honest_digest(run, lie)
+    assert "422 m: got norm -1.0, expected at most 1e+300 and at least 0" in run.refused
 
 
 @pytest.mark.parametrize("lie", TAKEN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -15,12 +16,13 @@ from typer.testing import CliRunner
 
 from rankdad.__main__ import app
 from rankdad.common import __version__
-from rankdad.common.errors import UserError
+from rankdad.common.errors import UnreachableError, UserError
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
-from rankdad.common.spec import RunSpec
+from rankdad.common.spec import Federation, RunSpec
 from rankdad.local.config import SiteConfig
-from rankdad.remote.upstream import ask
+from rankdad.local.drivers.http import AggregatorClient
+from rankdad.remote.upstream import answering, ask
 from tests.conftest import run_document
 
 Offering = tuple[str, dict[str, str]]
@@ -135,3 +137,34 @@ def test_a_site_s_file_says_which_region_it_is(file: Path, tmp_path: Path, other
     path.write_text(json.dumps({"name": "north", "aggregator": other[0], "data": "data", "output": "result"}))
     assert "has another run" in refused(file, tmp_path, "--upstream", str(path))
     assert "is the file of north" in refused(file, tmp_path, "--upstream", str(path), "--region", "south")
+
+
+def test_a_new_region_is_refused_where_the_run_is_under_way(file: Path, tmp_path: Path, other: Offering) -> None:
+    """It took its sites' contributions, and none of them could ever go on."""
+    address, offered = other
+    spec = RunSpec.read(file, [])
+    plan = make_plan(spec, Replica(spec).model)
+    offered |= {"plan_sha256": plan.sha256(), "aggregator": "aggregator", "round": 7}  # type: ignore[dict-item]
+    said = refused(file, tmp_path, "--upstream", address, "--region", "north")
+    assert said == (
+        f"--output: is new, but the run of {address} is in round 7: north can go on from the directory alone that it "
+        "began with"
+    )
+    config = SiteConfig(name="north", aggregator=address, data=".", output=".")
+    assert ask(config, plan, spec.federation) == "0" * 16
+
+
+def test_regions_that_name_each_other_end_at_once_and_say_so(tmp_path: Path) -> None:
+    """Each waited for the other until its patience was over."""
+    federation = Federation(sites=("alpha", "beta", "gamma"), regions={"north": ("alpha",), "south": ("beta",)})
+    spec = RunSpec.model_validate(run_document(federation=federation.model_dump()))
+    plan = make_plan(spec, Replica(spec).model)
+    with socket.create_server(("127.0.0.1", 0)) as listening, answering(listening, "south", federation):
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        config = SiteConfig(name="north", aggregator=address, data=".", output=".", patience=20)
+        said = f"--upstream: {address} refused (409): is the aggregator of south, but north is a member of aggregator"
+        with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
+            ask(config, plan, federation)
+        site = SiteConfig(name="beta", aggregator=address, data=".", output=".", patience=0.2)
+        with AggregatorClient(site) as client, pytest.raises(UnreachableError, match="answered 503"):
+            client.run()

@@ -20,7 +20,7 @@ from rankdad.common.protocol.plan import make_plan
 from rankdad.local.data import SiteData
 from rankdad.simulations.checking import show_plan
 from rankdad.simulations.verifying import show_verification, verify
-from tests.conftest import part_of, run_spec
+from tests.conftest import SITES, part_of, run_spec
 
 Data = Callable[..., dict[str, SiteData]]
 RANK_DAD = {"name": "rank-dad", "rank": 2, "reducer": "exact"}
@@ -81,6 +81,14 @@ def test_check_prints_every_parameter_and_the_largest_body(tmp_path: Path) -> No
     ledger = re.search(r"the aggregator's ledger: at most ([\d,]+) bytes a step and", " ".join(printed.split()))
     assert ledger
     assert 0 <= int(ledger[1].replace(",", "")) - 4 * 66_838 < 1024, "three contributions and the update"
+
+
+def test_a_step_has_as_many_batches_as_the_site_that_takes_most(tmp_path: Path) -> None:
+    federation = {"sites": list(SITES), "overrides": {"beta": {"local_steps": 7}}}
+    spec = run_spec(method={"name": "dsgd", "local_steps": 2}, federation=federation)
+    with (tmp_path / "out").open("w") as file:
+        show_plan(spec, make_plan(spec, build_model(spec)), Console(file=file, width=120))
+    assert "per site and step of at most 7 batches" in " ".join((tmp_path / "out").read_text().split())
 
 
 def test_a_method_that_does_not_fit_is_left_out_and_says_why(site_data: Data) -> None:

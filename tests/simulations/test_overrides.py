@@ -67,6 +67,7 @@ def test_what_every_site_trains_on() -> None:
     assert first.batches == ([[8, 8], [8, 8], [8, 8]], [[8, 8], [7, 7], []], [[3, 3], [3, 3]])
     assert (first.steps, second.steps) == (3, 2)
     assert run_steps(spec, (48, 30, 12)) == (3 + 2, 6 + 4)
+    assert run_steps(spec, (48, 30, 12), 1) == (3, 6)
     assert second.batches == ([[], []], [[8, 8], [7, 7]], [[3, 3], [3, 3]])
     even = spec.model_copy(update={"training": spec.training.model_copy(update={"batches": "even"})})
     assert [sum(map(len, site)) for site in schedule(even, (48, 30, 12), 0).batches] == [6, 6, 6]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from rankdad.__main__ import app
-from rankdad.common.errors import ProtocolError, RunFailedError
+from rankdad.common.errors import ProtocolError, RunFailedError, UserError
 from rankdad.common.gradients.factors import Factor
 from rankdad.common.gradients.methods import Contribution, MethodState, method_for
 from rankdad.common.gradients.methods.base import pooled
@@ -29,12 +30,17 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Regression
 from rankdad.local.data import SiteData, read_site
 from rankdad.local.training import TrainingState, train
+from rankdad.remote.aggregator import Aggregator
+from rankdad.remote.export import export
+from rankdad.remote.ledger import Retention
 from rankdad.remote.persistence import LedgerOptions
+from rankdad.remote.records import DamageError
+from rankdad.remote.region import Region
 from rankdad.simulations.dealing import dealt_data
 from rankdad.simulations.lockstep import run, simulate
 from rankdad.simulations.pooling import first_training_rows
 from rankdad.simulations.spec import read_simulation
-from rankdad.simulations.tree import Tree
+from rankdad.simulations.tree import Tree, region_directory
 from rankdad.simulations.verifying import verify
 from tests.conftest import run_spec, write_site
 
@@ -316,3 +322,55 @@ def test_the_error_of_two_levels_is_at_most_1_05_of_that_of_one(tmp_path: Path, 
             assert one.is_exact("float32")
         else:
             assert one.error <= 1.05 * one.one_level, one.method
+
+
+def to_the_end(spec: RunSpec, data: dict[str, SiteData], directory: Path, ledger: LedgerOptions) -> str:
+    """Let a run with a ledger end; return the digest of its weights."""
+    tree = Tree(spec, lambda: Replica(spec), directory, ledger=ledger)
+    generators, answers = trainings(spec, tree, data), dict[str, bytes]()
+    while not tree.top.ended:
+        heard: dict[str, bytes] = {}
+        for site, training in generators.items():
+            message = training.send(unpack(answers[site], tree.top.plan, up=False) if answers else None)
+            while not isinstance(message, Message):
+                message = training.send(None)
+            heard |= tree.take(site, pack(message, tree.top.plan, up=True))
+        answers = heard
+    tree.close()
+    return tree.top.recorder.progress.aggregator_sha256
+
+
+def test_a_region_goes_on_in_its_own_directory_alone_and_its_model_comes_from_a_tail(tmp_path: Path) -> None:
+    """Started as another region it combined that one's contributions; as the aggregator above it answered sites."""
+    spec = spec_of(method={"name": "rank-dad", "rank": 2}, regions={"north": ["s0", "s1"], "south": ["s2", "s3"]})
+    options = LedgerOptions(retention=Retention.TAIL, every=2)
+    digest = to_the_end(spec, data_of(spec, tmp_path / "data"), tmp_path / "run", options)
+    north = region_directory(tmp_path / "run", "north")
+    said = r"--output: \S+ is the directory of region north, and this is "
+    with pytest.raises(UserError, match=said + "region south"):
+        Region("south", spec, Replica(spec), north, perf_counter, ledger=options)
+    with pytest.raises(UserError, match=said + "the aggregator above all"):
+        Aggregator(spec, Replica(spec), north, perf_counter, ledger=options)
+    assert export(north, None, tmp_path / "exported").replica.digest() == digest
+
+
+def test_a_damaged_update_of_a_region_is_asked_for_above(tmp_path: Path) -> None:
+    spec = spec_of(method={"name": "rank-dad", "rank": 2}, regions={"north": ["s0", "s1"]})
+    options = LedgerOptions(every=1000)
+    digest = to_the_end(spec, data_of(spec, tmp_path / "data"), tmp_path / "run", options)
+    directory = region_directory(tmp_path / "run", "north")
+    path = directory / "ledger" / "updates-000000000000"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] + bytes([whole[len(whole) // 2] ^ 1]) + whole[len(whole) // 2 + 1 :])
+    region = Region("north", spec, Replica(spec), directory, perf_counter, ledger=options)
+    with pytest.raises(DamageError, match="updates-000000000000: record"):
+        region.resume()
+    region.abandon()
+    top = Aggregator(spec, Replica(spec), tmp_path / "run", perf_counter, ledger=options)
+    region = Region("north", spec, Replica(spec), directory, perf_counter, ledger=options)
+    region.recorded_above = top.persistence.update
+    region.resume()
+    assert region.state.replica.digest() == digest
+    assert path.read_bytes() == whole
+    region.abandon()
+    top.abandon()

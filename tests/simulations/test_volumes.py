@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from torch.utils.data import get_worker_info
 from rankdad.common.errors import RankdadError, RunFailedError
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import SiteData
-from rankdad.local.data.file_samples import FileSamples
 from rankdad.local.data.lazy import Lazy
+from rankdad.local.data.loading import Loading
+from rankdad.local.prediction import predict_file
 from rankdad.simulations.lockstep import run
 from rankdad.simulations.pooling import SITE, pooled_data, pooled_spec
 from tests.conftest import sampled
@@ -107,6 +109,21 @@ def test_a_volume_that_cannot_be_read_in_the_midst_of_training_is_named(
     assert "beta" in (tmp_path / "run" / "summary.json").read_text()
 
 
+def test_predictions_do_not_depend_on_how_volumes_are_read(tmp_path: Path, folder: Path) -> None:
+    spec = volumes_spec(training={"epochs": 1})
+    run(spec, read_volumes(spec, folder), tmp_path / "run")
+    (folder / "alpha" / "3.nii.gz").write_bytes(b"nothing")
+    found = []
+    for at, loading in enumerate((Loading(), Loading(cache_mib=0), Loading(cache_mib=0, workers=2))):
+        table = tmp_path / f"{at}.csv"
+        refused = predict_file(tmp_path / "run", folder / "alpha", table, "best", loading=loading)
+        assert refused == 1
+        found.append(table.read_text())
+    assert "is truncated, damaged or no NIfTI file" in found[0]
+    assert found[0].count("\n") == 15
+    assert len(set(found)) == 1
+
+
 def test_a_process_that_reads_ahead_and_is_killed_is_named_with_what_to_do(folder: Path) -> None:
     data = read_volumes(volumes_spec(), folder, workers=2, cache_mib=0)["alpha"].samples.inputs
     assert isinstance(data, Lazy)
@@ -117,7 +134,7 @@ def test_a_process_that_reads_ahead_and_is_killed_is_named_with_what_to_do(folde
             os.kill(os.getpid(), signal.SIGKILL)
         return source(row)
 
-    files = FileSamples(data.files.source, read, data.files.shape, data.files.dtype)
+    files = replace(data.files, read=read)
     began = time.monotonic()
     with pytest.raises(RankdadError, match=r"^loading.workers: a process that reads samples was killed.*fewer"):
         list(Lazy(files, data._loading).split(2))

@@ -47,6 +47,18 @@ def test_each_run_has_a_column_and_the_best_of_a_row_a_star(tmp_path: Path) -> N
     assert "It ranks a row of a class above one of another in 80\N{NO-BREAK SPACE}% of pairs" in page
 
 
+def test_traffic_is_that_of_the_whole_run(tmp_path: Path) -> None:
+    """Per step, a run of local steps looked as dear as one that exchanges every batch."""
+    every, local = made(tmp_path / "every", 0.8, 0.5), made(tmp_path / "local", 0.8, 0.5)
+    for directory, steps in ((every, 12), (local, 3)):
+        summary = json.loads((directory / "summary.json").read_text())
+        summary |= {"steps": steps, "bytes_up_per_site_step": 1000.0, "bytes_down_per_site_step": 2000.0}
+        (directory / "summary.json").write_text(json.dumps(summary))
+    rows = {name: cells for name, *cells in compare([every, local])[0].rows}
+    assert rows["up per site"] == ["12.0 KB", "3.0 KB"]
+    assert rows["down per site"] == ["24.0 KB", "6.0 KB"]
+
+
 def test_no_run_is_the_best_within_chance_or_of_other_data(tmp_path: Path) -> None:
     runs = [made(tmp_path / "a", 0.8, 0.5), made(tmp_path / "b", 0.72, 0.5)]
     assert not any("*" in cell for row in compare(runs)[0].rows for cell in row)
