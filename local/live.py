@@ -168,7 +168,7 @@ class SitePage:
                 "metric_name": shown(spec.monitor),
             },
             "stand": {
-                "status": "running",
+                "status": "running" if run.farewell is None else "completed",
                 "reason": "",
                 "where": where,
                 "step": run.steps,

@@ -60,9 +60,11 @@
     const {run, stand, traffic} = known; // a page may lack the traffic
     const stopped = stand.status !== "running";
     const reason = stand.reason ? `: ${stand.reason}` : "";
-    say("status", !connected && !ended ? "The server does not answer. What follows is from before; this page keeps trying."
+    const silent = ended ? !stopped : !connected;
+    say("status", silent && ended ? "The server has stopped before the run's end. What follows is from before."
+      : silent ? "The server does not answer. What follows is from before; this page keeps trying."
       : `${run.method}, ${run.members}: ${stopped ? stand.status + reason : stand.where}`);
-    at("status").className = (!connected && !ended) || stand.status === "failed" ? "bad" : "";
+    at("status").className = silent || stand.status === "failed" ? "bad" : "";
     const best = stand.best_epoch === null ? "" : ` Best so far: epoch ${stand.best_epoch}` +
       (stand.best_value === null ? "." : `, with ${run.metric_name} ${number(stand.best_value)}.`);
     say("verdict", stand.loss === null ? "No step is complete yet."
