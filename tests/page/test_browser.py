@@ -15,10 +15,12 @@ from typing import Any
 import httpx
 import pytest
 
+from rankdad.remote.auth import hashed
 from tests.conftest import SITES
 from tests.e2e.test_processes import rankdad, simulation, start, wait_for_line
 from tests.remote.report.browser import Browser, browser, find
 from tests.remote.report.test_browser import CLIPPED, CONTRAST, OUTSIDE, OVERLAPPING
+from tests.remote.serving import serving
 from tests.warm import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.xdist_group("browser")]
@@ -29,6 +31,13 @@ DRAWN = "[...document.querySelectorAll('.chart')].filter(box => !box.hidden && b
 TEXT = "document.body?.innerText ?? ''"
 FOCUSED = "(box => box.id || box.className || box.tagName)(document.activeElement)"
 CHOOSE = "(box => { box.value = 'beta'; box.dispatchEvent(new Event('change')) })(document.getElementById('site'))"
+REDRAW = """
+(box => {
+  const began = performance.now();
+  box.dispatchEvent(new Event("change"));
+  return performance.now() - began;
+})(document.getElementById("site"))
+"""
 GONE = "document.querySelector('#sites-table tbody tr:nth-child(2) .gone')?.innerText ?? ''"
 
 
@@ -91,14 +100,16 @@ def until(condition: Callable[[], Any], seconds: float = PATIENCE, what: str = "
     return time.monotonic() - began
 
 
-def shown(chromium: Browser, federation: Federation, width: int = 1200, *, dark: bool = False) -> None:
+def shown(chromium: Browser, federation: Federation, width: int = 1200, *, dark: bool = False, drawn: int = 5) -> None:
     """Open the page as a viewer."""
     page = f"{federation.address}page/"
     chromium.open(page, width, dark=dark)
     if chromium.evaluate("!!document.getElementById('token')"):
         token = json.dumps(federation.token)
         chromium.evaluate(f"document.getElementById('token').value = {token}; document.forms[0].submit()")
-    until(lambda: chromium.evaluate(f"!!document.getElementById('verdict') && {DRAWN}") >= 5, what="nothing is drawn")
+    until(
+        lambda: chromium.evaluate(f"!!document.getElementById('verdict') && {DRAWN}") >= drawn, what="nothing is drawn"
+    )
 
 
 def text_of(chromium: Browser, element: str) -> str:
@@ -171,6 +182,35 @@ def test_keys_reach_all_that_can_be_chosen(chromium: Browser, federation: Federa
     chromium.evaluate(CHOOSE)
     names = [trace["name"] for trace in chromium.evaluate("document.getElementById('metric-chart').data")]
     assert names[:2] == ["beta", "all together"]
+
+
+def test_64_sites_and_100_000_steps_stay_smooth(chromium: Browser, tmp_path: Path) -> None:
+    sites = [f"hospital-{number:02}" for number in range(64)]
+    token = "a viewer's token, which is long"
+    with serving(tmp_path / "run", viewers={"pi": hashed(token)}, federation={"sites": sites}) as served:
+        history = served.aggregator.recorder.history
+        for step in range(100_000):
+            losses = dict.fromkeys(sites, 1 / (1 + step)) if step % 100 == 0 else {}
+            history.add_step(1 / (1 + step), 0.1, 0.01, [], losses, dict.fromkeys(sites, (0.1, 0.2, 0.3)))
+            if step % 100 == 0:
+                row = {"auc": 1 - 1 / (2 + step), "train_loss": 0.5}
+                history.add_epoch(dict.fromkeys((*sites, "pooled"), row))
+        address = f"http://127.0.0.1:{served.port}/"
+        took = []
+        for _ in range(5):
+            began = time.perf_counter()
+            state = httpx.get(f"{address}page/state", headers={"authorization": f"Bearer {token}"}, trust_env=False)
+            took.append(time.perf_counter() - began)
+        shown(chromium, Federation(address, token, {}), drawn=4)
+        drawn = sorted(chromium.evaluate(REDRAW) for _ in range(5))
+        chromium.screenshot(tmp_path / "64 sites.png")
+        assert chromium.evaluate(OUTSIDE) == []
+    print(
+        f"\n64 sites, 100,000 steps: the server answers in {1000 * min(took):.0f} to {1000 * max(took):.0f} ms "
+        f"({len(state.content) / 1e6:.2f} MB), all is drawn again in {drawn[0]:.0f} to {drawn[-1]:.0f} ms"
+    )
+    assert min(took) < 0.5
+    assert drawn[0] < 500
 
 
 def test_a_site_that_is_waited_for_is_named_and_a_killed_one_is_gone(chromium: Browser, federation: Federation) -> None:
