@@ -43,6 +43,9 @@ def site(
     stay: Annotated[
         bool, typer.Option("--stay", help="Stay, and take part in all runs of a service that the policy allows.")
     ] = False,
+    page: Annotated[
+        int | None, typer.Option(metavar="PORT", help="Show a live page to this machine; 0 takes a free port.", min=0)
+    ] = None,
     verbose: Verbose = False,
     quiet: Quiet = False,
     log_json: LogJson = False,
@@ -74,7 +77,7 @@ def site(
     from rankdad.local.site import run_site
 
     with ShutdownSignals() as signals:
-        run_site(config, signals)
+        run_site(config, signals, page=page)
 
 
 def predict(

@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -45,8 +46,10 @@ from rankdad.local.threads import use_threads
 from rankdad.local.timings import Timings
 from rankdad.local.trained_rows import write_trained_rows
 from rankdad.local.training import Result, train
+from rankdad.page.viewers import VIEWER_TOKEN
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +70,7 @@ def run_site(
     every: int = EVERY,
     ranks: Alone | None = None,
     saved: Callable[[], object] = lambda: None,
+    page: int | None = None,
 ) -> Result:
     """Take part in a run from hello to goodbye.
 
@@ -76,6 +80,7 @@ def run_site(
         every: steps between two checkpoints.
         ranks: that share the site's batches, of which this process is rank 0; without any it is alone.
         saved: called once the results are written, before the aggregator is told.
+        page: port of this machine on which the site shows its own run; None shows nothing.
 
     Raises:
         ShutdownError: it is; started again, it goes on.
@@ -122,16 +127,26 @@ def run_site(
 
             write_predictions(results / "predictions", spec, data, fold, outputs)
 
-        with closing(Timings(results / "timings.csv", again=first_round > 0)) as timings:
+        with closing(Timings(results / "timings.csv", again=first_round > 0)) as timings, ExitStack() as shown:
             following = following_progress(spec, state.run, partial(progress, config.name))
-            sender = Sender(client, plan, timings.lap)
+            lap: Callable[[str], None] = timings.lap
+            if page is not None:
+                from rankdad.local.live import SitePage
+
+                own_page = SitePage(config.name, len(data.samples), spec, plan, state.run, results, page)
+                shown.enter_context(own_page)
+                following, lap = both(following, own_page.followed), both(lap, own_page.lap)
+                _print(f"{config.name}: the page is at {own_page.address}, its token in {results / VIEWER_TOKEN}")
+            sender = Sender(client, plan, lap)
+            if page is not None:
+                own_page.traffic = lambda: sender.traffic
             training = train(
                 spec,
                 plan,
                 data,
                 state,
                 policy,
-                timings.lap,
+                lap,
                 between_steps,
                 tested,
                 notices.add,
@@ -146,7 +161,7 @@ def run_site(
                 plan,
                 config.name,
                 device=device,
-                lap=timings.lap,
+                lap=lap,
                 quietly=quietly,
                 sender=sender,
                 hear=ranks.hear,
@@ -160,6 +175,16 @@ def run_site(
     shutil.rmtree(checkpoints.folder, ignore_errors=True)
     _print(f"{config.name}: done after {result.epochs} epochs; the model is in {model}")
     return result
+
+
+def both(first: Callable[[T], object], second: Callable[[T], object]) -> Callable[[T], None]:
+    """Return what calls one after the other."""
+
+    def call(value: T) -> None:
+        first(value)
+        second(value)
+
+    return call
 
 
 def taking_part(

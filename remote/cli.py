@@ -45,6 +45,10 @@ def aggregator(
         Retention, typer.Option(help="Of the ledger: 'all' updates, or only the 'tail' since the last checkpoints.")
     ] = Retention.ALL,
     tokens: Annotated[Path | None, typer.Option(help="File of the sites' hashed tokens.")] = None,
+    viewers: Annotated[
+        Path | None,
+        typer.Option(help="File of the hashed tokens of who may see the live page; without it DIR has one token."),
+    ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="The aggregator's certificate, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
     client_ca: Annotated[
@@ -78,6 +82,7 @@ def aggregator(
     spec = RunSpec.read(file, set_ or [])
     from rich.console import Console
 
+    from rankdad.page.viewers import VIEWER_TOKEN
     from rankdad.remote.config import Access
     from rankdad.remote.persistence import LEDGER, LedgerOptions
     from rankdad.remote.process import run_aggregator
@@ -86,7 +91,7 @@ def aggregator(
     from rankdad.remote.server import listen
     from rankdad.remote.upstream import above, check_not_here, check_region
 
-    access = Access(host, tls_cert, tls_key, client_ca, tokens, allow_plain_http, allow_anyone)
+    access = Access(host, tls_cert, tls_key, client_ca, tokens, allow_plain_http, allow_anyone, viewers)
     config = None
     if upstream is not None:
         config = above(upstream, region, output, allow_plain_http=allow_plain_http)
@@ -108,6 +113,9 @@ def aggregator(
         if config is not None:
             check_not_here(config.aggregator, bound)
         typer.echo(f"listening on {access.scheme}://{address}:{bound}; the run's directory is {output}")
+        lookers, where = access.viewers_in(output), viewers or output / VIEWER_TOKEN
+        typer.echo(f"the live page: {access.scheme}://{address}:{bound}/page/, for those with a token of {where}")
+        run = partial(run, viewers=lookers)
         run(spec, output, listening, Console(quiet=quiet), allow_factory or ())
     show_result(load_json(output / "summary.json"), output, spec.group_noun)
 

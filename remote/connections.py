@@ -14,6 +14,7 @@ from rankdad.remote.audit import Audit
 
 MAX_UNAUTHENTICATED = 64  # connections
 MAX_PER_SITE = 4  # connections of a run, and so requests at once: no pipelining
+VIEWER, MAX_OF_VIEWERS = "(viewer)", 256  # whose they are that show the page; no site is called that
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,11 @@ class ConnectionRegistry:
         self.remove(connection)
         connection.site = site
         self._keys[connection] = key
-        _add(self._sites.setdefault(key, {}), connection, MAX_PER_SITE)
+        _add(self._sites.setdefault(key, {}), connection, MAX_OF_VIEWERS if site == VIEWER else MAX_PER_SITE)
+
+    def present(self) -> set[str]:
+        """Return the sites that have a connection."""
+        return {connection.site for own in self._sites.values() for connection in own}
 
     def remove(self, connection: Connection) -> None:
         """Forget a connection."""

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
+from time import perf_counter, time
 from typing import TypeVar
 
 import torch
@@ -80,6 +80,7 @@ class Host:
         self._heard = asyncio.Event()  # a site has sent something
         self._unacknowledged = set(aggregator.children)
         self._departed: set[str] = set()
+        self.seen: dict[str, float] = {}  # when each site last asked something, in seconds of the time of day
         self._present: set[str] = set()  # have contributed since they came
         self._problems: dict[str, str] = {}  # of sites, as last logged
         self._held: dict[str, list[Held]] = {}
@@ -96,6 +97,7 @@ class Host:
     def meet(self, site: str) -> None:
         """Take note that a site has come."""
         self._departed.discard(site)
+        self.seen[site] = time()
 
     async def contribute(
         self, site: str, body: bytes, connection: HttpConnection, computed: float | None = None

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from multiprocessing.connection import Connection
 from types import FrameType
@@ -23,6 +23,7 @@ from rankdad.remote.auth import Context
 from rankdad.remote.config import Access
 from rankdad.remote.connections import ConnectionRegistry
 from rankdad.remote.host import Host
+from rankdad.remote.live import page_of
 from rankdad.remote.view import View
 from rankdad.remote.web import Handshake, HttpConnection, accept
 
@@ -58,6 +59,7 @@ def serve(
     *,
     resumable: bool = False,
     attach: Callable[[Host], None] = lambda host: None,
+    viewers: Mapping[str, str] | None = None,
 ) -> str:
     """Run until all sites have said goodbye, one has failed, or SIGINT or SIGTERM comes.
 
@@ -72,6 +74,7 @@ def serve(
         resumable: whether an interrupted run can go on later; sites then are not told of the interruption, and try
             to reach the aggregator again.
         attach: given what calls the aggregator, before anybody is served.
+        viewers: hashed tokens of those who may see the live page; without any there is none.
 
     Returns:
         what interrupted the run, if anything did.
@@ -79,7 +82,8 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn's own handlers stand until it has shut down, then these
         signal.signal(number, lambda *_: None)
     with asyncio.Runner(loop_factory=uvloop_factory()) as runner:
-        return runner.run(_serve(Host(aggregator, audit), access, listening, view, lifeline, resumable, attach))
+        host = Host(aggregator, audit)
+        return runner.run(_serve(host, access, listening, view, lifeline, resumable, attach, viewers))
 
 
 def uvloop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -146,24 +150,34 @@ async def _serve(
     lifeline: Connection | None,
     resumable: bool,
     attach: Callable[[Host], None],
+    viewers: Mapping[str, str] | None,
 ) -> str:
     attach(host)
     aggregator, registry = host.aggregator, ConnectionRegistry(host.audit)
-    routes = Routes(host, access.identity(aggregator.children), registry)
+    app = Routes(host, access.identity(aggregator.children), registry).app()
+    page = None if viewers is None else page_of(host, registry, viewers.values)
+    for verb, path, endpoint in page.routes() if page else ():
+        app.add_route(path, endpoint, methods=[verb])
     if aggregator.ended:
         host.ended.set()
     interruption = _Interruption(host, resumable)
-    web = Uvicorn(web_config(routes.app()), registry, access.secure, interruption.ask)
+    web = Uvicorn(web_config(app), registry, access.secure, interruption.ask)
     if lifeline is not None:
         asyncio.get_running_loop().add_reader(lifeline.fileno(), _hear, lifeline, host, interruption)
     serving = asyncio.create_task(web.serve(sockets=[listening]))
     serving.add_done_callback(lambda _: host.ended.set())
 
     async def close_doors() -> None:
+        if page is not None:
+            page.close()
         web.should_exit = True
         await serving
 
-    await see_through(host, view, lambda: bool(interruption.reason) and resumable, close_doors)
+    try:
+        await see_through(host, view, lambda: bool(interruption.reason) and resumable, close_doors)
+    finally:
+        if page is not None:
+            page.close()
     if host.error is not None:
         raise host.error
     return interruption.reason
