@@ -32,6 +32,7 @@ from rankdad.local.contributions import Contributions
 from rankdad.local.data import SiteData
 from rankdad.local.data.folds import Split
 from rankdad.local.parts import Part
+from rankdad.local.passes import Passes
 
 Tested = tuple[int, Tensor]  # a fold, and the outputs for its test samples, numbers in the label's unit
 
@@ -100,14 +101,15 @@ def train_alone(spec: RunSpec, data: SiteData, model: nn.Module, fold: int = 0) 
         if spec.tests(at):
             tested.append((spec.place(at)[0], outputs))
 
-    contributions = Contributions(spec, plan, data, run, 0, test)
+    passes = Passes(spec, plan, data, run, 0)
+    contributions = Contributions(spec, plan, data, run, 0, passes.prepared, test)
     begun = False
     while (due := run.due) is not None and not run.tested:
         if due.kind not in (Kind.HELLO, Kind.SUMS) and not begun:
             run.skip_to(fold * (1 + len(spec.candidates)))
             begun = True
             continue
-        body = _step(contributions, run) if due.kind is Kind.STEP else _answer(spec, contributions.body(due))
+        body = _step(passes, run) if due.kind is Kind.STEP else _answer(spec, contributions.body(due))
         run.follow(Message(due.kind, due.round, body, due.exchange))
         if due.kind is Kind.STEP:
             yield None
@@ -115,10 +117,10 @@ def train_alone(spec: RunSpec, data: SiteData, model: nn.Module, fold: int = 0) 
             yield tested.pop()
 
 
-def _step(contributions: Contributions, run: RunState) -> Step:
-    batch = contributions.batch()
+def _step(passes: Passes, run: RunState) -> Step:
+    batch = passes.batch()
     made = list[Part]()
-    contributions.step(batch, {}, made.append)
+    passes.step(batch, {}, made.append)
     (part,), weight = made, float(len(batch))
     payload, _ = run.method.aggregate(0, [Contribution(weight, part.gradients)], MethodState(), 0)
     return Step(weight, part.loss, part.norm, payload, part.squares)

@@ -6,6 +6,7 @@ import ipaddress
 import os
 import re
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from pydantic import field_validator, model_validator
@@ -43,6 +44,9 @@ class SiteConfig(Part):
     device: Device = CPU
     """Where the model is trained: cpu; cuda:N; cuda, which is the first GPU, or under torchrun the local rank's; or
     auto, which is cuda where there is a GPU, else cpu, and says which."""
+    parallel: Literal["data", "fsdp"] = "data"
+    """How ranks under torchrun share the site: data, each with a part of every batch; or fsdp, each keeps but a part
+    of the weights and of the optimizer's moments. One process has all of them."""
     loading: Loading = Loading()
     """How volumes and pictures are read: memory for them, and processes that read ahead."""
     patience: PositiveFloat = 300.0

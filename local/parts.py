@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rankdad.common.errors import NonFiniteError
 from rankdad.common.gradients.buckets import cut, routes_of
-from rankdad.common.gradients.factors import Factor, norm
+from rankdad.common.gradients.factors import Factor, norms
 from rankdad.common.gradients.routes import Payload, gather
 from rankdad.common.gradients.squares import Squares, squares_of
 from rankdad.common.protocol.plan import Plan
@@ -96,7 +96,7 @@ class Parts:
             return
         whole, loss = found
         begun = [(r, value) for r, value, piece in zip(routes, whole, bucket, strict=True) if not piece.start]
-        sizes = [norm(value) for _, value in begun]
+        sizes = norms([value for _, value in begun])
         for (route, _), size in zip(begun, sizes, strict=True):
             if not math.isfinite(size):
                 raise NonFiniteError(f"the gradient of {route.name} in step {self._step}")

@@ -96,7 +96,7 @@ def run_site(
             ranks.introduce(offered)
             own = taking_part(config, offered, lambda name: names.enter_context(log_names(run=name)))
             spec, policy, plan, data = own.spec, own.policy, own.plan, own.data
-            ranks.compare(plan, data, own.replica.model)
+            ranks.compare(spec, plan, data, own.replica.model)
             client.expect(plan)
             run = run_id(offered)
             checkpoints = Checkpoints(output / "checkpoints" / run, plan, config.name, data_sha256=data.sha256())

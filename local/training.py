@@ -30,6 +30,7 @@ from rankdad.local.data import SiteData
 from rankdad.local.late_steps import Sent, after_step, assumed, settle
 from rankdad.local.local_steps import Moments
 from rankdad.local.parts import Part
+from rankdad.local.passes import Passes
 from rankdad.local.ranks.alone import Alone
 from rankdad.local.references import References
 
@@ -134,8 +135,9 @@ def train(
     """
     references = References(spec, data, state.run, state.site, notice)
     index = plan.sites.index(state.site)
-    contributions = Contributions(spec, plan, data, state.run, index, tested, references.tallies, ranks)
-    trainer = _Trainer(spec, plan, contributions, state, policy, lap, notice, followed, send)
+    passes = Passes(spec, plan, data, state.run, index, ranks)
+    contributions = Contributions(spec, plan, data, state.run, index, passes.prepared, tested, references.tallies)
+    trainer = _Trainer(spec, plan, passes, contributions, state, policy, lap, notice, followed, send)
     return (yield from trainer.run(between_steps, references.advance))
 
 
@@ -152,6 +154,7 @@ class _Trainer:
         self,
         spec: RunSpec,
         plan: Plan,
+        passes: Passes,
         contributions: Contributions,
         state: TrainingState,
         policy: Policy,
@@ -160,7 +163,8 @@ class _Trainer:
         followed: Callable[[Body], None],
         send: Send | None,
     ) -> None:
-        self.spec, self.plan, self.contributions, self.policy = spec, plan, contributions, policy
+        self.spec, self.plan, self.policy = spec, plan, policy
+        self.passes, self.contributions = passes, contributions
         self.state, self.site_run, self.lap, self.notice = state, state.run, lap, notice
         self.followed, self.send = followed, send
         self.has_squares = spec.training.sends_squares and any(route.squares for route in plan.routes)
@@ -193,7 +197,7 @@ class _Trainer:
         assert run.test is not None
         assert run.farewell is not None
         outcome = (run.best_epoch, run.epoch, run.test, run.farewell.weights_sha256)
-        prepared = self.contributions.prepared
+        prepared = self.passes.prepared()
         return Result(run.best_weights, run.replica.weights(), *outcome, prepared.fit, prepared.own)
 
     def _step(self, known: Message | None) -> Steps[None]:
@@ -205,7 +209,7 @@ class _Trainer:
             if self.state.follows and self.index not in known.missing:  # the step has begun with it
                 reads = not (yield from self.catching_up.is_complete(known, len(self.plan.exchanges)))
             known = None if joins is None else known  # if nobody can tell, it sends again
-        batch = self.contributions.batch(reads=reads)
+        batch = self.passes.batch(reads=reads)
         self.lap("begin")
         seed = derive(self.plan.seed, "site", self.index, run.rng_key)
         share, weight = run.share(self.index, len(batch)), float(len(batch))
@@ -226,7 +230,7 @@ class _Trainer:
             if send is not None:
                 send(Message(Kind.STEP, run.round + part.number, body, part.number))
 
-        moments = self.contributions.step(batch, self.state.moments, take, early=send is not None)
+        moments = self.passes.step(batch, self.state.moments, take, early=send is not None)
         self.lap("compute")
         residuals, missing = self.state.residuals, set[int]()
         while open_:
@@ -313,7 +317,7 @@ class _Trainer:
             PolicyError: they are too far from this site's own.
         """
         self.site_run.replica.check_parameters(weights)
-        name, apart = furthest(dict(self.site_run.replica.model.named_parameters()), weights)
+        name, apart = furthest(self.site_run.replica.parameters(), weights)
         self.policy.check_replica(self.spec, self.state.site, name, apart)
         self.notice(
             f"{self.state.site}: takes over the aggregator's weights after step {self.site_run.steps}: those of {name} "

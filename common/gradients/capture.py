@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils.parametrize import is_parametrized
@@ -75,6 +74,8 @@ class FactorCapture:
     Args:
         model: its weights' `.grad` is cleared on entry.
         only: names of the weights to capture; None captures every layer that has a factor.
+        layers: of a model whose weights are sharded, `linear_layers` before that.
+        parameters: of such a model, what its passes use in place of its own, by name; their gradients are whole.
 
     Example:
         >>> model = nn.Linear(5, 2)
@@ -90,11 +91,19 @@ class FactorCapture:
     Source: arXiv 2102.09631, Section 3 (A and Δ as held by automatic differentiation).
     """
 
-    def __init__(self, model: nn.Module, only: Container[str] | None = None) -> None:
-        layers = {name: module for name, (module, _) in linear_layers(model).items() if only is None or name in only}
-        self._model = model
-        self._modules = list(layers.values())
-        self._names: dict[Tensor, str] = {module.weight: name for name, module in layers.items()}
+    def __init__(
+        self,
+        model: nn.Module,
+        only: Container[str] | None = None,
+        *,
+        layers: Mapping[str, tuple[nn.Linear, str | None]] | None = None,
+        parameters: Mapping[str, nn.Parameter] | None = None,
+    ) -> None:
+        layers = linear_layers(model) if layers is None else layers
+        captured = {name: module for name, (module, _) in layers.items() if only is None or name in only}
+        self._parameters = dict(model.named_parameters()) if parameters is None else parameters
+        self._modules = list(captured.values())
+        self._names: dict[Tensor, str] = {self._parameters[name]: name for name in captured}
         self._scale, self._pairs = 1, dict[str, list[Factor]]()
         self._counted: Counter[str] = Counter()  # the pairs of earlier passes
         # Every use of a layer, by the output's node: its edge, the input's node, and the weight's name.
@@ -122,7 +131,8 @@ class FactorCapture:
         Args:
             scale: a power of two, so that dividing rounds nothing off.
         """
-        self._model.zero_grad(set_to_none=True)
+        for parameter in self._parameters.values():
+            parameter.grad = None
         self._scale, self._uses, self._counted = scale, {}, Counter()
         self._pairs = {name: [] for name in self._names.values()}
 
@@ -130,7 +140,7 @@ class FactorCapture:
     def is_finite(self) -> bool:
         """Whether all gradients are, before they are divided by the scale."""
         deltas = [pair.delta for pairs in self._pairs.values() for pair in pairs]
-        dense = [parameter.grad.to_dense() for parameter in self._model.parameters() if parameter.grad is not None]
+        dense = [p.grad.to_dense() for p in self._parameters.values() if p.grad is not None]
         return bool(torch.stack([torch.isfinite(tensor).all() for tensor in deltas + dense]).all())
 
     def _note(self, module: nn.Linear, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
@@ -179,7 +189,7 @@ class FactorCapture:
         edges = [edge for node, (edge, *_) in self._uses.items() if node in graph]
         waiting = {node: use for node, use in self._uses.items() if node not in graph}
         for name, pairs in list(self._pairs.items()):
-            weight = self._model.get_parameter(name)
+            weight = self._parameters[name]
             if weight.grad is None:  # then what is not counted comes from an autograd.grad within the forward pass
                 del pairs[self._counted[name] :]
             if get_gradient_edge(weight).node in graph:  # used outside its layer: dense from here on
@@ -187,9 +197,9 @@ class FactorCapture:
                 weight.grad = concatenate(pairs).gradient() if pairs else weight.grad
         # A function written in Python may run layers in its backward pass, as reentrant checkpointing does, and put
         # their gradients into `.grad`: a partial pass might leave it out.
-        rest = {n: p for n, p in self._model.named_parameters() if p.requires_grad and n not in self._pairs}
+        rest = {n: p for n, p in self._parameters.items() if p.requires_grad and n not in self._pairs}
         hooks: list[RemovableHandle] = []
-        if any(isinstance(node, BackwardCFunction) for node in graph):
+        if any(map(_is_python, graph)):
             loss.backward()
         elif not edges:
             if complete is not None:
@@ -222,7 +232,7 @@ class FactorCapture:
         self._uses = waiting  # without what checkpointing has computed again
         for name, pairs in self._pairs.items():
             if pairs:
-                self._counted[name], self._model.get_parameter(name).grad = len(pairs), None
+                self._counted[name], self._parameters[name].grad = len(pairs), None
 
     def _graph(self, loss: Tensor) -> set[Node]:
         """Collect the nodes behind a loss, without those between a noted layer and its weight."""
@@ -251,10 +261,16 @@ class FactorCapture:
         """Return the gradients of all other parameters, each in its own shape; an unused parameter has none."""
         dense = {
             name: parameter.grad.to_dense()
-            for name, parameter in self._model.named_parameters()
+            for name, parameter in self._parameters.items()
             if (only is None or name in only) and parameter.grad is not None and not self._pairs.get(name)
         }
         return {name: gradient / self._scale for name, gradient in dense.items()} if self._scale > 1 else dense
+
+
+def _is_python(node: Node) -> bool:
+    """Tell a function written in Python, other than what sharding puts before a layer to free its weights."""
+    forward = getattr(type(node), "_forward_cls", None)
+    return forward is not None and not str(forward.__module__).startswith("torch.distributed.fsdp.")
 
 
 def _nobody(name: str) -> None:

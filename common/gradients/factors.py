@@ -79,10 +79,27 @@ def singular_values(factor: Factor, count: int) -> list[float]:
 
 def norm(matrix: Matrix) -> float:
     """Return the Frobenius norm of a matrix, or of a factor's product without forming it where that is cheaper."""
+    return norms([matrix])[0]
+
+
+def norms(matrices: Sequence[Matrix]) -> list[float]:
+    """Return the Frobenius norm of each, as `norm` does; a GPU is waited for once."""
+    if not matrices:
+        return []
+    sizes: list[float] = torch.stack([_norm(matrix).double() for matrix in matrices]).tolist()
+    return [
+        float(torch.linalg.vector_norm(matrix, dtype=torch.float64))  # squares overflow float32 from 1e19
+        if isinstance(matrix, Tensor) and not math.isfinite(size)
+        else size
+        for matrix, size in zip(matrices, sizes, strict=True)
+    ]
+
+
+def _norm(matrix: Matrix) -> Tensor:
     if isinstance(matrix, Tensor):
-        size = float(torch.linalg.vector_norm(matrix))
-        return size if math.isfinite(size) else float(torch.linalg.vector_norm(matrix, dtype=torch.float64))
-    delta, activation = matrix.delta.double(), matrix.activation.double()  # squares overflow float32 from 1e19
+        size: Tensor = torch.linalg.vector_norm(matrix)
+        return size
+    delta, activation = matrix.delta.double(), matrix.activation.double()
     if matrix.rows * sum(matrix.shape) > matrix.shape[0] * matrix.shape[1]:
-        return float(torch.linalg.vector_norm(delta.T @ activation))
-    return float(((delta @ delta.T) * (activation @ activation.T)).sum().clamp_min(0).sqrt())
+        return _norm(delta.T @ activation)
+    return ((delta @ delta.T) * (activation @ activation.T)).sum().clamp_min(0).sqrt()

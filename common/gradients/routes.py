@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -115,18 +115,32 @@ def gather(
     return tuple(values)
 
 
-def scatter(routes: tuple[Route, ...], payload: Payload) -> dict[str, Tensor]:
-    """Return the gradient of each parameter in its own shape: the reverse of `gather`."""
+def scatter(
+    routes: tuple[Route, ...], payload: Payload, rows: Callable[[int], slice] = lambda length: slice(None)
+) -> dict[str, Tensor]:
+    """Return the gradient of each parameter in its own shape: the reverse of `gather`.
+
+    Args:
+        routes: of the plan.
+        payload: in their order.
+        rows: returns which of a parameter's first axis are asked for, of its length; of a factor no others are formed.
+    """
     gradients: dict[str, Tensor] = {}
     for route, value in zip(routes, payload, strict=True):
-        matrix = value.gradient() if isinstance(value, Factor) else value
+        shape = route.shape
+        kept = rows(shape[0]) if shape else slice(None)
+        if isinstance(value, Factor):
+            value = Factor(value.delta[:, kept], value.activation)
+            matrix = value.gradient()
+        else:
+            matrix = value[kept] if len(shape) > 1 else value[:, kept]
         if route.folded is not None:
             gradients[route.folded] = matrix[:, -1]
             matrix = matrix[:, :-1]
         elif route.bias is not None:
             assert isinstance(value, Factor)
             gradients[route.bias] = value.delta.sum(dim=0)
-        gradients[route.name] = matrix.reshape(route.shape)
+        gradients[route.name] = matrix.reshape(len(range(shape[0])[kept]), *shape[1:]) if shape else matrix.reshape(())
     return gradients
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from types import MappingProxyType
 
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from rankdad.common.errors import ProtocolError
+from rankdad.common.gradients.capture import FactorCapture
 from rankdad.common.gradients.squares import Squares
 from rankdad.common.models import build_model
 from rankdad.common.run.factored_adam import FactoredAdam
@@ -52,12 +55,16 @@ class Replica:
         self.model: nn.Module = built
         self._training, self._local = spec.training, spec.local
         self._scale = lr_scale(spec.training, len(spec.federation.sites))
-        self.trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.trained: Mapping[str, nn.Parameter] = self._trained()
         self._optimizer = self._make_optimizer()
         # What is wrapped around it for profilers takes as long as a small network's step.
         self._take_step = inspect.unwrap(type(self._optimizer).step)
         self.step = 0
         self.steps_per_epoch = 1
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """Return what the optimizer changes, by parameter name."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     @property
     def device(self) -> str:
@@ -86,7 +93,7 @@ class Replica:
             parameter.grad = None if gradient is None else laid_out_as(parameter, gradient)
         if self._local is None:
             if self._training.clip is not None:
-                nn.utils.clip_grad_norm_(self.trained.values(), self._training.clip)
+                self._clip(self._training.clip)
             number = self.step if number is None else number
             for group in self._optimizer.param_groups:
                 group["lr"] = self._scale * learning_rate(self._training, number, self.steps_per_epoch)
@@ -95,6 +102,36 @@ class Replica:
         for parameter in self.trained.values():
             parameter.grad = None
         self.step += 1
+
+    def _clip(self, most: float) -> None:
+        """Scale the gradients so that the norm of all together is not larger."""
+        nn.utils.clip_grad_norm_(self.trained.values(), most)
+
+    def rows(self, length: int) -> slice:
+        """Return which rows of a parameter this replica has, of so many: all."""
+        return slice(None)
+
+    def capture(self, only: Container[str] | None = None) -> FactorCapture:
+        """Return what captures the gradients of the model's passes; see `FactorCapture`."""
+        return FactorCapture(self.model, only)
+
+    def passes(self, *, alike: bool = True) -> AbstractContextManager[None]:
+        """Return a context for a step's passes.
+
+        Args:
+            alike: whether all ranks that share the site's batches go through the model as many times.
+        """
+        return nullcontext()
+
+    @contextmanager
+    def evaluating(self, weights: Mapping[str, Tensor] = MappingProxyType({})) -> Iterator[nn.Module]:
+        """Yield the model, for passes without gradients, with these weights in place of its own."""
+        own = self.weights() if weights else {}
+        if weights:
+            self.load(weights)
+        yield self.model
+        if weights:
+            self.load(own)
 
     def restart(self, training: Training, weights: Mapping[str, Tensor]) -> None:
         """Begin anew from some weights and with some settings: without moments, at step 0."""

@@ -398,7 +398,8 @@ class RunState:
         self.bases = self.method.bases(self._updates)
         names = (slot.name for exchange in self._plan.exchanges for slot in exchange.down.squares)
         number = self.epoch * self._first.steps + self.step
-        self.replica.apply(scatter(self._plan.routes, pooled), dict(zip(names, self._squares, strict=True)), number)
+        gradients = scatter(self._plan.routes, pooled, self.replica.rows)
+        self.replica.apply(gradients, dict(zip(names, self._squares, strict=True)), number)
         self._updates, self._squares, self.missing, self.excluded = [], (), update.missing, frozenset()
         self.step += 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,12 +26,21 @@ class Alone:
     def introduce(self, offered: Mapping[str, Any]) -> None:
         """Tell all ranks which run the aggregator offers."""
 
+    def alike(self, samples: Sequence[int], largest: int) -> bool:
+        """Tell whether all ranks divide their parts of batches into as many parts.
+
+        Args:
+            samples: of each batch.
+            largest: samples that go through the network at once.
+        """
+        return True
+
     def state(self, spec: RunSpec, plan: Plan, replica: Replica) -> RunState:
         """Return the state of a run at its beginning, whose updates all ranks follow."""
         return RunState(spec, plan, replica)
 
-    def compare(self, plan: Plan, data: SiteData, model: nn.Module) -> None:
-        """Check that all ranks have the same model and the same data."""
+    def compare(self, spec: RunSpec, plan: Plan, data: SiteData, model: nn.Module) -> None:
+        """Check that all ranks have the same model and the same data, and can share batches of them."""
 
     def start(self, run: RunState) -> None:
         """Let all ranks start from where a run stands."""

@@ -10,10 +10,10 @@ from rankdad.common.protocol.codec import unpack
 from rankdad.common.run.checkpoints import take_over
 from rankdad.common.run.replica import unpack_parameters
 from rankdad.local.config import SiteConfig
-from rankdad.local.contributions import Contributions
 from rankdad.local.parts import Part
+from rankdad.local.passes import Passes
 from rankdad.local.ranks.group import Ranks
-from rankdad.local.ranks.sharing import FOLLOW, STEP, Sharing
+from rankdad.local.ranks.sharing import END, FOLLOW, START, STEP, Sharing
 from rankdad.local.site import taking_part
 
 _log = logging.getLogger(__name__)
@@ -30,23 +30,23 @@ def follow(config: SiteConfig, ranks: Ranks) -> None:
         RankdadError: this rank could not go on.
     """
     logging.getLogger("rankdad").setLevel(logging.ERROR)  # rank 0 logs all that they have in common
-    sharing = Sharing(ranks)
+    sharing = Sharing(ranks, config)
     offered = json.loads(broadcast_bytes(b""))
     site = taking_part(config, offered)
-    sharing.compare(site.plan, site.data, site.replica.model)
+    sharing.compare(site.spec, site.plan, site.data, site.replica.model)
     run, index = sharing.state(site.spec, site.plan, site.replica), site.plan.sites.index(config.name)
-    if snapshot := broadcast_bytes(b""):
-        take_over(run, snapshot)
-    contributions = Contributions(
-        site.spec, site.plan, site.data, run, index, tested=lambda fold, outputs: None, ranks=sharing
-    )
-    early = len(site.plan.buckets) > 1
-    while (order := broadcast_bytes(b""))[:1] in (FOLLOW, STEP):
-        if order[:1] == FOLLOW:
-            run.follow(unpack(order[1:], site.plan, up=False, device=site.replica.device))
+    replica, early = run.replica, len(site.plan.buckets) > 1
+    passes = Passes(site.spec, site.plan, site.data, run, index, sharing)
+    while (order := broadcast_bytes(b""))[:1] != END:
+        if order[:1] == START:
+            take_over(run, order[1:])
+        elif order[:1] == FOLLOW:
+            run.follow(unpack(order[1:], site.plan, up=False, device=replica.device))
+        elif order[:1] == STEP:
+            passes.step(passes.batch(), unpack_parameters(order[1:]), _nothing, early=early)
         else:
-            contributions.step(contributions.batch(), unpack_parameters(order[1:]), _nothing, early=early)
-    if order[1:].decode() != site.replica.digest():
+            sharing.join(order)
+    if order[1:] and order[1:].decode() != replica.digest():
         _log.error("rank %d: ends with other weights than rank 0: do their machines compute alike?", ranks.rank)
 
 

@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from rankdad.common.errors import RankdadError, UserError
+from rankdad.common.devices import device_here
+from rankdad.common.errors import RankdadError
 from rankdad.local.shutdown_signals import ShutdownError
 
 PATIENCE = timedelta(minutes=10)  # for which rank 0 waits for the others, who have as much to do as itself
@@ -80,6 +81,7 @@ class Ranks:
         rank: of this process.
         size: how many there are.
         group: that gradients travel in; None where they travel as all else does.
+        has_own_gpu: whether no other rank computes on this one's device.
     """
 
     def __init__(self, patience: timedelta = PATIENCE) -> None:
@@ -92,6 +94,7 @@ class Ranks:
         gloo = PrefixStore("gloo", store)
         dist.init_process_group("gloo", store=gloo, rank=self.rank, world_size=self.size, timeout=timeout)
         self.group: dist.ProcessGroup | None = None
+        self.has_own_gpu = False
 
     def __enter__(self) -> Ranks:
         if self.rank:  # rank 0 finishes its step, for which it needs the others, and ends them
@@ -128,25 +131,25 @@ class Ranks:
         raise SystemExit(code) from None
 
     def device(self, asked: str) -> str:
-        """Return this rank's device, and let gradients travel between GPUs where each rank has its own.
+        """Return this rank's device.
 
         Args:
             asked: as the site's file has it: `cuda` is a GPU for each rank, `cuda:0` one for all.
 
         Raises:
-            UserError: this machine has fewer GPUs than ranks.
+            UserError: this machine has fewer GPUs than ranks, or none.
         """
-        place, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-        if asked != "cuda" or not torch.cuda.is_available():
+        if asked != "cuda":
             return asked
-        if place >= there:
-            raise UserError(
-                f"device: cuda gives each rank a GPU of its own, and this machine has {there}: start as many ranks, or "
-                "name one that they share, such as cuda:0"
-            )
-        torch.cuda.set_device(place)
-        self.group = dist.new_group(backend="nccl")
-        return f"cuda:{place}"
+        found = device_here(asked, shared=False)
+        torch.cuda.set_device(found)
+        self.has_own_gpu = True
+        return found
+
+    def connect(self) -> None:
+        """Let gradients travel between GPUs where each rank has its own; all ranks call this, or none."""
+        if self.has_own_gpu:
+            self.group = dist.new_group(backend="nccl")
 
     @contextmanager
     def together(self) -> Iterator[None]:

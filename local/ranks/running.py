@@ -28,4 +28,4 @@ def run_rank(read: Callable[[], SiteConfig]) -> None:
             follow(config, ranks)
         else:
             with ShutdownSignals() as signals:
-                run_site(config, signals, ranks=Leader(ranks))
+                run_site(config, signals, ranks=Leader(ranks, config))

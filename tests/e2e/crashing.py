@@ -193,16 +193,16 @@ def _aggregator(
 
 
 def _site(log: Path, crash: Crash | None, config: SiteConfig, pause: float) -> None:
-    from rankdad.local.contributions import Contributions
+    from rankdad.local.passes import Passes
     from rankdad.local.site import run_site
 
     _begin(log, crash)
-    compute = Contributions.step
+    compute = Passes.step
 
-    def step(self: Contributions, batch: Any, moments: Any, take: Any, *, early: bool = False) -> Any:
+    def step(self: Passes, batch: Any, moments: Any, take: Any, *, early: bool = False) -> Any:
         time.sleep(pause if len(batch) else 0.0)  # a slower machine
         return compute(self, batch, moments, take, early=early)
 
     if pause:
-        setattr(Contributions, "step", step)  # noqa: B010
+        setattr(Passes, "step", step)  # noqa: B010
     run_site(config, every=EVERY)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +12,11 @@ from torch import nn
 
 from rankdad.common.errors import SpecError
 from rankdad.common.gradients.factors import Factor
+from rankdad.common.run.replica import Replica
 from rankdad.local.ranks.gradients import pooled, summed
+from rankdad.local.ranks.sharded import ShardedReplica, check_sharded
 from rankdad.local.ranks.sharing import check_model
+from tests.conftest import run_spec
 from tests.ranks import run_ranks
 
 ROWS = (0, 2)  # of the ranks' factors: one has no samples
@@ -66,3 +71,61 @@ def test_a_model_with_statistics_of_a_whole_batch_is_refused_by_its_layers_name(
     with pytest.raises(SpecError, match=rf"^model: 1 \({type(layer).__name__}\) has statistics of a whole batch"):
         check_model(nn.Sequential(nn.Linear(3, 4), layer))
     check_model(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.GroupNorm(2, 4), nn.InstanceNorm1d(4)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"method": {"name": "edad"}}, "method.name edad"),
+        ({"method": {"name": "dsgd", "local_steps": 2}}, "method.local_steps 2"),
+        (
+            {"training": {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored"}}},
+            'training.optimizer.second_moment "factored"',
+        ),
+        ({"evaluation": {"name": "k-fold", "folds": 3, "references": ["local"]}}, 'evaluation.references "local"'),
+    ],
+)
+def test_what_cannot_be_done_with_rows_of_weights_is_refused_by_its_field(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SpecError, match=rf'^parallel: got "fsdp", but {reason}'):
+        check_sharded(run_spec(**changes), "alpha", "cpu", has_own_gpu=False)
+    check_sharded(run_spec(method={"name": "rank-dad", "rank": 2}), "alpha", "cpu", has_own_gpu=False)
+    with pytest.raises(SpecError, match=r"^parallel: .* device cuda:0 "):
+        check_sharded(run_spec(), "alpha", "cuda:0", has_own_gpu=False)
+
+
+def with_rows(alike: bool) -> tuple[float, float, float] | int:
+    """Train a whole replica and one of which this rank has rows; return how far they are apart in the end."""
+    spec = run_spec(training={"clip": 0.5, "dtype": "float64"})
+    whole = Replica(spec)
+    rows = ShardedReplica(spec, Replica(spec).model, None, lambda order: nullcontext())
+    inputs, labels = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), torch.arange(8)
+    apart = 0.0
+    for _ in range(3):
+        found = []
+        for replica in (whole, rows):
+            with replica.passes(alike=alike), replica.capture() as capture:
+                for part in (slice(0, 4), slice(4, 8)):
+                    capture.backward(nn.functional.cross_entropy(replica.model(inputs[part]), labels[part] % 3) / 2)
+                factors = {name: factor.gradient() for name, factor in capture.factors().items()}
+                found.append(factors | {name: value.clone() for name, value in capture.dense().items()})
+        assert found[0].keys() == found[1].keys()
+        apart = max(apart, *(float((found[0][name] - found[1][name]).abs().max()) for name in found[0]))
+        whole.apply(found[0])
+        rows.apply({name: value[rows.rows(len(value))] for name, value in found[0].items()})
+    state, held = rows.state(), sum(parameter.numel() for parameter in rows.trained.values())
+    with rows.evaluating() as model, torch.no_grad():
+        outputs = model(inputs)
+    if torch.distributed.get_rank():
+        return held
+    expected = whole.state()
+    assert state.keys() == expected.keys()
+    off = max(float((state[name] - expected[name]).abs().max()) for name in expected)
+    with torch.no_grad():
+        return apart, off, float((outputs - whole.model(inputs)).abs().max())
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_rows_of_a_replica_are_those_of_the_whole(alike: bool) -> None:
+    (apart, off, outputs), held, last = run_ranks(3, with_rows, alike)
+    assert max(apart, off, outputs) < 1e-12
+    assert held + last < sum(p.numel() for p in Replica(run_spec()).trained.values())

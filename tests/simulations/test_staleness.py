@@ -18,8 +18,8 @@ from rankdad.common.gradients.routes import Payload
 from rankdad.common.protocol.codec import unpack
 from rankdad.common.protocol.messages import Ask, Kind, Message, Step
 from rankdad.local.batch import StepBatch
-from rankdad.local.contributions import Contributions
 from rankdad.local.parts import Part
+from rankdad.local.passes import Passes
 from rankdad.remote.export import export
 from rankdad.remote.ledger import read_updates
 from rankdad.remote.records import DamageError
@@ -128,16 +128,16 @@ def test_all_that_is_applied_and_all_that_is_kept_add_up_to_all_that_took_part(
     found: dict[
         tuple[int, int], tuple[int, list[Tensor], float]
     ] = {}  # samples, gradients and loss, by round and place
-    compute = Contributions.step
+    compute = Passes.step
 
-    def step(self: Contributions, batch: StepBatch, moments: Any, take: Any, *, early: bool = False) -> Any:
+    def step(self: Passes, batch: StepBatch, moments: Any, take: Any, *, early: bool = False) -> Any:
         def note(part: Part) -> None:
             found[self._run.round, self._index] = len(batch), dense(part.gradients), part.loss
             take(part)
 
         return compute(self, batch, moments, note, early=early)
 
-    monkeypatch.setattr(Contributions, "step", step)
+    monkeypatch.setattr(Passes, "step", step)
     method = {"name": "rank-dad", "rank": 1, "residual": "dense", "wire": "float64"}
     spec = late_spec(method=method, training={"epochs": 3, "dtype": "float64"})
     run, checked = Straggling(spec, site_data(spec), tmp_path), list[int]()

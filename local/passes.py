@@ -1,0 +1,239 @@
+"""A step's passes at a site: how its batch is read, and what the gradients of the loss are."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from rankdad.common.errors import ModelError, NonFiniteError, RankdadError
+from rankdad.common.gradients.capture import FactorCapture
+from rankdad.common.protocol.plan import Plan
+from rankdad.common.run.batches import batch_sizes
+from rankdad.common.run.seeds import derive
+from rankdad.common.run.state import RunState
+from rankdad.common.spec import RunSpec
+from rankdad.local.augmentation import augmenting
+from rankdad.local.batch import StepBatch
+from rankdad.local.data import Batch, SiteData
+from rankdad.local.data.prepared import Prepared, prepare
+from rankdad.local.local_steps import Moments, differences
+from rankdad.local.losses import mean_loss
+from rankdad.local.parts import Parts, Take
+from rankdad.local.ranks.alone import Alone
+
+_log = logging.getLogger(__name__)
+
+
+class Passes:
+    """Read a site's batches, and compute what their gradients are.
+
+    Args:
+        spec: the run.
+        plan: of the run.
+        data: the site's samples.
+        run: where the run is, with the site's replica.
+        index: of the site in the plan.
+        ranks: that share the site's batches; without any it is alone.
+    """
+
+    def __init__(
+        self, spec: RunSpec, plan: Plan, data: SiteData, run: RunState, index: int, ranks: Alone | None = None
+    ) -> None:
+        self._spec, self._plan, self._data, self._run, self._index = spec, plan, data, run, index
+        self._largest, self._ranks = spec.at(plan.sites[index]).training.batch_size, ranks or Alone()
+        self._overflowed = False
+        self._fold = self._epoch = -1  # of what follows
+        self._prepared: Prepared | None = None
+        self._rows: list[list[tuple[Tensor, ...]]] = []  # of the parts of every batch, step by step
+        self._parts: tuple[int, Iterator[Batch]] = -1, iter(())  # from a step on
+
+    def prepared(self) -> Prepared:
+        """Return the samples of the run's fold, or of the last one.
+
+        Raises:
+            RankdadError: the sites' totals lead to no finite numbers.
+        """
+        if self._prepared is None or (self._fold != self._run.fold and not self._run.tested):
+            try:
+                self._prepared = prepare(self._spec, self._data, self._run, self._run.replica)
+            except ValueError as error:
+                raise RankdadError(str(error)) from None
+            self._fold = self._run.fold
+        return self._prepared
+
+    def batch(self, *, reads: bool = True) -> StepBatch:
+        """Return the samples of the next step: none if the site is out of data, or reads nothing."""
+        run, train = self._run, self.prepared().train
+        epoch = run.fold * self._spec.training.epochs + run.epoch
+        if self._epoch != epoch:
+            generator = torch.Generator()
+            generator.manual_seed(derive(self._plan.seed, "order", self.prepared().order_key, epoch))
+            order = torch.randperm(len(train), generator=generator)
+            sizes = [size for step in run.batches(self._index) for size in step if size]
+            order = self._data.dealt(self._fold, order, len(sizes)) if sizes else order[:0]
+            steps = run.batches(self._index)
+            batches = iter(order.split([size for step in steps for size in step]))
+            mine = [[self._ranks.part(next(batches)) for _ in step] for step in steps]
+            self._rows = [[rows.split(batch_sizes(len(rows), self._largest)) for rows in step] for step in mine]
+            self._epoch, self._parts = epoch, (-1, iter(()))
+        reads = reads and run.step < len(self._rows)
+        rows = self._rows[run.step] if reads else []
+        if rows and self._parts[0] != run.step:  # the epoch's first step, or the first after some that were not read
+            parts = [part for step in self._rows[run.step :] for batch in step for part in batch]
+            varied, device = augmenting(self._spec, self._index, epoch), next(run.replica.model.parameters()).device
+            self._parts = run.step, train.batches(parts, device, varied)
+        if rows:
+            self._parts = run.step + 1, self._parts[1]
+        return StepBatch(
+            run.batches(self._index)[run.step] if reads else [],
+            [[len(part) for part in batch] for batch in rows],
+            self._parts[1],
+        )
+
+    def step(self, batch: StepBatch, moments: Moments, take: Take, *, early: bool = False) -> Moments:
+        """Make what a step sends, bucket after bucket: gradients, or the difference that local steps make.
+
+        Args:
+            batch: samples of the step, which are read here.
+            moments: of the site's own optimizer; none where it takes no steps of its own.
+            take: is given the parts, in the order of their exchanges.
+            early: whether it is given them while the backward pass goes on.
+
+        Returns:
+            The moments after the step.
+
+        Raises:
+            ModelError: the network raised.
+            NonFiniteError: the loss or a gradient holds NaN or infinity; names the parameter.
+            DataError: a file cannot be read any more.
+        """
+        plan, run = self._plan, self._run
+        model = run.replica.model.train()
+        first = next(model.parameters())
+        like = torch.empty(0, dtype=first.dtype, device=first.device)
+        parts = partial(Parts, plan, self._spec.training.sends_squares, run.replica.step + 1, like, take=take)
+        if not len(batch):
+            parts(lambda names: ({}, {}), lambda: 0.0).finish()
+            return moments
+        self._ranks.begin(moments)
+        # torch.manual_seed takes a stack trace for each kind of device that is not there
+        seeded = torch.default_generator.manual_seed if like.is_cpu else torch.manual_seed
+        seeded(derive(plan.seed, "forward", self._index, run.rng_key, *self._ranks.key))
+        if self._spec.local is None:
+            alike = self._spec.training.autocast != "float16" and self._ranks.alike(batch.samples, self._largest)
+            with run.replica.passes(alike=alike), run.replica.capture(plan.factor_names) as capture:
+                losses = list[Tensor]()
+                given = parts(
+                    lambda names: (capture.factors(names), capture.dense(names)),
+                    lambda: self._finite_loss(losses),
+                    self._ranks.pooled,
+                )
+                self._backward(batch, capture, losses, given.complete if early else None)
+                self._finite_loss(losses)
+                given.finish()
+        else:
+            dense, value, moments = differences(self._spec, run, self._index, batch.batches(), moments, self._gradients)
+            parts(lambda names: ({}, dense), lambda: value).finish()
+        return moments
+
+    def _gradients(self, batch: StepBatch) -> tuple[Mapping[str, Tensor], float]:
+        """Return the gradients of the batch's mean loss, and that loss."""
+        with self._run.replica.capture(()) as capture:
+            losses = list[Tensor]()
+            self._backward(batch, capture, losses)
+            return self._ranks.summed(capture.dense(), self._finite_loss(losses))
+
+    def _backward(
+        self,
+        batch: StepBatch,
+        capture: FactorCapture,
+        losses: list[Tensor],
+        complete: Callable[[str], None] | None = None,
+    ) -> None:
+        """Run the backward passes of a batch's mean loss, part by part; gradients are complete in the last.
+
+        Args:
+            batch: samples, of which a rank takes its own.
+            capture: of their gradients.
+            losses: is given each part's share of the loss, before its backward pass.
+            complete: see `FactorCapture.backward`; of float16, whose gradients may have to be made again, told nothing.
+        """
+        sizes = [size for parts in batch.sizes for size in parts]
+        parts = itertools.islice(batch.parts, len(sizes))
+        if self._spec.training.autocast != "float16":
+            self._passes(parts, len(sizes), len(batch), capture, losses, complete)
+            return
+        kept, model, scale = list(parts), self._run.replica.model, self._spec.training.loss_scale
+        buffers, go_back = {name: buffer.clone() for name, buffer in model.named_buffers()}, _random_state(model)
+        while True:
+            capture.begin(scale)
+            losses.clear()
+            self._passes(kept, len(sizes), len(batch), capture, losses)
+            if scale == 1 or capture.is_finite:
+                return
+            scale //= 2
+            level = logging.DEBUG if self._overflowed else logging.WARNING
+            step = self._run.replica.step + 1
+            _log.log(level, "step %d: gradients overflow float16, and are made again: lower training.loss_scale", step)
+            self._overflowed = True
+            go_back()  # so that the same units drop out
+            for name, buffer in model.named_buffers():
+                buffer.copy_(buffers[name])
+
+    def _passes(
+        self,
+        parts: Iterable[Batch],
+        count: int,
+        samples: int,
+        capture: FactorCapture,
+        losses: list[Tensor],
+        complete: Callable[[str], None] | None = None,
+    ) -> None:
+        """Run the passes of so many parts of a batch of so many samples once."""
+        for place, part in enumerate(parts, 1):
+            try:
+                loss = self._loss(part) * (len(part.labels) / samples)
+                losses.append(loss.detach())
+                capture.backward(loss, complete if place == count else None)
+            except RankdadError:  # in what a complete bucket goes through
+                raise
+            except Exception as error:
+                raise ModelError(error) from error
+
+    def _finite_loss(self, losses: Sequence[Tensor]) -> float:
+        """Return a step's loss.
+
+        Raises:
+            NonFiniteError: it is none.
+        """
+        value = 0.0
+        for loss in losses:
+            value += float(loss)
+        if not math.isfinite(value):
+            raise NonFiniteError(f"the training loss in step {self._run.replica.step + 1}")
+        return value
+
+    def _loss(self, batch: Batch) -> Tensor:
+        kind, weights = batch.labels.device.type, self.prepared().fit.class_weights
+        autocast = self._spec.training.autocast
+        with torch.autocast(kind, getattr(torch, autocast or "bfloat16"), enabled=autocast is not None):
+            return mean_loss(self._spec.task, self._run.replica.model(batch.inputs), batch.labels, weights)
+
+
+def _random_state(model: nn.Module) -> Callable[[], None]:
+    """Return what sets the generators that a model's passes draw from back to where they are."""
+    device, drawn = next(model.parameters()).device, torch.get_rng_state()
+    there = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def go_back() -> None:
+        torch.set_rng_state(drawn)
+        if there is not None:
+            torch.cuda.set_rng_state(there, device)
+
+    return go_back

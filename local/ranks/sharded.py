@@ -1,0 +1,268 @@
+"""A replica that a site's ranks share: each has some rows of every weight, and of its moments (FSDP).
+
+torch's `fully_shard` gathers a block's whole weights for its passes. Gradients travel to rank 0 as without it, so that
+FSDP adds up none. What comes back each rank applies to its own rows: optimizers that go element by element change these
+as they would change the whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from types import MappingProxyType
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from rankdad.common.collectives import all_gather_equal, all_gather_rows, broadcast_bytes
+from rankdad.common.devices import CPU
+from rankdad.common.errors import SpecError
+from rankdad.common.gradients.capture import FactorCapture, linear_layers
+from rankdad.common.run.optimizer import load_moments, moments_of
+from rankdad.common.run.replica import Replica, copies, pack_parameters, unpack_parameters, weights_sha256
+from rankdad.common.run.weight_sketch import sketch
+from rankdad.common.spec import Adam, Edad, RunSpec
+
+# What rank 0 needs the others for: weights; moments, too; a whole model; to take over a state.
+WEIGHTS, STATE, WHOLE, LOAD = b"W", b"M", b"U", b"L"
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # whose members are blocks
+Summon = Callable[[bytes], AbstractContextManager[None]]
+
+
+class ShardedReplica(Replica):
+    """The rows of a replica that are this rank's.
+
+    Rank 0 returns whole weights and states. The others return their own rows, which `load` takes, too.
+
+    Args:
+        spec: the run.
+        model: with its initial weights; all ranks have the same, and of each keep their rows from here on.
+        group: the process group of the ranks; the default one where it is None.
+        summon: of rank 0 has the others `join`, for as long as it is entered; theirs does nothing.
+    """
+
+    def __init__(self, spec: RunSpec, model: nn.Module, group: dist.ProcessGroup | None, summon: Summon) -> None:
+        self._group, self._summon = group, summon
+        self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
+        self._layers = linear_layers(model)
+        device = next(model.parameters()).device.type
+        world = dist.group.WORLD if group is None else group
+        assert world is not None
+        mesh = DeviceMesh.from_group(world, device)
+        self._blocks = _sharded(model, mesh)
+        super().__init__(spec, model=model)
+        with summon(b""), self._whole():
+            self._parameters = dict(model.named_parameters())  # as passes use them: their memory comes and goes
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        return {name: nn.Parameter(_rows_of(parameter.detach())) for name, parameter in named.items()}
+
+    def rows(self, length: int) -> slice:
+        """Return which rows of a parameter this rank has, of so many; maybe none."""
+        most = math.ceil(length / self._size)
+        return slice(min(self._rank * most, length), min((self._rank + 1) * most, length))
+
+    def capture(self, only: Container[str] | None = None) -> FactorCapture:
+        """Return what captures the gradients of the model's passes, whole as of these: see `FactorCapture`."""
+        return FactorCapture(self.model, only, layers=self._layers, parameters=self._parameters)
+
+    @contextmanager
+    def passes(self, *, alike: bool = True) -> Iterator[None]:
+        """Have whole weights within a step's passes: block by block, if all ranks come to each as often, else all.
+
+        Args:
+            alike: whether they do.
+        """
+        with self._summon(b""):
+            for block in self._blocks:
+                block.set_reshard_after_forward(alike and block is not self._blocks[-1], recurse=False)
+                block.set_reshard_after_backward(alike, recurse=False)
+                if not alike:
+                    block.unshard()
+            yield
+            for block in self._blocks:
+                block.reshard()
+            for parameter in self._parameters.values():
+                parameter.grad = None
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        for block in self._blocks:
+            block.set_reshard_after_forward(False, recurse=False)
+            block.unshard()
+        yield
+        for block in self._blocks:
+            block.reshard()
+
+    @contextmanager
+    def evaluating(self, weights: Mapping[str, Tensor] = MappingProxyType({})) -> Iterator[nn.Module]:
+        """Yield the whole model at rank 0, for passes without gradients, with these weights in place of its own."""
+        with self._summon(WHOLE), self._whole(), torch.no_grad():
+            buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+            named = {**dict(self.model.named_parameters(remove_duplicate=False)), **dict(self.model.named_buffers())}
+            for name, value in weights.items():
+                named[name].copy_(value)
+            yield self.model
+            for name, value in buffers.items():
+                named[name].copy_(value)
+
+    def join(self, order: bytes) -> None:
+        """Do what rank 0 needs this rank for.
+
+        Args:
+            order: `WEIGHTS`, `STATE`, `WHOLE` or `LOAD`.
+        """
+        if order == WHOLE:
+            with self._whole():
+                return
+        if order == LOAD:
+            self.load_state(unpack_parameters(broadcast_bytes(b"")), self.step)
+        else:
+            self.weights() if order == WEIGHTS else self.state()
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over this rank's rows of weights, or of what `weights` has returned here, and buffers."""
+        own = self.model.state_dict()
+        with torch.no_grad():
+            for name, value in weights.items():
+                target = own[name]
+                rows = value.shape == target.shape and isinstance(target, DTensor)
+                _rows_of(target).copy_(value[self.rows(len(value))] if rows else value)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return a copy of all weights and buffers on the CPU; at ranks other than 0 of their own rows."""
+        with self._summon(WEIGHTS):
+            return self._gathered(self.model.state_dict())
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Return copies of the parameters."""
+        weights = self.weights()
+        return {name: weights[name] for name in self._parameters}
+
+    def sketch(self) -> Tensor:
+        """Return the sketch of the parameters; see `common.run.weight_sketch`."""
+        return sketch(self.parameters())
+
+    def digest(self) -> str:
+        """Return the sha256 of all weights and buffers."""
+        return weights_sha256(self.weights())
+
+    def state(self) -> dict[str, Tensor]:
+        """Return copies of weights, buffers and moments by name: of one process's replica, or of this rank's rows."""
+        with self._summon(STATE):
+            weights = {f"weights/{name}": value for name, value in self.model.state_dict().items()}
+            return self._gathered(weights | moments_of(self._optimizer, self.trained))
+
+    def load_state(self, tensors: Mapping[str, Tensor], step: int) -> None:
+        """Go back to a state of one process's replica, after so many steps; rank 0 takes the others along.
+
+        Raises:
+            ValueError, KeyError, RuntimeError: it is not that of this model.
+        """
+        self.step = step
+        shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
+        weights = {n.removeprefix("weights/"): value for n, value in tensors.items() if n.startswith("weights/")}
+        moments = {name: value for name, value in tensors.items() if not name.startswith("weights/")}
+        if {name: value.shape for name, value in self.model.state_dict().items()} != {
+            name: value.shape for name, value in weights.items()
+        }:
+            raise ValueError("the weights are not those of this model")
+        for key, value in moments.items():
+            if value.ndim and value.shape != shapes.get(key.partition("/")[2]):
+                raise ValueError(f"{key}: got {list(value.shape)}, which is not its weight's shape")
+        if not self._rank:
+            with self._summon(LOAD):
+                broadcast_bytes(pack_parameters(tensors))
+        self.load(weights)
+        own = {name: value[self.rows(len(value))] if value.ndim else value for name, value in moments.items()}
+        load_moments(self._optimizer, self.trained, own)
+
+    def _clip(self, most: float) -> None:
+        """Scale the gradients so that the norm of all ranks' rows together is not larger."""
+        gradients = [parameter.grad for parameter in self.trained.values() if parameter.grad is not None]
+        own = nn.utils.get_total_norm(gradients).double().square()
+        total = all_gather_equal(own, self._group).sum().sqrt()
+        nn.utils.clip_grads_with_norm_(self.trained.values(), most, total.to(gradients[0].dtype))
+
+    def _gathered(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return copies on the CPU of what ranks have the rows of, one after the other; buffers are whole anyway."""
+        found = dict[str, Tensor]()
+        for name in sorted(rows):  # moments from a file come in an order of their own
+            value = rows[name]
+            own = _rows_of(value)
+            divided = value.ndim and (isinstance(value, DTensor) or name.partition("/")[2] in self.trained)
+            whole = torch.cat(all_gather_rows(own, self._group)) if divided else own
+            found |= copies({name: own if self._rank else whole})
+        return found
+
+
+def check_sharded(spec: RunSpec, site: str, device: str, *, has_own_gpu: bool) -> None:
+    """Check that ranks can apply a run's updates to rows of weights.
+
+    Args:
+        spec: the run.
+        site: its name.
+        device: of this rank.
+        has_own_gpu: whether no other rank computes on it.
+
+    Raises:
+        SpecError: names what they cannot.
+    """
+    own, method, optimizer = spec.at(site), spec.method, spec.training.optimizer
+    cannot = {
+        f"method.name {method.name} sends deltas through whole weights": isinstance(method, Edad),
+        f"method.local_steps {own.local_steps} changes weights between two updates": spec.local is not None,
+        'training.optimizer.second_moment "factored" needs sums over whole columns': isinstance(optimizer, Adam)
+        and optimizer.second_moment == "factored",
+        'evaluation.references "local" trains a whole model at rank 0': "local" in spec.evaluation.references,
+        f"device {device} is maybe one GPU for several ranks": device != CPU and not has_own_gpu,
+    }
+    for reason, holds in cannot.items():
+        if holds:
+            raise SpecError("parallel", f'got "fsdp", but {reason}: expected "data" in this site\'s file')
+
+
+def _sharded(model: nn.Module, mesh: DeviceMesh) -> list[FSDPModule]:
+    """Divide a model's parameters, block by block; return the blocks, the model itself the last.
+
+    Raises:
+        SpecError: a parameter has no rows.
+    """
+    blocks = [] if _has_tied(model) else [b for b in _members(model) if any(True for _ in b.parameters())]
+    try:
+        for module in (*blocks, model):
+            fully_shard(module, mesh=mesh)
+    except ValueError as error:
+        raise SpecError("model", f'cannot be divided ("parallel": "fsdp"): {error}') from None
+    sharded: list[FSDPModule] = [module for module in (*blocks, model) if isinstance(module, FSDPModule)]
+    for before, block in zip((sharded[0], *sharded), sharded, strict=False):
+        block.set_requires_gradient_sync(False, recurse=False)
+        # Else torch goes by the forward passes before, of which rank 0 has more: those of evaluation.
+        block.set_modules_to_backward_prefetch([before])
+    return sharded
+
+
+def _members(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield a model's blocks: its members, and those of its containers, which no pass goes through as such."""
+    for member in module.children():
+        if isinstance(member, CONTAINERS):
+            yield from _members(member)
+        else:
+            yield member
+
+
+def _has_tied(model: nn.Module) -> bool:
+    """Tell whether blocks hold a parameter together, or are in the model twice."""
+    held = [p for _, p in model.named_parameters(remove_duplicate=False)]
+    return len(held) > len(set(held))
+
+
+def _rows_of(value: Tensor) -> Tensor:
+    """Return what this rank has of a tensor: its own memory."""
+    return value.to_local() if isinstance(value, DTensor) else value
