@@ -18,7 +18,7 @@ const charts = (() => {
     const base = {
       font: {family: "Helvetica Neue, Helvetica, Arial, Liberation Sans, sans-serif", size: narrow ? 11 : 13, color: colour("ink")},
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "closest", dragmode: false,
-      margin: {l: 50, r: 14, t: 34, b: 46}, uirevision: "kept",
+      margin: {l: 50, r: 26, t: 34, b: 46}, uirevision: "kept",
       legend: {orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom", bgcolor: "rgba(0,0,0,0)"},
     };
     const {xaxis, yaxis, ...rest} = layout;
