@@ -127,7 +127,8 @@ def test_too_many_are_turned_away(served: Served, client: httpx.Client, monkeypa
     assert MAX_VIEWERS >= 10
     monkeypatch.setattr("rankdad.page.stream.MAX_VIEWERS", 1)
     with client.stream("GET", "/page/events", headers=bearer()) as one:
-        told(one.iter_lines())
+        lines = one.iter_lines()  # kept: the stream ends with it
+        told(lines)
         assert client.get("/page/events", headers=bearer()).status_code == 503
 
 
