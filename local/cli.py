@@ -1,4 +1,4 @@
-"""Commands of a site: `rankdad site`, `rankdad predict`, `rankdad resolve`, `rankdad describe`."""
+"""Commands of a site: `rankdad site`, `predict`, `resolve`, `describe`; an owner's are in `local.owner`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Annotated
 import typer
 
 from rankdad.command import LogJson, Quiet, Verbose
+from rankdad.common.errors import UserError
 from rankdad.common.logs import LogOptions, set_up
+from rankdad.local.agent.cli import approve, refuse
+from rankdad.local.owner import cancel, fetch, logs, runs, submit
 
 AllowFactory = Annotated[
     list[str] | None,
@@ -23,6 +26,10 @@ SOME_REFUSED = 3  # exit status of `rankdad predict`: the table is written, some
 def mount(app: typer.Typer) -> None:
     """Add this folder's commands."""
     app.command()(site)
+    app.command()(approve)
+    app.command()(refuse)
+    for command in (submit, runs, logs, cancel, fetch):
+        app.command()(command)
     app.command()(predict)
     app.command()(resolve)
     app.command()(describe)
@@ -33,6 +40,12 @@ def site(
     patience: Annotated[
         float | None, typer.Option(help="Seconds to try an aggregator that does not answer.", min=0.1)
     ] = None,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Stay, and take part in all runs of a service that the policy allows.")
+    ] = False,
+    page: Annotated[
+        int | None, typer.Option(metavar="PORT", help="Show a live page to this machine; 0 takes a free port.", min=0)
+    ] = None,
     verbose: Verbose = False,
     quiet: Quiet = False,
     log_json: LogJson = False,
@@ -40,12 +53,20 @@ def site(
     """Take part in a run as one site, next to the data; started by torchrun, its processes share every batch."""
     from rankdad.local.config import SiteConfig
 
-    set_up(LogOptions.of(verbose=verbose, quiet=quiet, as_json=log_json))
+    options = LogOptions.of(verbose=verbose, quiet=quiet, as_json=log_json)
+    set_up(options)
 
     def read() -> SiteConfig:
         config = SiteConfig.read(file)
         return config if patience is None else config.model_copy(update={"patience": patience})
 
+    if stay:
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            raise UserError("--stay: runs as one process: start it without torchrun")
+        from rankdad.local.agent.agent import Agent
+
+        Agent(read(), options).run()
+        return
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
         from rankdad.local.ranks.running import run_rank
 
@@ -56,7 +77,7 @@ def site(
     from rankdad.local.site import run_site
 
     with ShutdownSignals() as signals:
-        run_site(config, signals)
+        run_site(config, signals, page=page)
 
 
 def predict(
@@ -97,7 +118,6 @@ def resolve(
     import json
 
     from rankdad.common.documents import load_json, validate
-    from rankdad.common.errors import UserError
     from rankdad.common.spec import RunSpec
     from rankdad.common.spec.data import TableData
     from rankdad.local.data.columns import resolved
@@ -132,7 +152,6 @@ def describe(
 
     from rich.console import Console
 
-    from rankdad.common.errors import UserError
     from rankdad.common.spec import RunSpec
     from rankdad.local.describing import describe as run
     from rankdad.local.describing import page, show

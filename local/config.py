@@ -1,4 +1,4 @@
-"""A site's own file: what only the site decides. It is neither hashed nor sent."""
+"""A site's own file, and what it shares with an owner's. What stands there is neither hashed nor sent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 import os
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import field_validator, model_validator
@@ -22,42 +22,22 @@ TOKEN = "RANKDAD_TOKEN"  # in the environment: the token, where no file is named
 PATHS = ("data", "output", "weights", "spec", "policy", "token_file", "ca", "certificate", "key")
 
 
-class SiteConfig(Part):
-    """One site. Relative paths start at the folder of the file that holds them."""
+class Member(Part):
+    """How somebody reaches the aggregator, and proves who they are. Relative paths start at the file's folder."""
 
     name: SiteName
-    """The site's name in the run's spec."""
+    """The site's name in the run's spec; an owner's or viewer's in the consortium."""
     aggregator: str
     """The aggregator's address, such as http://127.0.0.1:8765."""
-    data: str
-    """Folder of the data file that the spec names."""
-    output: str
-    """Folder for the trained model, the timings and the log."""
-    spec: str | None = None
-    """A copy of the run's spec: the site then takes part in this run alone."""
-    allow_factories: tuple[FunctionName, ...] = ()
-    """Model factories and readers whose code the site has read and permits to run."""
-    weights: str | None = None
-    """Folder of the pretrained weights that a run's spec may name."""
-    policy: str | None = None
-    """The file with the site's limits on what leaves it; without one the defaults hold."""
-    device: Device = CPU
-    """Where the model is trained: cpu; cuda:N; cuda, which is the first GPU, or under torchrun the local rank's; or
-    auto, which is cuda where there is a GPU, else cpu, and says which."""
-    parallel: Literal["data", "fsdp"] = "data"
-    """How ranks under torchrun share the site: data, each with a part of every batch; or fsdp, each keeps but a part
-    of the weights and of the optimizer's moments. One process has all of them."""
-    loading: Loading = Loading()
-    """How volumes and pictures are read: memory for them, and processes that read ahead."""
     patience: PositiveFloat = 300.0
-    """Seconds for which the site tries to reach an aggregator that does not answer."""
+    """Seconds for which an aggregator that does not answer is tried."""
 
     token_file: str | None = None
-    """File with the token that proves to the aggregator which site this is; else the environment's RANKDAD_TOKEN."""
+    """File with the token that proves to the aggregator who this is; else the environment's RANKDAD_TOKEN."""
     ca: str | None = None
     """File of the authority that must have made the aggregator's certificate; without it, those the system trusts."""
     certificate: str | None = None
-    """File of the certificate that this site shows to the aggregator."""
+    """File of the certificate that is shown to the aggregator."""
     key: str | None = None
     """File of its key."""
     proxy: str | None = None
@@ -86,7 +66,7 @@ class SiteConfig(Part):
         return value
 
     @model_validator(mode="after")
-    def _is_a_pair(self) -> SiteConfig:
+    def _is_a_pair(self) -> Self:
         if (self.certificate is None) != (self.key is None):
             raise ValueError("certificate and key: give both or none")
         if (self.certificate or self.ca) and not self.aggregator.startswith("https:"):
@@ -94,8 +74,8 @@ class SiteConfig(Part):
         return self
 
     @classmethod
-    def read(cls, path: Path) -> SiteConfig:
-        """Read a site's file.
+    def read(cls, path: Path) -> Self:
+        """Read a member's file.
 
         Raises:
             UserError: it is unreadable, or a field is wrong.
@@ -105,10 +85,10 @@ class SiteConfig(Part):
             raise UserError(f"{path}: is a run's file, expected a site's: name, aggregator, data, output")
         config = validate(cls, document, file=path)
         folder = path.resolve().parent
-        places = {key: str(folder / value) for key in PATHS if (value := getattr(config, key))}
+        places = {key: str(folder / value) for key in PATHS if (value := getattr(config, key, None))}
         return config.checked(path).model_copy(update=places)
 
-    def checked(self, source: str | Path) -> SiteConfig:
+    def checked(self, source: str | Path) -> Self:
         """Return it, if the aggregator is reached as it should be.
 
         Raises:
@@ -124,7 +104,7 @@ class SiteConfig(Part):
         return self
 
     def token(self) -> str | None:
-        """Return the site's token, if it has one.
+        """Return the token, if there is one.
 
         Raises:
             UserError: its file is unreadable or holds something else.
@@ -136,6 +116,34 @@ class SiteConfig(Part):
         if token is not None and not re.fullmatch(r"[\x21-\x7e]{20,500}", token):
             raise UserError(f"{source}: holds no token, expected one line of 20 or more letters and digits")
         return token
+
+
+class SiteConfig(Member):
+    """One site. Relative paths start at the folder of the file that holds them."""
+
+    data: str
+    """Folder of the data file that the spec names."""
+    output: str
+    """Folder for the trained model, the timings and the log."""
+    spec: str | None = None
+    """A copy of the run's spec: the site then takes part in this run alone."""
+    allow_factories: tuple[FunctionName, ...] = ()
+    """Model factories and readers whose code the site has read and permits to run."""
+    weights: str | None = None
+    """Folder of the pretrained weights that a run's spec may name."""
+    policy: str | None = None
+    """The file with the site's limits on what leaves it; without one the defaults hold."""
+    approval: Literal["policy", "manual"] = "policy"
+    """With `--stay`: whether the policy alone decides which runs are taken part in, or somebody here approves each one
+    that it allows, too."""
+    device: Device = CPU
+    """Where the model is trained: cpu; cuda:N; cuda, which is the first GPU, or under torchrun the local rank's; or
+    auto, which is cuda where there is a GPU, else cpu, and says which."""
+    parallel: Literal["data", "fsdp"] = "data"
+    """How ranks under torchrun share the site: data, each with a part of every batch; or fsdp, each keeps but a part
+    of the weights and of the optimizer's moments. One process has all of them."""
+    loading: Loading = Loading()
+    """How volumes and pictures are read: memory for them, and processes that read ahead."""
 
 
 def _read_token(path: str) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -45,8 +46,10 @@ from rankdad.local.threads import use_threads
 from rankdad.local.timings import Timings
 from rankdad.local.trained_rows import write_trained_rows
 from rankdad.local.training import Result, train
+from rankdad.page.viewers import VIEWER_TOKEN
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +64,13 @@ class TakingPart:
 
 
 def run_site(
-    config: SiteConfig, signals: ShutdownSignals | None = None, *, every: int = EVERY, ranks: Alone | None = None
+    config: SiteConfig,
+    signals: ShutdownSignals | None = None,
+    *,
+    every: int = EVERY,
+    ranks: Alone | None = None,
+    saved: Callable[[], object] = lambda: None,
+    page: int | None = None,
 ) -> Result:
     """Take part in a run from hello to goodbye.
 
@@ -70,6 +79,8 @@ def run_site(
         signals: tells whether the site is to stop.
         every: steps between two checkpoints.
         ranks: that share the site's batches, of which this process is rank 0; without any it is alone.
+        saved: called once the results are written, before the aggregator is told.
+        page: port of this machine on which the site shows its own run; None shows nothing.
 
     Raises:
         ShutdownError: it is; started again, it goes on.
@@ -116,16 +127,26 @@ def run_site(
 
             write_predictions(results / "predictions", spec, data, fold, outputs)
 
-        with closing(Timings(results / "timings.csv", again=first_round > 0)) as timings:
+        with closing(Timings(results / "timings.csv", again=first_round > 0)) as timings, ExitStack() as shown:
             following = following_progress(spec, state.run, partial(progress, config.name))
-            sender = Sender(client, plan, timings.lap)
+            lap: Callable[[str], None] = timings.lap
+            if page is not None:
+                from rankdad.local.live import SitePage
+
+                own_page = SitePage(config.name, len(data.samples), spec, plan, state.run, results, page)
+                shown.enter_context(own_page)
+                following, lap = both(following, own_page.followed), both(lap, own_page.lap)
+                _print(f"{config.name}: the page is at {own_page.address}, its token in {results / VIEWER_TOKEN}")
+            sender = Sender(client, plan, lap)
+            if page is not None:
+                own_page.traffic = lambda: sender.traffic
             training = train(
                 spec,
                 plan,
                 data,
                 state,
                 policy,
-                timings.lap,
+                lap,
                 between_steps,
                 tested,
                 notices.add,
@@ -140,7 +161,7 @@ def run_site(
                 plan,
                 config.name,
                 device=device,
-                lap=timings.lap,
+                lap=lap,
                 quietly=quietly,
                 sender=sender,
                 hear=ranks.hear,
@@ -148,11 +169,22 @@ def run_site(
         model = results / "model"
         save_model(model, spec, result.best, result.final, result.fit, result.own)
         write_trained_rows(results, data)
+        saved()
         client.done()
         ranks.end()
     shutil.rmtree(checkpoints.folder, ignore_errors=True)
     _print(f"{config.name}: done after {result.epochs} epochs; the model is in {model}")
     return result
+
+
+def both(first: Callable[[T], object], second: Callable[[T], object]) -> Callable[[T], None]:
+    """Return what calls one after the other."""
+
+    def call(value: T) -> None:
+        first(value)
+        second(value)
+
+    return call
 
 
 def taking_part(
@@ -168,13 +200,23 @@ def taking_part(
     Raises:
         UserError: what keeps the site from taking part.
     """
-    policy = Policy.read(config.policy)
-    spec = _spec(config, offered)
+    spec = offered_spec(config, offered)
     called(spec.name)
+    policy, replica, plan = permitted(config, spec)
+    return TakingPart(spec, policy, replica, plan, _data(config, spec, plan, policy))
+
+
+def permitted(config: SiteConfig, spec: RunSpec) -> tuple[Policy, Replica, Plan]:
+    """Return the site's policy, the model and the plan of a run, if that is allowed here; no data are read.
+
+    Raises:
+        UserError: what keeps the site from taking part.
+    """
+    policy = Policy.read(config.policy)
     replica = _replica(config, spec)
     plan = make_plan(spec, replica.model)
     policy.check(spec.at(config.name), plan)
-    return TakingPart(spec, policy, replica, plan, _data(config, spec, plan, policy))
+    return policy, replica, plan
 
 
 def check_site(config: SiteConfig, offline: RunSpec | None = None) -> tuple[RunSpec, Plan, SiteData]:
@@ -191,14 +233,12 @@ def check_site(config: SiteConfig, offline: RunSpec | None = None) -> tuple[RunS
         UserError: what would keep the site from taking part.
     """
     with log_names(site=config.name):
-        policy = Policy.read(config.policy)
         if offline is None:
             with AggregatorClient(config) as client:
-                spec = _spec(config, client.run())
+                spec = offered_spec(config, client.run())
         else:
             spec = _own(config, offline, "this file")
-        plan = make_plan(spec, _replica(config, spec).model)
-        policy.check(spec.at(config.name), plan)
+        policy, _, plan = permitted(config, spec)
         data = _data(config, spec, plan, policy)
         for warning in policy.warnings(spec):
             _log.warning(warning)
@@ -253,16 +293,21 @@ def _reporting_failure(client: AggregatorClient, config: SiteConfig) -> Iterator
     except (ShutdownError, UnreachableError, RefusedError, LostRankError):
         raise
     except Exception as error:
-        # What an error nobody has thought of says may come from the data.
-        unexpected = f"an unexpected error ({type(error).__name__}), of which its log says more"
-        reason = error.public_message if isinstance(error, RankdadError) else unexpected
-        for path in filter(None, (getattr(config, key) for key in PATHS)):  # its folders are the site's business
-            reason = reason.replace(f"{Path(path).parent}{os.sep}", "")
+        reason = public_reason(error, config)
         client.give_up(pack_failure(failure_message(config.name, 0, RankdadError(reason), final=False)))
         raise
 
 
-def _spec(config: SiteConfig, offered: dict[str, object]) -> RunSpec:
+def public_reason(error: BaseException, config: SiteConfig) -> str:
+    """Return what others may hear of an error: none of the site's folders, and nothing that may come from its data."""
+    unexpected = f"an unexpected error ({type(error).__name__}), of which its log says more"
+    reason = error.public_message if isinstance(error, RankdadError) else unexpected
+    for path in filter(None, (getattr(config, key) for key in PATHS)):
+        reason = reason.replace(f"{Path(path).parent}{os.sep}", "")
+    return reason
+
+
+def offered_spec(config: SiteConfig, offered: Mapping[str, object]) -> RunSpec:
     """Return the aggregator's spec, if the site can take part in it."""
     if offered.get("version") != __version__:
         raise UserError(

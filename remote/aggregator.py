@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -129,6 +129,16 @@ class Aggregator:
     def ended(self) -> bool:
         """Whether the run is over, well or not."""
         return self.barrier.state is BarrierState.ENDED
+
+    @property
+    def outcome(self) -> tuple[str, str]:
+        """How the run has ended, and why; that it has not."""
+        return self._outcome if self.ended else ("running", "")
+
+    @property
+    def samples(self) -> Mapping[str, Sequence[Sequence[int]]]:
+        """Every child's samples in every fold, to train, to validate and to test; none before all have said hello."""
+        return self._checks.samples
 
     def is_last_word(self, answer: bytes) -> bool:
         """Tell whether an answer is the one that ends the run."""
@@ -466,9 +476,11 @@ class Aggregator:
 
     def close(self) -> None:
         """Write the last summary and the model, however the run has ended."""
-        self.recorder.finish(*self._outcome)
-        self._publish()
-        self.persistence.close()
+        try:
+            self.recorder.finish(*self._outcome)
+            self._publish()
+        finally:
+            self.persistence.close()
         best, final = self.state.best_weights, self.state.replica.weights()
         last = min(self.state.fold, self.plan.folds - 1)
         fit = None

@@ -9,6 +9,8 @@ POST /snapshots/{site}       200 and the run's newest state for a site that has 
 GET  /run                    the spec, and what a site compares before it reads any data
 GET  /status                 where the run stands and whom it waits for
 
+The same stand below /runs/{run}, where a service has several; an aggregator of one run answers to both.
+
 Refused are, in this order: callers who do not prove who they are (401, 403), names that are no site's (422, 404),
 rounds of another run (409), bodies that are too slow (408) or too large (413), and contents (422, 409, 410). An error
 of the aggregator's own is a 500: it is logged, and sites try again.
@@ -19,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict
 from functools import partial
 from time import perf_counter
@@ -35,6 +37,7 @@ from starlette.types import Receive, Scope, Send
 from rankdad.common import __version__
 from rankdad.common.errors import ProtocolError
 from rankdad.common.protocol.message_sizes import body_limit
+from rankdad.remote.audit import Audit
 from rankdad.remote.auth import Identity
 from rankdad.remote.connections import ConnectionRegistry, Timeouts
 from rankdad.remote.host import Host
@@ -44,6 +47,7 @@ CONTENT_TYPE = "application/msgpack"
 RUN_HEADER, COMPUTED_HEADER = "x-rankdad-run", "x-rankdad-computed"
 
 Work = Callable[[Request], Awaitable[Response]]
+Endpoint = tuple[str, str, Work]  # verb, path, what answers
 
 
 class Refusal(JSONResponse):
@@ -82,64 +86,94 @@ class _Api(FastAPI):
         await self.middleware_stack(scope, receive, send)
 
 
+def application(
+    find: Callable[[Request], Awaitable[Routes]], registry: ConnectionRegistry, others: Iterable[Endpoint] = ()
+) -> FastAPI:
+    """Return the application.
+
+    Args:
+        find: returns the routes of the run that a request is about.
+        registry: of all connections.
+        others: what can be asked beside that.
+    """
+    app = _Api(title="rankdad aggregator", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app.router.redirect_slashes = False
+
+    def of_a_run(work: Callable[[Routes, Request], Awaitable[Response]]) -> Work:
+        async def endpoint(request: Request) -> Response:
+            try:
+                routes = await find(request)
+            except ProtocolError as error:
+                return refuse(registry, registry.audit, request, error.status, str(error))
+            return await routes.answer(work, request)
+
+        return endpoint
+
+    # Plain routes: parsing of parameters and bodies by declared types would cost a tenth of a millisecond a step.
+    for place in ("", "/runs/{run}"):
+        for verb, path, work in ROUTES:
+            app.add_route(f"{place}{path}", of_a_run(work), methods=[verb])
+    for verb, path, endpoint in others:
+        app.add_route(path, endpoint, methods=[verb])
+
+    async def nowhere(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        said = f"{request.method} is not known at this path"
+        return refuse(registry, registry.audit, request, error.status_code, said)
+
+    app.add_exception_handler(HTTPException, nowhere)
+    return app
+
+
+def refuse(registry: ConnectionRegistry, audit: Audit, request: Request, status: int, reason: str) -> Refusal:
+    """Return a refusal, and take note of it."""
+    address = request.client.host if request.client else ""
+    audit.refused(address, str(request.path_params.get("site", ""))[:63], status, reason)
+    return Refusal(status, reason, 0 if "read" in request.scope["state"] else registry.timeouts.refused)
+
+
 class Routes:
-    """What callers can ask.
+    """What can be asked of one run.
 
     Args:
         host: of the run.
         identity: how callers prove who they are.
         registry: of all connections.
+        run: what the run is called in addresses, where there are several.
     """
 
-    def __init__(self, host: Host, identity: Identity, registry: ConnectionRegistry) -> None:
-        self._host, self._identity, self._registry = host, identity, registry
+    def __init__(self, host: Host, identity: Identity, registry: ConnectionRegistry, run: str = "") -> None:
+        self._host, self._identity, self._registry, self._run_name = host, identity, registry, run
         self._aggregator = host.aggregator
         self._limit = body_limit(host.aggregator.plan, up=True, region=bool(host.aggregator.node.regions))
         self._addresses: dict[str, str] = {}  # from which each site last came
 
     def app(self) -> FastAPI:
-        """Return the application."""
-        app = _Api(title="rankdad aggregator", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
-        app.router.redirect_slashes = False
-        # Plain routes: parsing of parameters and bodies by declared types would cost a tenth of a millisecond a step.
-        for verb, path, work in (
-            ("POST", "/rounds/{site}", self._contribute),
-            ("GET", "/rounds/{site}/{round}", self._ask),
-            ("POST", "/rounds/{site}/done", self._done),
-            ("POST", "/rounds/{site}/{round}", self._offer),
-            ("POST", "/snapshots/{site}", self._snapshot),
-            ("GET", "/run", self._run),
-            ("GET", "/status", self._status),
-        ):
-            app.add_route(path, self._guarded(work), methods=[verb])
+        """Return an application of this run alone."""
+        return application(self._only, self._registry)
 
-        async def nowhere(request: Request, error: Exception) -> Response:
-            assert isinstance(error, HTTPException)
-            return self._refuse(request, error.status_code, f"{request.method} is not known at this path")
+    async def _only(self, request: Request) -> Routes:
+        if request.path_params.get("run") not in (None, self._aggregator.run_id):
+            raise ProtocolError(404, "no such run here: this aggregator has one, see /run")
+        return self
 
-        app.add_exception_handler(HTTPException, nowhere)
-        return app
-
-    def _guarded(self, work: Work) -> Work:
-        async def endpoint(request: Request) -> Response:
-            try:
-                return await work(request)
-            except ProtocolError as error:
-                return self._refuse(request, error.status, str(error))
-            except ClientDisconnect:
-                return Response(status_code=400)
-            except Exception as error:
-                refusal = self._host.note_fault(error)
-                return self._refuse(request, refusal.status, str(refusal))
-
-        return endpoint
+    async def answer(self, work: Callable[[Routes, Request], Awaitable[Response]], request: Request) -> Response:
+        """Answer a request; errors are refusals."""
+        try:
+            return await work(self, request)
+        except ProtocolError as error:
+            return self._refuse(request, error.status, str(error))
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except Exception as error:
+            refusal = self._host.note_fault(error)
+            return self._refuse(request, refusal.status, str(refusal))
 
     def _refuse(self, request: Request, status: int, reason: str) -> Response:
-        address = request.client.host if request.client else ""
-        self._registry.audit.refused(address, str(request.path_params.get("site", ""))[:63], status, reason)
-        return Refusal(status, reason, 0 if "read" in request.scope["state"] else self._registry.timeouts.refused)
+        return refuse(self._registry, self._host.audit, request, status, reason)
 
-    async def _run(self, request: Request) -> Response:
+    async def run(self, request: Request) -> Response:
+        """Say what the run is."""
         self._admit(request)
         plan = self._aggregator.plan
         spec = self._aggregator.spec.model_dump(mode="json")
@@ -155,7 +189,8 @@ class Routes:
         }
         return JSONResponse(document)
 
-    async def _status(self, request: Request) -> Response:
+    async def status(self, request: Request) -> Response:
+        """Say where the run stands."""
         self._admit(request)
         status = asdict(self._aggregator.status)
         for internal in ("without", "oldest", "ahead", "updates"):
@@ -163,33 +198,38 @@ class Routes:
         waiting = perf_counter() - status.pop("round_began")
         return JSONResponse({"name": self._aggregator.spec.name, **status, "waiting_seconds": waiting})
 
-    async def _contribute(self, request: Request) -> Response:
+    async def contribute(self, request: Request) -> Response:
+        """Take a contribution."""
         site, connection = self._admit(request)
         self._check_run(request)
         body = await read_body(request, self._limit, self._registry.timeouts)
         return _update(await self._host.contribute(site, body, connection, _computed(request)))
 
-    async def _offer(self, request: Request) -> Response:
+    async def offer(self, request: Request) -> Response:
+        """Take a contribution that may come early."""
         site, _ = self._admit(request)
         self._check_run(request)
         round_ = _round(request)
         body = await read_body(request, self._limit, self._registry.timeouts)
         return _update(None) if self._host.offer(site, round_, body, _computed(request)) else Response(status_code=204)
 
-    async def _ask(self, request: Request) -> Response:
+    async def ask(self, request: Request) -> Response:
+        """Answer with a round's update."""
         site, connection = self._admit(request)
         self._check_run(request)
         update, waits = await self._host.ask(site, _round(request), connection)
         return _update(update) if waits or update is not None else Response(status_code=204)
 
-    async def _done(self, request: Request) -> Response:
+    async def done(self, request: Request) -> Response:
+        """Take note that a site needs no more."""
         site, _ = self._admit(request)
         self._check_run(request)
         await read_body(request, 0, self._registry.timeouts)
         self._host.discount(site)
         return Response(status_code=204)
 
-    async def _snapshot(self, request: Request) -> Response:
+    async def snapshot(self, request: Request) -> Response:
+        """Give a site the run's state."""
         site, connection = self._admit(request)
         self._check_run(request)
         await read_body(request, 0, self._registry.timeouts)
@@ -197,7 +237,7 @@ class Routes:
         snapshot = await self._host.call(partial(self._aggregator.snapshot, site))
         if snapshot is None:
             return Response(status_code=204)
-        self._registry.audit.note("snapshot given", address=connection.address, site=site, bytes=len(snapshot))
+        self._host.audit.note("snapshot given", address=connection.address, site=site, bytes=len(snapshot))
         return Response(snapshot, media_type=CONTENT_TYPE)
 
     def _admit(self, request: Request) -> tuple[str, HttpConnection]:
@@ -211,12 +251,11 @@ class Routes:
         site = self._identity.check(request.path_params.get("site"), authorization, connection.names)
         if site is None:
             return "", connection
-        if connection.site != site:
-            self._registry.identify(connection, site)
+        self._registry.identify(connection, site, self._run_name)
         if self._addresses.get(site) != connection.address:
             self._addresses[site] = connection.address
             what = "identified" if self._identity.required else "connected"
-            self._registry.audit.note(what, address=connection.address, site=site)
+            self._host.audit.note(what, address=connection.address, site=site)
         self._host.meet(site)
         return site, connection
 
@@ -225,6 +264,17 @@ class Routes:
         if header != self._aggregator.run_id:
             problem = "names no run" if header is None else "is of another run than this one"
             raise ProtocolError(409, f"{RUN_HEADER}: the request {problem}; ask for /run first")
+
+
+ROUTES: tuple[tuple[str, str, Callable[[Routes, Request], Awaitable[Response]]], ...] = (
+    ("POST", "/rounds/{site}", Routes.contribute),
+    ("GET", "/rounds/{site}/{round}", Routes.ask),
+    ("POST", "/rounds/{site}/done", Routes.done),
+    ("POST", "/rounds/{site}/{round}", Routes.offer),
+    ("POST", "/snapshots/{site}", Routes.snapshot),
+    ("GET", "/run", Routes.run),
+    ("GET", "/status", Routes.status),
+)
 
 
 async def read_body(request: Request, limit: int, timeouts: Timeouts) -> bytes:

@@ -16,7 +16,8 @@ from rankdad.common.errors import visible
 
 AUDIT = "audit.jsonl"  # of a run's directory
 MAX_PER_MINUTE = 100  # lines of one address
-MAX_ADDRESSES = 1000  # told apart within a minute
+MAX_ADDRESSES = 1000  # told apart within a minute, and names
+MAX_REASON = 200  # characters of the last refusal of a site
 _log = logging.getLogger(__name__)
 
 
@@ -34,6 +35,7 @@ class Audit:
         self._torn = self._broken = False
         self._minute = ""
         self._counts: dict[str, int] = {}  # lines of this minute by address
+        self.refusals: dict[str, tuple[int, str]] = {}  # how many requests of each site were refused, and why the last
 
     def note(self, what: str, *, address: str = "", site: str = "", **details: str | int) -> None:
         """Write a line; the more than `MAX_PER_MINUTE` of an address are only counted."""
@@ -50,6 +52,9 @@ class Audit:
 
     def refused(self, address: str, site: str, status: int, reason: str) -> None:
         """Write that a request was refused."""
+        count, _ = self.refusals.get(site, (0, ""))
+        if site and (count or len(self.refusals) < MAX_ADDRESSES):  # strangers may say that they are anybody
+            self.refusals[site] = count + 1, visible(reason, MAX_REASON)
         self.note("refused", address=address, site=site, status=status, reason=reason)
 
     def close(self) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import secrets
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import ProtocolError, UserError
 from rankdad.common.spec import SiteName
 
+_log = logging.getLogger(__name__)
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -39,6 +41,48 @@ def read_tokens(path: Path) -> dict[str, str]:
         UserError: it is unreadable, or holds something else.
     """
     return validate(Tokens, load_json(path), file=path).root
+
+
+class TokenFile(Mapping[str, str]):
+    """The hashed tokens of a file, read again when it has changed: who is added or revoked is so at once.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        UserError: it is unreadable at the beginning, or holds something else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._stamp = path, _stamp(path)
+        self._tokens = read_tokens(path)
+
+    def __getitem__(self, name: str) -> str:
+        return self._now()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._now())
+
+    def __len__(self) -> int:
+        return len(self._now())
+
+    def _now(self) -> dict[str, str]:
+        stamp = _stamp(self._path)
+        if stamp != self._stamp:
+            try:
+                self._tokens = read_tokens(self._path)
+            except UserError as error:  # nobody is locked out by a file half copied
+                _log.warning("%s; the tokens stay as they were", error)
+            self._stamp = stamp
+        return self._tokens
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    try:
+        known = path.stat()
+    except OSError:
+        return ()
+    return known.st_mtime_ns, known.st_size, known.st_ino
 
 
 @dataclass(frozen=True)
@@ -97,9 +141,9 @@ class Identity:
         kind, _, token = authorization.partition(" ")
         if kind.lower() != "bearer" or not token:
             raise ProtocolError(401, "no token; expected the header 'authorization: Bearer ...'")
-        given = hashed(token)
+        given, tokens = hashed(token), dict(self.tokens)
         for name in self.sites:
-            if secrets.compare_digest(self.tokens.get(name, ""), given):
+            if secrets.compare_digest(tokens.get(name, ""), given):
                 return name
         raise ProtocolError(401, "the token is not known here")
 

@@ -12,6 +12,7 @@ from rankdad.command import DeviceOption, LogJson, Quiet, Verbose
 from rankdad.common.errors import UserError, visible
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.remote.ledger import Durability, Retention
+from rankdad.remote.service.cli import serve
 
 
 def mount(app: typer.Typer) -> None:
@@ -21,6 +22,7 @@ def mount(app: typer.Typer) -> None:
     app.command()(report)
     app.command()(compare)
     app.command()(provision)
+    app.command()(serve)
 
 
 def aggregator(
@@ -43,6 +45,10 @@ def aggregator(
         Retention, typer.Option(help="Of the ledger: 'all' updates, or only the 'tail' since the last checkpoints.")
     ] = Retention.ALL,
     tokens: Annotated[Path | None, typer.Option(help="File of the sites' hashed tokens.")] = None,
+    viewers: Annotated[
+        Path | None,
+        typer.Option(help="File of the hashed tokens of who may see the live page; without it DIR has one token."),
+    ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="The aggregator's certificate, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
     client_ca: Annotated[
@@ -76,6 +82,7 @@ def aggregator(
     spec = RunSpec.read(file, set_ or [])
     from rich.console import Console
 
+    from rankdad.page.viewers import VIEWER_TOKEN
     from rankdad.remote.config import Access
     from rankdad.remote.persistence import LEDGER, LedgerOptions
     from rankdad.remote.process import run_aggregator
@@ -84,7 +91,7 @@ def aggregator(
     from rankdad.remote.server import listen
     from rankdad.remote.upstream import above, check_not_here, check_region
 
-    access = Access(host, tls_cert, tls_key, client_ca, tokens, allow_plain_http, allow_anyone)
+    access = Access(host, tls_cert, tls_key, client_ca, tokens, allow_plain_http, allow_anyone, viewers)
     config = None
     if upstream is not None:
         config = above(upstream, region, output, allow_plain_http=allow_plain_http)
@@ -106,6 +113,9 @@ def aggregator(
         if config is not None:
             check_not_here(config.aggregator, bound)
         typer.echo(f"listening on {access.scheme}://{address}:{bound}; the run's directory is {output}")
+        lookers, where = access.viewers_in(output), viewers or output / VIEWER_TOKEN
+        typer.echo(f"the live page: {access.scheme}://{address}:{bound}/page/, for those with a token of {where}")
+        run = partial(run, viewers=lookers)
         run(spec, output, listening, Console(quiet=quiet), allow_factory or ())
     show_result(load_json(output / "summary.json"), output, spec.group_noun)
 
@@ -210,7 +220,8 @@ def provision(
 ) -> None:
     """Make certificates, tokens and a start kit for each site."""
     from rankdad.common.documents import load_json, validate
-    from rankdad.remote.provision import Consortium, Kits
+    from rankdad.remote.consortium import Consortium
+    from rankdad.remote.provision import Kits
 
     kits = Kits(validate(Consortium, load_json(file), file=file), output)
     for path in kits.make() if add is None and renew is None else kits.change(add, renew):

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from rankdad.common.errors import UserError
-from rankdad.remote.auth import Context, Identity, read_tokens, server_context
+from rankdad.page.viewers import VIEWER_TOKEN, own_token
+from rankdad.remote.auth import Context, Identity, TokenFile, hashed, read_tokens, server_context
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Access:
         tokens: file of the sites' hashed tokens.
         allow_plain_http: permits to be reached from outside without TLS, as behind a proxy that ends it.
         allow_anyone: permits to be reached from outside by callers who prove nothing.
+        viewers: file of the hashed tokens of those who may see the live page.
     """
 
     host: str = "127.0.0.1"
@@ -33,6 +35,7 @@ class Access:
     tokens: Path | None = None
     allow_plain_http: bool = False
     allow_anyone: bool = False
+    viewers: Path | None = None
 
     def check(self, sites: Sequence[str]) -> None:
         """Refuse what is unsafe or cannot work.
@@ -50,6 +53,9 @@ class Access:
         missing = [site for site in sites if identity.tokens is not None and site not in identity.tokens]
         if missing:
             raise UserError(f"--tokens {self.tokens}: has no token of {', '.join(missing)}")
+        both = set((identity.tokens or {}).values()) & set(self.viewers_in().values())
+        if both:
+            raise UserError(f"--viewers {self.viewers}: has the token of a site, which only that site may have")
         if is_loopback(self.host):
             return
         if self.tls_cert is None and not self.allow_plain_http:
@@ -63,6 +69,16 @@ class Access:
                 "`rankdad provision` makes, or --allow-anyone in a network that you trust"
             )
 
+    def viewers_in(self, directory: Path | None = None) -> dict[str, str]:
+        """Return the hashed tokens of viewers, by name: those of the file, else the one in a run's directory.
+
+        Raises:
+            UserError: a file cannot be read or written, or holds something else.
+        """
+        if self.viewers is not None:
+            return read_tokens(self.viewers)
+        return {} if directory is None else {"viewer": hashed(own_token(directory / VIEWER_TOKEN))}
+
     @property
     def scheme(self) -> str:
         """Return the scheme of the aggregator's own address."""
@@ -70,7 +86,7 @@ class Access:
 
     def identity(self, sites: Sequence[str]) -> Identity:
         """Return how callers prove who they are."""
-        tokens = None if self.tokens is None else read_tokens(self.tokens)
+        tokens = None if self.tokens is None else TokenFile(self.tokens)
         return Identity(tuple(sites), tokens, certificates=self.client_ca is not None)
 
     @property

@@ -13,7 +13,8 @@ from typing import Protocol
 from rankdad.remote.audit import Audit
 
 MAX_UNAUTHENTICATED = 64  # connections
-MAX_PER_SITE = 4  # connections, and so requests at once: no pipelining
+MAX_PER_SITE = 4  # connections of a run, and so requests at once: no pipelining
+VIEWER, MAX_OF_VIEWERS = "(viewer)", 256  # whose they are that show the page; no site is called that
 
 
 @dataclass(frozen=True)
@@ -59,25 +60,36 @@ class ConnectionRegistry:
     def __init__(self, audit: Audit, timeouts: Timeouts = Timeouts()) -> None:
         self.audit, self.timeouts = audit, timeouts
         self._unauthenticated: dict[Connection, None] = {}
-        self._sites: dict[str, dict[Connection, None]] = {}
+        self._sites: dict[tuple[str, str], dict[Connection, None]] = {}  # by run and site
+        self._keys: dict[Connection, tuple[str, str]] = {}
 
     def add(self, connection: Connection) -> None:
         """Add a new connection, unauthenticated."""
         _add(self._unauthenticated, connection, MAX_UNAUTHENTICATED)
 
-    def identify(self, connection: Connection, site: str) -> None:
-        """Note that a connection is another site's than before, or no longer unauthenticated."""
+    def identify(self, connection: Connection, site: str, run: str = "") -> None:
+        """Note whose a connection is, and, where there are several, for which run."""
+        key = run, site
+        if self._keys.get(connection) == key:
+            return
         self.remove(connection)
         connection.site = site
-        _add(self._sites.setdefault(site, {}), connection, MAX_PER_SITE)
+        self._keys[connection] = key
+        _add(self._sites.setdefault(key, {}), connection, MAX_OF_VIEWERS if site == VIEWER else MAX_PER_SITE)
+
+    def present(self) -> set[str]:
+        """Return the sites that have a connection."""
+        return {connection.site for own in self._sites.values() for connection in own}
 
     def remove(self, connection: Connection) -> None:
         """Forget a connection."""
         self._unauthenticated.pop(connection, None)
-        of_site = self._sites.get(connection.site, {})
-        of_site.pop(connection, None)
-        if not of_site:
-            self._sites.pop(connection.site, None)
+        key = self._keys.pop(connection, None)
+        if key is not None:
+            of_site = self._sites.get(key, {})
+            of_site.pop(connection, None)
+            if not of_site:
+                self._sites.pop(key, None)
 
 
 def _add(connections: dict[Connection, None], connection: Connection, limit: int) -> None:

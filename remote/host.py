@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
+from time import perf_counter, time
 from typing import TypeVar
 
 import torch
@@ -59,12 +59,20 @@ class Host:
         audit: log of who comes and goes.
         hold: seconds for which a request is held, see `Timeouts`.
         large_plan: bytes of a dense gradient from which the work leaves the event loop.
+        comes_back: whether whoever serves the run takes it up again after a full disk; sites are not told of that.
     """
 
     def __init__(
-        self, aggregator: Aggregator, audit: Audit, hold: float = Timeouts.hold, large_plan: int = LARGE_PLAN
+        self,
+        aggregator: Aggregator,
+        audit: Audit,
+        hold: float = Timeouts.hold,
+        large_plan: int = LARGE_PLAN,
+        *,
+        comes_back: bool = False,
     ) -> None:
         self.aggregator, self.audit, self._seconds = aggregator, audit, hold
+        self._comes_back = comes_back
         self.ended = asyncio.Event()
         self.error: BaseException | None = None
         self.crashed = False  # by an error of its own, after which only another process can go on
@@ -72,6 +80,7 @@ class Host:
         self._heard = asyncio.Event()  # a site has sent something
         self._unacknowledged = set(aggregator.children)
         self._departed: set[str] = set()
+        self.seen: dict[str, float] = {}  # when each site last asked something, in seconds of the time of day
         self._present: set[str] = set()  # have contributed since they came
         self._problems: dict[str, str] = {}  # of sites, as last logged
         self._held: dict[str, list[Held]] = {}
@@ -88,6 +97,7 @@ class Host:
     def meet(self, site: str) -> None:
         """Take note that a site has come."""
         self._departed.discard(site)
+        self.seen[site] = time()
 
     async def contribute(
         self, site: str, body: bytes, connection: HttpConnection, computed: float | None = None
@@ -212,7 +222,12 @@ class Host:
             return
         except UserError as error:  # a disk that is full or broken ends the run, for now
             self.error = error
-            self.fail(str(error))
+            if self._comes_back and self.aggregator.persistence.keeps:
+                self._refuse_all(ProtocolError(503, "the aggregator's disk is full or broken; it tries again"))
+                self.crashed = True
+                self.ended.set()
+            else:
+                self.fail(str(error))
             return
         except HalfwayError as error:
             self._crash(error.cause)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from multiprocessing.connection import Connection
@@ -55,6 +55,7 @@ def run_aggregator(
     weights: Path | None = None,
     upstream: SiteConfig | None = None,
     device: str = CPU,
+    viewers: Mapping[str, str] | None = None,
 ) -> None:
     """Serve a run until it ends.
 
@@ -70,6 +71,7 @@ def run_aggregator(
         weights: folder of the pretrained weights that the spec names.
         upstream: how a region's aggregator reaches the one above it; None is the one above all.
         device: where it reduces, and follows the run.
+        viewers: see `remote.server.serve`.
 
     Raises:
         UserError: the model or the directory cannot be made, or the aggregator above has another run.
@@ -91,7 +93,9 @@ def run_aggregator(
         for warning in aggregator.plan.warnings:
             _log.warning(warning)
         attach = climb.attach if climb else lambda host: None
-        interrupted = _serve(aggregator, listening, console, access or Access(), lifeline, attach, resumes=resumes)
+        interrupted = _serve(
+            aggregator, listening, console, access or Access(), lifeline, attach, viewers, resumes=resumes
+        )
         if climb:
             climb.close()
         progress = aggregator.recorder.progress
@@ -145,18 +149,14 @@ def _serve(
     access: Access,
     lifeline: Connection | None,
     attach: Callable[[Host], None],
+    viewers: Mapping[str, str] | None,
     *,
     resumes: bool,
 ) -> str:
     """Serve the run within its audit log, and return what interrupted it."""
-
-    def waiting() -> Waiting:
-        status = aggregator.status
-        return Waiting(status.waiting_for, time.perf_counter() - status.round_began, status.without, aggregator.ended)
-
     progress, interrupted = aggregator.recorder.progress, ""
-    view = view_of(progress, waiting, console)
-    run = partial(serve, lifeline=lifeline, resumable=aggregator.persistence.keeps, attach=attach)
+    view = view_of(progress, partial(waiting_of, aggregator), console)
+    run = partial(serve, lifeline=lifeline, resumable=aggregator.persistence.keeps, attach=attach, viewers=viewers)
     with closing(Audit(aggregator.recorder.directory / AUDIT)) as audit:
         audit.note("run resumed" if resumes else "run started", run=aggregator.run_id)
         try:
@@ -164,3 +164,9 @@ def _serve(
         finally:
             audit.note("run ended", status=progress.status, reason=progress.reason or interrupted)
     return interrupted
+
+
+def waiting_of(aggregator: Aggregator) -> Waiting:
+    """Return how the present round stands."""
+    status = aggregator.status
+    return Waiting(status.waiting_for, time.perf_counter() - status.round_began, status.without, aggregator.ended)

@@ -3,72 +3,32 @@
 DIR/ca/           ca.pem and its key: keep it apart, it makes new sites
 DIR/aggregator/   server.pem, server.key, ca.pem, tokens.json (hashes alone), README.txt
 DIR/sites/NAME/   SITE.json, policy.json, ca.pem, certificate.pem and its key, token, README.txt, empty data and result
+DIR/owners/NAME/  OWNER.json, ca.pem, certificate.pem and its key, token, README.txt; DIR/viewers/NAME/ likewise
 """
 
 from __future__ import annotations
 
 import ipaddress
 import json
-import re
 import secrets
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated
-from urllib.parse import SplitResult, urlsplit
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from pydantic import Field, field_validator, model_validator
 
-from rankdad.common.documents import Part
 from rankdad.common.errors import UserError
 from rankdad.common.files import make_folder, write_json, write_whole
 from rankdad.common.policy import FILE, Policy
-from rankdad.common.spec import SiteName
 from rankdad.remote.auth import hashed, read_tokens
+from rankdad.remote.consortium import AGGREGATOR, CA_DAYS, Consortium
 
-AGGREGATOR = "aggregator"
 DATA, RESULT = "data", "result"  # folders of a site's kit
-CA_DAYS = 3650
+OWNER_FILE = "OWNER.json"
 EARLIER = timedelta(hours=1)  # that certificates are valid before now: clocks differ
-
-
-class Consortium(Part):
-    """Who takes part in runs, and where the aggregator is."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,40}$")]
-    """The consortium's name, in its authority's certificate."""
-    aggregator: str
-    """Address at which the sites reach the aggregator, such as https://aggregator.example:8765."""
-    sites: Annotated[tuple[SiteName, ...], Field(min_length=1, max_length=1000)]
-    """Names of the sites."""
-    addresses: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9.:-]{1,253}$")], ...] = ()
-    """More names and addresses of the aggregator for its certificate."""
-    days: Annotated[int, Field(ge=1, le=CA_DAYS)] = 365
-    """Days for which certificates are valid."""
-    mutual_tls: bool = True
-    """Whether sites show certificates too; behind a proxy that ends TLS only their tokens tell who they are."""
-
-    @field_validator("aggregator")
-    @classmethod
-    def _is_address(cls, value: str) -> str:
-        if not re.fullmatch(r"https://([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?(/\S*)?", value):
-            raise ValueError(f"got {value!r}, expected an address such as https://aggregator.example:8765")
-        return value
-
-    @model_validator(mode="after")
-    def _names_differ(self) -> Consortium:
-        if len(set(self.sites)) < len(self.sites) or AGGREGATOR in self.sites:
-            raise ValueError(f"sites: names must differ, and none may be {AGGREGATOR}")
-        return self
-
-    @property
-    def address(self) -> SplitResult:
-        """Return the aggregator's address in parts."""
-        return urlsplit(self.aggregator)
 
 
 class Kits:
@@ -94,7 +54,7 @@ class Kits:
                 f"{self._output}: is not empty; --add or --renew changes one site, or choose another --output"
             )
         self._authority()
-        return [self._aggregator(), *(self._site(site) for site in self._consortium.sites)]
+        return [self._aggregator(), *map(self._kit, self._consortium.members)]
 
     def change(self, add: str | None, renew: str | None) -> list[Path]:
         """Make the folder of one new site, or make a site's or the aggregator's anew.
@@ -105,16 +65,23 @@ class Kits:
         name = add or renew
         if name is None or (add and renew):
             raise UserError("--add and --renew: give one of them")
-        if name not in (*self._consortium.sites, AGGREGATOR) or name == add == AGGREGATOR:
-            raise UserError(f"{name}: is not among the file's sites; add it there first")
+        if name not in (*self._consortium.members, AGGREGATOR) or name == add == AGGREGATOR:
+            raise UserError(f"{name}: is not among the file's sites, owners and viewers; add it there first")
         if not (self._output / "ca" / "ca.key").exists():
             raise UserError(f"{self._output}: holds no authority; run without --add and --renew first")
-        folder = self._output / AGGREGATOR if name == AGGREGATOR else self._output / "sites" / name
+        folder = self._output / AGGREGATOR if name == AGGREGATOR else self._folder(name)
         if add and folder.exists():
             raise UserError(f"{folder}: is there already; --renew {name} makes it anew")
         if renew and not folder.exists():
             raise UserError(f"{folder}: is not there; --add {name} makes it")
-        return [self._aggregator() if name == AGGREGATOR else self._site(name)]
+        return [self._aggregator() if name == AGGREGATOR else self._kit(name)]
+
+    def _folder(self, name: str) -> Path:
+        kinds = {"owners": self._consortium.owners, "viewers": self._consortium.viewers}
+        return self._output / next((kind for kind, names in kinds.items() if name in names), "sites") / name
+
+    def _kit(self, name: str) -> Path:
+        return self._site(name) if name in self._consortium.sites else self._person(name)
 
     def _authority(self) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
@@ -167,36 +134,57 @@ class Kits:
             f"        --tls-cert server.pem --tls-key server.key{mutual} --tokens tokens.json\n\n"
             "Behind a proxy that ends TLS, at an address that only the proxy reaches:\n\n"
             "    rankdad aggregator RUN.json --output DIR --host ADDRESS --allow-plain-http --tokens tokens.json\n\n"
-            "A site that was added or renewed is known once the command was started again; the run goes on.\n"
+            "A service to which owners submit runs, one after the other or several at once, with the same options:\n\n"
+            f"    rankdad serve CONSORTIUM.json --output DIR --host 0.0.0.0 --port {port} …\n\n"
+            "Members that were added or renewed are known at once; whose line is taken out of tokens.json is refused.\n"
             "tokens.json holds hashes alone. Keep server.key secret.\n"
         )
 
     def _site(self, name: str) -> Path:
-        consortium, folder = self._consortium, make_folder(self._output / "sites" / name, private=True)
-        config: dict[str, object] = {
-            "name": name,
-            "aggregator": consortium.aggregator,
-            "data": DATA,
-            "output": RESULT,
-            "token_file": "token",
-            "ca": "ca.pem",
-            "policy": FILE,
-        }
+        folder = make_folder(self._folder(name), private=True)
+        config = self._proof(folder, name, {"data": DATA, "output": RESULT, "policy": FILE})
+        for place in (DATA, RESULT):  # a container has them mounted in a kit that it cannot write to
+            make_folder(folder / place, private=True)
+        for file, text in (("SITE.json", config), (FILE, Policy().text())):
+            if not (folder / file).exists():  # a renewed site may have changed its own
+                _write(folder / file, text)
+        _write(folder / "README.txt", _site_words(name, self._consortium))
+        return folder
+
+    def _person(self, name: str) -> Path:
+        folder = make_folder(self._folder(name), private=True)
+        config = self._proof(folder, name, {})
+        if not (folder / OWNER_FILE).exists():
+            _write(folder / OWNER_FILE, config)
+        _write(folder / "README.txt", _person_words(name, self._consortium))
+        return folder
+
+    def _proof(self, folder: Path, name: str, own: dict[str, object]) -> str:
+        """Write what proves that somebody is a member, and return the file that names it."""
+        consortium = self._consortium
+        config: dict[str, object] = {"name": name, "aggregator": consortium.aggregator, "token_file": "token"}
+        config |= own | {"ca": "ca.pem"}
         if consortium.mutual_tls:
             self._issue(folder, "certificate", name, [x509.DNSName(name)], server=False)
             config |= {"certificate": "certificate.pem", "key": "certificate.key"}
         shutil.copy(self._output / "ca" / "ca.pem", folder / "ca.pem")
-        for place in (DATA, RESULT):  # a container has them mounted in a kit that it cannot write to
-            make_folder(folder / place, private=True)
         token = secrets.token_hex(32)
         _write(folder / "token", f"{token}\n")
-        for file, text in (("SITE.json", json.dumps(config, indent=2) + "\n"), (FILE, Policy().text())):
-            if not (folder / file).exists():  # a renewed site may have changed its own
-                _write(folder / file, text)
-        _write(folder / "README.txt", _site_words(name, consortium))
-        tokens = read_tokens(self._tokens) | {name: hashed(token)}
-        write_json(self._tokens, tokens, private=True)
-        return folder
+        write_json(self._tokens, read_tokens(self._tokens) | {name: hashed(token)}, private=True)
+        return json.dumps(config, indent=2) + "\n"
+
+
+def _person_words(name: str, consortium: Consortium) -> str:
+    submits = (
+        f"    rankdad submit RUN.json --to {OWNER_FILE}     # then: logs RUN, cancel RUN, fetch RUN --output DIR\n"
+        if name in consortium.owners
+        else ""
+    )
+    return (
+        f"{name} in {consortium.name}\n\nIn this folder:\n\n{submits}"
+        f"    rankdad runs --to {OWNER_FILE}\n\n"
+        f"`token` and `certificate.key` prove that you are {name}: they belong to nobody else.\n"
+    )
 
 
 def _site_words(name: str, consortium: Consortium) -> str:
@@ -209,7 +197,8 @@ def _site_words(name: str, consortium: Consortium) -> str:
         f"2. {FILE} says what a run may let out of this house; a run that needs more says which line to\n"
         f"   change, and what that lets out.\n"
         f"3. Whether all is in order:          rankdad check SITE.json\n"
-        f"4. Take part in a run:               rankdad site SITE.json\n\n"
+        f"4. Take part in a run:               rankdad site SITE.json\n"
+        f"   or in all that a service offers and the policy allows, from now on:   rankdad site SITE.json --stay\n\n"
         f"`token` and `certificate.key` prove that you are {name}: they belong to nobody else. The certificate is\n"
         f"valid for {consortium.days} days.\n"
     )

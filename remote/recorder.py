@@ -6,7 +6,7 @@ import contextlib
 import csv
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from rankdad.common.files import write_json, write_whole
-from rankdad.common.gradients.factors import Factor
+from rankdad.common.gradients.factors import Factor, singular_values
 from rankdad.common.metrics import Metrics, Tally, summarise
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import (
@@ -35,8 +35,10 @@ from rankdad.common.run.batches import run_steps, schedule
 from rankdad.common.run.lateness import damped
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import TOP
+from rankdad.page.history import History
 from rankdad.remote.children import introduced
 from rankdad.remote.progress import Progress
+from rankdad.remote.retelling import retold
 from rankdad.remote.rounds import Ready
 from rankdad.remote.run_directory import PLAN, Table, new_directory
 from rankdad.remote.summary import summary
@@ -48,6 +50,8 @@ CANDIDATE = (
     "candidate",
 )  # a column where settings are tuned: counted from 1, empty of the model that is tested or kept
 FIGURES = ("loss", "seconds", "aggregation_seconds", "exposed_seconds", "bytes_up", "bytes_down", "left_out")
+SPECTRA, SPECTRUM_PLACE = "spectra.csv", ("step", "fold", "epoch", "layer", "rank")
+SPECTRUM = 32  # singular values of a layer that are kept, at most
 LATE = ("late",)  # a column where contributions may be late: whose joined this step, and by how many steps each was
 MAX_RESETS = 1000  # in a summary: the last ones
 
@@ -97,6 +101,8 @@ class Recorder:
         self._late = LATE if plan.staleness else ()
         norms = [f"norm:{site}" for site in sites]
         ranks = [f"rank:{name}" for name in self._factors]
+        names = tuple(dict.fromkeys(("loss", spec.monitor)))
+        self.history = History(sites, self._factors, names)
         self._steps = Table(
             directory / "steps.csv",
             [*PLACE, *FIGURES, *self._late, *norms, *ranks, *self._candidate],
@@ -114,14 +120,24 @@ class Recorder:
             *self._candidate,
         ]
         self._metrics = Table(directory / "metrics.csv", columns, state.get("metrics"))
+        self._spectra: Table | None = None
+        if spec.record.spectra:
+            rows = (slot.rows for exchange in plan.exchanges for slot in exchange.down.slots if len(slot.widths) == 2)
+            columns = [f"s{number + 1}" for number in range(min(SPECTRUM, max(rows, default=0)))]
+            self._spectra = Table(
+                directory / SPECTRA, [*SPECTRUM_PLACE, *columns, *self._candidate], state.get("spectra")
+            )
         if state:
             self.progress.restore(state["progress"])
             self._losses = {site: (total, weight) for site, (total, weight) in state["losses"].items()}
+            retold(self.history, directory, self._factors)
         self.summarise()
 
     def state(self) -> dict[str, Any]:
         """Return as JSON what a recorder needs to go on from here, between two steps."""
         tables = {"steps": self._steps.size(), "metrics": self._metrics.size()}
+        if self._spectra is not None:
+            tables["spectra"] = self._spectra.size()
         return {"progress": self.progress.state(), "losses": self._losses, **tables}
 
     def reset(self, site: str, round_: int) -> None:
@@ -204,6 +220,14 @@ class Recorder:
         sums.add(seconds, aggregation_seconds, up, down)
         sums.missing |= ready.missing
         sums.ranks += [value.rows for value in update.payload if isinstance(value, Factor)]
+        every = self._spec.record.spectra
+        if every and (progress.step + 1) % every == 0:
+            slots = self._plan.layout(ready.exchange, up=False).slots
+            sums.factors |= {
+                slot.name: value for slot, value in zip(slots, update.payload, strict=True) if isinstance(value, Factor)
+            }
+        for (site, _), arrived in zip(self._sent(ready), ready.arrived, strict=False):
+            sums.waited[site] = sums.waited.get(site, 0.0) + ready.seconds - arrived
         for site, message in self._sent(ready):
             assert isinstance(message.body, Step)
             before = sums.norms.get(site, 0.0) if len(self._plan.buckets) > 1 else 0.0
@@ -212,13 +236,13 @@ class Recorder:
             return
         progress.step += 1
         progress.loss = update.loss
-        norms = dict.fromkeys(self._sites, "")
+        norms, losses = dict.fromkeys(self._sites, ""), dict[str, float]()
         for site, message in self._sent(ready):
             assert isinstance(message.body, Step)
             total, weight = self._losses[site]
             step = message.body
             self._losses[site] = (total + step.weight * step.loss, weight + step.weight)
-            norms[site] = f"{sums.norms[site]:.6g}"
+            norms[site], losses[site] = f"{sums.norms[site]:.6g}", step.loss
         for late in ready.late:
             site, sent = self._sites[late.place], late.message.body
             assert isinstance(sent, Step)
@@ -236,7 +260,21 @@ class Recorder:
         times = (f"{sums.seconds:.6f}", f"{sums.aggregation:.6f}", exposed)
         figures = (*times, sums.up, sums.down, " ".join(left_out))
         self._steps.row([*place, *figures, *joined, *norms.values(), *sums.ranks, *candidate])
+        self.history.add_step(
+            update.loss, sums.seconds, sums.aggregation, sums.ranks, losses, sums.times(self._computed)
+        )
+        if sums.factors:
+            self._record_spectra(sums.factors, [progress.step, fold, progress.epoch + 1], candidate)
         self._open, self._computed = _Sums(), {}
+
+    def _record_spectra(self, factors: dict[str, Factor], place: list[int], candidate: list[int | str]) -> None:
+        assert self._spectra is not None
+        spectra = {name: singular_values(factor, SPECTRUM) for name, factor in factors.items()}
+        width = max(0, self._spectra.width - len(SPECTRUM_PLACE) - len(candidate))
+        for name, values in spectra.items():
+            shown = [f"{value:.6g}" for value in values[:width]]
+            self._spectra.row([*place, name, factors[name].rows, *shown, *[""] * (width - len(shown)), *candidate])
+        self.history.add_spectra(place[0], spectra)
 
     def _place(self, training: int) -> tuple[int, list[int | str]]:
         """Return for whose model a training is, and what stands in the column of candidates, if there is one."""
@@ -264,11 +302,14 @@ class Recorder:
                 baselines[site] = message.body.baseline
             for name, tally in zip(self._plan.references, message.body.references, strict=False):
                 references[name][site] = tally
+        epoch: dict[str, dict[str, float]] = {}
         rows: dict[str, PooledMetrics | Metrics] = {"pooled": pooled}
         rows |= {site: summarise(task, tally) for site, tally in models.items()}
         for site, metrics in rows.items():
             loss = self._train_loss(site) if pooled.split == "validation" else ""
             figures = ["" if value is None else value for value in (*metrics.values.values(), metrics.auc_error)]
+            known = {str(name): value for name, value in metrics.values.items() if value is not None}
+            epoch[site] = known | ({"train_loss": float(loss)} if loss != "" else {})
             row = [fold, pooled.epoch + 1, pooled.split, site, loss, metrics.samples]
             self._metrics.row([*row, *figures, *candidate])
         if pooled.split == "test":
@@ -279,6 +320,7 @@ class Recorder:
             self._write_table("sites", progress.study.by_site())
             self._write_table(*progress.study.predictions())
         else:
+            self.history.add_epoch(epoch)
             progress.validation = pooled
             progress.train_loss = float(self._train_loss("pooled") or 0.0)
             self._losses = dict.fromkeys(self._sites, (0.0, 0.0))
@@ -286,6 +328,7 @@ class Recorder:
     def _next_fold(self, fold: int) -> None:
         if fold + 1 < self.progress.folds:
             self.progress.fold, self.progress.epoch, self.progress.best_epoch = fold + 1, 0, 0
+            self.history.begin_fold()
 
     def _write_table(self, name: str, rows: list[dict[str, Any]]) -> None:
         """Write a table of what is known over all folds so far; no rows are no table."""
@@ -312,6 +355,8 @@ class Recorder:
         """Close the tables as they stand."""
         self._steps.close()
         self._metrics.close()
+        if self._spectra is not None:
+            self._spectra.close()
 
     def summarise(self) -> None:
         """Write `summary.json` as things stand."""
@@ -329,6 +374,16 @@ class _Sums:
     missing: frozenset[int] = frozenset()  # from any of them
     ranks: list[int] = field(default_factory=list)
     norms: dict[str, float] = field(default_factory=dict)
+    waited: dict[str, float] = field(default_factory=dict)  # seconds for others, by site
+    factors: dict[str, Factor] = field(default_factory=dict)  # of an update whose singular values are kept
+
+    def times(self, computed: Mapping[str, float]) -> dict[str, tuple[float, float, float]]:
+        """Return for how long each site computed, its bytes were on the way, and it waited for others."""
+        found = {}
+        for site, waited in self.waited.items():
+            own = min(computed.get(site, 0.0), self.seconds)
+            found[site] = (own, max(0.0, self.seconds - self.aggregation - waited - own), waited)
+        return found
 
     def add(self, seconds: float, aggregation: float, up: int, down: int) -> None:
         self.seconds, self.aggregation = self.seconds + seconds, self.aggregation + aggregation

@@ -60,6 +60,7 @@ class Ready:
         missing: places of the others.
         seconds: from the round's beginning to its end.
         late: contributions to earlier steps that join this one, in order of age and place.
+        arrived: seconds from the round's beginning to each contribution.
     """
 
     kind: Kind
@@ -71,6 +72,7 @@ class Ready:
     missing: frozenset[int]
     seconds: float
     late: tuple[LateContribution, ...] = ()
+    arrived: tuple[float, ...] = ()
 
 
 Effect = Answer | Ready
@@ -113,6 +115,7 @@ class Barrier:
         self._quorum, self._grace, self._full_quorum_rounds = quorum or len(sites), grace, full_quorum_rounds
         self._bodies: dict[str, bytes] = {}
         self._messages: dict[str, Message] = {}
+        self._arrived: dict[str, float] = {}
         self.stored: bytes | None = None
         self.failed = False
         self.began = self._quorum_since = now  # the round; when its quorum was in
@@ -165,7 +168,7 @@ class Barrier:
 
     def put(self, site: str, body: bytes, message: Message, now: float) -> None:
         """Keep a contribution to this round, as `receive` does and the ledger says again; the last one stands."""
-        self._bodies[site], self._messages[site] = body, message
+        self._bodies[site], self._messages[site], self._arrived[site] = body, message, now - self.began
         self.rejoin(site)
         if len(self._bodies) == self.quorum:
             self._quorum_since = now
@@ -200,7 +203,8 @@ class Barrier:
                 self.latecomers.note(place, self.round, self._bodies[self._sites[place]])
             late = self.latecomers.take()
         here = (first.kind, self.round, first.exchange)
-        return [Ready(*here, places, messages, sizes, missing, now - self.began, late)]
+        arrived = tuple(self._arrived[self._sites[place]] for place in places)
+        return [Ready(*here, places, messages, sizes, missing, now - self.began, late, arrived)]
 
     def tick(self, now: float) -> list[Effect]:
         """Close the round if all that it waits for are in, or if its quorum is in and its grace is over."""
@@ -226,7 +230,7 @@ class Barrier:
         """Store the round's update and go on to the next round; `last` ends the run."""
         if self.state is not BarrierState.AGGREGATING:
             return []  # the run failed while the update was being made
-        self.stored, self._bodies, self._messages = update, {}, {}
+        self.stored, self._bodies, self._messages, self._arrived = update, {}, {}, {}
         self.round, self.began = self.round + 1, now
         self.state = BarrierState.ENDED if last else BarrierState.COLLECTING
         return [Answer(self._sites, update)]

@@ -64,6 +64,7 @@ class Table:
         if stands:
             os.truncate(path, size or 0)
         self._file = path.open("a" if stands else "w", newline="", encoding="utf-8", buffering=1)
+        self.width = len(columns)
         self._path, self._writer = path, csv.writer(self._file, lineterminator="\n")
         if not stands:
             self._writer.writerow(columns)

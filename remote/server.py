@@ -7,12 +7,13 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from multiprocessing.connection import Connection
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from rankdad.common.errors import UserError
 from rankdad.remote.aggregator import Aggregator
@@ -22,6 +23,7 @@ from rankdad.remote.auth import Context
 from rankdad.remote.config import Access
 from rankdad.remote.connections import ConnectionRegistry
 from rankdad.remote.host import Host
+from rankdad.remote.live import page_of
 from rankdad.remote.view import View
 from rankdad.remote.web import Handshake, HttpConnection, accept
 
@@ -57,6 +59,7 @@ def serve(
     *,
     resumable: bool = False,
     attach: Callable[[Host], None] = lambda host: None,
+    viewers: Mapping[str, str] | None = None,
 ) -> str:
     """Run until all sites have said goodbye, one has failed, or SIGINT or SIGTERM comes.
 
@@ -71,17 +74,20 @@ def serve(
         resumable: whether an interrupted run can go on later; sites then are not told of the interruption, and try
             to reach the aggregator again.
         attach: given what calls the aggregator, before anybody is served.
+        viewers: hashed tokens of those who may see the live page; without any there is none.
 
     Returns:
         what interrupted the run, if anything did.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn's own handlers stand until it has shut down, then these
         signal.signal(number, lambda *_: None)
-    with asyncio.Runner(loop_factory=_uvloop()) as runner:
-        return runner.run(_serve(Host(aggregator, audit), access, listening, view, lifeline, resumable, attach))
+    with asyncio.Runner(loop_factory=uvloop_factory()) as runner:
+        host = Host(aggregator, audit)
+        return runner.run(_serve(host, access, listening, view, lifeline, resumable, attach, viewers))
 
 
-def _uvloop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def uvloop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return what makes an event loop; None for Python's own."""
     with contextlib.suppress(ImportError):  # not on Windows
         import uvloop
 
@@ -144,42 +150,73 @@ async def _serve(
     lifeline: Connection | None,
     resumable: bool,
     attach: Callable[[Host], None],
+    viewers: Mapping[str, str] | None,
 ) -> str:
     attach(host)
     aggregator, registry = host.aggregator, ConnectionRegistry(host.audit)
-    routes = Routes(host, access.identity(aggregator.children), registry)
+    app = Routes(host, access.identity(aggregator.children), registry).app()
+    page = None if viewers is None else page_of(host, registry, viewers.values)
+    for verb, path, endpoint in page.routes() if page else ():
+        app.add_route(path, endpoint, methods=[verb])
     if aggregator.ended:
         host.ended.set()
     interruption = _Interruption(host, resumable)
-    web = Uvicorn(_config(routes), registry, access.secure, interruption.ask)
+    web = Uvicorn(web_config(app), registry, access.secure, interruption.ask)
     if lifeline is not None:
         asyncio.get_running_loop().add_reader(lifeline.fileno(), _hear, lifeline, host, interruption)
     serving = asyncio.create_task(web.serve(sockets=[listening]))
-    display = _Display(view)
-    display.call(lambda view: view.start())
-    try:
-        while not host.ended.is_set() and not serving.done():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(host.ended.wait(), TICK)
-            host.tick()
-            display.call(lambda view: view.tick())
-        if host.crashed or (interruption.reason and resumable):
-            await host.leave()
-        else:
-            await host.drain(MAX_SILENCE)
+    serving.add_done_callback(lambda _: host.ended.set())
+
+    async def close_doors() -> None:
+        if page is not None:
+            page.close()
         web.should_exit = True
         await serving
+
+    try:
+        await see_through(host, view, lambda: bool(interruption.reason) and resumable, close_doors)
     finally:
-        await host.close()
-        display.call(lambda view: view.stop())
+        if page is not None:
+            page.close()
     if host.error is not None:
         raise host.error
     return interruption.reason
 
 
-def _config(routes: Routes) -> uvicorn.Config:
+async def see_through(
+    host: Host, view: View, stays: Callable[[], bool], last: Callable[[], Awaitable[None]] | None = None
+) -> None:
+    """Do what a run needs beside its requests, from its beginning until it has ended and its files are written.
+
+    Args:
+        host: of the run.
+        view: what a person sees.
+        stays: tells whether a run that ends here goes on later; nobody is told of an end then.
+        last: done once all sites have been answered, before the files are closed.
+    """
+    display = _Display(view)
+    display.call(lambda view: view.start())
+    try:
+        while not host.ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(host.ended.wait(), TICK)
+            host.tick()
+            display.call(lambda view: view.tick())
+        if host.crashed or stays():
+            await host.leave()
+        else:
+            await host.drain(MAX_SILENCE)
+        if last is not None:
+            await last()
+    finally:
+        await host.close()
+        display.call(lambda view: view.stop())
+
+
+def web_config(app: FastAPI) -> uvicorn.Config:
+    """Return how uvicorn serves an application of ours."""
     return uvicorn.Config(
-        routes.app(),
+        app,
         http=HttpConnection,
         ws="none",
         loop="none",

@@ -20,9 +20,10 @@ import rankdad
 ROOT = Path(__file__).parent.parent
 ALLOWED = {
     "common": {"common"},
+    "page": {"common", "page"},
     "distributed": {"common", "distributed"},
-    "local": {"common", "local"},
-    "remote": {"common", "remote"},
+    "local": {"common", "local", "page"},
+    "remote": {"common", "page", "remote"},
     "platforms": {"common", "local", "remote", "platforms"},
     "simulations": {"common", "local", "remote", "simulations"},
     "benchmarks": {"common", "distributed", "local", "remote", "simulations", "benchmarks"},

@@ -26,6 +26,8 @@ CONTEXT.set_forkserver_preload(
             "rankdad.local.prediction",
             "rankdad.remote.process",
             "rankdad.remote.report.run_report",
+            "rankdad.remote.service.process",
+            "rankdad.local.agent.agent",
             "rankdad.simulations.simulator",
         ),
         *(

@@ -67,6 +67,16 @@ def concatenate(factors: Sequence[Factor]) -> Factor:
     return Factor(torch.cat([factor.delta for factor in factors]), torch.cat([factor.activation for factor in factors]))
 
 
+def singular_values(factor: Factor, count: int) -> list[float]:
+    """Return the largest singular values of a factor's product, at most so many, the largest first.
+
+    The product is never formed: with Δᵀ = Q R and Aᵀ = P S, its singular values are those of R Sᵀ.
+    """
+    left, right = (torch.linalg.qr(side.double().T, mode="r").R for side in (factor.delta, factor.activation))
+    values: list[float] = torch.linalg.svdvals(left @ right.T)[:count].tolist()
+    return values[: factor.rows]
+
+
 def norm(matrix: Matrix) -> float:
     """Return the Frobenius norm of a matrix, or of a factor's product without forming it where that is cheaper."""
     return norms([matrix])[0]

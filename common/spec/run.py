@@ -16,9 +16,10 @@ from rankdad.common.spec.data import DataSpec, TableData, check_kept, check_task
 from rankdad.common.spec.evaluation import EvaluationSpec, Holdout, KFold, LeaveOneSiteOut
 from rankdad.common.spec.federation import Federation
 from rankdad.common.spec.local_steps import LocalSteps
-from rankdad.common.spec.method import Dsgd, MethodSpec, RankDad
+from rankdad.common.spec.method import Dad, Dsgd, MethodSpec, RankDad, TopRows
 from rankdad.common.spec.model import Linear, ModelSpec
 from rankdad.common.spec.preparation import Preparation
+from rankdad.common.spec.recording import Recording
 from rankdad.common.spec.tasks import Metric, TaskSpec
 from rankdad.common.spec.training import Training
 from rankdad.common.spec.tuning import Candidate, Tuning
@@ -53,6 +54,8 @@ class RunSpec(Part):
     """Who takes part."""
     tuning: Tuning | None = None
     """Settings to choose by validation within each fold's training samples; null takes those above."""
+    record: Recording = Recording()
+    """What is kept beside metrics."""
 
     @classmethod
     def read(cls, path: str | Path, assignments: Sequence[str] = ()) -> RunSpec:
@@ -172,6 +175,17 @@ class RunSpec(Part):
         if isinstance(method, RankDad) and method.reducer == "published" and 1 in tuning.rank:
             raise ValueError("rank: got 1, expected at least 2: the reducer published does not send its last row")
         return tuning
+
+    @field_validator("record")
+    @classmethod
+    def _factors_have_spectra(cls, record: Recording, info: ValidationInfo) -> Recording:
+        method = info.data.get("method")
+        if record.spectra and method is not None and not isinstance(method, RankDad | Dad | TopRows):
+            raise ValueError(
+                f"spectra: got {record.spectra}, but updates of {method.name} are no factors: expected 0, or one of "
+                "rank-dad, dad and top-rows"
+            )
+        return record
 
     @model_validator(mode="after")
     def _trains_not_too_often(self) -> RunSpec:

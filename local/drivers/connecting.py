@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from rankdad.common.errors import SpecError, UserError
-from rankdad.local.config import SiteConfig
+from rankdad.local.config import Member
 from rankdad.local.drivers.bounded import BoundedTransport
 
 CERTIFICATE_EXPIRED, NOT_YET_VALID, OTHER_NAME, OTHER_ADDRESS = 10, 9, 62, 64  # OpenSSL's X509_V_ERR_…
@@ -23,7 +23,7 @@ ALERTS = {  # by which the aggregator refuses this site's certificate
 }
 
 
-def open_transport(config: SiteConfig) -> BoundedTransport:
+def open_transport(config: Member) -> BoundedTransport:
     """Return the way to the aggregator, on which no connection is open yet.
 
     Raises:
@@ -40,7 +40,7 @@ def open_transport(config: SiteConfig) -> BoundedTransport:
     return BoundedTransport(context, httpx.Proxy(config.proxy) if config.proxy else None)
 
 
-def _context(config: SiteConfig) -> ssl.SSLContext:
+def _context(config: Member) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=config.ca)
     except OSError as error:
@@ -61,7 +61,7 @@ def _unusable(error: OSError) -> str:
     return f"cannot be read: {error.strerror}"
 
 
-def said_by_tls(error: BaseException, config: SiteConfig) -> str | None:
+def said_by_tls(error: BaseException, config: Member) -> str | None:
     """Return in words why certificates keep a site and the aggregator apart; None if another try may help."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code == CERTIFICATE_EXPIRED:

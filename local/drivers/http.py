@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from http.cookiejar import CookieJar
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -18,7 +18,7 @@ from rankdad.common.errors import RankdadError, UnreachableError, UserError, vis
 from rankdad.common.memory import available
 from rankdad.common.protocol.message_sizes import body_limit
 from rankdad.common.protocol.plan import Plan
-from rankdad.local.config import SiteConfig
+from rankdad.local.config import Member, SiteConfig
 from rankdad.local.drivers.bounded import TooLargeError
 from rankdad.local.drivers.connecting import open_transport, said_by_tls
 
@@ -28,6 +28,7 @@ MIN_WAIT = 1.0  # seconds: whoever answers "not yet" sooner is not asked again a
 COMPUTED_HEADER = "x-rankdad-computed"  # of a contribution: seconds that its site has computed for the step so far
 MAX_RUN_BYTES = 8 << 20  # bytes of the run's spec
 OK, ACCEPTED, NO_CONTENT, PROXY_DENIES, TOO_SLOW, TOO_MANY = 200, 202, 204, 407, 408, 429
+NOT_THERE, FULL = 501, 507  # what a service is without, and a disk that takes no more: another try does not help now
 
 _log = logging.getLogger(__name__)
 
@@ -43,15 +44,133 @@ class _NoCookies(CookieJar):
         pass
 
 
-class AggregatorClient:
-    """One persistent connection to the aggregator.
+class Client:
+    """One persistent connection to an aggregator or service, which is tried again for as long as patience lasts.
 
     Args:
-        config: the site's: both names, its patience, its token, its certificates and its proxy.
-        transport: carries the requests, in place of the one that the site's file asks for.
+        config: of whoever asks: names, patience, token, certificates and proxy.
+        transport: carries the requests, in place of the one that the file asks for.
         headers: of every request.
         prompt: seconds in which a connection stands, and an answer comes that waits for nobody.
-        held: seconds after which a request that waits for other sites is sent again: the aggregator answers earlier.
+        held: seconds after which a request that waits for others is sent again: it is answered earlier.
+        limit: bytes of an answer.
+    """
+
+    def __init__(
+        self,
+        config: Member,
+        transport: httpx.BaseTransport | None = None,
+        *,
+        headers: Mapping[str, str] = MappingProxyType({}),
+        prompt: float = 10.0,
+        held: float = 60.0,
+        limit: int = MAX_RUN_BYTES,
+    ) -> None:
+        self._config, self._prompt, self._held, self._limit = config, prompt, held, limit
+        self._url, self._patience = config.aggregator.rstrip("/"), config.patience
+        token, transport = config.token(), transport or open_transport(config)
+        proof = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._client = httpx.Client(
+            headers={"accept-encoding": "identity", **headers, **proof},
+            cookies=_NoCookies(),
+            event_hooks={"response": [self._check_head]},
+            transport=transport,
+            trust_env=False,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def _make(
+        self, verb: str, url: httpx.URL | str, body: bytes | None = None, held: bool = False, **headers: str
+    ) -> httpx.Request:
+        """Make a request; one that is held waits for others."""
+        timeout = httpx.Timeout(self._prompt, read=self._held if held else self._prompt)
+        limits = {"size": self._limit, "held": held}
+        return self._client.build_request(verb, url, content=body, headers=headers, timeout=timeout, extensions=limits)
+
+    def _send(self, request: httpx.Request, *, stream: bool = False) -> httpx.Response:
+        """Send a request until it is answered with 200, 202 or 204."""
+        delay, silent, held = MIN_DELAY, False, request.extensions["held"]
+        since: float | None = None  # when nobody answered first: an answer that waits for other sites is no silence
+        while True:
+            try:
+                answer = self._client.send(request, stream=stream)
+                status = answer.status_code
+                if status in (OK, ACCEPTED, NO_CONTENT):
+                    return answer
+                if status == PROXY_DENIES:
+                    raise httpx.ProxyError(str(status))
+                answer.read()
+                if (status < 500 and status not in (TOO_SLOW, TOO_MANY)) or status in (NOT_THERE, FULL):
+                    raise RefusedError(f"{self._url} {_refusal(answer)}")
+                problem = f"answered {status}"
+            except httpx.ReadTimeout:
+                if held and not silent:  # one that works on a round for so long is not silent yet
+                    silent = True
+                    _log.warning("no answer for %.0f s; sending again", self._held)
+                    continue
+                problem = f"no answer within {self._held if held else self._prompt:.0f} s"
+            except TooLargeError:
+                raise UserError(
+                    f"{self._url}: answered with more than {self._limit:,} bytes, which nothing in a run has"
+                ) from None
+            except httpx.TransportError as error:
+                problem = self._problem(error)
+            now = time.monotonic()
+            since = now if since is None else since
+            left = self._patience - (now - since)
+            if left <= 0:
+                raise UnreachableError(
+                    f"{self._url}: no aggregator for {self._patience:.0f} s ({problem}): is it running, and is the "
+                    "address right? Raise the site's patience to wait longer"
+                )
+            pause = min(delay, left)
+            _log.warning("%s: %s; trying again in %.1f s, for %.0f s more", self._url, problem, pause, left)
+            time.sleep(pause)  # nobody is there to be asked
+            delay = min(delay * 2, MAX_DELAY)
+
+    def _problem(self, error: httpx.TransportError) -> str:
+        """Return in words what broke a link.
+
+        Raises:
+            UserError: another try would not help.
+        """
+        cause = error.__cause__ or error
+        refusal = said_by_tls(cause, self._config)
+        if refusal is not None:
+            raise UserError(f"{self._url}: {refusal}") from None
+        if isinstance(error, httpx.ProxyError):
+            if str(error).startswith(str(PROXY_DENIES)):
+                raise UserError("proxy: asks for another user and password than the site's file holds") from None
+            return f"the proxy answered {visible(str(error), 200)}"
+        return visible(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__, 200).lower()
+
+    def _check_head(self, answer: httpx.Response) -> None:
+        """Refuse what nobody may follow or decode, before httpx does."""
+        if 300 <= answer.status_code < 400:
+            raise RefusedError(f"{self._url} {_refusal(answer)}")
+        encoding = answer.headers.pop("content-encoding", "identity")
+        if answer.is_success and encoding.strip().lower() != "identity":
+            raise UserError(
+                f"{self._url}: answered in the encoding {visible(encoding, 40)}, which was not asked for: what stands "
+                "between must leave answers as they are"
+            )
+
+
+class AggregatorClient(Client):
+    """A site's connection to the aggregator of a run.
+
+    Args:
+        config: the site's.
+        transport: see `Client`, as for the following.
+        prompt: likewise.
+        held: likewise.
         report: seconds between two lines that say that others are waited for.
     """
 
@@ -65,28 +184,9 @@ class AggregatorClient:
         held: float = 60.0,
         report: float = 60.0,
     ) -> None:
-        self._config, self._prompt, self._held, self._report = config, prompt, held, report
-        self._url, self._patience = config.aggregator.rstrip("/"), config.patience
-        token, transport = config.token(), transport or open_transport(config)
+        super().__init__(config, transport, headers=headers, prompt=prompt, held=held)
+        self._report, self._knows_run = report, False
         self._rounds = httpx.URL(f"{self._url}/rounds/{config.name}")  # once: httpx takes its time to read one
-        proof = {} if token is None else {"authorization": f"Bearer {token}"}
-        self._client = httpx.Client(
-            headers={"accept-encoding": "identity", **headers, **proof},
-            cookies=_NoCookies(),
-            event_hooks={"response": [self._check_head]},
-            transport=transport,
-            trust_env=False,
-        )
-        self._knows_run = False
-        self._limit = MAX_RUN_BYTES  # bytes of an answer
-
-    def __enter__(self) -> AggregatorClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._client.close()
 
     def run(self) -> dict[str, Any]:
         """Ask for the run: its spec, and what to compare. Every later request names this run.
@@ -200,81 +300,12 @@ class AggregatorClient:
         """Make a request; one that is held waits until other sites have contributed, and names the run."""
         if held and not self._knows_run:
             self.run()
-        timeout = httpx.Timeout(self._prompt, read=self._held if held else self._prompt)
-        limits = {"size": self._limit, "held": held}
         headers = {} if computed is None else {COMPUTED_HEADER: f"{computed:.6f}"}
-        return self._client.build_request(verb, url, content=body, headers=headers, timeout=timeout, extensions=limits)
+        return self._make(verb, url, body, held, **headers)
 
     def _content(self, request: httpx.Request) -> bytes | None:
         answer = self._send(request)
         return answer.content if answer.status_code == OK else None
-
-    def _send(self, request: httpx.Request) -> httpx.Response:
-        """Send a request until it is answered with 200, 202 or 204."""
-        delay, silent, held = MIN_DELAY, False, request.extensions["held"]
-        since: float | None = None  # when nobody answered first: an answer that waits for other sites is no silence
-        while True:
-            try:
-                answer = self._client.send(request)
-                status = answer.status_code
-                if status in (OK, ACCEPTED, NO_CONTENT):
-                    return answer
-                if status == PROXY_DENIES:
-                    raise httpx.ProxyError(str(status))
-                if status < 500 and status not in (TOO_SLOW, TOO_MANY):
-                    raise RefusedError(f"{self._url} {_refusal(answer)}")
-                problem = f"answered {status}"
-            except httpx.ReadTimeout:
-                if held and not silent:  # one that works on a round for so long is not silent yet
-                    silent = True
-                    _log.warning("no answer for %.0f s; sending again", self._held)
-                    continue
-                problem = f"no answer within {self._held if held else self._prompt:.0f} s"
-            except TooLargeError:
-                raise UserError(
-                    f"{self._url}: answered with more than {self._limit:,} bytes, which nothing in a run has"
-                ) from None
-            except httpx.TransportError as error:
-                problem = self._problem(error)
-            now = time.monotonic()
-            since = now if since is None else since
-            left = self._patience - (now - since)
-            if left <= 0:
-                raise UnreachableError(
-                    f"{self._url}: no aggregator for {self._patience:.0f} s ({problem}): is it running, and is the "
-                    "address right? Raise the site's patience to wait longer"
-                )
-            pause = min(delay, left)
-            _log.warning("%s: %s; trying again in %.1f s, for %.0f s more", self._url, problem, pause, left)
-            time.sleep(pause)  # nobody is there to be asked
-            delay = min(delay * 2, MAX_DELAY)
-
-    def _problem(self, error: httpx.TransportError) -> str:
-        """Return in words what broke a link.
-
-        Raises:
-            UserError: another try would not help.
-        """
-        cause = error.__cause__ or error
-        refusal = said_by_tls(cause, self._config)
-        if refusal is not None:
-            raise UserError(f"{self._url}: {refusal}") from None
-        if isinstance(error, httpx.ProxyError):
-            if str(error).startswith(str(PROXY_DENIES)):
-                raise UserError("proxy: asks for another user and password than the site's file holds") from None
-            return f"the proxy answered {visible(str(error), 200)}"
-        return visible(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__, 200).lower()
-
-    def _check_head(self, answer: httpx.Response) -> None:
-        """Refuse what nobody may follow or decode, before httpx does."""
-        if 300 <= answer.status_code < 400:
-            raise RefusedError(f"{self._url} {_refusal(answer)}")
-        encoding = answer.headers.pop("content-encoding", "identity")
-        if answer.is_success and encoding.strip().lower() != "identity":
-            raise UserError(
-                f"{self._url}: answered in the encoding {visible(encoding, 40)}, which was not asked for: what stands "
-                "between must leave answers as they are"
-            )
 
 
 def _refusal(answer: httpx.Response) -> str:

@@ -38,6 +38,7 @@ class Sender:
         self._early: dict[int, tuple[bytes, Future[bytes]]] = {}  # by round: what was sent, and its update
         self._sending, self._asking = _Threads("sending"), _Threads("asking")
         self._last: Future[bytes] | None = None  # the update before
+        self.traffic = 0, 0  # bytes of contributions so far, and of updates
         self._computed, self._since = 0.0, perf_counter()  # in this step, until it was last interrupted
 
     def send(self, message: Message) -> None:
@@ -71,6 +72,7 @@ class Sender:
             body = pack(message, self._plan, up=True)
             self._lap("pack")
             answer = self._exchange(body, message.round, seconds)
+            self.traffic = self.traffic[0] + len(body), self.traffic[1] + len(answer)
         self._lap("wait")
         last = not isinstance(message, Ask) and message.exchange == len(self._plan.exchanges) - 1
         over = last or (isinstance(message, Message) and message.kind is not Kind.STEP)

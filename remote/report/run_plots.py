@@ -14,6 +14,7 @@ from rankdad.remote.report.number_plots import bland_altman, residuals
 from rankdad.remote.report.plot_style import MEASURES, png, svg
 from rankdad.remote.report.risk_plots import calibration, decision_curve, precision_recall_curves, roc_curves
 from rankdad.remote.report.run_results import RunResults
+from rankdad.remote.report.spectrum_plots import rank_over_steps, spectrum
 from rankdad.remote.report.training_plots import losses, losses_by_step, metric_by_epoch
 
 
@@ -33,6 +34,8 @@ def figures(run: RunResults) -> dict[str, Figure]:
         "loss_over_epochs": losses(run),
         "loss_over_steps": losses_by_step(run),
         **{f"{name}_over_epochs": metric_by_epoch(run, name) for name in measures if name in run.metrics},
+        "rank_over_steps": rank_over_steps(run),
+        "spectrum": spectrum(run),
     }
     return {name: figure for name, figure in found.items() if figure is not None}
 

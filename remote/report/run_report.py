@@ -44,6 +44,9 @@ CAPTIONS = {
     "accuracy_over_epochs": "Validation accuracy by epoch.",
     "mae_over_epochs": "Validation mean absolute error by epoch.",
     "pearson_r_over_epochs": "Validation correlation by epoch.",
+    "rank_over_steps": "Effective rank of each layer's update, of the last training.",
+    "spectrum": "Singular values of each layer's update, relative to the largest: means of the last quarter of what is "
+    "recorded. Where they fall steeply, a lower rank would do.",
 }
 MEASURES = ("auc", "accuracy", "mae", "pearson_r")  # that sites are compared by
 PARTS = ("task", "model", "data", "preparation", "evaluation", "training", "method", "federation", "tuning")

@@ -25,7 +25,7 @@ from rankdad.common.spec.table_schema import Labelled
 from rankdad.common.spec.tasks import Classification, Metric, Regression
 from rankdad.remote.table_one import outcome_names
 
-TEXT = ("split", "site", "left_out")
+TEXT = ("split", "site", "left_out", "layer")
 KEYS = ("fold", "epoch", "split", "site", "train_loss")  # columns that are no metric of a split
 METRICS = (*KEYS, "samples", "loss")
 SITES = ("site", "samples")
@@ -34,6 +34,7 @@ LABEL_CELLS = ("true negatives", "false positives", "false negatives", "true pos
 BASELINE = "baseline_"  # prefix of the metrics of the guess that knows only the site
 EFFECT = "_effect"  # suffix of columns: how much wider groups make a figure's interval, as variances
 RISKS = ("outcome", "bin", "low", "negatives", "positives")
+SPECTRA = ("step", "fold", "epoch", "layer", "rank")
 DIFFERENCES = ("average", "low", "high", "samples")
 STEPS = ("step", "epoch", "loss", "seconds", "aggregation_seconds", "bytes_up", "bytes_down", "left_out")
 
@@ -162,6 +163,7 @@ class RunResults:
         steps: a row per step, of candidates too.
         risks: how many samples with and without each outcome were given which log-odds.
         differences: how many numbers were predicted how far off, by their size.
+        spectra: leading singular values of layers' updates, of steps for which the run records them.
     """
 
     spec: RunSpec
@@ -172,6 +174,7 @@ class RunResults:
     steps: pd.DataFrame
     risks: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(RISKS)))
     differences: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(DIFFERENCES)))
+    spectra: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(SPECTRA)))
 
     @property
     def member(self) -> str:
@@ -264,6 +267,7 @@ def read_results(directory: Path) -> RunResults:
         read_table(directory / "steps.csv", STEPS),
         read_table(directory / "risks.csv", RISKS),
         read_table(directory / "differences.csv", DIFFERENCES),
+        read_table(directory / "spectra.csv", SPECTRA),
     )
 
 

@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from rankdad.remote.audit import Audit
 from rankdad.remote.auth import Context, Identity
 from rankdad.remote.connections import ConnectionRegistry, Timeouts
 from rankdad.remote.host import LARGE_PLAN, Host
+from rankdad.remote.live import page_of
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.server import Uvicorn
 from rankdad.remote.web import HttpConnection
@@ -86,6 +87,7 @@ def serving(
     ledger: LedgerOptions | None = None,
     large_plan: int = LARGE_PLAN,
     timeouts: Timeouts = Timeouts(),  # noqa: B008
+    viewers: Mapping[str, str] | None = None,
     **changes: Any,
 ) -> Iterator[Served]:
     """Serve a run's routes until the test ends."""
@@ -97,6 +99,9 @@ def serving(
         host, ready = Host(aggregator, audit, timeouts.hold, large_plan), threading.Event()
         registry = ConnectionRegistry(audit, timeouts)
         app = Routes(host, identity or Identity(SITES), registry).app()
+        page = page_of(host, registry, (viewers or {}).values)
+        for verb, path, endpoint in page.routes():
+            app.add_route(path, endpoint, methods=[verb])
         options: dict[str, Any] = {"ws": "none", "loop": "none", "log_config": None, "lifespan": "off"}
         config = uvicorn.Config(app, http=HttpConnection, timeout_graceful_shutdown=1, log_level="critical", **options)
         web = Uvicorn(config, registry, secure, print)
@@ -123,6 +128,7 @@ def serving(
             assert ready.wait(5)
             yield Served(aggregator, host, port, directory)
         finally:
+            page.close()
             web.should_exit = True
             thread.join(10)
             assert not thread.is_alive()

@@ -149,7 +149,7 @@ class Besieged(Aggregator):
                 copy.deepcopy(self.state).follow(protocol.unpack(update.packed, self.plan, up=False))
                 own = self.recorder
                 kept = {id(whole): whole for whole in (self.spec, self.plan)}
-                tables = {id(own._steps): Rows(), id(own._metrics): Rows()}
+                tables = {id(own._steps): Rows(), id(own._metrics): Rows(), id(own.history): own.history}
                 copy.deepcopy(own, kept | tables).record(ready, update.message.body, len(update.packed), 0.0)
                 json.loads((own.directory / "summary.json").read_text(), parse_constant=pytest.fail)
 

@@ -23,7 +23,8 @@ from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.http import AggregatorClient
 from rankdad.remote.auth import hashed
 from rankdad.remote.config import Access
-from rankdad.remote.provision import Consortium, Kits
+from rankdad.remote.consortium import Consortium
+from rankdad.remote.provision import Kits
 from tests.conftest import SITES
 from tests.remote.serving import serving
 
@@ -145,7 +146,7 @@ def test_a_site_is_added_by_the_same_authority_and_the_aggregator_renewed(made: 
     ("add", "renew", "said"),
     [
         ("alpha", None, "is there already; --renew alpha makes it anew"),
-        ("delta", None, "delta: is not among the file's sites; add it there first"),
+        ("delta", None, "delta: is not among the file's sites, owners and viewers; add it there first"),
         (None, "../x", "../x: is not among the file's sites"),
         ("alpha", "beta", "give one of them"),
         ("aggregator", None, "aggregator: is not among the file's sites"),

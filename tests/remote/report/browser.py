@@ -31,10 +31,16 @@ class Browser:
 
     Args:
         connection: to the page.
+
+    Attributes:
+        requests: addresses that the page has asked for since `Network.enable` was called.
+        complaints: what the page has written to its console, and errors of its scripts.
     """
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection, self._numbers = connection, itertools.count(1)
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Call a method of the protocol and return its result."""
@@ -42,20 +48,25 @@ class Browser:
         self._connection.send(json.dumps({"id": number, "method": method, "params": params}))
         while True:
             answer = json.loads(self._connection.recv(timeout=PATIENCE))
+            if answer.get("method") == "Network.requestWillBeSent":
+                self.requests.append(answer["params"]["request"]["url"])
+            elif answer.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
+                self.complaints.append(json.dumps(answer["params"]))
             if answer.get("id") == number:
                 assert "error" not in answer, answer
                 result: dict[str, Any] = answer["result"]
                 return result
 
-    def open(self, path: Path, width: int, *, dark: bool = False, media: str = "screen") -> None:
-        """Show a file as a screen of this width, or a printed page, does."""
+    def open(self, path: Path | str, width: int, *, dark: bool = False, media: str = "screen") -> None:
+        """Show a file or an address as a screen of this width, or a printed page, does."""
+        address = path if isinstance(path, str) else path.as_uri()
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", media=media, features=[scheme])
         self.call("Page.enable")
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=address)
         deadline = time.monotonic() + PATIENCE
-        while self.evaluate("document.readyState + location.href") != f"complete{path.as_uri()}":
+        while self.evaluate("document.readyState + location.href") != f"complete{address}":
             assert time.monotonic() < deadline, "the page does not load"
             time.sleep(0.02)
 

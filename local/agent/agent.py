@@ -1,0 +1,271 @@
+"""The agent: it asks the service what there is for its site, and sees every run through that the site takes part in."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+
+from rankdad.common.errors import RankdadError, UserError
+from rankdad.common.logs import LogOptions
+from rankdad.common.protocol.service import Answer, Offered, Offers, Reply
+from rankdad.local.agent.processes import MAX_DELAY, MIN_DELAY, Consider, Lifeline, Listen, Outcome, Train, Worker
+from rankdad.local.agent.state import Decision, RunFolder, agent_lock
+from rankdad.local.config import SiteConfig
+from rankdad.local.drivers.service import ServiceClient
+
+LOOK = 0.5  # seconds between two looks at decisions of the site's people
+MAX_CRASHES = 5  # of a run's processes, one after the other, without a minute of work in between
+WORKED = 60.0  # seconds after which a process has done some work
+STOPPING = 15.0  # seconds in which processes end by themselves
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Run:
+    """What an agent knows of a run.
+
+    Args:
+        folder: of the run.
+        offered: what the service says of it; None if it is offered no more.
+        worker: the process that considers or trains it.
+        replied: what the service was told last.
+        began: when the worker did, in seconds of `time.monotonic`.
+        retry_at: before which nothing is tried again.
+        delay: seconds until the next try but one.
+        crashes: of workers, one after the other.
+    """
+
+    folder: RunFolder
+    offered: Offered | None
+    worker: Worker | None = None
+    replied: Answer | None = None
+    began: float = 0.0
+    retry_at: float = 0.0
+    delay: float = MIN_DELAY
+    crashes: int = 0
+    said: set[str] = field(default_factory=set)
+
+
+class Agent:
+    """A site's agent.
+
+    Args:
+        config: the site's own file.
+        logs: what its processes log.
+    """
+
+    def __init__(self, config: SiteConfig, logs: LogOptions) -> None:
+        self._config, self._logs = config, logs
+        self._runs: dict[str, _Run] = {}
+        self._stopping = self._forced = False
+        self._lifeline = Lifeline()
+        self._reading, self._writing = os.pipe()  # wakes it when a signal comes
+
+    def run(self) -> None:
+        """Stay until SIGINT or SIGTERM comes.
+
+        Raises:
+            UserError: the output folder cannot be used, or another agent does.
+        """
+        with agent_lock(self._config) as lock, self._signals():
+            self._own = (lock, self._reading, self._writing)
+            self._listener = self._work(Listen(self._config, self._logs))
+            _log.info("stays for %s, and takes part in what its policy allows", self._config.aggregator)
+            try:
+                while not self._stopping:
+                    self._wait(LOOK)
+                    for run in list(self._runs.values()):
+                        self._advance(run)
+            finally:
+                self._listener.kill()
+                self._stop()
+
+    def _work(self, target: Callable[[Connection], None]) -> Worker:
+        return Worker(target, self._lifeline, self._own)
+
+    def _wait(self, seconds: float) -> None:
+        """Wait until a process has said something or ended, or a signal has come."""
+        outcomes = {run.worker.outcome: run for run in self._runs.values() if run.worker is not None}
+        for ready in wait([self._reading, self._listener.outcome, *outcomes], seconds):
+            if ready is self._listener.outcome:
+                self._hear()
+            elif ready == self._reading:
+                os.read(self._reading, 1 << 12)
+            else:
+                self._end(outcomes[ready])  # type: ignore[index]
+
+    def _hear(self) -> None:
+        try:
+            offers = Offers.model_validate_json(self._listener.outcome.recv_bytes())
+        except (EOFError, OSError):  # somebody has killed it
+            self._listener.kill()
+            self._listener = self._work(Listen(self._config, self._logs))
+        else:
+            self._take(offers)
+
+    def _take(self, offers: Offers) -> None:
+        offered = {one.run: one for one in offers.runs}
+        for name, run in list(self._runs.items()):
+            run.offered = offered.get(name)
+            if run.offered is None and run.worker is None:
+                del self._runs[name]
+                self._forget(run)
+        for name, one in offered.items():
+            if name not in self._runs:
+                self._runs[name] = _Run(RunFolder(self._config, name), one)
+            self._runs[name].replied = one.answer
+
+    def _forget(self, run: _Run) -> None:
+        """See that nobody decides any more about a run that is over."""
+        considered = run.folder.considered()
+        if considered is not None and run.folder.decision() is None:
+            over = Decision(id=considered.offer.id, decision="refused", by="the service", reason="the run is over")
+            with suppress(UserError):
+                run.folder.decide(over)
+
+    def _advance(self, run: _Run) -> None:
+        """Do what is due for a run."""
+        if time.monotonic() < run.retry_at or (run.offered is None and run.worker is None):
+            return
+        try:
+            self._do_what_is_due(run)
+        except RankdadError as error:
+            self._try_later(run, str(error))
+        except Exception:
+            _log.exception("%s: an error of the agent's own", run.folder.run)
+            self._try_later(run, "")
+
+    def _do_what_is_due(self, run: _Run) -> None:
+        folder, decision = run.folder, None
+        considered = folder.considered()
+        if considered is not None:
+            decision = folder.decision()
+        if run.worker is not None:
+            if decision is not None and decision.decision == "refused" and run.replied == "accepted":
+                run.worker.kill()  # somebody here has thought again
+                self._reply(run, "refused", decision.reason)
+            return
+        if run.offered is None:
+            return
+        if considered is None:
+            with self._client() as client:
+                offer = client.offer(folder.run)
+            if (offer.run, offer.id) != (folder.run, run.offered.id):
+                raise UserError("the service names another run than it offers")
+            self._start(run, self._work(Consider(self._config, offer, self._logs)))
+        elif considered.offer.id != run.offered.id:
+            raise UserError(
+                f"{folder.run}: the service offers another run under the name of one that was offered before"
+            )
+        elif folder.finished:
+            self._reply(run, "finished")
+            shutil.rmtree(folder.path / "checkpoints", ignore_errors=True)
+        elif decision is None and considered.refusal:
+            _log.warning("%s: is refused: %s", folder.run, considered.refusal)
+            self._decide(run, "refused", "policy", considered.told)
+        elif decision is None and self._config.approval == "policy":
+            self._decide(run, "accepted", "policy")
+        elif decision is None:
+            if run.replied is None:
+                name = f"{folder.run} SITE.json"
+                _log.info("%s waits for `rankdad approve %s`, or `rankdad refuse %s`", folder.run, name, name)
+                folder.audit("asked")
+            self._reply(run, "asked")
+        elif decision.decision == "refused":
+            self._reply(run, "refused", decision.reason)
+        else:
+            self._reply(run, "accepted")
+            if run.offered.state == "running":
+                self._start(run, self._work(Train(self._config, folder.run, self._logs)))
+
+    def _start(self, run: _Run, worker: Worker) -> None:
+        run.worker, run.began = worker, time.monotonic()
+
+    def _end(self, run: _Run) -> None:
+        """Take what a process has come to."""
+        assert run.worker is not None
+        outcome, run.worker = run.worker.result(), None
+        try:
+            self._settle(run, outcome)
+        except RankdadError as error:
+            self._try_later(run, str(error))
+
+    def _settle(self, run: _Run, outcome: Outcome) -> None:
+        if outcome.considered is not None:
+            run.folder.keep(outcome.considered)
+            for line in outcome.considered.words:
+                _log.info("%s: %s", run.folder.run, line)
+        elif outcome.kind == "done":
+            _log.info("%s: has all that it needs; the results are in %s", run.folder.run, run.folder.path)
+            run.delay, run.crashes = MIN_DELAY, 0
+        elif outcome.kind == "refused":
+            self._give_up(run, outcome)
+        elif not self._stopping:
+            worked = time.monotonic() - run.began > WORKED
+            run.delay = MIN_DELAY if worked else run.delay
+            run.crashes = (0 if worked else run.crashes) + (outcome.kind == "crashed")
+            if run.crashes >= MAX_CRASHES:
+                self._give_up(run, outcome.model_copy(update={"told": f"{outcome.told}, {run.crashes} times"}))
+            else:
+                self._try_later(run, outcome.reason)
+
+    def _give_up(self, run: _Run, outcome: Outcome) -> None:
+        _log.error("%s: %s", run.folder.run, outcome.reason)
+        self._decide(run, "refused", "the run's process", outcome.told)
+
+    def _decide(self, run: _Run, decision: str, by: str, reason: str = "") -> None:
+        considered = run.folder.considered()
+        number = "" if considered is None else considered.offer.id
+        run.folder.decide(Decision(id=number, decision=decision, by=by, reason=reason))  # type: ignore[arg-type]
+
+    def _reply(self, run: _Run, answer: Answer, reason: str = "") -> None:
+        """Tell the service, unless it knows."""
+        if run.offered is None or run.replied == answer:
+            return
+        with self._client() as client:
+            client.reply(run.folder.run, Reply(id=run.offered.id, answer=answer, reason=reason[:500]))
+        run.replied = answer
+
+    def _client(self) -> ServiceClient:
+        return ServiceClient(self._config, patience=0.1)  # what does not work is tried again, and nobody waits for it
+
+    def _try_later(self, run: _Run, why: str) -> None:
+        if why and why not in run.said:
+            run.said = {*list(run.said)[-9:], why}
+            _log.warning("%s: %s; tries again in %.0f s", run.folder.run, why, run.delay)
+        run.retry_at = time.monotonic() + run.delay
+        run.delay = min(2 * run.delay, MAX_DELAY)
+
+    def _stop(self) -> None:
+        """Let every process finish its step, and end."""
+        workers = [run.worker for run in self._runs.values() if run.worker is not None]
+        for worker in workers:
+            worker.stop()
+        end = time.monotonic() + STOPPING
+        left = {worker.outcome: worker for worker in workers}
+        while left and time.monotonic() < end and not self._forced:
+            for ready in wait(list(left), 0.1):
+                left.pop(ready).result()  # type: ignore[call-overload]
+        for worker in left.values():
+            worker.kill()
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        def handle(*_: object) -> None:
+            self._forced = self._stopping
+            self._stopping = True
+            os.write(self._writing, b"s")
+
+        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

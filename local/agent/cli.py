@@ -1,0 +1,71 @@
+"""The commands by which a site's people decide: `rankdad approve` and `rankdad refuse`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankdad.common.errors import UserError, visible
+
+if TYPE_CHECKING:
+    from rankdad.local.agent.state import Considered, RunFolder
+
+Run = Annotated[str, typer.Argument(metavar="RUN", help="The run, as the service calls it.")]
+SiteFile = Annotated[Path, typer.Argument(metavar="SITE.json", help="The site's own file.")]
+
+
+def approve(
+    run: Run,
+    file: SiteFile,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Let this site take part in a run, after it is shown what would leave the site."""
+    from rankdad.local.agent.state import Decision, somebody
+
+    folder, considered = _open(run, file)
+    if considered.refusal:
+        raise UserError(f"{run}: cannot be approved: {considered.refusal}")
+    decision = folder.decision()
+    if decision is not None:
+        said = f": {decision.reason}" if decision.reason else ""
+        raise UserError(f"{run}: is {decision.decision} already, by {decision.by}{said}")
+    for line in considered.words:
+        typer.echo(visible(line, 4000))
+    if not yes and not typer.confirm("Let this site take part?"):
+        raise UserError(f"{run}: is still to be decided")
+    folder.decide(Decision(id=considered.offer.id, decision="accepted", by=somebody()))
+    typer.echo(f"{run} is approved, and begins here once all sites take part")
+
+
+def refuse(
+    run: Run,
+    file: SiteFile,
+    reason: Annotated[str, typer.Option(help="What the owner is told.")] = "refused by the site",
+) -> None:
+    """Keep this site out of a run; one that trains already ends for all."""
+    from rankdad.local.agent.state import Decision, somebody
+
+    folder, considered = _open(run, file)
+    decision = folder.decision()
+    if folder.finished or (decision is not None and decision.decision == "refused"):
+        raise UserError(f"{run}: is over for this site")
+    folder.decide(Decision(id=considered.offer.id, decision="refused", by=somebody(), reason=reason[:500]))
+    typer.echo(f"{run} is refused; its owner is told: {visible(reason)}")
+
+
+def _open(run: str, file: Path) -> tuple[RunFolder, Considered]:
+    import re
+
+    from rankdad.local.agent.state import RunFolder, runs_folder
+    from rankdad.local.config import SiteConfig
+
+    config = SiteConfig.read(file)
+    folder = RunFolder(config, run)
+    considered = folder.considered() if re.fullmatch(r"[a-z0-9_-]+", run) else None
+    if considered is None:
+        known = sorted(path.name for path in runs_folder(config).glob("*/") if (path / "offer.json").exists())
+        listed = f"expected one of {', '.join(known[-20:])}" if known else "none was offered yet"
+        raise UserError(f"{visible(run, 63)}: was not offered to {config.name}, {listed}")
+    return folder, considered

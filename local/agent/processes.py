@@ -1,0 +1,224 @@
+"""Processes of an agent: one listens, others consider a run, or train it. None outlives the agent, whatever kills that.
+
+They are forked from the agent, which has imported everything and runs no thread: they begin at once and share memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, Pipe
+from threading import Thread
+from typing import Literal
+
+from rankdad.common.documents import Part
+from rankdad.common.errors import DataError, PolicyError, RankdadError, SpecError, UnreachableError, one_line
+from rankdad.common.logs import LogOptions, log_names, set_up
+from rankdad.common.protocol.service import Offer
+from rankdad.local.agent.state import Considered, RunFolder
+from rankdad.local.agent.words import what_leaves
+from rankdad.local.config import SiteConfig
+from rankdad.local.drivers.service import ServiceClient
+from rankdad.local.shutdown_signals import ShutdownSignals
+from rankdad.local.site import offered_spec, permitted, public_reason, run_site
+
+MIN_DELAY, MAX_DELAY = 1.0, 60.0  # seconds between two tries of what did not work
+_log = logging.getLogger(__name__)
+
+
+class Outcome(Part):
+    """How a process of an agent has ended."""
+
+    kind: Literal["done", "refused", "again", "crashed"]
+    reason: str = ""
+    """As the site's people read it."""
+    told: str = ""
+    """As the owner reads it."""
+    considered: Considered | None = None
+
+
+class Lifeline:
+    """A pipe that ends with this process: whoever is forked from it, and holds the other end, ends then too."""
+
+    def __init__(self) -> None:
+        self.reading, self._writing = os.pipe()
+
+    def hold(self, *others: int) -> None:
+        """Hold on to it, in a process that was forked, and let go of what is its parent's alone."""
+        for file in (self._writing, *others):
+            os.close(file)
+        Thread(target=_end_with, args=(self.reading,), name="lifeline", daemon=True).start()
+
+
+def _end_with(reading: int) -> None:
+    os.read(reading, 1)
+    os._exit(1)
+
+
+class Worker:
+    """A process that runs.
+
+    Args:
+        target: of the process; given a connection for what it says.
+        lifeline: of the agent.
+        others: files that are the agent's alone.
+    """
+
+    def __init__(self, target: Callable[[Connection], None], lifeline: Lifeline, others: Sequence[int]) -> None:
+        self.outcome, writing = Pipe(duplex=False)
+        with writing:
+            context = multiprocessing.get_context("fork")
+            arguments = (target, writing, self.outcome, lifeline, others)
+            self._process = context.Process(target=_become, args=arguments)
+            self._process.start()
+
+    def result(self) -> Outcome:
+        """Return how it has ended, once `outcome` can be read."""
+        try:
+            text = self.outcome.recv_bytes()
+        except (EOFError, OSError):
+            text = b""
+        self._process.join(10)
+        self.outcome.close()
+        if text:
+            return Outcome.model_validate_json(text)
+        code = self._process.exitcode or 0
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+        return Outcome(kind="crashed", reason=f"the run's process {how}", told=f"its process {how}")
+
+    def stop(self) -> None:
+        """Let it finish its step, write a checkpoint and end."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+        self._process.join()
+        self.outcome.close()
+
+
+def _become(
+    target: Callable[[Connection], None],
+    writing: Connection,
+    reading: Connection,
+    lifeline: Lifeline,
+    others: Sequence[int],
+) -> None:
+    os.setsid()  # Ctrl-C reaches every process of a terminal; the agent decides
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    reading.close()
+    lifeline.hold(*others)
+    target(writing)
+
+
+class Listen:
+    """Asks the service for offers, again and again, and hands them on: a request is held until there is something new.
+
+    Args:
+        config: the site's own file.
+        logs: what is logged.
+    """
+
+    def __init__(self, config: SiteConfig, logs: LogOptions) -> None:
+        self.config, self.logs = config, logs
+
+    def __call__(self, writing: Connection) -> None:
+        """Do it for ever."""
+        set_up(self.logs)
+        known, delay, said = "", MIN_DELAY, ""
+        while True:
+            try:
+                with ServiceClient(self.config) as client:  # a token or certificate may be a new one by now
+                    while True:
+                        offers = client.offers(known)
+                        if said:
+                            _log.info("the service answers again")
+                        known, delay, said = offers.digest, MIN_DELAY, ""
+                        writing.send_bytes(offers.model_dump_json().encode())
+            except RankdadError as error:
+                if str(error) != said:
+                    said = str(error)
+                    _log.error("%s; tries again", said)
+                time.sleep(delay)  # nobody is there to be asked
+                known, delay = "", min(2 * delay, MAX_DELAY)
+
+
+class Consider:
+    """Finds out what would leave the site in a run, and whether its policy allows that. No data are read.
+
+    Args:
+        config: the site's own file.
+        offer: the run.
+        logs: what is logged.
+    """
+
+    def __init__(self, config: SiteConfig, offer: Offer, logs: LogOptions) -> None:
+        self.config, self.offer, self.logs = config, offer, logs
+
+    def __call__(self, writing: Connection) -> None:
+        """Do it, and send the outcome."""
+        set_up(self.logs)
+        with log_names(run=self.offer.run, site=self.config.name):
+            words, refusal, told = list[str](), "", ""
+            try:
+                spec = offered_spec(self.config, {"version": self.offer.version, "run": self.offer.spec})
+                policy, _, plan = permitted(self.config, spec)
+                words = what_leaves(spec.at(self.config.name), plan, policy, self.offer.owner)
+            except RankdadError as error:
+                refusal, told = str(error), public_reason(error, self.config)
+            except Exception as error:
+                refusal, told = one_line(error), public_reason(error, self.config)
+        considered = Considered(offer=self.offer, words=tuple(words), refusal=refusal, told=told)
+        _say(writing, Outcome(kind="done", considered=considered))
+
+
+class Train:
+    """Takes part in a run, as `rankdad site` does, in a folder of its own.
+
+    Args:
+        config: the site's own file.
+        run: the run's name.
+        logs: what is logged.
+    """
+
+    def __init__(self, config: SiteConfig, run: str, logs: LogOptions) -> None:
+        self.config, self.run, self.logs = config, run, logs
+
+    def __call__(self, writing: Connection) -> None:
+        """Do it, and send the outcome."""
+        folder = RunFolder(self.config, self.run)
+        address = f"{self.config.aggregator.rstrip('/')}/runs/{self.run}"
+        own = {"aggregator": address, "output": str(folder.path), "spec": str(folder.spec)}
+        config = self.config.model_copy(update=own)
+        with folder.log.open("a", encoding="utf-8", buffering=1) as log:
+            os.dup2(log.fileno(), 1)
+            sys.stdout = log
+            set_up(self.logs, log)
+            try:
+                with folder.locked() as ours:
+                    if not ours:
+                        raise UnreachableError(f"{self.run}: another process of this site trains it")
+                    with ShutdownSignals() as signals:
+                        run_site(config, signals, saved=folder.finish)
+                outcome = Outcome(kind="done")
+            except Exception as error:
+                known = isinstance(error, RankdadError)
+                lasting = isinstance(error, DataError | PolicyError | SpecError)  # what another try would not mend
+                outcome = Outcome(
+                    kind="refused" if lasting else "again" if known else "crashed",
+                    reason=str(error) if known else one_line(error),
+                    told=public_reason(error, config),
+                )
+            print(f"error: {outcome.reason}" if outcome.reason else "done", file=log)
+        _say(writing, outcome)
+
+
+def _say(writing: Connection, outcome: Outcome) -> None:
+    writing.send_bytes(outcome.model_dump_json().encode())
+    writing.close()

@@ -1,0 +1,186 @@
+"""What an agent keeps of each run on the disk, in the site's output folder.
+
+audit.jsonl             every decision, one JSON object a line
+runs/RUN/offer.json     the run as it was offered, and what would leave, in words
+runs/RUN/spec.json      its spec: the site takes part in no other under this name
+runs/RUN/decision.json  whether the site takes part, and who says so
+runs/RUN/finished       the site has all that it needs of the run
+runs/RUN/log.txt        what the process that trains has said; beside it its checkpoints and results
+"""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from rankdad.common.documents import Part, load_json, validate
+from rankdad.common.errors import UserError, visible
+from rankdad.common.files import make_folder, sync_path, write_json, write_whole
+from rankdad.common.protocol.service import Offer
+from rankdad.local.config import SiteConfig
+
+AUDIT = "audit.jsonl"
+
+
+class Considered(Part):
+    """What an agent has found out about a run before it reads any data."""
+
+    offer: Offer
+    words: tuple[str, ...]
+    """What would leave the site."""
+    refusal: str = ""
+    """Why the site cannot take part, as its own people read it; "" if it can."""
+    told: str = ""
+    """The same as the owner reads it."""
+
+
+class Decision(Part):
+    """Whether a site takes part in a run."""
+
+    id: str
+    decision: Literal["accepted", "refused"]
+    by: str
+    reason: str = ""
+
+
+class RunFolder:
+    """The folder of one run at a site.
+
+    Args:
+        config: the site's own file.
+        run: its name, which a folder may have.
+    """
+
+    def __init__(self, config: SiteConfig, run: str) -> None:
+        self.run, self._site = run, config.name
+        self._output = Path(config.output)
+        self.path = runs_folder(config) / run
+
+    @property
+    def spec(self) -> Path:
+        """The file of the run's spec."""
+        return self.path / "spec.json"
+
+    @property
+    def log(self) -> Path:
+        """The file of what the training process says."""
+        return self.path / "log.txt"
+
+    def considered(self) -> Considered | None:
+        """Return what is known of the run; None before it was considered."""
+        path = self.path / "offer.json"
+        return validate(Considered, load_json(path), file=path) if path.exists() else None
+
+    def keep(self, considered: Considered) -> None:
+        """Write down what was found out about the run.
+
+        Raises:
+            UserError: the disk is full or broken.
+        """
+        make_folder(self.path, private=True)
+        write_json(self.spec, considered.offer.spec, private=True)
+        write_json(self.path / "offer.json", considered.model_dump(mode="json"), private=True)
+
+    def decision(self) -> Decision | None:
+        """Return whether the site takes part; None before that is decided."""
+        path = self.path / "decision.json"
+        return validate(Decision, load_json(path), file=path) if path.exists() else None
+
+    def decide(self, decision: Decision) -> None:
+        """Write a decision into the audit log, then down.
+
+        Raises:
+            UserError: the disk is full or broken.
+        """
+        self.audit(decision.decision, by=decision.by, reason=decision.reason)
+        write_json(self.path / "decision.json", decision.model_dump(mode="json"), private=True)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the site has all that it needs of the run."""
+        return (self.path / "finished").exists()
+
+    def finish(self) -> None:
+        """Take note that the site has all that it needs of the run."""
+        self.audit("finished")
+        write_whole(self.path / "finished", "", private=True)
+
+    def audit(self, what: str, **details: str) -> None:
+        """Append a line to the site's audit log, on the disk when this returns.
+
+        Raises:
+            UserError: the disk is full or broken.
+        """
+        path, considered = self._output / AUDIT, self.considered()
+        line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "what": what, "run": self.run}
+        if considered is not None:
+            line |= {"id": considered.offer.id, "owner": considered.offer.owner}
+        line |= {key: visible(value) for key, value in details.items() if value}
+        document = line | ({"leaves": list(considered.words)} if what == "accepted" and considered else {})
+        try:
+            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                os.write(file, json.dumps(document).encode() + b"\n")
+                os.fsync(file)
+            finally:
+                os.close(file)
+            sync_path(path.parent)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+
+    @contextmanager
+    def locked(self) -> Iterator[bool]:
+        """Keep the run to this process; yield whether that is so, or another one trains it."""
+        with _lock(self.path / "lock") as file:
+            yield file is not None
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[int | None]:
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield None
+        else:
+            yield file
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def agent_lock(config: SiteConfig) -> Iterator[int]:
+    """Be the only agent of a site's output folder; yield the lock's file.
+
+    Raises:
+        UserError: there is another one.
+    """
+    make_folder(runs_folder(config), private=True)
+    with _lock(Path(config.output) / "agent.lock") as file:
+        if file is None:
+            raise UserError(f"output: another agent is at work in {config.output}; stop that one first")
+        yield file
+
+
+def runs_folder(config: SiteConfig) -> Path:
+    """Return where the folders of a site's runs lie."""
+    return Path(config.output) / "runs"
+
+
+def somebody() -> str:
+    """Return who is logged in here, for the audit log."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container's user without a name
+        return f"user {os.getuid()}"

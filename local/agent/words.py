@@ -1,0 +1,47 @@
+"""What would leave a site in a run, in words: before anything is read, for whoever decides."""
+
+from __future__ import annotations
+
+from rankdad.common.policy import Policy, rows_sent
+from rankdad.common.protocol.message_sizes import step_bytes
+from rankdad.common.protocol.plan import Plan
+from rankdad.common.spec import RunSpec
+from rankdad.common.spec.data import TableData
+
+MAX_COLUMNS = 40  # that are named
+
+
+def what_leaves(spec: RunSpec, plan: Plan, policy: Policy, owner: str) -> list[str]:
+    """Return lines that say what a run reads of a site's data, and what it sends.
+
+    Args:
+        spec: the run, with the site's own batch size.
+        plan: of the run.
+        policy: of the site, which allows it.
+        owner: who submitted it.
+    """
+    lines = [f"run: {spec.name}, by {owner or 'somebody unnamed'}, with {', '.join(spec.federation.sites)}"]
+    data = spec.data
+    if isinstance(data, TableData):
+        named = list(data.named)
+        more = f" and {len(named) - MAX_COLUMNS:,} more" if len(named) > MAX_COLUMNS else ""
+        lines.append(f"reads {len(named):,} columns: {', '.join(named[:MAX_COLUMNS])}{more}")
+        lines.append(f"label: {', '.join(data.targets)}")
+    else:
+        lines.append(f"reads samples of shape {list(data.shape)} by the reader {data.reader}, and their labels")
+    rows, training = rows_sent(spec), spec.training
+    lines.append(f"method: {spec.method.name}, task: {spec.task.name}")
+    rank = "gradients whole, of any rank" if rows is None else f"at most {rows} rows of a layer's gradient (rank)"
+    lines.append(f"sends in every step {rank}, of {training.step_size} rows of data")
+    most = policy.rank(training.step_size)
+    if rows is not None and most is not None and most < rows:
+        lines.append(f"  the policy lets {most} of them out (rows_per_rank {policy.rows_per_rank})")
+    sums = [f"sums for {stage.name}" for stage in plan.stages]
+    references = [f"references: {', '.join(plan.references)}"] if plan.references else []
+    lines += [f"sends before that {'; '.join((*sums, *references))}"] if sums or references else []
+    if isinstance(data, TableData):
+        lines.append("sends once Table 1: of each column counts, mean and spread, or rows by level")
+    lines.append(f"at most {step_bytes(plan, up=True):,} bytes up and {step_bytes(plan, up=False):,} down in a step")
+    trainings = f", {spec.folds} times" if spec.folds > 1 else ""
+    lines.append(f"trains for at most {training.epochs} epochs{trainings}")
+    return lines

@@ -1,0 +1,109 @@
+"""How agents and owners reach a service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import BaseModel
+
+from rankdad.common import __version__
+from rankdad.common.documents import parse_json, validate
+from rankdad.common.errors import UserError, visible
+from rankdad.common.protocol.service import (
+    MAX_RUN_BYTES,
+    Described,
+    Listing,
+    Offer,
+    Offers,
+    Poll,
+    Reply,
+    Submission,
+)
+from rankdad.local.config import Member
+from rankdad.local.drivers.http import Client
+
+MAX_LISTING = 4 * MAX_RUN_BYTES
+MAX_RESULTS = 1 << 40  # bytes of an archive
+M = TypeVar("M", bound=BaseModel)
+
+
+class ServiceClient(Client):
+    """A connection to a service.
+
+    Args:
+        config: of whoever asks.
+        patience: seconds for which a service that does not answer is tried, in place of the file's.
+
+    Raises:
+        RefusedError: from any request: the service refuses it, and says why.
+        UnreachableError: nobody answered for as long as the patience lasts.
+    """
+
+    def __init__(self, config: Member, patience: float | None = None) -> None:
+        given = config if patience is None else config.model_copy(update={"patience": patience})
+        super().__init__(given, limit=MAX_LISTING)
+        self._agent = f"{self._url}/agents/{config.name}"
+
+    def offers(self, known: str) -> Offers:
+        """Return what concerns this site, once that is not what it knows, or after a while."""
+        body = Poll.model_construct(version=__version__, known=known)
+        return self._ask(Offers, "POST", self._agent, body, held=True)
+
+    def offer(self, run: str) -> Offer:
+        """Return a run with its spec."""
+        return self._ask(Offer, "GET", f"{self._agent}/runs/{run}")
+
+    def reply(self, run: str, reply: Reply) -> None:
+        """Say what this site does about a run."""
+        self._send(self._make("POST", f"{self._agent}/runs/{run}", reply.model_dump_json().encode()))
+
+    def submit(self, id_: str, spec: dict[str, Any]) -> Described:
+        """Submit a run; sent twice with one number, it is one."""
+        body = Submission.model_construct(id=id_, version=__version__, spec=spec)
+        return self._ask(Described, "POST", f"{self._url}/runs", body)
+
+    def runs(self) -> Listing:
+        """Return the newest runs first."""
+        return self._ask(Listing, "GET", f"{self._url}/runs")
+
+    def run(self, run: str) -> Described:
+        """Return what is known of a run."""
+        return self._ask(Described, "GET", self._of(run))
+
+    def cancel(self, run: str) -> Described:
+        """Cancel a run."""
+        return self._ask(Described, "POST", f"{self._of(run)}/cancel")
+
+    def log(self, run: str, after: int) -> bytes:
+        """Return what a run's log holds after so many bytes; nothing where that is all."""
+        return self._send(self._make("GET", f"{self._of(run)}/log?after={after}")).content
+
+    @contextmanager
+    def results(self, run: str) -> Iterator[Iterator[bytes]]:
+        """Yield the pieces of the archive of a run's results."""
+        request = self._make("GET", f"{self._of(run)}/results")
+        request.extensions["size"] = MAX_RESULTS
+        answer = self._send(request, stream=True)
+        try:
+            yield answer.iter_bytes()
+        except httpx.TransportError as error:
+            raise UserError(f"{self._url}: the results broke off ({error}): fetch them again") from None
+        finally:
+            answer.close()
+
+    def _of(self, run: str) -> httpx.URL:
+        return httpx.URL(f"{self._url}/runs/").copy_with(path=f"{httpx.URL(self._url).path.rstrip('/')}/runs/{run}")
+
+    def _ask(
+        self, model: type[M], verb: str, url: httpx.URL | str, body: BaseModel | None = None, *, held: bool = False
+    ) -> M:
+        content = None if body is None else body.model_dump_json().encode()
+        answer = self._send(self._make(verb, url, content, held))
+        try:
+            return validate(model, parse_json(answer.content))
+        except (ValueError, UserError) as error:
+            said = visible(str(error), 200)
+            raise UserError(f"{self._url}: what answers there is no service of rankdad {__version__}: {said}") from None

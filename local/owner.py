@@ -1,0 +1,196 @@
+"""Commands of those who own runs of a service: `rankdad submit`, `runs`, `logs`, `cancel` and `fetch`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankdad.common.errors import UserError, visible
+
+if TYPE_CHECKING:
+    from rankdad.common.protocol.service import Described
+    from rankdad.local.drivers.service import ServiceClient
+
+SERVICE = "RANKDAD_SERVICE"  # in the environment: what --to would say
+PATIENCE = 30.0  # seconds for which a person waits for a service that does not answer
+LOOK = 2.0  # seconds between two looks at a log
+SUMS = "SHA256SUMS"
+
+To = Annotated[
+    str,
+    typer.Option(
+        metavar="URL|OWNER.json", envvar=SERVICE, help="The service: its address, or the file of one's own kit."
+    ),
+]
+Token = Annotated[Path | None, typer.Option("--token-file", help="File with the token; else RANKDAD_TOKEN.")]
+Ca = Annotated[Path | None, typer.Option("--ca", help="File of the authority that made the service's certificate.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="The run, as `rankdad runs` calls it.")]
+
+
+def submit(
+    file: Annotated[Path, typer.Argument(metavar="RUN.json", help="The run's spec, alone or under the key 'run'.")],
+    to: To,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=JSON", help="Replace a value of the file.")
+    ] = None,
+    token_file: Token = None,
+    ca: Ca = None,
+) -> None:
+    """Put a run into a service's queue: it begins once all its sites take part, and there is room."""
+    import secrets
+
+    from rankdad.common.spec import RunSpec
+
+    spec = RunSpec.read(file, set_ or [])
+    with _service(to, token_file, ca) as client:
+        run = client.submit(secrets.token_hex(8), spec.model_dump(mode="json"))
+    typer.echo(f"{run.run}: {_state(run)}")
+
+
+def runs(to: To, token_file: Token = None, ca: Ca = None) -> None:
+    """List a service's runs, the newest first."""
+    from datetime import datetime
+
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    with _service(to, token_file, ca) as client:
+        found = client.runs().runs
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("run", "owner", "submitted", "steps", "state"):
+        table.add_column(name, overflow="fold", justify="right" if name == "steps" else "left")
+    for run in found:
+        when = f"{datetime.fromtimestamp(run.submitted):%Y-%m-%d %H:%M}"
+        steps = f"{run.step} of {run.steps}" if run.steps else ""
+        table.add_row(*(Text(visible(cell)) for cell in (run.run, run.owner, when, steps, _state(run))))
+    console = Console()
+    (console if console.is_terminal else Console(width=200)).print(table)
+
+
+def logs(
+    run: Run,
+    to: To,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
+    token_file: Token = None,
+    ca: Ca = None,
+) -> None:
+    """Print a run's log."""
+    import time
+
+    from rankdad.common.protocol.service import OPEN
+
+    with _service(to, token_file, ca) as client:
+        after = 0
+        while True:
+            over = not follow or client.run(run).state not in OPEN
+            while text := client.log(run, after):
+                after += len(text)
+                for line in text.decode(errors="replace").splitlines():
+                    typer.echo(visible(line, 4000))
+            if over:
+                break
+            time.sleep(LOOK)
+        described = client.run(run)
+    typer.echo(f"{run}: {_state(described)}", err=True)
+
+
+def cancel(run: Run, to: To, token_file: Token = None, ca: Ca = None) -> None:
+    """Cancel a run of one's own, whether it waits or trains."""
+    with _service(to, token_file, ca) as client:
+        typer.echo(f"{run}: {_state(client.cancel(run))}")
+
+
+def fetch(
+    run: Run,
+    to: To,
+    output: Annotated[Path, typer.Option(help="Folder for the results; it must not be there yet.")],
+    token_file: Token = None,
+    ca: Ca = None,
+) -> None:
+    """Fetch the results of a run of one's own that is over: summary, tables, model; every file is checked."""
+    import tempfile
+
+    from rankdad.common.files import make_folder
+
+    if output.exists():
+        raise UserError(f"--output: {output} is there already: choose another")
+    make_folder(output.resolve().parent)
+    try:
+        with tempfile.TemporaryDirectory(dir=output.resolve().parent, prefix=f".{output.name}-") as place:
+            archive, unpacked = Path(place) / "archive", Path(place) / "results"
+            with _service(to, token_file, ca) as client, client.results(run) as pieces, archive.open("wb") as file:
+                for piece in pieces:
+                    file.write(piece)
+            count = unpack(archive, unpacked)
+            unpacked.rename(output)
+    except OSError as error:
+        raise UserError(f"--output: {output} cannot be written: {error.strerror or error}") from None
+    typer.echo(f"{run}: {count} files, all as the service has them, are in {output}")
+
+
+def unpack(archive: Path, folder: Path) -> int:
+    """Unpack a run's results, and check every file; return how many there are.
+
+    Raises:
+        UserError: the archive is not whole, or holds what no results hold.
+    """
+    import hashlib
+    import tarfile
+
+    folder.mkdir()
+    found: dict[str, str] = {}
+    said = dict[str, str]()
+    try:
+        with tarfile.open(archive, "r:") as tar:
+            for member in tar:
+                source = tar.extractfile(member) if member.isreg() else None
+                path = folder / member.name
+                if source is None or not path.resolve().is_relative_to(folder.resolve()) or path.exists():
+                    raise UserError(f"the results hold {visible(member.name, 100)!r}, which is no file of a run")
+                if member.name == SUMS:
+                    lines = source.read(64 << 20).decode().splitlines()
+                    said = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+                    continue
+                path.parent.mkdir(parents=True, exist_ok=True)
+                digest = hashlib.sha256()
+                with path.open("wb") as file:
+                    while piece := source.read(1 << 20):
+                        digest.update(piece)
+                        file.write(piece)
+                found[member.name] = digest.hexdigest()
+    except (tarfile.TarError, UnicodeDecodeError, EOFError, ValueError):
+        raise UserError("the results did not come whole: fetch them again") from None
+    wrong = [name for name in found.keys() | said.keys() if found.get(name) != said.get(name)]
+    if wrong or not found:
+        raise UserError(f"the results did not come whole ({', '.join(sorted(wrong)[:5])}): fetch them again")
+    return len(found)
+
+
+@contextlib.contextmanager
+def _service(to: str, token_file: Path | None, ca: Path | None) -> Iterator[ServiceClient]:
+    """Open a connection to a service: by its address, or the file of an owner's kit."""
+    from rankdad.common.documents import validate
+    from rankdad.local.config import Member
+    from rankdad.local.drivers.service import ServiceClient
+
+    own = {"token_file": token_file, "ca": ca}
+    given = {name: str(path.resolve()) for name, path in own.items() if path is not None}
+    if to.startswith(("http://", "https://")):
+        config = validate(Member, {"name": "owner", "aggregator": to, **given}, file="--to").checked("--to")
+    elif Path(to).is_file():
+        config = Member.read(Path(to)).model_copy(update=given)
+    else:
+        raise UserError(f"--to: {to!r} is neither a file nor an address that begins with http:// or https://")
+    with ServiceClient(config, patience=min(PATIENCE, config.patience)) as client:
+        yield client
+
+
+def _state(run: Described) -> str:
+    """Return where a run stands, in words."""
+    return visible(f"{run.state.value}: {run.reason}" if run.reason else run.state.value)

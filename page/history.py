@@ -1,0 +1,138 @@
+"""What the page keeps of a run: its curves by step and by epoch, where time went, and singular values by layer."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from threading import Lock
+
+import numpy as np
+
+from rankdad.page.curves import Bins, texts
+
+RECENT = 50  # steps over which times are averaged
+MAX_SPECTRUM = 16  # singular values of a layer that the page keeps
+SPECTRUM_BINS = 100
+SPECTRUM = [str(number + 1) for number in range(MAX_SPECTRUM)]
+STEP = ("loss", "seconds", "reduction")  # curves by step, before those of layers and sites
+Seen = tuple[int, int, int]  # of a curve: which fold's it is, its bins' width, its points
+TIMES = ("compute", "wire", "waiting")
+
+
+class History:
+    """A run's curves. One thread adds to them, any may read.
+
+    Args:
+        sites: whose own curves are kept, in order.
+        layers: that travel as factors.
+        metrics: that are kept of those measured at the end of an epoch.
+    """
+
+    def __init__(self, sites: Sequence[str], layers: Sequence[str], metrics: Sequence[str]) -> None:
+        self.sites, self.layers, self.metrics = tuple(sites), tuple(layers), tuple(metrics)
+        self._lock, self._folds = Lock(), 0
+        ranks, losses = (f"rank:{name}" for name in self.layers), (f"loss:{site}" for site in self.sites)
+        self.steps = Bins([*STEP, *ranks, *losses])
+        self._spectra: dict[str, Bins] = {}
+        self._spectrum_steps = Bins(["step"], SPECTRUM_BINS)
+        self._times = deque[tuple[float, Mapping[str, tuple[float, float, float]]]](maxlen=RECENT)
+        self.begin_fold()
+
+    def begin_fold(self) -> None:
+        """Begin the curves by epoch anew: another model is trained."""
+        names = ("train_loss", *self.metrics)
+        with self._lock:
+            self._folds += 1
+            self.epochs = Bins([f"{name}:{site}" for site in ("pooled", *self.sites) for name in names])
+
+    def add_step(
+        self,
+        loss: float,
+        seconds: float,
+        reduction: float,
+        ranks: Sequence[float],
+        losses: Mapping[str, float] | None = None,
+        times: Mapping[str, tuple[float, float, float]] | None = None,
+    ) -> None:
+        """Add an optimizer step.
+
+        Args:
+            loss: pooled training loss.
+            seconds: from one step's end to the next.
+            reduction: seconds of it in which the aggregator works.
+            ranks: effective rank of each layer.
+            losses: by site, as far as it took part.
+            times: seconds in which each site computed, its bytes were on the way, and it waited for others.
+        """
+        own = losses or {}
+        with self._lock:
+            ranks = [*ranks, *[math.nan] * (len(self.layers) - len(ranks))][: len(self.layers)]
+            self.steps.add([loss, seconds, reduction, *ranks, *(own.get(site, math.nan) for site in self.sites)])
+            if times:
+                self._times.append((reduction, times))
+
+    def add_epoch(self, rows: Mapping[str, Mapping[str, float]]) -> None:
+        """Add an epoch: training loss and metrics by site, and those of all under `pooled`."""
+        names = ("train_loss", *self.metrics)
+        with self._lock:
+            self.epochs.add(
+                [rows.get(site, {}).get(name, math.nan) for site in ("pooled", *self.sites) for name in names]
+            )
+
+    def add_spectra(self, step: int, spectra: Mapping[str, Sequence[float]]) -> None:
+        """Add the leading singular values of some layers."""
+        with self._lock:
+            self._spectrum_steps.add([step])
+            for layer, values in spectra.items():
+                kept = self._spectra.setdefault(layer, Bins(SPECTRUM, SPECTRUM_BINS))
+                kept.add([*values, *[math.nan] * MAX_SPECTRUM][:MAX_SPECTRUM])
+
+    def times(self) -> dict[str, list[float | None]]:
+        """Return the mean seconds of the last steps, by site: computing, on the wire, waiting; and of the reduction."""
+        with self._lock:
+            recent = list(self._times)
+        if not recent:
+            return {}
+        nothing = (math.nan,) * len(TIMES)
+        stacked = np.array([[times.get(site, nothing) for site in self.sites] for _, times in recent])
+        counts = np.isfinite(stacked).sum(axis=0)
+        sums = np.nansum(stacked, axis=0)
+        found: dict[str, list[float | None]] = {
+            site: [round(float(value), 6) if count else None for value, count in zip(own, number, strict=True)]
+            for site, own, number in zip(self.sites, sums / np.maximum(counts, 1), counts, strict=True)
+        }
+        return found | {"": [round(sum(reduction for reduction, _ in recent) / len(recent), 6)]}
+
+    def curves(self) -> dict[str, Bins]:
+        """Return all curves by name; those of spectra have a point for each time that they were recorded."""
+        spectra = {f"spectrum:{layer}": bins for layer, bins in self._spectra.items()}
+        return {"steps": self.steps, "epochs": self.epochs, "spectra": self._spectrum_steps, **spectra}
+
+    def patches(self, seen: Mapping[str, Seen]) -> tuple[str, dict[str, Seen]]:
+        """Return what curves have gained, as JSON, and what is then seen.
+
+        Args:
+            seen: of each curve what was there when it was last told of.
+        """
+        parts, now = [], dict(seen)
+        with self._lock:
+            for name, bins in self.curves().items():
+                here = self._folds if name == "epochs" else 0, bins.width, bins.points
+                if seen.get(name) == here or (not bins.points and name not in seen):
+                    continue
+                *same, points = seen.get(name, (-1, 0, 0))
+                first = max(0, points - 1) // bins.width if same == [*here[:2]] else 0
+                now[name] = here
+                parts.append(f"{json.dumps(name)}:{_patch(bins, first)}")
+        return "{" + ",".join(parts) + "}", now
+
+
+def _patch(bins: Bins, first: int) -> str:
+    """Return bins from one on as JSON: their columns by name, to be put behind the first ones."""
+    values = bins.means(first).T
+    used = [place for place, column in enumerate(values) if first or np.isfinite(column).any()]
+    columns = ",".join(f"{json.dumps(bins.columns[place])}:{texts(values[place])}" for place in used)
+    x = ",".join(map(str, bins.ends(first)))
+    return f'{{"first":{first},"x":[{x}],"y":{{{columns}}}}}'

@@ -1,0 +1,117 @@
+"""What viewers are told: everything when they come, then once a second what has changed, made once for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from rankdad.page.history import History, Seen
+
+PERIOD = 1.0  # seconds between two events
+MAX_VIEWERS = 50  # streams at once
+MAX_BEHIND = 30  # events that a viewer has not taken: its stream is then ended, and it asks for everything again
+_log = logging.getLogger(__name__)
+
+
+class Stream:
+    """Tells viewers of a run. Without any it does nothing.
+
+    Args:
+        document: returns where the run stands, by part; a part is told of when it has changed.
+        history: the run's curves.
+        period: seconds between two events.
+    """
+
+    def __init__(self, document: Callable[[], dict[str, Any]], history: History, period: float = PERIOD) -> None:
+        self._document, self._history, self._period = document, history, period
+        self._viewers: set[asyncio.Queue[bytes | None]] = set()
+        self._told: dict[str, str] = {}  # parts as JSON
+        self._seen: dict[str, Seen] = {}
+        self._whole: str | None = None  # made since the last event
+        self._ticking: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def full(self) -> bool:
+        """Whether no more viewers can be told."""
+        return len(self._viewers) >= MAX_VIEWERS
+
+    def whole(self) -> str:
+        """Return everything as JSON. What is told next fits behind it."""
+        if self._whole is None:
+            curves, _ = self._history.patches({})
+            self._whole = _joined({**self._parts(), "curves": curves, "now": f"{time.time():.3f}"})
+            if self._ticking is None:  # nobody is told of changes: those since now are new to everybody
+                made, self._whole = self._whole, None
+                return made
+        return self._whole
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Yield server-sent events until the stream is closed."""
+        queue = asyncio.Queue[bytes | None](MAX_BEHIND)
+        if self._ticking is None and not self._closed:
+            self._told, (_, self._seen) = self._parts(), self._history.patches({})
+            self._ticking = asyncio.get_running_loop().create_task(self._tick())
+        self._viewers.add(queue)
+        try:
+            yield _event("whole", self.whole())
+            while not self._closed and (event := await queue.get()) is not None:
+                yield event
+        finally:
+            self._viewers.discard(queue)
+            if not self._viewers and self._ticking is not None:
+                self._ticking.cancel()
+                self._ticking, self._whole = None, None
+
+    def close(self) -> None:
+        """Tell the last of it, and end all streams."""
+        if self._closed:
+            return
+        if self._viewers:
+            self._tell()
+        self._closed = True
+        for queue in self._viewers:
+            with contextlib.suppress(asyncio.QueueFull):
+                queue.put_nowait(_event("end", "{}"))
+                queue.put_nowait(None)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._period)
+            try:
+                self._tell()
+            except Exception:  # a fault of the page's is not the run's
+                _log.exception("what the page shows cannot be made; the run goes on")
+
+    def _tell(self) -> None:
+        """Tell all viewers what has changed."""
+        parts = self._parts()
+        curves, self._seen = self._history.patches(self._seen)
+        changed = {name: text for name, text in parts.items() if self._told.get(name) != text}
+        self._told, self._whole = parts, None
+        if curves != "{}":
+            changed["curves"] = curves
+        event = _event("change", _joined(changed)) if changed else b": nothing\n\n"
+        for queue in list(self._viewers):
+            try:
+                queue.put_nowait(event)
+            except asyncio.QueueFull:
+                self._viewers.discard(queue)
+                queue.get_nowait()
+                queue.put_nowait(None)
+
+    def _parts(self) -> dict[str, str]:
+        return {name: json.dumps(part, separators=(",", ":")) for name, part in self._document().items()}
+
+
+def _joined(parts: dict[str, str]) -> str:
+    return "{" + ",".join(f"{json.dumps(name)}:{text}" for name, text in parts.items()) + "}"
+
+
+def _event(name: str, data: str) -> bytes:
+    return f"event: {name}\ndata: {data}\n\n".encode()

@@ -1,0 +1,37 @@
+"""The last lines of the log."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import deque
+
+from rankdad.common.errors import visible
+
+MAX_LINES = 100
+MAX_LENGTH = 300  # characters of a line
+Line = tuple[float, str, str]  # when, level, text
+
+
+class Tail(logging.Handler):
+    """Keeps the last lines from here on; what is logged at all is for the log itself to say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines = deque[Line](maxlen=MAX_LINES)
+        logging.getLogger("rankdad").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        event = vars(record).get("event", {})
+        words = [record.getMessage(), *(f"{key}={json.dumps(value)}" for key, value in event.items())]
+        line = visible(" ".join(words), MAX_LENGTH)
+        self._lines.append((round(record.created, 1), record.levelname.lower(), line))
+
+    def lines(self) -> list[Line]:
+        """Return the lines, the oldest first."""
+        return list(self._lines)
+
+    def stop(self) -> None:
+        """Keep no more lines."""
+        logging.getLogger("rankdad").removeHandler(self)

@@ -1,0 +1,28 @@
+"""The token with which a run's page is seen, where nobody has given a file of viewers."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from rankdad.common.errors import UserError
+from rankdad.common.files import write_whole
+
+VIEWER_TOKEN = "viewer-token"  # the file's name
+
+
+def own_token(path: Path) -> str:
+    """Return the token in a file of its owner's, which is made if it is missing.
+
+    Raises:
+        UserError: it cannot be read or written.
+    """
+    if not path.exists():
+        write_whole(path, f"{secrets.token_hex(32)}\n", private=True)
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    if len(token) < 20:
+        raise UserError(f"{path}: holds no token, expected one line of 20 or more letters and digits")
+    return token

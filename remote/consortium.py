@@ -1,0 +1,64 @@
+"""A consortium's file: who takes part in runs, who starts them, and where the aggregator is."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+from urllib.parse import SplitResult, urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from rankdad.common.documents import Part
+from rankdad.common.spec import SiteName
+
+AGGREGATOR = "aggregator"  # folder of a kit; nobody may be called that
+CA_DAYS = 3650
+
+
+class Consortium(Part):
+    """Who takes part in runs, and where the aggregator is."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,40}$")]
+    """The consortium's name, in its authority's certificate."""
+    aggregator: str
+    """Address at which the sites reach the aggregator, such as https://aggregator.example:8765."""
+    sites: Annotated[tuple[SiteName, ...], Field(min_length=1, max_length=1000)]
+    """Names of the sites."""
+    addresses: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9.:-]{1,253}$")], ...] = ()
+    """More names and addresses of the aggregator for its certificate."""
+    days: Annotated[int, Field(ge=1, le=CA_DAYS)] = 365
+    """Days for which certificates are valid."""
+    mutual_tls: bool = True
+    """Whether sites show certificates too; behind a proxy that ends TLS only their tokens tell who they are."""
+
+    owners: Annotated[tuple[SiteName, ...], Field(max_length=1000)] = ()
+    """Names of those who may submit runs to `rankdad serve`."""
+    viewers: Annotated[tuple[SiteName, ...], Field(max_length=1000)] = ()
+    """Names of those who may look on."""
+    runs_at_once: Annotated[int, Field(ge=1, le=100)] = 1
+    """How many runs `rankdad serve` lets train at the same time; others wait for their turn."""
+    max_queue: Annotated[int, Field(ge=1, le=10_000)] = 100
+    """How many runs may wait or train at most; one more is refused."""
+
+    @field_validator("aggregator")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        if not re.fullmatch(r"https://([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?(/\S*)?", value):
+            raise ValueError(f"got {value!r}, expected an address such as https://aggregator.example:8765")
+        return value
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Consortium:
+        if len(set(self.members)) < len(self.members) or AGGREGATOR in self.members:
+            raise ValueError(f"sites, owners, viewers: names must differ, and none may be {AGGREGATOR}")
+        return self
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Return the names of all who prove who they are."""
+        return (*self.sites, *self.owners, *self.viewers)
+
+    @property
+    def address(self) -> SplitResult:
+        """Return the aggregator's address in parts."""
+        return urlsplit(self.aggregator)

@@ -1,0 +1,217 @@
+"""The service's HTTP routes, beside those of each run below /runs/{run} (`remote.app`).
+
+POST /agents/{site}                   an agent's Poll: 200 and its Offers, once these are not what it knows
+GET  /agents/{site}/runs/{run}        200 and the Offer, with the spec
+POST /agents/{site}/runs/{run}        an agent's Reply: 204
+POST /runs                            an owner's Submission: 200 and what became of it
+GET  /runs, /runs/{run}               what is known of the runs, to owners and viewers
+POST /runs/{run}/cancel               its owner cancels it
+GET  /runs/{run}/log?after=BYTES      what its log holds from there on
+GET  /runs/{run}/results              to its owner, an archive of its directory
+GET  /metrics                         figures for Prometheus, to owners and viewers
+GET  /healthz, /readyz                to anyone: whether the process answers; whether it can take a run
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import TypeVar
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+
+from rankdad.common import __version__
+from rankdad.common.documents import parse_json, validate
+from rankdad.common.errors import ProtocolError, UserError
+from rankdad.common.logs import log_names
+from rankdad.common.protocol.service import MAX_RUN_BYTES, Listing, Poll, Reply, Submission
+from rankdad.remote.app import Endpoint, Routes, Work, application, read_body, refuse
+from rankdad.remote.service.archive import archive
+from rankdad.remote.service.logs import LOGS, read_log
+from rankdad.remote.service.metrics import figures
+from rankdad.remote.service.queue import QueueError
+from rankdad.remote.service.service import Seen, Service
+from rankdad.remote.web import HttpConnection
+
+MAX_SMALL_BODY = 1 << 14
+MAX_SHOWN = 200  # runs that are listed
+M = TypeVar("M", bound=BaseModel)
+
+
+class ServiceRoutes:
+    """What can be asked of a service.
+
+    Args:
+        service: that answers.
+        now: seconds since 1970.
+    """
+
+    def __init__(self, service: Service, now: Callable[[], float]) -> None:
+        self._service, self._now = service, now
+
+    def app(self) -> FastAPI:
+        """Return the application."""
+        named: tuple[Endpoint, ...] = (
+            ("POST", "/agents/{site}", self._poll),
+            ("GET", "/agents/{site}/runs/{run}", self._offer),
+            ("POST", "/agents/{site}/runs/{run}", self._reply),
+            ("POST", "/runs", self._submit),
+            ("GET", "/runs", self._list),
+            ("GET", "/runs/{run}", self._describe),
+            ("POST", "/runs/{run}/cancel", self._cancel),
+            ("GET", "/runs/{run}/log", self._read_log),
+            ("GET", "/runs/{run}/results", self._results),
+            ("GET", "/metrics", self._metrics),
+            ("GET", "/healthz", self._healthz),
+            ("GET", "/readyz", self._readyz),
+        )
+        others = [(verb, path, self._guarded(work)) for verb, path, work in named]
+        return application(self._find, self._service.registry, others)
+
+    def _guarded(self, work: Work) -> Work:
+        async def endpoint(request: Request) -> Response:
+            registry, audit = self._service.registry, self._service.audit
+            with log_names(run=str(request.path_params.get("run", ""))):
+                try:
+                    return await work(request)
+                except ProtocolError as error:
+                    return refuse(registry, audit, request, error.status, str(error))
+                except QueueError as error:
+                    return refuse(registry, audit, request, 507, str(error))
+                except ClientDisconnect:
+                    return Response(status_code=400)
+
+        return endpoint
+
+    async def _find(self, request: Request) -> Routes:
+        run = request.path_params.get("run")
+        if run not in self._service.running:
+            self._who(request, self._service.consortium.sites)  # a stranger learns nothing, and takes nothing up again
+        if run is None:
+            raise ProtocolError(404, "is a service of several runs: start the site with --stay, see `rankdad runs`")
+        return await self._service.routes(run)
+
+    def _who(self, request: Request, names: Collection[str]) -> str:
+        """Return who asks, if that is one of these; "" where nobody has to say.
+
+        Raises:
+            ProtocolError: 401 or 403.
+        """
+        connection, identity = _connection(request), self._service.identity
+        who = identity.check(
+            request.path_params.get("site"), request.headers.get("authorization", ""), connection.names
+        )
+        if who is not None and who not in names:
+            raise ProtocolError(403, f"{who} may not do that: it is for {self._kind(names)}")
+        return who or ""
+
+    def _kind(self, names: Collection[str]) -> str:
+        consortium = self._service.consortium
+        known = ((consortium.sites, "sites"), (consortium.owners, "owners"))
+        return next((kind for those, kind in known if those == names), "owners and viewers")
+
+    def _person(self, request: Request, *, owner: bool = False) -> str:
+        consortium = self._service.consortium
+        who = self._who(request, consortium.owners if owner else (*consortium.owners, *consortium.viewers))
+        if who:
+            self._service.registry.identify(_connection(request), who)
+        return who
+
+    async def _body(self, request: Request, model: type[M], most: int = MAX_SMALL_BODY) -> M:
+        body = await read_body(request, most, self._service.registry.timeouts)
+        try:
+            return validate(model, parse_json(body))
+        except (ValueError, UserError) as error:
+            raise ProtocolError(422, f"the body: {error}") from None
+
+    async def _poll(self, request: Request) -> Response:
+        site = self._site(request)
+        poll, connection = await self._body(request, Poll), _connection(request)
+        self._service.agents[site] = Seen(self._now(), poll.version)
+        if poll.version != __version__:
+            raise ProtocolError(
+                409, f"{site}'s agent is rankdad {poll.version}, the service {__version__}: install the same"
+            )
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._service.registry.timeouts.hold
+        while True:
+            offers, left = self._service.offers(site), end - loop.time()
+            if offers.digest != poll.known or left <= 0 or self._service.leaving:
+                self._service.agents[site] = Seen(self._now(), poll.version)
+                return _json(offers)
+            connection.waiting = loop.create_future()
+            try:
+                await self._service.change(connection.waiting, left)
+            finally:
+                connection.waiting = None
+
+    def _site(self, request: Request) -> str:
+        self._who(request, self._service.consortium.sites)
+        site = str(request.path_params["site"])
+        self._service.registry.identify(_connection(request), site)
+        return site
+
+    async def _offer(self, request: Request) -> Response:
+        return _json(self._service.offer(request.path_params["run"], self._site(request)))
+
+    async def _reply(self, request: Request) -> Response:
+        site = self._site(request)
+        self._service.reply(request.path_params["run"], site, await self._body(request, Reply))
+        return Response(status_code=204)
+
+    async def _submit(self, request: Request) -> Response:
+        owner = self._person(request, owner=True)
+        submission = await self._body(request, Submission, MAX_RUN_BYTES)
+        return _json(self._service.described(self._service.submit(submission, owner)))
+
+    async def _list(self, request: Request) -> Response:
+        self._person(request)
+        entries = self._service.queue.newest(MAX_SHOWN)
+        return _json(Listing(runs=tuple(self._service.described(entry) for entry in entries)))
+
+    async def _describe(self, request: Request) -> Response:
+        self._person(request)
+        return _json(self._service.described(self._service.queue.entry(request.path_params["run"])))
+
+    async def _cancel(self, request: Request) -> Response:
+        entry = self._service.cancel(request.path_params["run"], self._person(request, owner=True))
+        return _json(self._service.described(entry))
+
+    async def _read_log(self, request: Request) -> Response:
+        self._person(request)
+        run, after = self._service.queue.entry(request.path_params["run"]).run, request.query_params.get("after", "0")
+        if not (after.isdecimal() and len(after) < 16):
+            raise ProtocolError(422, "after: is not a number of bytes")
+        return Response(read_log(self._service.directory / LOGS, run, int(after)), media_type="text/plain")
+
+    async def _results(self, request: Request) -> Response:
+        directory = self._service.results(request.path_params["run"], self._person(request, owner=True))
+        return StreamingResponse(archive(directory), media_type="application/x-tar")
+
+    async def _metrics(self, request: Request) -> Response:
+        self._person(request)
+        return Response(figures(self._service, self._now()), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _healthz(self, request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def _readyz(self, request: Request) -> Response:
+        if self._service.leaving:
+            return PlainTextResponse("the service stops\n", 503)
+        try:
+            self._service.queue.check()
+        except QueueError:
+            return PlainTextResponse("the queue cannot be written: its log says more\n", 503)
+        return PlainTextResponse("ok\n")
+
+
+def _connection(request: Request) -> HttpConnection:
+    connection: HttpConnection = request.scope["state"]["connection"]
+    return connection
+
+
+def _json(document: BaseModel) -> Response:
+    return Response(document.model_dump_json(), media_type="application/json")

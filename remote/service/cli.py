@@ -1,0 +1,66 @@
+"""The command `rankdad serve`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankdad.command import DeviceOption, LogJson, Quiet, Verbose
+from rankdad.common.logs import LogOptions, set_up
+from rankdad.remote.ledger import Durability, Retention
+
+
+def serve(
+    file: Annotated[Path, typer.Argument(metavar="CONSORTIUM.json", help="Who takes part, and who submits runs.")],
+    output: Annotated[Path, typer.Option(help="The service's directory: its queue, and a directory for each run.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8765,
+    allow_factory: Annotated[
+        list[str] | None, typer.Option("--allow-factory", help="Permit a model factory 'package.module:function'.")
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="Folder of pretrained weights that specs may name.")] = None,
+    durability: Annotated[
+        Durability, typer.Option(help="Of ledgers: 'power' outlasts a power failure, and syncs every record.")
+    ] = Durability.PROCESS,
+    retention: Annotated[
+        Retention, typer.Option(help="Of ledgers: 'all' updates, or only the 'tail' since the last checkpoints.")
+    ] = Retention.ALL,
+    tokens: Annotated[Path | None, typer.Option(help="File of all members' hashed tokens.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="The aggregator's certificate, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+    client_ca: Annotated[
+        Path | None, typer.Option("--client-ca", help="Ask members for a certificate made by this authority.")
+    ] = None,
+    allow_plain_http: Annotated[
+        bool, typer.Option("--allow-plain-http", help="Let others than this machine connect without TLS.")
+    ] = False,
+    allow_anyone: Annotated[
+        bool, typer.Option("--allow-anyone", help="Let others take part without proof of who they are.")
+    ] = False,
+    device: DeviceOption = None,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+    log_json: LogJson = False,
+) -> None:
+    """Stay up, and run what owners submit: `rankdad submit`, with sites that were started with --stay."""
+    set_up(LogOptions.of(verbose=verbose, quiet=quiet, as_json=log_json))
+    from rankdad.common.documents import load_json, validate
+    from rankdad.remote.config import Access
+    from rankdad.remote.consortium import Consortium
+
+    consortium = validate(Consortium, load_json(file), file=file)
+    from rankdad.remote.persistence import LedgerOptions
+    from rankdad.remote.server import listen
+    from rankdad.remote.service.process import serve_consortium
+    from rankdad.remote.service.running import Options
+
+    access = Access(host, tls_cert, tls_key, client_ca, tokens, allow_plain_http, allow_anyone)
+    access.check(consortium.members)
+    options = Options(tuple(allow_factory or ()), weights, LedgerOptions(durability, retention), device or "cpu")
+    with listen(host, port) as listening:
+        address, bound = listening.getsockname()[:2]
+        address = f"[{address}]" if ":" in address else address
+        typer.echo(f"listening on {access.scheme}://{address}:{bound}; the service's directory is {output}")
+        serve_consortium(consortium, output, listening, access, options)

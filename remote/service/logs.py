@@ -1,0 +1,62 @@
+"""A log for each run of a service, which its owner can read."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+from typing import IO
+
+from rankdad.common.logs import LineFormatter, NamesFilter
+
+LOGS = "logs"  # of a service's directory
+MAX_LOG = 16 << 20  # bytes of one run
+
+
+class RunLogs(logging.Handler):
+    """Writes what is logged of a run into its own file.
+
+    Args:
+        folder: of all logs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(logging.INFO)
+        self._folder = folder
+        self._files: dict[str, IO[str]] = {}
+        self.addFilter(NamesFilter())
+        self.setFormatter(LineFormatter())
+
+    def open(self, run: str) -> IO[str]:
+        """Return the file of a run that begins or goes on.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if run not in self._files:
+            self._files[run] = (self._folder / f"{run}.log").open("a", encoding="utf-8", buffering=1)
+        return self._files[run]
+
+    def shut(self, run: str) -> None:
+        """Close the file of a run."""
+        if run in self._files:
+            with contextlib.suppress(OSError):
+                self._files.pop(run).close()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, if it is of a run that goes on."""
+        file = self._files.get(vars(record)["run"])
+        if file is not None:
+            with contextlib.suppress(OSError, ValueError):  # the disk is full: the run goes on
+                if file.tell() < MAX_LOG:
+                    print(self.format(record), file=file)
+
+
+def read_log(folder: Path, run: str, after: int, most: int = 1 << 20) -> bytes:
+    """Return what a run's log holds after so many bytes, no more than `most`."""
+    try:
+        with (folder / f"{run}.log").open("rb") as file:
+            file.seek(after)
+            return file.read(most)
+    except OSError:
+        return b""

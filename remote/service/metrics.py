@@ -1,0 +1,71 @@
+"""Figures of a service for Prometheus, made when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rankdad.common.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+    from rankdad.remote.service.service import Service
+
+
+def figures(service: Service, now: float) -> bytes:
+    """Return the figures in Prometheus' text format.
+
+    Args:
+        service: whose they are.
+        now: seconds since 1970.
+
+    Raises:
+        ProtocolError: 501, the extra `metrics` is not installed.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, generate_latest
+        from prometheus_client.registry import Collector
+    except ImportError:
+        raise ProtocolError(501, "the service was installed without the extra `metrics` (prometheus_client)") from None
+
+    class Figures(Collector):
+        def collect(self) -> Iterator[Metric]:
+            yield from _collect(service, now)
+
+    registry = CollectorRegistry()
+    registry.register(Figures())
+    return generate_latest(registry)
+
+
+def _collect(service: Service, now: float) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    runs = GaugeMetricFamily("rankdad_runs", "Runs by state.", labels=["state"])
+    for state, count in service.queue.counts().items():
+        runs.add_metric([state], count)
+    yield runs
+    heard = GaugeMetricFamily(
+        "rankdad_agent_silence_seconds", "Since a site's agent was last heard of.", labels=["site"]
+    )
+    for site, seen in service.agents.items():
+        heard.add_metric([site], now - seen.time)
+    yield heard
+    steps = CounterMetricFamily("rankdad_steps", "Steps done of a run that trains.", labels=["run"])
+    planned = GaugeMetricFamily("rankdad_planned_steps", "Steps of a run that trains.", labels=["run"])
+    sent = CounterMetricFamily("rankdad_bytes", "Bytes of all steps, every site's copy.", labels=["run", "direction"])
+    loss = GaugeMetricFamily("rankdad_loss", "Pooled training loss of the last step.", labels=["run"])
+    waiting = GaugeMetricFamily("rankdad_waiting_sites", "Sites that the open round waits for.", labels=["run"])
+    for name, run in service.running.items():
+        if run.host is None:
+            continue
+        aggregator = run.host.aggregator
+        progress, status = aggregator.recorder.progress, aggregator.status
+        steps.add_metric([name], progress.step)
+        planned.add_metric([name], progress.steps)
+        sent.add_metric([name, "up"], progress.up)
+        sent.add_metric([name, "down"], progress.down)
+        waiting.add_metric([name], len(status.waiting_for))
+        if progress.loss is not None:
+            loss.add_metric([name], progress.loss)
+    yield from (steps, planned, sent, loss, waiting)

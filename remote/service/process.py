@@ -1,0 +1,110 @@
+"""A service's whole life: lock its directory, open the queue, go on with what had begun, serve until a signal comes."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from rankdad.common.errors import UserError
+from rankdad.common.files import make_folder
+from rankdad.remote.audit import AUDIT, Audit
+from rankdad.remote.config import Access
+from rankdad.remote.consortium import Consortium
+from rankdad.remote.server import Uvicorn, uvloop_factory, web_config
+from rankdad.remote.service.app import ServiceRoutes
+from rankdad.remote.service.logs import LOGS
+from rankdad.remote.service.queue import FILE, Queue
+from rankdad.remote.service.running import Options
+from rankdad.remote.service.service import RUNS, Service
+
+_log = logging.getLogger("rankdad")
+
+
+@contextmanager
+def locked(directory: Path, what: str) -> Iterator[None]:
+    """Keep a directory to this process.
+
+    Raises:
+        UserError: another one has it.
+    """
+    path = directory / "lock"
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"{directory}: another {what} is at work there; stop that one first") from None
+        yield
+    finally:
+        os.close(file)
+
+
+def serve_consortium(
+    consortium: Consortium, directory: Path, listening: socket.socket, access: Access, options: Options
+) -> None:
+    """Serve all runs of a consortium until SIGINT or SIGTERM comes.
+
+    Args:
+        consortium: who takes part.
+        directory: of the service.
+        listening: socket that all connect to.
+        access: who may connect, and how.
+        options: of all runs.
+
+    Raises:
+        UserError: the directory or its queue cannot be used.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn's own handlers stand until it has shut down, then these
+        signal.signal(number, lambda *_: None)
+    for folder in (directory, directory / RUNS, directory / LOGS):
+        make_folder(folder, private=True)
+    with (
+        locked(directory, "rankdad serve"),
+        closing(Queue(directory / FILE)) as queue,
+        closing(Audit(directory / AUDIT)) as audit,
+        asyncio.Runner(loop_factory=uvloop_factory()) as runner,
+    ):
+        audit.note("service started")
+        runner.run(_serve(consortium, directory, queue, audit, listening, access, options))
+        audit.note("service stopped")
+
+
+async def _serve(
+    consortium: Consortium,
+    directory: Path,
+    queue: Queue,
+    audit: Audit,
+    listening: socket.socket,
+    access: Access,
+    options: Options,
+) -> None:
+    service, stop = Service(consortium, directory, queue, access, options, audit), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    _log.addHandler(service.logs)
+    app = ServiceRoutes(service, time.time).app()
+
+    def interrupt(_: str) -> None:
+        loop.call_soon_threadsafe(stop.set)
+
+    web = Uvicorn(web_config(app), service.registry, access.secure, interrupt)
+    service.resume()
+    serving = asyncio.create_task(web.serve(sockets=[listening]))
+    serving.add_done_callback(lambda _: stop.set())
+    try:
+        await stop.wait()
+    finally:
+        await service.leave()
+        web.should_exit = True
+        await serving
+        _log.removeHandler(service.logs)

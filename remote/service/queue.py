@@ -1,0 +1,266 @@
+"""The queue: every run that was submitted, and what its sites have answered, in a database that outlasts any crash.
+
+A run moves from state to state in one statement that names the states it may come from, so that it is started once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankdad.common.errors import ProtocolError, RankdadError, UserError
+from rankdad.common.protocol.service import OPEN, Answer, Described, SiteAnswer, State, run_name
+
+FILE = "queue.sqlite"  # of a service's directory
+FORMAT = 1
+SCHEMA = """
+create table if not exists runs (
+    number integer primary key, run text not null unique, id text not null unique, name text not null,
+    owner text not null, spec text not null, sites text not null, state text not null, reason text not null,
+    submitted real not null, started real, ended real
+) strict;
+create index if not exists runs_by_state on runs (state);
+create table if not exists answers (
+    run text not null, site text not null, answer text not null, reason text not null, time real not null,
+    primary key (run, site)
+) strict;
+"""
+
+
+class QueueError(RankdadError):
+    """The queue cannot be written: the disk is full or broken. Nothing has changed then."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run of the queue.
+
+    Args:
+        number: in the order of submission.
+        run: what it is called.
+        id: its number for sites, 16 hexadecimal digits.
+        name: in its spec.
+        owner: who submitted it; "" where nobody has to say.
+        sites: that take part.
+        state: where it stands.
+        reason: why it did not end well, or whom it waits for.
+        submitted: seconds since 1970, as for the following.
+        started: None until then.
+        ended: None until then.
+        answers: of its sites.
+    """
+
+    number: int
+    run: str
+    id: str
+    name: str
+    owner: str
+    sites: tuple[str, ...]
+    state: State
+    reason: str
+    submitted: float
+    started: float | None
+    ended: float | None
+    answers: dict[str, SiteAnswer]
+
+    def said(self, *answers: Answer) -> list[str]:
+        """Return the sites whose answer is one of these."""
+        return [site for site in self.sites if site in self.answers and self.answers[site].answer in answers]
+
+    @property
+    def agreed(self) -> bool:
+        """Whether all sites take part."""
+        return len(self.said("accepted", "finished")) == len(self.sites)
+
+    @property
+    def open(self) -> bool:
+        """Whether some site still needs it."""
+        return self.state in OPEN or (self.state is State.ENDED and len(self.said("finished")) < len(self.sites))
+
+    def described(self, step: int = 0, steps: int = 0) -> Described:
+        """Return what owners and viewers are told."""
+        fields = {name: value for name, value in vars(self).items() if name not in ("number", "reason")}
+        return Described.model_construct(**fields, reason=self.reason or self._waits_for(), step=step, steps=steps)
+
+    def _waits_for(self) -> str:
+        if self.state is not State.WAITING:
+            return ""
+        asked = self.said("asked")
+        silent = [site for site in self.sites if site not in self.answers]
+        parts = [f"approval at {', '.join(asked)}"] * bool(asked) + [f"word from {', '.join(silent)}"] * bool(silent)
+        return " and ".join(parts)
+
+
+class Queue:
+    """The queue of a service. One thread calls it.
+
+    Args:
+        path: of the database; made if it is missing, for its owner alone.
+        now: seconds since 1970.
+
+    Raises:
+        UserError: it cannot be opened, or is another program's.
+    """
+
+    def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
+        self._path, self._now = path, now
+        try:
+            path.touch(0o600)
+            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._database.execute("pragma journal_mode = wal")
+            self._database.execute("pragma synchronous = full")
+            (version,) = self._database.execute("pragma user_version").fetchone()
+            if version not in (0, FORMAT):
+                raise UserError(f"{path}: has the format {version}, this rankdad reads {FORMAT}: install a newer one")
+            self._database.executescript(SCHEMA)
+            self._database.execute(f"pragma user_version = {FORMAT}")
+        except (sqlite3.Error, OSError) as error:
+            raise UserError(f"{path}: cannot be opened: {error}") from None
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
+
+    def submit(self, id_: str, name: str, owner: str, sites: Sequence[str], spec: dict[str, Any], most: int) -> Entry:
+        """Add a run; one that is there already stays as it is.
+
+        Args:
+            id_: drawn by whoever submits it.
+            name: in its spec.
+            owner: who submits it.
+            sites: that take part.
+            spec: as it came.
+            most: how many runs may be open.
+
+        Raises:
+            ProtocolError: 409 if the number is another run's, or the queue is full.
+            QueueError: it cannot be written.
+        """
+        text = json.dumps(spec)
+        with self._writing():
+            known = self._database.execute("select run, owner, spec from runs where id = ?", (id_,)).fetchone()
+            if known is not None:
+                if known[1:] != (owner, text):
+                    raise ProtocolError(409, "id: is another run's")
+                return self.entry(known[0])
+            if len(self.in_states(*OPEN)) >= most:
+                raise ProtocolError(409, f"the queue is full: {most} open, as max_queue allows; cancel one, or wait")
+            (number,) = self._database.execute("select coalesce(max(number), 0) + 1 from runs").fetchone()
+            run = run_name(name, number)
+            values = (number, run, id_, name, owner, text, json.dumps(list(sites)), State.WAITING, "", self._now())
+            self._database.execute(
+                "insert into runs (number, run, id, name, owner, spec, sites, state, reason, submitted)"
+                " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                values,
+            )
+        return self.entry(run)
+
+    def move(self, run: str, state: State, reason: str = "", *, where: Sequence[State]) -> bool:
+        """Let a run go from one of some states into another; tell whether it was in one of them.
+
+        Raises:
+            QueueError: it cannot be written.
+        """
+        column = {State.RUNNING: ", started = ?", State.WAITING: "", State.QUEUED: ""}.get(state, ", ended = ?")
+        times = (self._now(),) if column else ()
+        with self._writing():
+            done = self._database.execute(
+                f"update runs set state = ?, reason = ?{column} where run = ? and state in ({_marks(where)})",
+                (state, reason, *times, run, *where),
+            )
+        return done.rowcount == 1
+
+    def answer(self, run: str, site: str, answer: Answer, reason: str) -> None:
+        """Write down what a site says of a run.
+
+        Raises:
+            QueueError: it cannot be written.
+        """
+        with self._writing():
+            self._database.execute(
+                "insert into answers values (?, ?, ?, ?, ?) on conflict (run, site) do update"
+                " set answer = excluded.answer, reason = excluded.reason, time = excluded.time",
+                (run, site, answer, reason, self._now()),
+            )
+
+    def entry(self, run: str) -> Entry:
+        """Return a run.
+
+        Raises:
+            ProtocolError: 404, there is none of this name.
+        """
+        found = self._entries("where run = ?", (run,))
+        if not found:
+            raise ProtocolError(404, "no such run here; `rankdad runs` lists them")
+        return found[0]
+
+    def spec(self, run: str) -> dict[str, Any]:
+        """Return a run's spec, as it came."""
+        (text,) = self._database.execute("select spec from runs where run = ?", (run,)).fetchone()
+        spec: dict[str, Any] = json.loads(text)
+        return spec
+
+    def newest(self, most: int) -> list[Entry]:
+        """Return the newest runs first."""
+        return self._entries("order by number desc limit ?", (most,))
+
+    def in_states(self, *states: State) -> list[Entry]:
+        """Return all runs in these states, in the order of submission."""
+        return self._entries(f"where state in ({_marks(states)}) order by number", states)
+
+    def open_runs(self) -> list[Entry]:
+        """Return all runs that some site still needs."""
+        finished = "(select count(*) from answers where answers.run = runs.run and answer = 'finished')"
+        still = f"or (state = ? and {finished} < json_array_length(sites))"
+        return self._entries(f"where state in ({_marks(OPEN)}) {still} order by number", (*OPEN, State.ENDED))
+
+    def counts(self) -> dict[str, int]:
+        """Return how many runs are in each state."""
+        found = dict(self._database.execute("select state, count(*) from runs group by state").fetchall())
+        return {state.value: found.get(state.value, 0) for state in State}
+
+    def check(self) -> None:
+        """See that the queue can be written.
+
+        Raises:
+            QueueError: it cannot.
+        """
+        with self._writing():
+            self._database.execute(f"pragma user_version = {FORMAT}")
+
+    def _entries(self, condition: str, values: Sequence[object]) -> list[Entry]:
+        columns = "number, run, id, name, owner, sites, state, reason, submitted, started, ended"
+        rows = self._database.execute(f"select {columns} from runs {condition}", values).fetchall()
+        entries: list[Entry] = []
+        for number, run, id_, name, owner, sites, state, *rest in rows:
+            said = self._database.execute("select site, answer, reason, time from answers where run = ?", (run,))
+            answers = {site: SiteAnswer(answer=a, reason=why, time=when) for site, a, why, when in said}
+            reason, submitted, started, ended = rest
+            times = (submitted, started, ended)
+            place = (tuple(json.loads(sites)), State(state))
+            entries.append(Entry(number, run, id_, name, owner, *place, reason, *times, answers))
+        return entries
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Change something, all of it or nothing."""
+        try:
+            self._database.execute("begin immediate")
+            yield
+            self._database.execute("commit")
+        except BaseException as error:
+            with contextlib.suppress(sqlite3.Error):  # it has been rolled back already
+                self._database.execute("rollback")
+            if isinstance(error, sqlite3.Error):
+                raise QueueError(f"{self._path}: cannot be written: {error}") from None
+            raise
+
+
+def _marks(values: Sequence[object]) -> str:
+    return ", ".join("?" * len(values))

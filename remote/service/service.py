@@ -1,0 +1,312 @@
+"""The service without its sockets: who is offered which run, when one begins, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rankdad.common import __version__
+from rankdad.common.documents import validate
+from rankdad.common.errors import ProtocolError, SpecError, visible
+from rankdad.common.protocol.service import (
+    OPEN,
+    Described,
+    Offer,
+    Offered,
+    Offers,
+    Reply,
+    State,
+    Submission,
+)
+from rankdad.common.spec import RunSpec
+from rankdad.remote.app import Routes
+from rankdad.remote.audit import Audit
+from rankdad.remote.config import Access
+from rankdad.remote.connections import ConnectionRegistry
+from rankdad.remote.consortium import Consortium
+from rankdad.remote.service.logs import LOGS, RunLogs
+from rankdad.remote.service.queue import Entry, Queue, QueueError
+from rankdad.remote.service.running import Options, RunningRun
+
+RUNS = "runs"  # of a service's directory
+RETRY = 5.0  # seconds between two tries to write what the disk does not take
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """When a site's agent was last heard of, in seconds since 1970, and which version it is."""
+
+    time: float
+    version: str
+
+
+class Service:
+    """All runs of a consortium. Everything but the work of a run is called in the event loop.
+
+    Args:
+        consortium: who takes part.
+        directory: of the service.
+        queue: of its runs.
+        access: who may connect, and how.
+        options: of all runs.
+        audit: log of who comes and goes.
+
+    Attributes:
+        registry: of all connections.
+        agents: of the sites that were heard of.
+        running: runs that are held open, by name.
+    """
+
+    def __init__(
+        self,
+        consortium: Consortium,
+        directory: Path,
+        queue: Queue,
+        access: Access,
+        options: Options,
+        audit: Audit,
+    ) -> None:
+        self.consortium, self.directory, self.queue, self.audit = consortium, directory, queue, audit
+        self.registry = ConnectionRegistry(audit)
+        self.identity = access.identity(consortium.members)
+        self.agents: dict[str, Seen] = {}
+        self.running: dict[str, RunningRun] = {}
+        self.logs = RunLogs(directory / LOGS)
+        self._options = options
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiters: set[asyncio.Future[bytes | None]] = set()
+        self._beginning = ThreadPoolExecutor(1, "beginning")
+        self.leaving = False
+
+    def resume(self) -> None:
+        """Go on with all runs that a process before this one has begun."""
+        for entry in self.queue.in_states(State.RUNNING):
+            self._hold_open(entry)
+        self.changed()
+
+    async def leave(self) -> None:
+        """Stop here: every round in hand is finished, and another process goes on."""
+        self.leaving = True
+        self._wake()
+        for run in self.running.values():
+            run.leave()
+        await asyncio.gather(*self._tasks)
+        self._beginning.shutdown()
+
+    def submit(self, submission: Submission, owner: str) -> Entry:
+        """Put a run into the queue.
+
+        Raises:
+            ProtocolError: it is not one for this service, says what is wrong.
+            QueueError: the queue cannot be written.
+        """
+        if submission.version != __version__:
+            raise ProtocolError(409, f"version: got {submission.version}, here {__version__}: install the same")
+        try:
+            spec = validate(RunSpec, submission.spec)
+        except SpecError as error:
+            raise ProtocolError(422, str(error)) from None
+        if strangers := sorted(set(spec.federation.sites) - set(self.consortium.sites)):
+            raise ProtocolError(
+                422,
+                f"federation.sites: {', '.join(strangers)} not in this consortium, expected some of "
+                f"{', '.join(self.consortium.sites[:20])}",
+            )
+        if spec.federation.regions:
+            raise ProtocolError(422, "federation.regions: a service has none; use `rankdad aggregator` for each region")
+        most, document = self.consortium.max_queue, spec.model_dump(mode="json")
+        entry = self.queue.submit(submission.id, spec.name, owner, spec.federation.sites, document, most)
+        self.audit.note("submitted", site=owner, run=entry.run)
+        self.changed()
+        return entry
+
+    def cancel(self, run: str, who: str) -> Entry:
+        """Cancel a run that has not ended.
+
+        Raises:
+            ProtocolError: it is somebody else's, or is over.
+            QueueError: the queue cannot be written.
+        """
+        entry = self._own(run, who)
+        by = f"by {who}" if who else ""
+        if not self.queue.move(run, State.CANCELLED, by, where=OPEN):
+            raise ProtocolError(409, f"{run} is over already: {entry.state.value}")
+        self.audit.note("cancelled", site=who, run=run)
+        self._end(run, f"cancelled {by}".strip())
+        return self.queue.entry(run)
+
+    def results(self, run: str, who: str) -> Path:
+        """Return the directory of a run that is over.
+
+        Raises:
+            ProtocolError: it is somebody else's, goes on, or never began.
+        """
+        entry, directory = self._own(run, who), self.directory / RUNS / run
+        if entry.state in OPEN:
+            raise ProtocolError(409, f"{run} is not over yet: {entry.state.value}")
+        if entry.started is None or not directory.exists():
+            raise ProtocolError(404, f"{run} has never begun: {entry.state.value}: {entry.reason}")
+        self.audit.note("fetched", site=who, run=run)
+        return directory
+
+    def _own(self, run: str, who: str) -> Entry:
+        entry = self.queue.entry(run)
+        if entry.owner != who:
+            raise ProtocolError(403, f"{run} is {entry.owner or 'nobody'}'s run")
+        return entry
+
+    def offers(self, site: str) -> Offers:
+        """Return what concerns a site: runs that it is asked about, takes part in, or still has to finish."""
+        runs = []
+        for entry in self.queue.open_runs():
+            said = entry.answers.get(site)
+            answer = None if said is None else said.answer
+            if site in entry.sites and answer not in ("refused", "finished"):
+                state = "running" if entry.state in (State.RUNNING, State.ENDED) else "waiting"
+                runs.append(Offered(run=entry.run, id=entry.id, state=state, answer=answer))  # type: ignore[arg-type]
+        text = "\n".join(f"{run.run} {run.id} {run.state} {run.answer}" for run in runs)
+        return Offers(digest=hashlib.sha256(text.encode()).hexdigest(), runs=tuple(runs))
+
+    async def change(self, waiting: asyncio.Future[bytes | None], seconds: float) -> None:
+        """Wait until something has changed, or for so long.
+
+        Args:
+            waiting: set then, or by whoever ends the wait.
+            seconds: at most.
+        """
+        self._waiters.add(waiting)
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.shield(waiting)
+        except TimeoutError:
+            pass
+        finally:
+            self._waiters.discard(waiting)
+
+    def offer(self, run: str, site: str) -> Offer:
+        """Return a run to a site that it concerns.
+
+        Raises:
+            ProtocolError: it does not.
+        """
+        entry = self._of(run, site)
+        spec = self.queue.spec(run)
+        return Offer(run=entry.run, id=entry.id, owner=entry.owner, version=__version__, spec=spec)
+
+    def reply(self, run: str, site: str, reply: Reply) -> None:
+        """Take what a site says of a run.
+
+        Raises:
+            ProtocolError: the run is not the site's.
+            QueueError: the queue cannot be written.
+        """
+        entry, reason = self._of(run, site), visible(reply.reason)
+        if reply.id != entry.id:
+            raise ProtocolError(409, "id: is another run's")
+        if not entry.open:
+            return
+        self.queue.answer(run, site, reply.answer, reason)
+        self.audit.note(f"run {reply.answer}", site=site, run=run, reason=reason)
+        if reply.answer == "refused" and self.queue.move(run, State.REFUSED, f"{site}: {reason}", where=OPEN):
+            self._end(run, f"{site}: {reason}")
+        self.changed()
+
+    def _of(self, run: str, site: str) -> Entry:
+        entry = self.queue.entry(run)
+        if site not in entry.sites:
+            raise ProtocolError(404, "no such run for this site")
+        return entry
+
+    def described(self, entry: Entry) -> Described:
+        """Return what owners and viewers are told of a run."""
+        running = self.running.get(entry.run)
+        if running is None:
+            return entry.described()
+        status = None if running.host is None else running.host.aggregator.status
+        problem = running.problem
+        if not problem and status is not None:
+            problem = "; ".join(f"{name}: {said}" for name, said in status.problems.items())
+        described = entry.described(*((0, 0) if status is None else (status.step, status.steps)))
+        return described.model_copy(update={"reason": described.reason or problem})
+
+    async def routes(self, run: str) -> Routes:
+        """Return what the sites of a run can ask; one that has ended is taken up again for a site that needs it.
+
+        Raises:
+            ProtocolError: there is no such run, it is over, or it is being taken up.
+        """
+        running = self.running.get(run)
+        if running is None:
+            entry = self.queue.entry(run)
+            if entry.state is not State.ENDED or not entry.open:
+                raise ProtocolError(410, f"{run}: {entry.state.value}" + f": {entry.reason}" * bool(entry.reason))
+            running = self._hold_open(entry)
+        found = await running.routes()
+        if found is None:
+            raise ProtocolError(503, f"{run} is being taken up")
+        return found
+
+    def changed(self) -> None:
+        """Let runs begin whose turn it is, and tell all agents that wait what is new."""
+        try:
+            self._schedule()
+        except QueueError as error:
+            _log.error("%s; tries again in %.0f s", error, RETRY)
+            asyncio.get_running_loop().call_later(RETRY, self.changed)
+        self._wake()
+
+    def _schedule(self) -> None:
+        for entry in self.queue.in_states(State.WAITING):
+            if entry.agreed:
+                self.queue.move(entry.run, State.QUEUED, where=[State.WAITING])
+        free = self.consortium.runs_at_once - sum(run.trains for run in self.running.values())
+        for entry in self.queue.in_states(State.QUEUED)[: max(0, free)]:
+            if not self.leaving and self.queue.move(entry.run, State.RUNNING, where=[State.QUEUED]):
+                self._hold_open(self.queue.entry(entry.run))
+
+    def _wake(self) -> None:
+        for waiting in self._waiters:
+            if not waiting.done():
+                waiting.set_result(None)
+
+    def _end(self, run: str, reason: str) -> None:
+        if run in self.running:
+            self.running[run].end(reason)
+        self.changed()
+
+    def _hold_open(self, entry: Entry) -> RunningRun:
+        run = RunningRun(entry, self.queue.spec(entry.run), self.directory / RUNS / entry.run, self._options)
+        self.running[entry.run] = run
+        task = asyncio.get_running_loop().create_task(self._see_through(run))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return run
+
+    async def _see_through(self, run: RunningRun) -> None:
+        name = run.entry.run
+        identity = replace(self.identity, sites=run.entry.sites)
+        try:
+            outcome = await run.see_through(self._beginning, identity, self.registry, self.logs, lambda: self.leaving)
+            if outcome is not None:
+                await self._conclude(name, *outcome)
+        finally:
+            del self.running[name]
+            self.logs.shut(name)
+            if not self.leaving:
+                self.changed()
+
+    async def _conclude(self, run: str, state: State, reason: str) -> None:
+        """Write down how a run has ended, as soon as the disk takes it."""
+        while not self.leaving:
+            try:
+                self.queue.move(run, state, reason, where=[State.RUNNING])
+            except QueueError as error:
+                _log.error("%s", error)
+                await asyncio.sleep(RETRY)
+            else:
+                return

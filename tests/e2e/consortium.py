@@ -1,0 +1,150 @@
+"""A service, its agents and an owner, as real processes on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rankdad.common.documents import load_json
+from rankdad.common.protocol.service import Described, State
+from rankdad.local.config import Member
+from rankdad.local.drivers.service import ServiceClient
+from tests.conftest import write_policy
+from tests.warm import Warm
+
+LONGEST = 240.0  # seconds for what takes a few where nothing else runs
+OVER = (State.ENDED, State.FAILED, State.CANCELLED, State.REFUSED)
+
+
+class Consortium:
+    """A service and its sites' agents.
+
+    Args:
+        folder: where everything lies.
+        data: folder of the sites' data.
+        sites: their names.
+        consortium: more of the consortium's file.
+        site: more of every site's file.
+        policies: what sites' policies say other than to allow everything.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        data: Path,
+        sites: Sequence[str],
+        *,
+        consortium: Mapping[str, Any] | None = None,
+        site: Mapping[str, Any] | None = None,
+        policies: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.folder, self.sites = folder, tuple(sites)
+        folder.mkdir(parents=True, exist_ok=True)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.directory = folder / "service"
+        document = {"name": "test", "aggregator": "https://unused.example", "sites": sites, "runs_at_once": 3}
+        (folder / "consortium.json").write_text(json.dumps(document | dict(consortium or {})))
+        for name in sites:
+            own = folder / name
+            own.mkdir()
+            write_policy(own, **(policies or {}).get(name, {}))
+            fields = {"name": name, "aggregator": self.url, "data": str(data / name), "output": "out"}
+            (own / "SITE.json").write_text(json.dumps(fields | {"policy": "policy.json"} | dict(site or {})))
+        self.processes: dict[str, Warm] = {}
+
+    @contextmanager
+    def started(self) -> Iterator[Consortium]:
+        """Start the service and all agents; none is left afterwards."""
+        try:
+            for name in ("service", *self.sites):
+                self.start(name)
+            yield self
+        finally:
+            for process in self.processes.values():
+                process.kill()
+            for process in self.processes.values():
+                process.wait(30)
+
+    def start(self, name: str) -> None:
+        """Start the service or an agent."""
+        words: list[object] = ["site", self.folder / name / "SITE.json", "--stay"]
+        if name == "service":
+            words = ["serve", self.folder / "consortium.json", "--output", self.directory, "--port", self.port]
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = Warm(*words, log=log)
+
+    def kill(self, name: str) -> None:
+        """Kill the service or an agent, as the kernel does."""
+        self.processes[name].kill()
+        self.processes[name].wait(30)
+
+    def stop(self, name: str) -> int:
+        """Stop it by SIGTERM, and return its exit status."""
+        self.processes[name].send_signal(15)
+        return self.processes[name].wait(60)
+
+    def client(self, token: Path | None = None) -> ServiceClient:
+        """Return an owner's connection."""
+        return ServiceClient(
+            Member(name="owner", aggregator=self.url, patience=60.0, token_file=str(token) if token else None)
+        )
+
+    def submit(self, document: Mapping[str, Any]) -> str:
+        """Submit a run, and return its name."""
+        with self.client() as client:
+            return client.submit(os.urandom(8).hex(), dict(document)).run
+
+    def until(self, condition: Callable[[ServiceClient], Any], seconds: float = LONGEST) -> Any:
+        """Return what a condition gives as soon as that is true."""
+        end = time.monotonic() + seconds
+        with self.client() as client:
+            while not (found := condition(client)):
+                assert time.monotonic() < end, self.said()
+                time.sleep(0.1)  # other processes do the work
+        return found
+
+    def until_over(self, *runs: str) -> dict[str, Described]:
+        """Return what is known of some runs once they are all over."""
+
+        def over(client: ServiceClient) -> dict[str, Described]:
+            found = {run.run: run for run in client.runs().runs if run.run in runs and run.state in OVER}
+            return found if len(found) == len(runs) else {}
+
+        found: dict[str, Described] = self.until(over)
+        return found
+
+    def until_state(self, run: str, state: State, reason: str = "") -> Described:
+        """Return what is known of a run once it is in a state, and its reason fits."""
+
+        def there(client: ServiceClient) -> Described | None:
+            found = client.run(run)
+            return found if found.state is state and re.search(reason, found.reason) else None
+
+        found: Described = self.until(there)
+        return found
+
+    def summary(self, run: str) -> dict[str, Any]:
+        """Return a run's figures."""
+        document: dict[str, Any] = load_json(self.directory / "runs" / run / "summary.json")
+        return document
+
+    def audited(self, site: str) -> list[dict[str, Any]]:
+        """Return a site's audit log."""
+        path = self.folder / site / "out" / "audit.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def said(self) -> str:
+        """Return the ends of all logs."""
+        logs = [*sorted(self.folder.glob("*.log")), *sorted(self.folder.glob("*/out/runs/*/log.txt"))]
+        listed = self.processes and subprocess.run(["uptime"], capture_output=True, text=True).stdout
+        return f"{listed}\n" + "\n".join(f"--- {path}\n{path.read_text()[-2500:]}" for path in logs)

@@ -1,0 +1,253 @@
+"""A service with agents: what is submitted is trained once, and hospitals decide."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankdad.common.documents import load_json
+from rankdad.common.protocol.service import State
+from rankdad.common.spec import RunSpec
+from rankdad.local.data import read_site
+from rankdad.local.drivers.http import RefusedError
+from rankdad.simulations import lockstep
+from tests.conftest import SITES, run_document, run_spec, write_site
+from tests.e2e.consortium import Consortium
+from tests.warm import Warm
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    for number, (site, count) in enumerate(zip(SITES, (60, 50, 40), strict=True)):
+        write_site(folder / site, count, number)
+    return folder
+
+
+def undisturbed(spec: RunSpec, data: Path, folder: Path) -> str:
+    """Return the digest of the weights of a run in one process."""
+    lockstep.run(spec, {site: read_site(spec, data / site, i) for i, site in enumerate(SITES)}, folder)
+    digest: str = load_json(folder / "summary.json")["aggregator_sha256"]
+    return digest
+
+
+def rankdad(*words: object, status: int = 0) -> str:
+    """Run a command to its end, and return what it says."""
+    process = Warm(*words)
+    out, err = process.communicate(120)
+    assert process.returncode == status, out + err
+    return out + err
+
+
+def test_two_runs_end_with_the_weights_of_lockstep(tmp_path: Path, data: Path) -> None:
+    documents: list[dict[str, Any]] = [run_document(name="first"), run_document(name="second one", seed=5)]
+    with Consortium(tmp_path / "all", data, SITES).started() as all_:
+        runs = [all_.submit(document) for document in documents]
+        assert runs == ["first-1", "second-one-2"]
+        found = all_.until_over(*runs)
+        assert {run.state for run in found.values()} == {State.ENDED}, all_.said()
+        said = rankdad("serve", all_.folder / "consortium.json", "--output", all_.directory, "--port", 0, status=2)
+        assert "another rankdad serve is at work there" in said
+        said = rankdad("site", all_.folder / "alpha/SITE.json", "--stay", status=2)
+        assert "another agent is at work" in said
+        rankdad("fetch", runs[0], "--to", all_.url, "--output", tmp_path / "fetched")
+        assert load_json(tmp_path / "fetched/summary.json") == all_.summary(runs[0])
+        assert not {"ledger", "checkpoints", "audit.jsonl"} & {path.name for path in (tmp_path / "fetched").iterdir()}
+        listed = rankdad("runs", "--to", all_.url)
+        assert "first-1" in listed
+        assert "epoch 2 of 2" in rankdad("logs", runs[1], "--to", all_.url)
+        assert [all_.stop(name) for name in ("alpha", "service")] == [0, 0]
+    for run, document in zip(runs, documents, strict=True):
+        expected = undisturbed(run_spec(**document), data, tmp_path / run)
+        assert all_.summary(run)["weights_sha256"] == dict.fromkeys(SITES, expected)
+
+
+class Recorder:
+    """A proxy that keeps every byte that goes up."""
+
+    def __init__(self, port: int) -> None:
+        self.sent, self._to = b"", port
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            near, _ = self._listening.accept()
+            try:
+                far = socket.create_connection(("127.0.0.1", self._to))
+            except OSError:
+                near.close()
+                continue
+            for one, other, up in ((near, far, True), (far, near, False)):
+                threading.Thread(target=self._carry, args=(one, other, up), daemon=True).start()
+
+    def _carry(self, one: socket.socket, other: socket.socket, up: bool) -> None:
+        try:
+            while piece := one.recv(1 << 16):
+                self.sent += piece * up
+                other.sendall(piece)
+        except OSError:
+            pass
+        for end in (one, other):
+            end.close()
+
+    def requests(self) -> list[str]:
+        """Return verb and path of every request."""
+        return [line.decode() for line in re.findall(rb"((?:GET|POST) \S+) HTTP/1.1", self.sent)]
+
+
+def test_a_run_that_a_policy_forbids_never_gets_a_byte_of_the_sites_data(tmp_path: Path, data: Path) -> None:
+    policies = {"beta": {"methods": ["dsgd"]}}
+    all_ = Consortium(tmp_path / "all", data, SITES, policies=policies)
+    wire = Recorder(all_.port)
+    file = all_.folder / "beta/SITE.json"
+    file.write_text(json.dumps(load_json(file) | {"aggregator": f"http://127.0.0.1:{wire.port}"}))
+    with all_.started():
+        forbidden = all_.submit(run_document(name="forbidden", method={"name": "rank-dad", "rank": 2}))
+        found = all_.until_over(forbidden)[forbidden]
+        before = wire.sent
+        allowed = all_.submit(run_document(name="allowed"))
+        assert all_.until_over(allowed)[allowed].state is State.ENDED, all_.said()
+    assert found.state is State.REFUSED
+    assert found.reason.startswith(
+        "beta: method.name: the run asks for rank-dad, but this site's policy allows dsgd (methods)"
+    )
+    agent = {"POST /agents/beta", f"GET /agents/beta/runs/{forbidden}", f"POST /agents/beta/runs/{forbidden}"}
+    seen = {request for request in wire.requests() if forbidden in request or "/rounds/" not in request}
+    assert {request for request in seen if allowed not in request} == agent
+    bodies = re.findall(rb"\r\n\r\n(\{[^{}]*\})", before)
+    assert set().union(*(json.loads(body).keys() for body in bodies)) == {"version", "known", "id", "answer", "reason"}
+    assert len(before) < 40_000
+    assert any(f"/runs/{allowed}/rounds/beta" in request for request in wire.requests()), "the wire shows what is sent"
+    assert not (all_.folder / "beta/out/runs" / forbidden / "log.txt").exists(), "nothing was started for it"
+    assert [line["what"] for line in all_.audited("beta") if line["run"] == forbidden] == ["refused"]
+
+
+def test_a_hospital_approves_by_hand_and_its_audit_log_says_what_leaves(tmp_path: Path, data: Path) -> None:
+    all_ = Consortium(tmp_path / "all", data, SITES)
+    file = all_.folder / "gamma/SITE.json"
+    file.write_text(json.dumps(load_json(file) | {"approval": "manual"}))
+    with all_.started():
+        wanted, unwanted = all_.submit(run_document(name="wanted")), all_.submit(run_document(name="unwanted"))
+        for run in (wanted, unwanted):
+            all_.until_state(run, State.WAITING, "^approval at gamma$")
+        all_.kill("gamma")  # what waits there still does afterwards
+        said = rankdad("refuse", unwanted, file, "--reason", "not for this purpose")
+        all_.start("gamma")
+        assert "its owner is told: not for this purpose" in said
+        assert all_.until_over(unwanted)[unwanted].reason == "gamma: not for this purpose"
+        said = rankdad("approve", wanted, file, "--yes")
+        for words in ("shape [6]", "method: dsgd", "gradients whole, of any rank, of 8 rows", "bytes up", "2 epochs"):
+            assert words in said
+        assert all_.until_over(wanted)[wanted].state is State.ENDED, all_.said()
+        assert f"{unwanted}: is refused already" in rankdad("approve", unwanted, file, "--yes", status=2)
+    lines = [line for line in all_.audited("gamma") if line["run"] == wanted]
+    assert [line["what"] for line in lines if line["what"] != "asked"] == ["accepted", "finished"]
+    accepted = next(line for line in lines if line["what"] == "accepted")
+    assert accepted["by"]
+    assert any("gradients whole" in words for words in accepted["leaves"])
+
+
+def test_from_nothing_to_a_second_run_with_one_command_a_hospital(tmp_path: Path, data: Path) -> None:
+    """Certificates and tokens, a run of an unknown reader in the queue, and a token that is revoked."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url, consortium = f"https://127.0.0.1:{port}", tmp_path / "consortium.json"
+    members = {"sites": list(SITES), "owners": ["anna", "otto"], "viewers": ["vera"]}
+    consortium.write_text(json.dumps({"name": "study", "aggregator": url, **members}))
+    kits = tmp_path / "kits"
+    rankdad("provision", consortium, "--output", kits)
+    run = tmp_path / "run.json"
+    run.write_text(
+        json.dumps(run_document(name="tls", method={"name": "rank-dad", "rank": 1}, training={"batch_size": 32}))
+    )
+    own = kits / "aggregator"
+    words: list[object] = ["serve", consortium, "--output", tmp_path / "service", "--port", port]
+    words += ["--tls-cert", own / "server.pem", "--tls-key", own / "server.key", "--client-ca", own / "ca.pem"]
+    words += ["--tokens", own / "tokens.json"]
+    anna, otto, vera = (kits / place / "OWNER.json" for place in ("owners/anna", "owners/otto", "viewers/vera"))
+    with processes(tmp_path) as start:
+        start(*words)
+        for site in SITES:
+            (kits / "sites" / site / "data/data.npz").write_bytes((data / site / "data.npz").read_bytes())
+            start("site", kits / "sites" / site / "SITE.json", "--stay")
+        rankdad("submit", run, "--to", anna)
+        assert "tls-1: ended" in rankdad("logs", "tls-1", "--to", anna, "--follow")
+        with sqlite3.connect(tmp_path / "service/queue.sqlite") as database:  # as from a newer version
+            spec = json.dumps(run_document() | {"data": {"reader": "hologram", "shape": [6]}})
+            values = (7, "odd-7", "0" * 16, "odd", "anna", spec, json.dumps(list(SITES)), "queued", "", 0.0)
+            database.execute(f"insert into runs values ({', '.join('?' * 10)}, null, null)", values)
+        rankdad("submit", run, "--to", anna, "--set", "seed=3")
+        assert "tls-8: ended" in rankdad("logs", "tls-8", "--to", vera, "--follow")
+        assert re.search(r"odd-7: failed: odd-7: data: .*hologram", rankdad("logs", "odd-7", "--to", anna))
+        assert "is anna's run" in rankdad("fetch", "tls-1", "--to", otto, "--output", tmp_path / "stolen", status=1)
+        assert "it is for owners" in rankdad("submit", run, "--to", vera, status=1)
+        tokens = load_json(own / "tokens.json")
+        (own / "tokens.json").write_text(json.dumps({name: tokens[name] for name in tokens if name != "anna"}))
+        assert "the token is not known here" in rankdad("runs", "--to", anna, status=1)
+        assert "tls-8" in rankdad("runs", "--to", otto)
+
+
+@contextmanager
+def processes(folder: Path) -> Iterator[Any]:
+    """Yield what starts a process; none is left afterwards."""
+    started: list[Warm] = []
+
+    def start(*words: object) -> None:
+        with (folder / f"{len(started)}.log").open("ab") as log:
+            started.append(Warm(*words, log=log))
+
+    try:
+        yield start
+    finally:
+        for process in started:
+            process.kill()
+        for process in started:
+            process.wait(30)
+
+
+def test_a_run_of_another_version_or_of_strangers_is_refused_and_figures_are_given(tmp_path: Path, data: Path) -> None:
+    all_ = Consortium(tmp_path / "all", data, ())
+    try:
+        all_.sites = ()
+        (all_.folder / "consortium.json").write_text(
+            json.dumps({"name": "t", "aggregator": "https://unused.example", "sites": list(SITES), "max_queue": 1})
+        )
+        all_.start("service")
+        with pytest.raises(RefusedError, match=r"federation.sites: gone not in this consortium, expected some"):
+            all_.submit(run_document(federation={"sites": ["gone"]}))
+        with pytest.raises(RefusedError, match=r"data: got the name 'hologram', expected one of"):
+            all_.submit(run_document() | {"data": {"reader": "hologram", "shape": [6]}})
+        first = all_.submit(run_document())
+        with pytest.raises(RefusedError, match=r"the queue is full: 1 open, as max_queue allows"):
+            all_.submit(run_document())
+        all_.until_state(first, State.WAITING, "^word from alpha, beta, gamma$")
+        said = rankdad("cancel", first, "--to", all_.url)
+        assert said.strip() == f"{first}: cancelled"
+        with all_.client() as client:
+            for path in ("healthz", "readyz"):
+                assert client._send(client._make("GET", f"{all_.url}/{path}")).content == b"ok\n"
+            figures = client._send(client._make("GET", f"{all_.url}/metrics")).content.decode()
+        assert 'rankdad_runs{state="cancelled"} 1.0' in figures
+    finally:
+        for process in all_.processes.values():
+            process.kill()
+
+
+def test_a_service_says_what_it_needs_without_loading_torch() -> None:
+    code = "import sys; from rankdad.__main__ import app; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
