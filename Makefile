@@ -32,7 +32,7 @@ lint: .venv/ready
 
 # How much there is to carry on: lines and files of the product, package by package, then of what measures and tests it.
 lines:
-	@for package in common distributed local remote platforms simulations rankdad benchmarks tests; do \
+	@for package in common distributed page local remote platforms simulations rankdad benchmarks tests; do \
 		git ls-files -z "$$package/*.py" | xargs -0 cat | wc -l | xargs printf '%-12s %6d lines' "$$package"; \
 		git ls-files "$$package/*.py" | wc -l | xargs printf ' %4d files\n'; done
 
