@@ -30,7 +30,7 @@ MAX_NAME = 26  # characters of a name beside a plot
 MEASURES = {
     "auc": "AUC (0.5 is chance, 1 best)",
     "accuracy": "accuracy (proportion)",
-    "mae": "mean absolute error (in the label's unit)",
+    "mae": "mean absolute error (label's unit)",
     "pearson_r": "Pearson's r (1 is best)",
 }  # that have a figure
 

@@ -72,8 +72,9 @@ def test_digits_end_within_5_percent_of_power_sgd_at_no_more_bytes(seed: int) ->
 def beside_data_parallel() -> tuple[bool, list[float]]:
     """Return whether our dsgd's gradients are DistributedDataParallel's, and our PowerSGD's errors step by step.
 
-    The first error is 0 if every bit is equal. Directions are then those of the identity's columns, which no
-    normalisation rounds; later ones torch orthogonalises, and ours normalises: the same up to rounding.
+    The first error is 0 if every bit is equal: it is where a processor's products of batches round as single ones do.
+    Directions are then those of the identity's columns, which no normalisation rounds; later ones torch orthogonalises,
+    and ours normalises: the same up to rounding.
     """
     model = perceptron()
     ddp, batches = DistributedDataParallel(model), batches_of((8, 8), 0)
@@ -107,10 +108,12 @@ def beside_data_parallel() -> tuple[bool, list[float]]:
 
 
 @pytest.mark.slow
-def test_dsgd_is_data_parallel_and_powersgd_is_torchs_bit_for_bit_where_both_define_it() -> None:
+def test_dsgd_is_data_parallel_and_powersgd_is_torchs_to_the_last_bit_where_both_define_it() -> None:
     for same, (first, *others) in run_ranks(2, beside_data_parallel):
         assert same
-        assert first == 0.0
+        assert (
+            first <= torch.finfo(torch.float64).eps
+        )  # 0 where batched and single products round alike: not on every CPU
         assert all(0 < worst <= 1e-11 for worst in others), others
 
 

@@ -56,6 +56,7 @@ def spec_of(network: str, data: str) -> dict[str, Any]:
     training = {"epochs": 2, "batch_size": 8, "optimizer": {"name": "adam", "lr": 0.01}}
     run = {"name": network, "task": task, "model": {"name": network} | sizes, "data": {"shape": shape}}
     rest = {"training": training, "method": {"name": "rank-dad", "rank": 2}, "federation": {"sites": ["a", "b"]}}
+    rest["record"] = {"spectra": 1}
     return {"run": run | rest, "simulation": {"source": {"name": "npz", "path": data}, "policy": OPEN}}
 
 
