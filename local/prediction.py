@@ -46,9 +46,9 @@ def write_predictions(folder: Path, spec: RunSpec, data: SiteData, fold: int, ou
     Raises:
         UserError: the table cannot be written.
     """
-    rows = data.splits[fold].test
-    if not len(rows):
+    if not len(outputs):  # nothing to test, or too little for the site's policy
         return
+    rows = data.splits[fold].test
     table = predictions(spec, outputs)
     label_columns(spec, table, data.samples.labels[rows].numpy())
     if data.group_names:

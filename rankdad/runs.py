@@ -102,7 +102,10 @@ class Run:
                     table.insert(0, "site", site)
                 tables.append(table)
         if not tables:
-            raise UserError(f"{self.directory}: holds no predictions: a site keeps them, in its own directory")
+            reason = "a site keeps them, in its own directory"
+            if (self.directory / "sites").is_dir():
+                reason = "no site tests as many samples as its policy asks for (min_rows), or none is set aside"
+            raise UserError(f"{self.directory}: holds no predictions: {reason}")
         return pd.concat(tables, ignore_index=True)
 
     @cached_property

@@ -475,6 +475,18 @@ def test_what_a_run_leaves_can_be_loaded_whoever_made_it(run: rankdad.Run, folde
         _ = aggregator.predictions
 
 
+def test_a_site_may_have_fewer_test_samples_than_its_policy_lets_it_evaluate(tmp_path: Path) -> None:
+    spec = {"run": RUN, "simulation": {"policy": OPEN | {"min_rows": 5}}}
+    frames = {"large": patients(60, 6), "small": patients(15, 7)}
+    run = rankdad.simulate(spec, data=frames, sites=["large", "small"])
+    assert run.summary["warnings"]["sets-too-small-to-evaluate"] == ["small"]
+    assert set(run.predictions["site"]) == {"large"}
+    alone = rankdad.simulate(spec, data=frames, sites=["small"])
+    assert alone.summary["metrics"]["test"] is None
+    with pytest.raises(rankdad.UserError, match="holds no predictions: no site tests as many samples"):
+        _ = alone.predictions
+
+
 def test_texts_that_spreadsheets_take_for_formulas_and_sites_called_null_come_back_as_they_were(tmp_path: Path) -> None:
     frame = patients(90, 5).assign(
         ill=lambda f: f["ill"].map({0: "-", 1: "+"}), patient=lambda f: f.index.map("00{}".format)
