@@ -46,8 +46,7 @@ def read_predictions(site: Path, spec: RunSpec) -> list[pd.DataFrame]:
 
 def insert_first(table: pd.DataFrame, name: str, value: object) -> None:
     """Put a column before all others; one of the data that has its name gets `data_` before it, as in `predict`."""
-    if name in table:
-        table.rename(columns={name: f"data_{name}"}, inplace=True)
+    table.columns = pd.Index([f"data_{name}" if each == name else each for each in table])
     table.insert(0, name, value)
 
 
