@@ -39,16 +39,16 @@ def agree(options: Mapping[str, object], model: nn.Module, group: dist.ProcessGr
 
     Args:
         options: by name.
-        model: whose trained parameters are compared: names, shapes and types.
+        model: whose parameters and buffers are compared: names, shapes, types, and what is trained.
         group: the ranks.
-        problem: what is wrong with this rank's options.
+        problem: what is wrong with this rank's options or model; these are then not looked at.
 
     Raises:
         UserError: naming what differs and where; the same sentence at all ranks.
     """
-    parameters = [f"{name} {list(p.shape)} {p.dtype}" for name, p in model.named_parameters() if p.requires_grad]
+    parameters = [] if problem else _listed(model)
     listed = json.dumps(parameters).encode()
-    own = {"problem": problem, **options, "model": hashlib.sha256(listed).hexdigest()}
+    own = {"problem": problem, **({} if problem else options), "model": hashlib.sha256(listed).hexdigest()}
     with reaching("the comparison of options"):
         found = [json.loads(each) for each in all_gather_bytes(json.dumps(own).encode(), group)]
     if problems := _named([each["problem"] for each in found]):
@@ -64,6 +64,14 @@ def agree(options: Mapping[str, object], model: nn.Module, group: dist.ProcessGr
         with reaching("the comparison of models"):
             expected = json.loads(broadcast_bytes(listed, group))
         raise UserError(f"the ranks disagree on the model: {explain(_difference(parameters, expected), group)}")
+
+
+def _listed(model: nn.Module) -> list[str]:
+    """Return what of a model must be alike, a line each: what is trained first, then what rank 0 hands to all."""
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    frozen = [(f"frozen {name}", p) for name, p in model.named_parameters() if not p.requires_grad]
+    buffers = [(f"buffer {name}", b) for name, b in model.named_buffers()]
+    return [f"{name} {list(value.shape)} {value.dtype}" for name, value in (*trained, *frozen, *buffers)]
 
 
 def _difference(own: list[str], expected: list[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -13,21 +14,30 @@ from rankdad.common.gradients.factors import Factor, Matrix
 from rankdad.common.gradients.methods import MethodState
 from rankdad.common.gradients.routes import Route
 
+MOST_STEPS = 1 << 53  # which a float64 counts
+
 
 def identity(options: Mapping[str, object], group: dist.ProcessGroup | None) -> dict[str, object]:
     """Return what a rank's part of a checkpoint is of."""
     return {"rank": dist.get_rank(group), "ranks": dist.get_world_size(group), "options": dict(options)}
 
 
-def check_identity(document: Mapping[str, Any], own: Mapping[str, object]) -> None:
-    """Refuse a checkpoint of something else.
+def check_identity(document: Any, own: Mapping[str, object]) -> int:
+    """Return how many steps a checkpoint has made; refuse one of something else.
 
     Raises:
         UserError: naming what differs.
     """
+    if not isinstance(document, Mapping):
+        raise UserError(f"load_state_dict: got a {type(document).__name__}, expected what state_dict returned")
     for name, value in own.items():
-        if document.get(name) != value:
-            raise UserError(f"load_state_dict: {name}: got {document.get(name)!r}, expected {value!r}")
+        found = document.get(name)
+        if type(found) is not type(value) or found != value:
+            raise UserError(f"load_state_dict: {name}: got {found!r}, expected {value!r}")
+    step = document.get("step")
+    if type(step) is not int or not 0 <= step < MOST_STEPS:
+        raise UserError(f"load_state_dict: step: got {step!r:.40}, expected a number of steps")
+    return step
 
 
 def saved(state: MethodState) -> dict[str, Any]:
@@ -51,7 +61,7 @@ def loaded(document: Any, routes: tuple[Route, ...], like: Tensor) -> MethodStat
     try:
         residuals = {name: _matrix(name, value, shapes[name], like) for name, value in document["residuals"].items()}
         bases = {name: _rows(name, value, shapes[name][1], like) for name, value in document["bases"].items()}
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"load_state_dict: expected what state_dict returned for this model: {error!r}") from None
     return MethodState(residuals, bases)
 
@@ -60,7 +70,7 @@ def _matrix(name: str, value: Any, shape: tuple[int, int], like: Tensor) -> Matr
     if isinstance(value, Tensor):
         if tuple(value.shape) != shape:
             raise _of_another(name, value, shape)
-        return value.to(like)
+        return _numbers(name, value, like)
     delta, activation = (_rows(name, part, width, like) for part, width in zip(value, shape, strict=True))
     if len(delta) != len(activation):
         raise _of_another(name, activation, (len(delta), shape[1]))
@@ -70,7 +80,14 @@ def _matrix(name: str, value: Any, shape: tuple[int, int], like: Tensor) -> Matr
 def _rows(name: str, value: Tensor, width: int, like: Tensor) -> Tensor:
     if value.dim() != 2 or value.shape[1] != width:
         raise _of_another(name, value, ("any", width))
-    return value.to(like)
+    return _numbers(name, value, like)
+
+
+def _numbers(name: str, value: Tensor, like: Tensor) -> Tensor:
+    plain = value.layout == torch.strided and value.is_floating_point() and not value.is_meta
+    if not plain or not bool(value.isfinite().all()):
+        raise UserError(f"load_state_dict: {name} holds no numbers, or NaN or infinity, in the checkpoint")
+    return value.detach().to(like)
 
 
 def _of_another(name: str, value: Tensor, expected: tuple[object, ...]) -> UserError:

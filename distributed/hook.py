@@ -195,11 +195,11 @@ class LowRankState:
         Raises:
             UserError: it is of another rank, number of ranks, model or options.
         """
-        check_identity(state, identity(self._options, self._group))
+        step = check_identity(state, identity(self._options, self._group))
         kept = loaded(state.get("site"), tuple(self._routes.values()), self._like)
         self._residuals = {n: v.clone() for n, v in kept.residuals.items() if isinstance(v, Tensor)}
         self._bases = dict(kept.bases)
-        self._step = int(state["step"])
+        self._step = step
 
 
 def _average(parts: Sequence[Matrix], scale: float, mean: Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any, NoReturn
 
 import torch
@@ -26,6 +27,7 @@ from rankdad.distributed.messages import Layout, Message, Status
 from rankdad.distributed.options import agreed_method, choose_routes, precision_of
 
 GATHER_UP_TO = 8  # ranks: seven messages received against three, in one exchange against six that wait for each other
+MOST_WEIGHT = 1e300  # of a batch, so that the sum of all is finite
 STEPS = 1000  # step numbers are compared modulo this, so that their squares' sums are exact
 
 
@@ -125,11 +127,12 @@ class LowRank:
                 steps: the same sentence at all ranks, naming those that it is about. Or a rank is gone.
         """
         if not exchange:
+            self._checked(loss, weight, scaler)
             self._add(loss, weight, scaler)
             return
-        scale = 1.0 if scaler is None else scaler.get_scale()
         try:
-            sums = self._sum_up(weight)
+            scale = self._checked(loss, weight, scaler)
+            sums = self._sum_up(0 if self._problem else weight)
             self._add(loss, weight, scaler)
             update = self._exchanged(self._total(sums), scale, overflows=scaler is not None)
         finally:
@@ -155,10 +158,9 @@ class LowRank:
         Raises:
             UserError: it is of another rank, number of ranks, model or options.
         """
-        check_identity(state, identity(self._options, self._group))
+        step = check_identity(state, identity(self._options, self._group))
         parts = (loaded(state.get(part), self._layout.routes, self._layout.like) for part in ("site", "node"))
-        self._state, self._node_state = parts
-        self._step = int(state["step"])
+        (self._state, self._node_state), self._step = parts, step
 
     def close(self) -> None:
         """Remove the hooks from the model."""
@@ -168,15 +170,24 @@ class LowRank:
     def _gathers(self) -> bool:
         return self._places <= self._gather_up_to
 
+    def _checked(self, loss: Tensor | None, weight: float, scaler: GradScaler | None) -> float:
+        """Return by what losses are multiplied; what is wrong with a batch is told in the next exchange."""
+        try:
+            if not isinstance(weight, Real | Tensor) or not 0 <= weight <= MOST_WEIGHT:
+                raise UserError(f"weight: got {weight!r}, expected a number of at least 0, at most {MOST_WEIGHT:g}")
+            if weight and loss is None:
+                raise UserError(f"loss: got None, expected a loss, or weight=0 instead of {float(weight):g}")
+            return 1.0 if scaler is None else scaler.get_scale()
+        except Exception as error:
+            self._note(error)
+            return 1.0
+
     def _add(self, loss: Tensor | None, weight: float, scaler: GradScaler | None) -> None:
         """Run a backward pass; what is wrong is told to all ranks in the next exchange."""
         if self._problem or not weight:
             return
         try:
-            if not 0 < weight < math.inf:
-                raise UserError(f"weight: got {weight!r}, expected a number of at least 0")
-            if loss is None:
-                raise UserError(f"loss: got None, expected a loss, or weight=0 instead of {weight:g}")
+            assert loss is not None
             self._batches.add(loss if scaler is None else scaler.scale(loss), weight)
             if scaler is None and not bool(torch.isfinite(loss.detach())):
                 raise NonFiniteError("the loss")
@@ -225,9 +236,9 @@ class LowRank:
             status = Status.FAILED if self._problem else Status.FINE
             step = None
             if status == Status.FINE:
-                gradients = self._batches.payload(self._layout.like, scale)
-                step = self._site.step(gradients, weight / total, self._state, derive(seed, self._place))
                 try:
+                    gradients = self._batches.payload(self._layout.like, scale)
+                    step = self._site.step(gradients, weight / total, self._state, derive(seed, self._place))
                     message = self._layout.pack(Message(status, weight, next(step)))
                 except Exception as error:  # the other ranks wait for a message
                     self._note(error)
@@ -248,7 +259,9 @@ class LowRank:
             return self._site.gradients([update.payload])
 
     def _note(self, error: Exception) -> None:
-        """Keep an error until all ranks hear of it."""
+        """Keep the first error until all ranks hear of it."""
+        if self._problem:
+            return
         self._problem, self._cause = str(error) if isinstance(error, RankdadError) else one_line(error), error
 
     def _explain(self) -> NoReturn:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import UninitializedTensorMixin
 
 from rankdad.common.documents import validate
 from rankdad.common.errors import UserError
@@ -38,12 +39,23 @@ def _method_of(model: nn.Module, options: Mapping[str, object]) -> RankDad | Dad
     """Return what the options ask for.
 
     Raises:
-        UserError: an option is none; or the model is wrapped, or has nothing to train.
+        UserError: an option is none; or the model is none, is wrapped, is not yet whole, or has nothing to train.
     """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model: got a {type(model).__name__}, expected a torch.nn.Module")
     if isinstance(model, DistributedDataParallel):
         raise UserError("the model is wrapped in DistributedDataParallel: pass model.module, or use low_rank_hook")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError("the model has no parameter that is trained")
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, UninitializedTensorMixin):
+            raise UserError(f"{name} has no shape yet: run a batch through the model first")
+        if tensor.is_complex() and tensor.requires_grad:
+            raise UserError(f"{name} holds complex numbers, which do not travel, expected real ones")
+    for name, value in options.items():
+        if not isinstance(value, int | str | None) or (name == "gather_up_to" and not isinstance(value, int)):
+            raise UserError(f"{name}: got {value!r}, a {type(value).__name__}, expected Python's own int or str")
     given = {name: options[name] for name in ("rank", "feedback", "wire")}
     if given["rank"] is None:
         return validate(Dad, {"name": "dad", "wire": given["wire"]})
@@ -52,7 +64,8 @@ def _method_of(model: nn.Module, options: Mapping[str, object]) -> RankDad | Dad
 
 def precision_of(model: nn.Module) -> torch.dtype:
     """Return the precision in which gradients are reduced: that of the model, float32 at least."""
-    wide = any(parameter.dtype == torch.float64 for parameter in model.parameters())
+    parameters = model.parameters() if isinstance(model, nn.Module) else ()  # `agreed_method` refuses what is none
+    wide = any(parameter.dtype == torch.float64 for parameter in parameters)
     return torch.float64 if wide else torch.float32
 
 

@@ -39,9 +39,15 @@ def read_predictions(site: Path, spec: RunSpec) -> list[pd.DataFrame]:
         for place, name in enumerate(table.columns):
             if name not in names:
                 table.isetitem(place, typed(table.iloc[:, place]))
-        table.insert(0, "fold", fold)
+        insert_first(table, "fold", fold)
         tables.append(table)
     return tables
+
+
+def insert_first(table: pd.DataFrame, name: str, value: object) -> None:
+    """Put a column before all others; one of the data that has its name gets `data_` before it, as in `predict`."""
+    table.columns = pd.Index([f"data_{name}" if each == name else each for each in table])
+    table.insert(0, name, value)
 
 
 def typed(cells: Any) -> Any:

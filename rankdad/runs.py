@@ -25,9 +25,9 @@ from rankdad.common.spec.tasks import shown
 from rankdad.local.data import read_samples
 from rankdad.local.data.files import Fact
 from rankdad.local.data.reading import Reading
-from rankdad.local.predicted import read_predictions, typed
+from rankdad.local.predicted import insert_first, read_predictions, typed
 from rankdad.local.prediction import key_name, predict_samples
-from rankdad.remote.report.run_results import read_table
+from rankdad.remote.report.run_results import Summary, read_table
 from rankdad.settings import TemporaryFolder, settings_kept
 from rankdad.simulations.given import Place, write_frame
 
@@ -72,7 +72,9 @@ class Run:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """What `summary.json` holds: the result in figures, traffic, warnings and the weights' digests."""
-        document: dict[str, Any] = load_json(self._file("summary.json"))
+        path = self._file("summary.json")
+        document: dict[str, Any] = load_json(path)
+        self._checked = validate(Summary, document, file=path)
         return document
 
     @cached_property
@@ -90,7 +92,8 @@ class Run:
         """A row per test sample, predicted by the model of its fold, which has not seen it.
 
         Columns are site (of a simulation), fold, counted from 1, then those of the sites' files: the schema's key or
-        the row, counted from the table's header, 1; its group, the label, what is predicted.
+        the row, counted from the table's header, 1; its group, the label, what is predicted. A column of the data
+        that is called site or fold itself is data_site or data_fold.
         """
         places = {site: self.directory / "sites" / site for site in self.spec.federation.sites}
         if not self._ended:
@@ -99,7 +102,7 @@ class Run:
         for site, place in places.items():
             for table in read_predictions(place, self.spec):
                 if site:
-                    table.insert(0, "site", site)
+                    insert_first(table, "site", site)
                 tables.append(table)
         if not tables:
             reason = "a site keeps them, in its own directory"
@@ -225,15 +228,15 @@ class Run:
         """Return what a notebook shows: figures with their intervals, traffic, and the weights' digest."""
         rows = [(label, value, interval) for label, value, interval in self._figures()]
         if self._ended:
-            summary = self.summary
-            ratio = summary["times_fewer_bytes_than_dense"]
+            summary = self._checked
+            ratio = summary.times_fewer_bytes_than_dense
             fewer = f"{ratio:.1f} times fewer than full gradients" if ratio else ""
-            member = "member" if summary.get("regions") else "site"
-            sent = f"{summary['bytes_up_per_site_step'] / 1000:.1f} KB up per {member} and step"
-            digests = set(summary["weights_sha256"].values())
+            member = "member" if summary.regions else "site"
+            sent = f"{summary.bytes_up_per_site_step / 1000:.1f} KB up per {member} and step"
+            digests = set(summary.weights_sha256.values())
             equal = "equal at all sites" if len(digests) == 1 else "different between sites"
             rows += [
-                ("steps", f"{summary['steps']:,}", f"{summary['seconds']:.1f} s"),
+                ("steps", f"{summary.steps:,}", f"{summary.seconds:.1f} s"),
                 ("traffic", sent, fewer),
                 ("weights", f"{next(iter(digests), '')[:16]}…", equal),
             ]
@@ -249,11 +252,8 @@ class Run:
         """Return the name of each test metric, its value, and its interval as text; none of a site."""
         if not self._ended:
             return []
-        metrics = self.summary["metrics"]
-        test, intervals = metrics["test"] or {}, metrics.get("intervals", {})
-        names = [name for name in self.spec.task.metrics if test.get(name) is not None]
-        names.sort(key=lambda name: name == "loss")
-        between = {
-            name: f"95 %: {one['low']:.{DIGITS}f} to {one['high']:.{DIGITS}f}" for name, one in intervals.items()
-        }
-        return [(f"test {shown(name)}", f"{test[name]:.{DIGITS}f}", between.get(name, "")) for name in names]
+        test, intervals = self._checked.metrics.test or {}, self._checked.metrics.intervals
+        names = sorted(self.spec.task.metrics, key=lambda name: name == "loss")
+        found = [(name, value) for name in names if (value := test.get(name)) is not None]
+        between = {name: f"95 %: {one.low:.{DIGITS}f} to {one.high:.{DIGITS}f}" for name, one in intervals.items()}
+        return [(f"test {shown(name)}", f"{value:.{DIGITS}f}", between.get(name, "")) for name, value in found]

@@ -487,6 +487,35 @@ def test_a_site_may_have_fewer_test_samples_than_its_policy_lets_it_evaluate(tmp
         _ = alone.predictions
 
 
+def test_columns_called_site_and_fold_come_back_beside_ours(frame: pd.DataFrame) -> None:
+    schema = SCHEMA | {"group": "site", "key": "fold"}
+    given = frame.rename(columns={"patient": "site"}).assign(fold=lambda f: f.index.map("k{}".format))
+    found = rankdad.simulate({"run": RUN | {"data": schema}, "simulation": SIMULATION}, data=given).predictions
+    assert list(found)[:4] == ["site", "fold", "data_fold", "data_site"]
+    assert set(found["site"]) == {"alpha", "beta", "gamma"}
+    assert found["fold"].dtype == np.int64
+    assert set(found["data_site"]) <= set(given["site"])
+    assert set(found["data_fold"]) <= set(given["fold"])
+
+
+@pytest.mark.parametrize("damage", ["[]", '{"status": "completed", "metrics": 3}', '{"status": "completed"}'])
+def test_a_damaged_summary_is_named(run: rankdad.Run, tmp_path: Path, damage: str) -> None:
+    shutil.copytree(run.directory, tmp_path / "run")
+    (tmp_path / "run" / "summary.json").write_text(damage)
+    if damage == '{"status": "completed"}':
+        assert "3 sites" in rankdad.load(tmp_path / "run")._repr_html_()
+        return
+    with pytest.raises(rankdad.UserError, match=r"summary.json: .*expected: input should be"):
+        rankdad.load(tmp_path / "run")
+
+
+def test_a_model_without_its_preparation_predicts_nothing(run: rankdad.Run, tmp_path: Path) -> None:
+    shutil.copytree(run.directory, tmp_path / "run")
+    (tmp_path / "run" / "model" / "preparation.safetensors").unlink()
+    with pytest.raises(rankdad.UserError, match=r"preparation.safetensors: does not hold fit/mean, which the run"):
+        rankdad.load(tmp_path / "run").predict(patients(3, 4))
+
+
 def test_texts_that_spreadsheets_take_for_formulas_and_sites_called_null_come_back_as_they_were(tmp_path: Path) -> None:
     frame = patients(90, 5).assign(
         ill=lambda f: f["ill"].map({0: "-", 1: "+"}), patient=lambda f: f.index.map("00{}".format)

@@ -20,6 +20,7 @@ from rankdad.common.models import build_network
 from rankdad.common.preparation import Fit, OwnFit, Preparing
 from rankdad.common.run.snapshot import Snapshot, under
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.tasks import Regression
 
 Which = Literal["best", "final"]
 PREPARATION = "preparation.safetensors"
@@ -108,6 +109,10 @@ def load_model(directory: Path, which: Which, allowed_factories: Collection[str]
         tensors = load_file(preparation_path) if preparation_path.exists() else {}
     except (OSError, SafetensorError) as error:
         raise DataError(preparation_path, f"is not what the model was trained with: {one_line(error)}") from None
+    needed = {"fit/mean"} if spec.preparation.standardise == "federated" else set()
+    needed |= {"fit/target_mean"} if isinstance(spec.task, Regression) else set()
+    if lacking := sorted(needed - tensors.keys()):  # predictions would look like any others
+        raise DataError(preparation_path, f"does not hold {', '.join(lacking)}, which the run's inputs or labels need")
     return assemble(spec, weights, tensors, allowed_factories, weights_path, only)
 
 

@@ -17,6 +17,7 @@ from rankdad.local.data.reading import Array
 
 FILE = "samples.cache"  # in the folder of a site's results
 HEAD = 64  # bytes before a record's numbers: a digest of what they are made of, and their checksum
+NOT_ELSEWHERE = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)  # what a link leads to is not cut off
 PIECE = 1 << 26  # bytes after which what is written goes to the disk: it is memory until then
 
 
@@ -45,7 +46,7 @@ class DiskCache:
         size = self._size
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | NOT_ELSEWHERE, 0o600)
             weakref.finalize(self, os.close, self._file)
             if os.fstat(self._file).st_size != size:
                 os.ftruncate(self._file, size)

@@ -180,7 +180,7 @@ def samples_of_files(
             found = files[row].stat()
         except OSError:  # which reading it tells better
             return None
-        return __version__, recipe, str(files[row]), found.st_size, found.st_mtime_ns
+        return __version__, recipe, str(files[row]), found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
     found = FileSamples(source, read, (len(files), *data.shape), np.dtype(dtype), fault, stamp)
     check_fits(source, f"samples of shape {list(data.shape)}", found.sample_bytes)

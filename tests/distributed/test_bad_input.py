@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable
@@ -59,6 +60,10 @@ class Raises(torch.autograd.Function):
         raise ValueError("no derivative")
 
 
+def residual(value: object) -> dict[str, Any]:
+    return {"residuals": {"0.weight": value}, "bases": {}}
+
+
 def every_mistake() -> dict[str, str]:
     odd, model, wrapped = place() == 1, perceptron(), DistributedDataParallel(perceptron())
     wider = nn.Sequential(nn.Linear(60, 81), nn.ReLU(), nn.Linear(81, 3))
@@ -75,9 +80,28 @@ def every_mistake() -> dict[str, str]:
         "hook": refused(lambda: LowRankState(model, rank=8 if odd else 4)),
         "another model": refused(lambda: hooked_on(wrapped, model)),
         "frozen": refused(lambda: LowRank(nn.Linear(2, 2).requires_grad_(False))),
+        "no module": refused(lambda: LowRank(None if odd else model)),  # type: ignore[arg-type]
+        "not whole": refused(lambda: LowRank(nn.Sequential(nn.LazyLinear(3)))),
+        "complex": refused(lambda: LowRank(nn.Linear(60, 3, dtype=torch.complex64))),
+        "a dtype": refused(lambda: LowRank(model, wire=torch.float16 if odd else "float16")),  # type: ignore[arg-type]
+        "gather": refused(lambda: LowRank(model, gather_up_to="8")),  # type: ignore[arg-type]
+        "other frozen": refused(lambda: LowRank(with_frozen(70 if odd else 60))),
+        "other buffer": refused(lambda: LowRank(with_buffer(7 if odd else 6))),
+        "no buffer": refused(lambda: LowRank(with_buffer(0 if odd else 6))),
     }
     said |= in_use(model, 8)
     return said | {f"{name} in a tree": sentence for name, sentence in in_use(model, 1).items()}
+
+
+def with_frozen(width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(60, 3), nn.Linear(width, 3).requires_grad_(False))
+
+
+def with_buffer(length: int) -> nn.Module:
+    model = nn.Linear(60, 3)
+    if length:
+        model.register_buffer("mean", torch.zeros(length))
+    return model
 
 
 def hooked_on(wrapped: DistributedDataParallel, model: nn.Module) -> None:
@@ -92,6 +116,10 @@ def in_use(model: nn.Sequential, up_to: int) -> dict[str, str]:
         "overflow": refused(lambda: backward(sync, model, steep=odd)),
         "nothing": refused(lambda: backward(sync, model, weight=0)),
         "weight": refused(lambda: backward(sync, model, weight=-3 if odd else 3)),
+        "no weight": refused(lambda: backward(sync, model, weight="3" if odd else 3)),
+        "too heavy": refused(lambda: backward(sync, model, weight=1e308)),
+        "cancelled": refused(lambda: backward(sync, model, weight=(-3, 0, 3)[place()])),
+        "scaler": refused(lambda: backward(sync, model, scaler="no" if odd else None)),
         "no loss": refused(lambda: sync.backward(None, weight=3)),
     }
     apply: Callable[[Tensor], Tensor] = Raises.apply
@@ -107,6 +135,15 @@ def in_use(model: nn.Sequential, up_to: int) -> dict[str, str]:
         "of other options": refused(lambda: ranked.load_state_dict(kept)),
         "of another shape": refused(lambda: sync.load_state_dict(other)),
         "of nothing": refused(lambda: sync.load_state_dict({**kept, "node": 3})),
+        "of no mapping": refused(lambda: sync.load_state_dict(None)),  # type: ignore[arg-type]
+        "of no step": refused(lambda: sync.load_state_dict({**kept, "step": -5})),
+        "of three rows": refused(
+            lambda: sync.load_state_dict(
+                {**kept, "site": residual(tuple(map(torch.zeros, ((1, 80), (1, 61), (1, 1)))))}
+            )
+        ),
+        "of NaN": refused(lambda: sync.load_state_dict({**kept, "site": residual(torch.full((80, 61), math.nan))})),
+        "of tensors": refused(lambda: sync.load_state_dict({**kept, "rank": torch.ones(3)})),
     }
     ranked.close()
     if odd:
@@ -132,12 +169,25 @@ AT_THE_START = {
     "hook": "the ranks disagree on rank: 4 at rank 0, 8 at rank 1",
     "another model": "low_rank_hook: the LowRankState is of another model than DistributedDataParallel, or of one .*",
     "frozen": "rank 0: the model has no parameter that is trained; .*",
+    "no module": "rank 1: model: got a NoneType, expected a torch.nn.Module",
+    "not whole": "rank 0: 0.weight has no shape yet: run a batch through the model first; rank 1: .*",
+    "complex": "rank 0: weight holds complex numbers, which do not travel, expected real ones; rank 1: .*",
+    "a dtype": "rank 1: wire: got torch.float16, a dtype, expected Python's own int or str",
+    "gather": "rank 0: gather_up_to: got '8', a str, expected Python's own int or str; rank 1: .*",
+    "other frozen": r"the ranks disagree on the model: rank 1: parameter 3 is frozen 1.weight \[3, 70\] torch.float32, "
+    r"at rank 0 frozen 1.weight \[3, 60\] torch.float32",
+    "other buffer": r"the ranks disagree on the model: rank 1: parameter 3 is buffer mean \[7\] .*",
+    "no buffer": "the ranks disagree on the model: rank 1: 2 parameters, at rank 0 3",
 }
 EXPECTED = AT_THE_START | {
     "nan": "rank 1: the loss holds NaN or infinity: lower the learning rate or clip",
     "overflow": r"rank 1: the gradient of [\w.]+ holds NaN or infinity: lower the learning rate or clip",
     "nothing": "no rank has samples in this step: every weight is 0",
-    "weight": "rank 1: weight: got -3, expected a number of at least 0",
+    "weight": "rank 1: weight: got -3, expected a number of at least 0, at most 1e\\+300",
+    "no weight": "rank 1: weight: got '3', expected a number of at least 0, at most 1e\\+300",
+    "too heavy": r"rank 0: weight: got 1e\+308, expected a number of at least 0.*; rank 1: .*; rank 2: .*",
+    "cancelled": "rank 0: weight: got -3, expected a number of at least 0, at most 1e\\+300",
+    "scaler": "rank 1: AttributeError: 'str' object has no attribute 'get_scale'",
     "no loss": "rank 0: loss: got None, expected a loss, or weight=0 instead of 3; rank 1: .*; rank 2: .*",
     "raises": "rank 1: ValueError: no derivative",
     "step": "rank 0: it is at step 1, and not all are: load_state_dict at every rank; "
@@ -146,6 +196,11 @@ EXPECTED = AT_THE_START | {
     "of other options": r"load_state_dict: options: got \{'rank': 4, .*, expected \{'rank': 2, .*",
     "of another shape": r"load_state_dict: 0.weight has \[4, 9\] in the checkpoint, expected \['any', 61\]",
     "of nothing": "load_state_dict: expected what state_dict returned for this model: .*",
+    "of no mapping": "load_state_dict: got a NoneType, expected what state_dict returned",
+    "of no step": "load_state_dict: step: got -5, expected a number of steps",
+    "of three rows": "load_state_dict: expected what state_dict returned for this model: ValueError.*",
+    "of NaN": "load_state_dict: 0.weight holds no numbers, or NaN or infinity, in the checkpoint",
+    "of tensors": r"load_state_dict: rank: got tensor\(.*, expected \d",
     "pending": "state_dict: batches were added with exchange=False that no exchange has sent yet",
 }
 
@@ -155,7 +210,7 @@ def test_every_mistake_is_named_at_all_ranks() -> None:
     assert ranks[0].keys() == {*EXPECTED, *(f"{name} in a tree" for name in list(EXPECTED)[len(AT_THE_START) :])}
     for heard, sentence in ranks[0].items():
         assert re.fullmatch(EXPECTED[heard.removesuffix(" in a tree")], sentence), (heard, sentence)
-        if not heard.startswith("of another rank"):
+        if not heard.startswith(("of another rank", "of tensors")):
             assert [said[heard] for said in ranks] == [sentence] * 3
 
 

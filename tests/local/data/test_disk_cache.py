@@ -87,6 +87,29 @@ def test_a_changed_file_is_read_anew_by_the_next_run(tmp_path: Path, opened: lis
         read(tmp_path, normalised)  # read otherwise: nothing of the cache counts
 
 
+def test_files_that_change_places_are_read_anew(tmp_path: Path) -> None:
+    write_volumes(tmp_path, 5, 0)
+    for name in ("0.nii", "2.nii"):
+        os.utime(tmp_path / name, (1, 1))  # as archives are unpacked: of one size and one time
+    expected = in_memory(read(tmp_path))
+    (tmp_path / "0.nii").rename(tmp_path / "kept")
+    (tmp_path / "2.nii").rename(tmp_path / "0.nii")
+    (tmp_path / "kept").rename(tmp_path / "2.nii")
+    found = in_memory(read(tmp_path))
+    assert torch.equal(found[0], expected[2])
+    assert torch.equal(found[2], expected[0])
+
+
+def test_what_a_link_in_the_place_of_the_cache_leads_to_is_left_alone(tmp_path: Path) -> None:
+    write_volumes(tmp_path, 5, 0)
+    (tmp_path / "other").write_text("somebody's")
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output" / FILE).symlink_to(tmp_path / "other")
+    with pytest.raises(UserError, match=r"samples.cache of 0 MiB cannot be written: Too many levels of symbolic links"):
+        read(tmp_path)
+    assert (tmp_path / "other").read_text() == "somebody's"
+
+
 @pytest.mark.parametrize("where", ["head", "voxels", "cut off", "all of it"])
 def test_a_damaged_record_does_not_count(tmp_path: Path, where: str) -> None:
     write_volumes(tmp_path, 6, 0)
