@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from numbers import Real
-from typing import Any, NoReturn
+from typing import Any, NoReturn, SupportsFloat
 
 import torch
 import torch.distributed as dist
@@ -170,10 +169,10 @@ class LowRank:
     def _gathers(self) -> bool:
         return self._places <= self._gather_up_to
 
-    def _checked(self, loss: Tensor | None, weight: float, scaler: GradScaler | None) -> float:
+    def _checked(self, loss: Tensor | None, weight: object, scaler: GradScaler | None) -> float:
         """Return by what losses are multiplied; what is wrong with a batch is told in the next exchange."""
         try:
-            if not isinstance(weight, Real | Tensor) or not 0 <= weight <= MOST_WEIGHT:
+            if not isinstance(weight, SupportsFloat) or not 0 <= float(weight) <= MOST_WEIGHT:
                 raise UserError(f"weight: got {weight!r}, expected a number of at least 0, at most {MOST_WEIGHT:g}")
             if weight and loss is None:
                 raise UserError(f"loss: got None, expected a loss, or weight=0 instead of {float(weight):g}")

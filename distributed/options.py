@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from rankdad.common.documents import validate
 from rankdad.common.errors import UserError
@@ -49,7 +49,7 @@ def _method_of(model: nn.Module, options: Mapping[str, object]) -> RankDad | Dad
         raise UserError("the model has no parameter that is trained")
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, tensor in tensors.items():
-        if isinstance(tensor, UninitializedTensorMixin):
+        if is_lazy(tensor):
             raise UserError(f"{name} has no shape yet: run a batch through the model first")
         if tensor.is_complex() and tensor.requires_grad:
             raise UserError(f"{name} holds complex numbers, which do not travel, expected real ones")

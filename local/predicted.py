@@ -44,7 +44,7 @@ def read_predictions(site: Path, spec: RunSpec) -> list[pd.DataFrame]:
     return tables
 
 
-def insert_first(table: pd.DataFrame, name: str, value: object) -> None:
+def insert_first(table: pd.DataFrame, name: str, value: int | str) -> None:
     """Put a column before all others; one of the data that has its name gets `data_` before it, as in `predict`."""
     table.columns = pd.Index([f"data_{name}" if each == name else each for each in table])
     table.insert(0, name, value)
