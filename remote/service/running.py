@@ -25,6 +25,7 @@ from rankdad.common.memory import check_memory
 from rankdad.common.protocol.service import State
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
+from rankdad.page.serving import Page
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.app import Routes
 from rankdad.remote.audit import AUDIT, Audit
@@ -75,6 +76,7 @@ class RunningRun:
     Attributes:
         host: what calls its aggregator; None while it is being taken up.
         problem: why it cannot go on at the moment; "" where it does.
+        page: about it, once somebody has asked for that; closed with each of its hosts.
     """
 
     def __init__(self, entry: Entry, spec: dict[str, Any], directory: Path, options: Options) -> None:
@@ -82,6 +84,7 @@ class RunningRun:
         self._document, self._options = spec, options
         self.host: Host | None = None
         self.problem = ""
+        self.page: Page | None = None
         self._routes: Routes | None = None
         self._ready = asyncio.Event()
         self._cancelled = ""
@@ -91,6 +94,11 @@ class RunningRun:
     def trains(self) -> bool:
         """Whether it takes a place of those that train at once."""
         return self.host is None or not self.host.aggregator.ended
+
+    @property
+    def served(self) -> Host | None:
+        """Return what calls its aggregator, while its sites are let in."""
+        return self.host if self._ready.is_set() else None
 
     async def routes(self) -> Routes | None:
         """Return what its sites can ask; None while it is being taken up."""
@@ -192,6 +200,9 @@ class RunningRun:
             await see_through(host, view, lambda: leaving() and not aggregator.ended)
         finally:
             self._ready.clear()
+            if self.page is not None:
+                self.page.close()
+                self.page = None
         return host
 
     def _begin(self) -> Aggregator:
