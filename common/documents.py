@@ -66,7 +66,7 @@ def validate(model: type[P], document: object, *, file: str | Path | None = None
 
 
 def problems(model: type[BaseModel], document: object, most: int | None = None) -> list[tuple[str, str]]:
-    """Return the wrong fields of a JSON document by their paths, with value and what was expected: all, or the first."""
+    """Return the wrong fields of a JSON document by their paths, with value and what was expected: all or the first."""
     try:
         model.model_validate_json(json.dumps(document))
     except ValidationError as error:

@@ -17,6 +17,7 @@ from rankdad.common.documents import load_json
 from rankdad.common.protocol.service import Described, State
 from rankdad.local.config import Member
 from rankdad.local.drivers.service import ServiceClient
+from rankdad.remote.auth import hashed
 from tests.conftest import write_policy
 from tests.warm import Warm
 
@@ -34,6 +35,7 @@ class Consortium:
         consortium: more of the consortium's file.
         site: more of every site's file.
         policies: what sites' policies say other than to allow everything.
+        proven: whether all members prove who they are, by a token.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Consortium:
         consortium: Mapping[str, Any] | None = None,
         site: Mapping[str, Any] | None = None,
         policies: Mapping[str, Mapping[str, Any]] | None = None,
+        proven: bool = False,
     ) -> None:
         self.folder, self.sites = folder, tuple(sites)
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,14 +56,32 @@ class Consortium:
         self.url = f"http://127.0.0.1:{self.port}"
         self.directory = folder / "service"
         document = {"name": "test", "aggregator": "https://unused.example", "sites": sites, "runs_at_once": 3}
-        (folder / "consortium.json").write_text(json.dumps(document | dict(consortium or {})))
+        document |= dict(consortium or {})
+        (folder / "consortium.json").write_text(json.dumps(document))
+        self.tokens = folder / "tokens.json" if proven else None
+        if self.tokens is not None:
+            members = [name for kind in ("sites", "owners", "viewers") for name in document.get(kind, ())]
+            self.tokens.write_text(json.dumps({name: hashed(self.token(name)) for name in members}))
+            for name in members:
+                self.token_file(name).write_text(self.token(name))
         for name in sites:
             own = folder / name
             own.mkdir()
             write_policy(own, **(policies or {}).get(name, {}))
             fields = {"name": name, "aggregator": self.url, "data": str(data / name), "output": "out"}
+            if proven:
+                fields["token_file"] = str(self.token_file(name))
             (own / "SITE.json").write_text(json.dumps(fields | {"policy": "policy.json"} | dict(site or {})))
         self.processes: dict[str, Warm] = {}
+
+    @staticmethod
+    def token(name: str) -> str:
+        """Return a member's token."""
+        return f"the-token-of-{name}-which-is-long"
+
+    def token_file(self, name: str) -> Path:
+        """Return the file of a member's token."""
+        return self.folder / f"{name}.token"
 
     @contextmanager
     def started(self) -> Iterator[Consortium]:
@@ -80,6 +101,7 @@ class Consortium:
         words: list[object] = ["site", self.folder / name / "SITE.json", "--stay"]
         if name == "service":
             words = ["serve", self.folder / "consortium.json", "--output", self.directory, "--port", self.port]
+            words += ["--tokens", self.tokens] if self.tokens else []
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = Warm(*words, log=log)
 
@@ -94,7 +116,8 @@ class Consortium:
         return self.processes[name].wait(60)
 
     def client(self, token: Path | None = None) -> ServiceClient:
-        """Return an owner's connection."""
+        """Return an owner's connection; where members prove who they are, anna's."""
+        token = self.token_file("anna") if self.tokens and token is None else token
         return ServiceClient(
             Member(name="owner", aggregator=self.url, patience=60.0, token_file=str(token) if token else None)
         )
