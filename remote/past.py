@@ -54,7 +54,7 @@ def past(directory: Path, state: str, reason: str, lines: Sequence[Line]) -> tup
         },
         "stand": {
             "status": status,
-            "reason": summary["reason"] or reason,
+            "reason": summary["reason"] if over else reason,
             "where": "",
             "step": step,
             "steps": step if status == "completed" else 0,

@@ -39,7 +39,7 @@
     if (!known.service) return;
     const {version, places, training, waiting} = known.service, silent = !link.connected || link.ended;
     say("status", silent ? "The service does not answer. What follows is from before; this page keeps trying."
-      : `rankdad ${version}: ${training} of ${places} at once ${training === 1 ? "trains" : "train"}, ${waiting} ${waiting === 1 ? "waits" : "wait"}.`);
+      : `rankdad ${version}: ${count(training)} training, at most ${count(places)} at once; ${count(waiting)} waiting.`);
     at("status").className = silent ? "bad" : "";
     at("none").hidden = known.runs.length > 0;
     at("runs-table").closest(".table").hidden = !known.runs.length;

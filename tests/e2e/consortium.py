@@ -55,7 +55,7 @@ class Consortium:
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.directory = folder / "service"
-        document = {"name": "test", "aggregator": "https://unused.example", "sites": sites, "runs_at_once": 3}
+        document: dict[str, Any] = {"name": "test", "aggregator": "https://unused.example", "sites": sites, "runs_at_once": 3}
         document |= dict(consortium or {})
         (folder / "consortium.json").write_text(json.dumps(document))
         self.tokens = folder / "tokens.json" if proven else None

@@ -223,7 +223,7 @@ def test_no_page_of_another_site_acts_in_an_owners_name(all_: Consortium) -> Non
 def test_what_others_say_is_text_and_a_refusal_is_shown(page: Browser, all_: Consortium) -> None:
     forbidden = submitted(all_, run_document(name="forbidden", method={"name": "rank-dad", "rank": 2}), *OVER)
     all_.stop("gamma")
-    hostile = submitted(all_, run_document(name=HOSTILE[:60]), State.WAITING)
+    hostile = submitted(all_, run_document(name="hostile"), State.WAITING)
     try:
         with all_.client() as client:
             id_ = client.run(hostile).id
