@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import socket
 import subprocess
 import time
@@ -35,7 +36,7 @@ class Consortium:
         consortium: more of the consortium's file.
         site: more of every site's file.
         policies: what sites' policies say other than to allow everything.
-        proven: whether all members prove who they are, by a token.
+        tokens: whether all members prove by tokens who they are; `anna` is an owner then.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Consortium:
         consortium: Mapping[str, Any] | None = None,
         site: Mapping[str, Any] | None = None,
         policies: Mapping[str, Mapping[str, Any]] | None = None,
-        proven: bool = False,
+        tokens: bool = False,
     ) -> None:
         self.folder, self.sites = folder, tuple(sites)
         folder.mkdir(parents=True, exist_ok=True)
@@ -55,33 +56,22 @@ class Consortium:
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.directory = folder / "service"
-        document: dict[str, Any] = {"name": "test", "aggregator": "https://unused.example", "sites": sites, "runs_at_once": 3}
-        document |= dict(consortium or {})
+        document: dict[str, Any] = {"name": "test", "aggregator": "https://unused.example", "runs_at_once": 3}
+        document |= {"sites": sites, **({"owners": ["anna"]} if tokens else {}), **(consortium or {})}
         (folder / "consortium.json").write_text(json.dumps(document))
-        self.tokens = folder / "tokens.json" if proven else None
-        if self.tokens is not None:
-            members = [name for kind in ("sites", "owners", "viewers") for name in document.get(kind, ())]
-            self.tokens.write_text(json.dumps({name: hashed(self.token(name)) for name in members}))
-            for name in members:
-                self.token_file(name).write_text(self.token(name))
+        self.members = [name for kind in ("sites", "owners", "viewers") for name in document.get(kind, ())]
         for name in sites:
             own = folder / name
             own.mkdir()
             write_policy(own, **(policies or {}).get(name, {}))
             fields = {"name": name, "aggregator": self.url, "data": str(data / name), "output": "out"}
-            if proven:
-                fields["token_file"] = str(self.token_file(name))
+            fields |= {"token_file": "token"} if tokens else {}
             (own / "SITE.json").write_text(json.dumps(fields | {"policy": "policy.json"} | dict(site or {})))
+        self.token = self.token_file("anna") if tokens else None
+        self.tokens = folder / "tokens.json" if tokens else None
+        if tokens:
+            self.revoke()
         self.processes: dict[str, Warm] = {}
-
-    @staticmethod
-    def token(name: str) -> str:
-        """Return a member's token."""
-        return f"the-token-of-{name}-which-is-long"
-
-    def token_file(self, name: str) -> Path:
-        """Return the file of a member's token."""
-        return self.folder / f"{name}.token"
 
     @contextmanager
     def started(self) -> Iterator[Consortium]:
@@ -101,7 +91,7 @@ class Consortium:
         words: list[object] = ["site", self.folder / name / "SITE.json", "--stay"]
         if name == "service":
             words = ["serve", self.folder / "consortium.json", "--output", self.directory, "--port", self.port]
-            words += ["--tokens", self.tokens] if self.tokens else []
+            words += [] if self.tokens is None else ["--tokens", self.tokens]
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = Warm(*words, log=log)
 
@@ -115,12 +105,28 @@ class Consortium:
         self.processes[name].send_signal(15)
         return self.processes[name].wait(60)
 
-    def client(self, token: Path | None = None) -> ServiceClient:
-        """Return an owner's connection; where members prove who they are, anna's."""
-        token = self.token_file("anna") if self.tokens and token is None else token
-        return ServiceClient(
-            Member(name="owner", aggregator=self.url, patience=60.0, token_file=str(token) if token else None)
-        )
+    def token_file(self, name: str) -> Path:
+        """Return the file of a member's token."""
+        return self.folder / ("" if name == "anna" else name) / "token"
+
+    def revoke(self, *names: str) -> None:
+        """Let the service know the tokens of all but these; make them, if there are none."""
+        assert self.tokens is not None
+        hashes = {}
+        for name in self.members:
+            path = self.token_file(name)
+            if not path.exists():
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(secrets.token_urlsafe(32))
+            hashes[name] = hashed(path.read_text())
+        new = self.tokens.with_suffix(".new")
+        new.write_text(json.dumps({name: each for name, each in hashes.items() if name not in names}))
+        new.rename(self.tokens)
+
+    def client(self) -> ServiceClient:
+        """Return an owner's connection."""
+        token = None if self.token is None else str(self.token)
+        return ServiceClient(Member(name="owner", aggregator=self.url, patience=60.0, token_file=token))
 
     def submit(self, document: Mapping[str, Any]) -> str:
         """Submit a run, and return its name."""

@@ -43,7 +43,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def all_(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Iterator[Consortium]:
     folder = tmp_path_factory.mktemp("consortium")
     policies = {"beta": {"methods": ["dsgd"]}}
-    with Consortium(folder / "all", data, SITES, consortium=PEOPLE, policies=policies, proven=True).started() as one:
+    with Consortium(folder / "all", data, SITES, consortium=PEOPLE, policies=policies, tokens=True).started() as one:
         one.until(lambda client: client.runs() is not None)
         yield one
 
@@ -61,12 +61,16 @@ def page(chromium: Browser) -> Iterator[Browser]:
     chromium.open("about:blank", 1200)
 
 
+def token(all_: Consortium, name: str) -> str:
+    return all_.token_file(name).read_text()
+
+
 def enter(page: Browser, all_: Consortium, name: str, path: str = "", width: int = 1200, *, dark: bool = False) -> None:
     """Open a page as somebody."""
     page.open(f"{all_.url}/runs/{path}", width, dark=dark)
     if page.evaluate("!!document.getElementById('token')"):
-        token = json.dumps(all_.token(name))
-        page.evaluate(f"document.getElementById('token').value = {token}; document.forms[0].submit()")
+        given = json.dumps(token(all_, name))
+        page.evaluate(f"document.getElementById('token').value = {given}; document.forms[0].submit()")
     until(lambda: page.evaluate("!!document.getElementById('sites-table')?.tHead"), what="the page says nothing")
 
 
@@ -111,12 +115,12 @@ def test_a_wrong_token_shows_nothing(page: Browser, all_: Consortium) -> None:
     run = submitted(all_, run_document(name="secret"), *OVER)
     names = ("secret", "anna", *SITES, *PEOPLE["viewers"])
     with httpx.Client(trust_env=False, timeout=20) as client:
-        for token in (None, "wrong", all_.token("alpha")):
-            cookie = {"cookie": f"rankdad-{all_.port}={token}"}
-            for headers in ({}, {"authorization": f"Bearer {token}"}, cookie, cookie | {"x-rankdad-page": "1"}):
+        for given in (None, "wrong", token(all_, "alpha")):
+            cookie = {"cookie": f"rankdad-{all_.port}={given}"}
+            for headers in ({}, {"authorization": f"Bearer {given}"}, cookie, cookie | {"x-rankdad-page": "1"}):
                 for path in ("", "state", "events", "service.js", "telling.js"):
                     for place in ("", f"{run}/", "not-there-9/"):
-                        found = client.get(f"{all_.url}/runs/{place}{path}", headers=headers if token else {})
+                        found = client.get(f"{all_.url}/runs/{place}{path}", headers=headers if given else {})
                         assert found.status_code == 401, (place, path, headers)
                         assert not any(name in found.text for name in names)
                 assert client.get(f"{all_.url}/runs/{run}/report.html", headers=headers).status_code == 401
@@ -204,7 +208,7 @@ def test_a_viewer_sees_no_buttons_and_can_do_nothing(page: Browser, all_: Consor
 
 def test_no_page_of_another_site_acts_in_an_owners_name(all_: Consortium) -> None:
     run = training(all_)
-    cookie = {"cookie": f"rankdad-{all_.port}={all_.token('anna')}"}
+    cookie = {"cookie": f"rankdad-{all_.port}={token(all_, 'anna')}"}
     own = cookie | {"x-rankdad-page": "1"}
     with httpx.Client(trust_env=False, timeout=20, base_url=f"{all_.url}/runs/") as client:
         forms: list[tuple[dict[str, str], int]] = [(cookie, 401), (cookie | {"origin": "https://evil.example"}, 403)]
@@ -228,7 +232,7 @@ def test_what_others_say_is_text_and_a_refusal_is_shown(page: Browser, all_: Con
         with all_.client() as client:
             id_ = client.run(hostile).id
         body = {"id": id_, "answer": "refused", "reason": HOSTILE}
-        headers = {"authorization": f"Bearer {all_.token('gamma')}"}
+        headers = {"authorization": f"Bearer {token(all_, 'gamma')}"}
         found = httpx.post(f"{all_.url}/agents/gamma/runs/{hostile}", json=body, headers=headers, trust_env=False)
         assert found.status_code == 204
         enter(page, all_, "anna")
@@ -265,7 +269,7 @@ def test_a_run_that_is_over_keeps_its_page_and_has_a_report(page: Browser, all_:
     until(lambda: "short" in page.evaluate(TEXT))
     assert page.evaluate("location.origin === 'null' || origin === 'null'"), "a report acts in nobody's name"
     with httpx.Client(trust_env=False, timeout=60, base_url=f"{all_.url}/runs/") as client:
-        cookie = {"cookie": f"rankdad-{all_.port}={all_.token('vera')}"}
+        cookie = {"cookie": f"rankdad-{all_.port}={token(all_, 'vera')}"}
         assert "sandbox" in client.get(f"{run}/report.html", headers=cookie).headers["content-security-policy"]
         assert client.get("not-there-9/report.html", headers=cookie).status_code == 404
         assert client.get("not-there-9/", headers=cookie).status_code == 404
@@ -302,9 +306,6 @@ def test_a_token_that_is_revoked_ends_what_it_has_opened(page: Browser, all_: Co
     """Last of all."""
     enter(page, all_, "vera")
     until(lambda: "is here" in page.evaluate(TEXT))
-    assert all_.tokens is not None
-    tokens = json.loads(all_.tokens.read_text())
-    del tokens["vera"]
-    all_.tokens.write_text(json.dumps(tokens))
-    until(lambda: "not known here" in page.evaluate(TEXT) or page.evaluate("!!document.getElementById('token')"), 30)
+    all_.revoke("vera")
+    until(lambda: page.evaluate("!!document.getElementById('token')"), 30)
     assert not any(site in page.evaluate(TEXT) for site in SITES)
