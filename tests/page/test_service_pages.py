@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import httpx
 import pytest
 
 from rankdad.common.protocol.service import State
+from rankdad.page.stream import MAX_VIEWERS
 from tests.conftest import SITES, run_document, write_site
 from tests.e2e.consortium import OVER, Consortium
 from tests.page.looking import LOOKS, TEXT, check_look, until
@@ -273,6 +275,18 @@ def test_a_run_that_is_over_keeps_its_page_and_has_a_report(page: Browser, all_:
         assert "sandbox" in client.get(f"{run}/report.html", headers=cookie).headers["content-security-policy"]
         assert client.get("not-there-9/report.html", headers=cookie).status_code == 404
         assert client.get("not-there-9/", headers=cookie).status_code == 404
+        assert "event: end" in client.get(f"{run}/events", headers=cookie).text
+        with contextlib.ExitStack() as stack:
+            told = []
+            while True:
+                answer = stack.enter_context(client.stream("GET", "events", headers=cookie))
+                if answer.status_code != 200:
+                    break
+                told.append(answer.iter_bytes())  # kept: the stream ends with it
+                next(told[-1])
+            assert (answer.status_code, len(told)) == (503, MAX_VIEWERS)
+            assert client.get(f"{run}/events", headers=cookie).status_code == 503, "the limit is one for all pages"
+        until(lambda: client.get(f"{run}/events", headers=cookie).status_code == 200)
 
 
 def test_no_text_is_clipped_and_keys_reach_everything(page: Browser, all_: Consortium, tmp_path: Path) -> None:
@@ -300,6 +314,39 @@ def test_no_text_is_clipped_and_keys_reach_everything(page: Browser, all_: Conso
         cancelled(all_, run)
     if kept := os.environ.get("RANKDAD_SCREENSHOTS"):
         shutil.copytree(tmp_path, kept, dirs_exist_ok=True)
+
+
+def test_where_nobody_says_who_he_is_the_directorys_token_opens_the_pages(tmp_path: Path) -> None:
+    all_ = Consortium(tmp_path / "all", tmp_path, ("alpha",))
+    try:
+        all_.start("service")
+        all_.until(lambda client: client.runs() is not None)
+        path = all_.directory / "owner-token"
+        assert path.stat().st_mode & 0o077 == 0
+        with httpx.Client(trust_env=False, timeout=20, follow_redirects=True) as client:
+            assert client.get(all_.url).status_code == 401
+            assert client.post(f"{all_.url}/runs/", data={"token": "wrong"}).status_code == 401
+            page = client.post(f"{all_.url}/runs/", data={"token": path.read_text()})
+            assert 'data-owner=""' in page.text
+            evil = {"origin": "https://evil.example"}
+            for address in ("runs", "runs/submit?id=0123456789abcdef"):
+                assert client.post(f"{all_.url}/{address}", headers=evil, content=b"{}").status_code == 403
+            many = json.dumps({f"key{number}": 1 for number in range(500)})
+            submit = f"{all_.url}/runs/submit?id=0123456789abcdef"
+            refused = client.post(submit, headers={"x-rankdad-page": "1"}, content=many)
+            assert (refused.status_code, len(refused.json()["errors"])) == (422, 100)
+            document = json.dumps(run_document(federation={"sites": ["alpha"]}))
+            twice = [client.post(submit, headers={"x-rankdad-page": "1"}, content=document).json() for _ in range(2)]
+            assert twice[0]["run"] == twice[1]["run"] == "small-1"
+            state = client.get(f"{all_.url}/runs/state").json()
+            assert [(run["name"], run["state"], run["reason"]) for run in state["runs"]] == [
+                ("small-1", "waiting for sites", "word from alpha")
+            ]
+            assert client.get(f"{all_.url}/runs/small-1/").url == f"{all_.url}/runs/", "it has no page yet"
+            assert client.get(f"{all_.url}/runs/small-1/events").status_code == 503
+            assert client.get(f"{all_.url}/runs/small-1/report.html").status_code == 409
+    finally:
+        all_.kill("service")
 
 
 def test_a_token_that_is_revoked_ends_what_it_has_opened(page: Browser, all_: Consortium) -> None:
