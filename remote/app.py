@@ -105,7 +105,8 @@ def application(
                 routes = await find(request)
             except ProtocolError as error:
                 return refuse(registry, registry.audit, request, error.status, str(error))
-            return await routes.answer(work, request)
+            with log_names(run=request.path_params.get("run")):
+                return await routes.answer(work, request)
 
         return endpoint
 

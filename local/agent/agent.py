@@ -232,6 +232,10 @@ class Agent:
         with self._client() as client:
             client.reply(run.folder.run, Reply(id=run.offered.id, answer=answer, reason=reason[:500]))
         run.replied = answer
+        if answer == "accepted":
+            _log.info("%s: this site takes part; it begins once all do", run.folder.run)
+        elif answer == "refused":
+            _log.info("%s: is refused; its owner is told: %s", run.folder.run, reason)
 
     def _client(self) -> ServiceClient:
         return ServiceClient(self._config, patience=0.1)  # what does not work is tried again, and nobody waits for it

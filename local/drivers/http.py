@@ -109,7 +109,8 @@ class Client:
                 answer.read()
                 if (status < 500 and status not in (TOO_SLOW, TOO_MANY)) or status in (NOT_THERE, FULL):
                     raise RefusedError(f"{self._url} {_refusal(answer)}")
-                problem = f"answered {status}"
+                reason = _reason(answer)
+                problem = f"answered {status}" + f" ({visible(reason, 200)})" * bool(reason)
             except httpx.ReadTimeout:
                 if held and not silent:  # one that works on a round for so long is not silent yet
                     silent = True
@@ -128,7 +129,7 @@ class Client:
             if left <= 0:
                 raise UnreachableError(
                     f"{self._url}: no aggregator for {self._patience:.0f} s ({problem}): is it running, and is the "
-                    "address right? Raise the site's patience to wait longer"
+                    "address right?"
                 )
             pause = min(delay, left)
             _log.warning("%s: %s; trying again in %.1f s, for %.0f s more", self._url, problem, pause, left)
@@ -149,7 +150,9 @@ class Client:
             if str(error).startswith(str(PROXY_DENIES)):
                 raise UserError("proxy: asks for another user and password than the site's file holds") from None
             return f"the proxy answered {visible(str(error), 200)}"
-        return visible(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__, 200).lower()
+        problem = visible(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__, 200).lower()
+        plain = isinstance(error, httpx.RemoteProtocolError) and self._url.startswith("http:")
+        return f"{problem.rstrip('.')}: is its address one with https://?" if plain else problem
 
     def _check_head(self, answer: httpx.Response) -> None:
         """Refuse what nobody may follow or decode, before httpx does."""
@@ -316,8 +319,12 @@ def _refusal(answer: httpx.Response) -> str:
     if status < 400:
         to = visible(answer.headers.get("location", "nowhere"), 200)
         return f"answered {status} and points to {to}, where nobody follows: name the aggregator's own address"
+    return f"refused ({status}): {visible(_reason(answer) or answer.content[:200].decode(errors='replace'))}"
+
+
+def _reason(answer: httpx.Response) -> str:
+    """Return what an aggregator says of a request that it does not follow; "" where something else has answered."""
     reason: object = None
     with contextlib.suppress(ValueError, KeyError, TypeError):
         reason = parse_json(answer.content)["error"]
-    words = reason if isinstance(reason, str) else answer.content[:200].decode(errors="replace")
-    return f"refused ({status}): {visible(words)}"
+    return reason if isinstance(reason, str) else ""
