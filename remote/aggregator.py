@@ -387,6 +387,7 @@ class Aggregator:
             self.follow(ready, update, 0.0)
             self._open_next(ready, update)
         self._has_resumed = True
+        self.recorder.progress.ended.clear()  # told of before
         self._publish()
 
     def _make_again(self, ready: Ready, record: Record) -> Update:

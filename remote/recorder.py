@@ -37,7 +37,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import TOP
 from rankdad.page.history import History
 from rankdad.remote.children import introduced
-from rankdad.remote.progress import Progress
+from rankdad.remote.progress import Epoch, Progress
 from rankdad.remote.retelling import retold
 from rankdad.remote.rounds import Ready
 from rankdad.remote.run_directory import PLAN, Table, new_directory
@@ -179,6 +179,7 @@ class Recorder:
             self._record_evaluation(ready, update)
         elif isinstance(update, Decision):
             progress.epoch = update.epoch + 1
+            progress.ended.append(Epoch(progress.fold, progress.epoch, progress.train_loss, progress.validation))
             if update.best:
                 progress.best_epoch = update.epoch
                 values = progress.validation.values if progress.validation else {}
@@ -253,6 +254,7 @@ class Recorder:
         left_out = [self._sites[place] for place in sorted(sums.missing)]
         for site in left_out:
             progress.left_out[site] = progress.left_out.get(site, 0) + 1
+        progress.behind = {site: progress.behind.get(site, 0) + 1 for site in left_out}
         fold, candidate = self._place(progress.fold)
         place = (progress.step, ready.round, fold, progress.epoch + 1, update.loss)
         slowest = max(self._computed.values(), default=None)
