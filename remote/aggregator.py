@@ -35,6 +35,7 @@ from rankdad.remote.records import NOBODY, Entry, Record
 from rankdad.remote.replay import replay
 from rankdad.remote.rounds import Answer, Barrier, BarrierState, Effect, Ready
 from rankdad.remote.run_directory import check_owner, new_directory
+from rankdad.remote.tracking import trackers_of
 
 MAX_SNAPSHOTS = 3  # that a site is given in a round
 MIN_DELAY, MAX_DELAY = 1.0, 60.0  # seconds between two tries to aggregate a round
@@ -97,6 +98,7 @@ class Aggregator:
         self.state, self.device = RunState(spec, self.plan, replica), replica.device
         self._checks = Checks(spec, self.plan, self.state, self.node)
         self._clock = clock
+        trackers = trackers_of(spec, directory) if name == TOP else {}  # what is missing is said first
         if ledger is None or not (directory / LEDGER).exists():
             new_directory(directory)
         check_owner(directory, name)
@@ -113,6 +115,8 @@ class Aggregator:
             name=name,
             again=self.persistence.resumes,
             state=document.get("recorder"),
+            run=self.run_id,
+            trackers=trackers,
         )
         self.barrier = Barrier.of(spec.federation, self.children, clock(), self.state.round, len(self.plan.stages))
         self._lossless = is_lossless(self.plan.wire, next(replica.model.parameters()).dtype)
