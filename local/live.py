@@ -15,6 +15,7 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import Request
 
 from rankdad.common.errors import UserError
 from rankdad.common.gradients.factors import Factor, singular_values
@@ -25,7 +26,7 @@ from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import shown
 from rankdad.page.history import MAX_SPECTRUM, History
-from rankdad.page.serving import Page
+from rankdad.page.serving import Guard, Page
 from rankdad.page.stream import Stream
 from rankdad.page.tail import Tail
 from rankdad.page.viewers import VIEWER_TOKEN, own_token
@@ -68,7 +69,7 @@ class SitePage:
         self._fold, self._ranks, self._step_seconds, self._steps = run.fold, list[float](), 0.0, 0
         self._token, self._tail = own_token(results / VIEWER_TOKEN), Tail()
         self._stream = Stream(self.document, self._history)
-        self._page = Page(f"{spec.name} at {site}", self._stream, self._is_viewer, closing=self._tail.stop)
+        self._page = Page(f"{spec.name} at {site}", self._stream, Guard(self._allows), closing=self._tail.stop)
         try:
             self._listening = socket.create_server((HOST, port))
         except OSError as error:
@@ -100,7 +101,7 @@ class SitePage:
 
         asyncio.run(serve())
 
-    def _is_viewer(self, token: str) -> bool:
+    def _allows(self, _: Request, token: str) -> bool:
         return secrets.compare_digest(token.encode(), self._token.encode())
 
     def lap(self, name: str) -> None:

@@ -11,9 +11,9 @@ from starlette.requests import Request
 
 from rankdad.common.spec.run import training_name
 from rankdad.common.spec.tasks import Metric, shown
-from rankdad.page.serving import Page
+from rankdad.page.serving import Guard, Page
 from rankdad.page.stream import Stream
-from rankdad.page.tail import Tail
+from rankdad.page.tail import Line, Tail
 from rankdad.remote.auth import hashed
 from rankdad.remote.connections import VIEWER, ConnectionRegistry
 from rankdad.remote.host import Host
@@ -35,11 +35,11 @@ class Live:
 
     Args:
         host: of the run.
-        tail: of the log.
+        lines: returns the last ones of the log.
     """
 
-    def __init__(self, host: Host, tail: Tail) -> None:
-        self._host, self._tail = host, tail
+    def __init__(self, host: Host, lines: Callable[[], list[Line]]) -> None:
+        self._host, self._lines = host, lines
         self._aggregator, self._recorder = host.aggregator, host.aggregator.recorder
         self._epoch = time.time() - time.perf_counter()  # the moment that its clock counts from
 
@@ -67,7 +67,7 @@ class Live:
             "times": self._recorder.history.times(),
             "sites": self._sites(p, ended),
             "seen": {site: round(seen) for site, seen in dict(self._host.seen).items()},
-            "log": self._tail.lines(),
+            "log": self._lines(),
         }
 
     def _run(self, p: Progress) -> dict[str, Any]:
@@ -143,11 +143,19 @@ def page_of(host: Host, registry: ConnectionRegistry, viewers: Callable[[], Coll
         viewers: returns the hashed tokens of those who may see it.
     """
     tail = Tail()
-    stream = Stream(Live(host, tail).document, host.aggregator.recorder.history)
+    stream = Stream(Live(host, tail.lines).document, host.aggregator.recorder.history)
 
-    def allowed(token: str) -> bool:
+    def allowed(_: Request, token: str) -> bool:
         given = hashed(token)
         return any(secrets.compare_digest(known, given) for known in viewers())
+
+    return Page(host.aggregator.spec.name, stream, guard_of(registry, allowed), closing=tail.stop)
+
+
+def guard_of(
+    registry: ConnectionRegistry, allowed: Callable[[Request, str], bool], path: str = "", asks: str = Guard.ASKS
+) -> Guard:
+    """Return what guards a page: connections of those whom it lets in are viewers', and others are in the audit log."""
 
     def admitted(request: Request) -> None:
         connection = request.scope["state"]["connection"]
@@ -157,4 +165,4 @@ def page_of(host: Host, registry: ConnectionRegistry, viewers: Callable[[], Coll
     def refused(request: Request, status: int, reason: str) -> None:
         registry.audit.refused(request.client.host if request.client else "", "", status, reason)
 
-    return Page(host.aggregator.spec.name, stream, allowed, admitted, refused, closing=tail.stop)
+    return Guard(allowed, admitted, refused, path, asks)

@@ -22,7 +22,8 @@ from rankdad.common.spec import RunSpec
 EVENTS = "events.out.tfevents.0.rankdad"
 RUN = "rankdad.run"  # a tag of MLflow's, by which an aggregator that was started again finds what it has begun
 MAX_BATCH = 500  # metrics in a call; MLflow takes at most 1,000
-PATIENCE = 60.0  # seconds at the end for what is still to be sent
+PATIENCE = 20.0  # seconds at the end for what is still to be sent
+MAX_FAILURES = 3  # in a row, after which MLflow is told no more
 MLFLOW = {
     "MLFLOW_DISABLE_TELEMETRY": "true",  # it would tell its makers of every run
     "MLFLOW_ALLOW_FILE_STORE": "true",
@@ -176,7 +177,7 @@ class Mlflow:
             self._tried(lambda: self._client.search_experiments(max_results=1))
         self._thread = ThreadPoolExecutor(1, "mlflow")
         self._asked: list[Future[None]] = []
-        self._run, self._again, self._warned, self._over = "", False, False, False
+        self._run, self._again, self._over, self._failures = "", False, False, 0
         self._known: dict[str, set[int]] = {}  # epochs that stand there already, by key
 
     def _tried(self, call: Callable[[], Any]) -> Any:
@@ -228,12 +229,15 @@ class Mlflow:
         self._asked = [*(one for one in self._asked if not one.done()), self._thread.submit(self._guarded, call)]
 
     def _guarded(self, call: Callable[[], None]) -> None:
+        if self._failures == MAX_FAILURES:
+            return
         try:
             call()
+            self._failures = 0
         except Exception as error:  # the run goes on
-            if not self._warned:
-                _log.warning("%s: MLflow lacks what it could not be told: %s", self._where, self._said(error))
-            self._warned = True
+            self._failures += 1
+            then = "; it is told no more" * (self._failures == MAX_FAILURES)
+            _log.warning("%s: MLflow could not be told of an epoch%s: %s", self._where, then, self._said(error))
 
     def state(self) -> None:
         """Return nothing: what stands there is asked for."""
