@@ -119,7 +119,8 @@ class Kits:
 
     def _tell_aggregator(self) -> None:
         folder = make_folder(self._output / AGGREGATOR, private=True)
-        write_json(folder / CONSORTIUM_FILE, self._consortium.model_dump(mode="json", exclude_defaults=True), private=True)
+        document = self._consortium.model_dump(mode="json", exclude_defaults=True)
+        write_json(folder / CONSORTIUM_FILE, document, private=True)
 
     def _aggregator(self) -> Path:
         consortium, folder = self._consortium, make_folder(self._output / AGGREGATOR, private=True)

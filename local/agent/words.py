@@ -37,9 +37,10 @@ def what_leaves(spec: RunSpec, plan: Plan, policy: Policy, owner: str) -> list[s
     if rows is not None and most is not None and most < rows:
         lines.append(f"  the policy lets {most} of them out (rows_per_rank {policy.rows_per_rank})")
     stages = ", ".join(stage.name for stage in plan.stages)
-    lines += [f"sends before that what preparation adds up over all sites: {stages}"] if stages else []
+    if stages:
+        lines.append(f"sends sums for preparation before that: {stages}")
     if plan.references:
-        lines.append(f"sends how well models do beside the run's: {', '.join(plan.references)}")
+        lines.append(f"sends how well models to compare with do: {', '.join(plan.references)}")
     if isinstance(data, TableData):
         lines.append("sends once Table 1: of each column counts, mean and spread, or rows by level")
     lines.append(f"at most {step_bytes(plan, up=True):,} bytes up and {step_bytes(plan, up=False):,} down in a step")

@@ -68,6 +68,7 @@ class Client:
     ) -> None:
         self._config, self._prompt, self._held, self._limit = config, prompt, held, limit
         self._url, self._patience = config.aggregator.rstrip("/"), config.patience
+        self._met = False  # whether anybody has answered
         token, transport = config.token(), transport or open_transport(config)
         proof = {} if token is None else {"authorization": f"Bearer {token}"}
         self._client = httpx.Client(
@@ -101,7 +102,7 @@ class Client:
         while True:
             try:
                 answer = self._client.send(request, stream=stream)
-                status = answer.status_code
+                status, self._met = answer.status_code, True
                 if status in (OK, ACCEPTED, NO_CONTENT):
                     return answer
                 if status == PROXY_DENIES:
@@ -110,7 +111,7 @@ class Client:
                 if (status < 500 and status not in (TOO_SLOW, TOO_MANY)) or status in (NOT_THERE, FULL):
                     raise RefusedError(f"{self._url} {_refusal(answer)}")
                 reason = _reason(answer)
-                problem = f"answered {status}" + f" ({visible(reason, 200)})" * bool(reason)
+                problem = f"answered {status}: {visible(reason, 200)}" if reason else f"answered {status}"
             except httpx.ReadTimeout:
                 if held and not silent:  # one that works on a round for so long is not silent yet
                     silent = True
@@ -151,8 +152,9 @@ class Client:
                 raise UserError("proxy: asks for another user and password than the site's file holds") from None
             return f"the proxy answered {visible(str(error), 200)}"
         problem = visible(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__, 200).lower()
-        plain = isinstance(error, httpx.RemoteProtocolError) and self._url.startswith("http:")
-        return f"{problem.rstrip('.')}: is its address one with https://?" if plain else problem
+        if isinstance(error, httpx.RemoteProtocolError) and self._url.startswith("http:") and not self._met:
+            return f"{problem.rstrip('.')}: is its address one with https://?"
+        return problem
 
     def _check_head(self, answer: httpx.Response) -> None:
         """Refuse what nobody may follow or decode, before httpx does."""
