@@ -192,15 +192,20 @@ def _person_words(name: str, consortium: Consortium) -> str:
         if name in consortium.owners
         else ""
     )
+    certificate = (
+        "A browser needs ca.pem, as an authority to trust, and the certificate as one file:\n\n"
+        "    openssl pkcs12 -export -in certificate.pem -inkey certificate.key -out own.p12\n\n"
+    )
     return (
         f"{name} in {consortium.name}\n\nIn this folder:\n\n{submits}"
         f"    rankdad runs --to {OWNER_FILE}\n\n"
         f"In a browser, with what stands in `token`: {consortium.aggregator.rstrip('/')}/runs/\n\n"
-        f"`token` and `certificate.key` prove that you are {name}: they belong to nobody else.\n"
+        f"{certificate if consortium.mutual_tls else ''}{_proofs(name, consortium)}\n"
     )
 
 
 def _site_words(name: str, consortium: Consortium) -> str:
+    valid = f" The certificate is\nvalid for {consortium.days} days." if consortium.mutual_tls else ""
     return (
         f"{name} in {consortium.name}\n\n"
         f"1. Put the data file into the folder data, or name its own folder in SITE.json, under `data`; `output` is\n"
@@ -211,10 +216,16 @@ def _site_words(name: str, consortium: Consortium) -> str:
         f"   change, and what that lets out.\n"
         f"3. Whether all is in order:          rankdad check SITE.json\n"
         f"4. Take part in a run:               rankdad site SITE.json\n"
-        f"   or in all that a service offers and the policy allows, from now on:   rankdad site SITE.json --stay\n\n"
-        f"`token` and `certificate.key` prove that you are {name}: they belong to nobody else. The certificate is\n"
-        f"valid for {consortium.days} days.\n"
+        f"   or in all that a service offers and the policy allows, from now on:   rankdad site SITE.json --stay\n"
+        f'   With "approval": "manual" in SITE.json each waits for:   rankdad approve RUN SITE.json\n\n'
+        f"{_proofs(name, consortium)}{valid}\n"
     )
+
+
+def _proofs(name: str, consortium: Consortium) -> str:
+    if consortium.mutual_tls:
+        return f"`token` and `certificate.key` prove that you are {name}: they belong to nobody else."
+    return f"`token` proves that you are {name}: it belongs to nobody else."
 
 
 def _named(name: str) -> x509.Name:

@@ -27,14 +27,23 @@ MAX_FINAL_PATIENCE = 2.0  # seconds: the work is done
 MIN_WAIT = 1.0  # seconds: whoever answers "not yet" sooner is not asked again at once
 COMPUTED_HEADER = "x-rankdad-computed"  # of a contribution: seconds that its site has computed for the step so far
 MAX_RUN_BYTES = 8 << 20  # bytes of the run's spec
-OK, ACCEPTED, NO_CONTENT, PROXY_DENIES, TOO_SLOW, TOO_MANY = 200, 202, 204, 407, 408, 429
+OK, ACCEPTED, NO_CONTENT, NOT_FOUND, PROXY_DENIES, TOO_SLOW, TOO_MANY = 200, 202, 204, 404, 407, 408, 429
 NOT_THERE, FULL = 501, 507  # what a service is without, and a disk that takes no more: another try does not help now
 
 _log = logging.getLogger(__name__)
 
 
 class RefusedError(RankdadError):
-    """The aggregator refused a request; it says why."""
+    """The aggregator refused a request; it says why.
+
+    Args:
+        message: what it says.
+        status: of its answer.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class _NoCookies(CookieJar):
@@ -109,7 +118,7 @@ class Client:
                     raise httpx.ProxyError(str(status))
                 answer.read()
                 if (status < 500 and status not in (TOO_SLOW, TOO_MANY)) or status in (NOT_THERE, FULL):
-                    raise RefusedError(f"{self._url} {_refusal(answer)}")
+                    raise RefusedError(f"{self._url} {_refusal(answer)}", status)
                 reason = _reason(answer)
                 problem = f"answered {status}: {visible(reason, 200)}" if reason else f"answered {status}"
             except httpx.ReadTimeout:
@@ -159,7 +168,7 @@ class Client:
     def _check_head(self, answer: httpx.Response) -> None:
         """Refuse what nobody may follow or decode, before httpx does."""
         if 300 <= answer.status_code < 400:
-            raise RefusedError(f"{self._url} {_refusal(answer)}")
+            raise RefusedError(f"{self._url} {_refusal(answer)}", answer.status_code)
         encoding = answer.headers.pop("content-encoding", "identity")
         if answer.is_success and encoding.strip().lower() != "identity":
             raise UserError(
