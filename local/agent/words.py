@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankdad.common.errors import counted
 from rankdad.common.policy import Policy, rows_sent
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
@@ -31,8 +32,9 @@ def what_leaves(spec: RunSpec, plan: Plan, policy: Policy, owner: str) -> list[s
         lines.append(f"reads samples of shape {list(data.shape)} by the reader {data.reader}, and their labels")
     rows, training = rows_sent(spec), spec.training
     lines.append(f"method: {spec.method.name}, task: {spec.task.name}")
-    rank = "gradients whole, of any rank" if rows is None else f"at most {rows} rows of a layer's gradient (rank)"
-    lines.append(f"sends in every step {rank}, of {training.step_size} rows of data")
+    most_rows = f"at most {counted(rows or 0, 'row')} of a layer's gradient (rank)"
+    sent = "gradients whole, of any rank" if rows is None else most_rows
+    lines.append(f"sends in every step {sent}, of {training.step_size} rows of data")
     most = policy.rank(training.step_size)
     if rows is not None and most is not None and most < rows:
         lines.append(f"  the policy lets {most} of them out (rows_per_rank {policy.rows_per_rank})")
