@@ -75,7 +75,7 @@ def _voxels(file: Path, stream: IO[bytes], expected: tuple[int, ...], dtype: str
     sizes = {order: int.from_bytes(head[:4], order) for order in ("little", "big")}
     order = next((order for order, size in sizes.items() if size in HEADERS), None)
     if order is None:
-        raise DataError(file, "is no NIfTI file")
+        raise ValueError("it does not begin like one")
     size = sizes[order]
     header = getattr(nibabel, HEADERS[size])(head[:size], order, check=False)
     silent = logging.Logger("nibabel")  # which would warn without naming the file
