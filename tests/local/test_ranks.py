@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import time
 from contextlib import nullcontext
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing import get_context
 
-from rankdad.common.errors import SpecError
+from rankdad.common.collectives import all_gather_bytes
+from rankdad.common.errors import SpecError, UserError
 from rankdad.common.gradients.factors import Factor
 from rankdad.common.run.replica import Replica
 from rankdad.local.ranks.gradients import pooled, summed
+from rankdad.local.ranks.group import LostRankError, Ranks
 from rankdad.local.ranks.sharded import ShardedReplica, check_sharded
 from rankdad.local.ranks.sharing import check_model
 from tests.conftest import run_spec
-from tests.ranks import run_ranks
+from tests.ranks import free_port, run_ranks
 
 ROWS = (0, 2)  # of the ranks' factors: one has no samples
 
@@ -129,3 +136,48 @@ def test_rows_of_a_replica_are_those_of_the_whole(alike: bool) -> None:
     (apart, off, outputs), held, last = run_ranks(3, with_rows, alike)
     assert max(apart, off, outputs) < 1e-12
     assert held + last < sum(p.numel() for p in Replica(run_spec()).trained.values())
+
+
+def torchrun(rank: int, port: int) -> dict[str, str]:
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
+
+
+@pytest.mark.parametrize("variable", [{}, {"MASTER_PORT": "x"}, {"WORLD_SIZE": "x"}, {"MASTER_ADDR": ""}])
+def test_a_rank_that_finds_no_other_says_what_to_look_at(
+    variable: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (torchrun(1, free_port()) | variable).items():
+        monkeypatch.setenv(name, value)
+    begun = time.monotonic()
+    with pytest.raises(
+        UserError, match=r"^torchrun's processes cannot reach each other \(.*is --master-addr the machine"
+    ):
+        Ranks(joining=timedelta(seconds=2))
+    assert time.monotonic() - begun < 30
+
+
+def stands_still(rank: int, port: int, answers: Any) -> None:
+    os.environ.update(torchrun(rank, port) | {"LOCAL_WORLD_SIZE": "2"})
+    ranks = Ranks(in_step=timedelta(seconds=2))
+    ranks.connect()
+    if rank:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    try:
+        with ranks.together():
+            all_gather_bytes(b"part")
+    except LostRankError as error:
+        answers.put(str(error))
+
+
+def test_a_rank_that_stands_still_in_a_step_is_named_while_its_connections_are_open() -> None:
+    context, port = get_context("spawn"), free_port()
+    answers = context.Queue()
+    ranks = [context.Process(target=stands_still, args=(rank, port, answers)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    try:
+        assert answers.get(timeout=90).startswith("rank 1 of 0 to 1 no longer answers: killed, stopped")
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.join()

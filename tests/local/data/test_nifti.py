@@ -104,6 +104,7 @@ def test_a_files_last_axis_are_the_channels(
 def change(name: str, edit: Any) -> Any:
     return lambda folder: (folder / name).write_bytes(edit((folder / name).read_bytes()))
 
+
 def head(**fields: float) -> bytes:
     header = nibabel.Nifti1Image(VOXELS, np.eye(4)).header
     header["vox_offset"] = 352
