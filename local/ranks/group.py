@@ -94,10 +94,11 @@ class Ranks:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # what ranks tell each other stays in this machine
         try:
             store, self.rank, self.size = next(rendezvous("env://", timeout=joining))
-            gloo = PrefixStore("gloo", store)
+            gloo, before = PrefixStore("gloo", store), _sockets()
             dist.init_process_group("gloo", store=gloo, rank=self.rank, world_size=self.size, timeout=joining)
         except (RuntimeError, ValueError, OSError) as error:
             raise not_joined(error) from None
+        self._connections = {each: it for each, it in _sockets().items() if before.get(each) != it}
         self._store = PrefixStore("rankdad", store)
         self._wait_for_others(PATIENCE)
         self.group: dist.ProcessGroup | None = None
@@ -208,6 +209,13 @@ class Ranks:
             said["exit_code"] = getattr(reason, "exit_code", 1)
             with suppress(dist.DistError):
                 self._store.compare_set(REASON, "", json.dumps(said))
+        now = _sockets()
+        for number in [each for each, it in self._connections.items() if now.get(each) == it]:
+            # What is sharded holds the group, and with it its connections: nothing else closes them.
+            with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+                connection.getpeername()  # which what listens has not: gloo ends the process with its listener
+                if connection.getsockname()[1] != int(os.environ["MASTER_PORT"]):  # where rank 0 keeps the store
+                    connection.shutdown(socket.SHUT_RDWR)
         dist.destroy_process_group()
         self._set(f"{LIVES}/{self.rank}")
 
@@ -218,6 +226,18 @@ class Ranks:
     def _set(self, key: str) -> None:
         with suppress(dist.DistError):  # torchrun is gone, and with it the store
             self._store.set(key, "1")
+
+
+def _sockets() -> dict[int, str]:
+    """Return which sockets this process has open, by their numbers; none where the system does not list them."""
+    found = dict[int, str]()
+    with suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+            with suppress(OSError):
+                link = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
+                if link.startswith("socket:"):
+                    found[int(name)] = link
+    return found
 
 
 def _is_cut_off(error: BaseException) -> bool:

@@ -6,7 +6,8 @@ import math
 import os
 import signal
 import time
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +21,7 @@ from rankdad.common.errors import SpecError, UserError
 from rankdad.common.gradients.factors import Factor
 from rankdad.common.run.replica import Replica
 from rankdad.local.ranks.gradients import pooled, summed
-from rankdad.local.ranks.group import LostRankError, Ranks
+from rankdad.local.ranks.group import LostRankError, RankError, Ranks
 from rankdad.local.ranks.sharded import ShardedReplica, check_sharded
 from rankdad.local.ranks.sharing import check_model
 from tests.conftest import run_spec
@@ -156,6 +157,21 @@ def test_a_rank_that_finds_no_other_says_what_to_look_at(
     assert time.monotonic() - begun < 30
 
 
+def answer_of(function: Callable[[int, int, Any], None]) -> Any:
+    """Return what the first of two ranks to say something says."""
+    context, port = get_context("spawn"), free_port()
+    answers = context.Queue()
+    ranks = [context.Process(target=function, args=(rank, port, answers)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    try:
+        return answers.get(timeout=90)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+
+
 def stands_still(rank: int, port: int, answers: Any) -> None:
     os.environ.update(torchrun(rank, port) | {"LOCAL_WORLD_SIZE": "2"})
     ranks = Ranks(in_step=timedelta(seconds=2))
@@ -169,15 +185,27 @@ def stands_still(rank: int, port: int, answers: Any) -> None:
         answers.put(str(error))
 
 
-def test_a_rank_that_stands_still_in_a_step_is_named_while_its_connections_are_open() -> None:
-    context, port = get_context("spawn"), free_port()
-    answers = context.Queue()
-    ranks = [context.Process(target=stands_still, args=(rank, port, answers)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
+def cannot_go_on(rank: int, port: int, answers: Any) -> None:
+    os.environ.update(torchrun(rank, port) | {"LOCAL_WORLD_SIZE": "2"})
+    ranks = Ranks()
+    held = torch.distributed.group.WORLD  # as what is sharded does
+    if rank:
+        with suppress(SystemExit), ranks:
+            raise UserError("has no data")
+        return
+    begun = time.monotonic()
     try:
-        assert answers.get(timeout=90).startswith("rank 1 of 0 to 1 no longer answers: killed, stopped")
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.join()
+        with ranks, ranks.together():
+            all_gather_bytes(b"part")
+    except RankError as error:
+        answers.put((str(error), time.monotonic() - begun, held is not None))
+
+
+def test_a_rank_that_cannot_go_on_is_named_at_once_by_ranks_that_hold_the_group() -> None:
+    said, seconds, _ = answer_of(cannot_go_on)
+    assert said == "rank 1: has no data"
+    assert seconds < 8, "not only when its process has ended"
+
+
+def test_a_rank_that_stands_still_in_a_step_is_named_while_its_connections_are_open() -> None:
+    assert answer_of(stands_still).startswith("rank 1 of 0 to 1 no longer answers: killed, stopped")
