@@ -65,12 +65,12 @@ def validate(model: type[P], document: object, *, file: str | Path | None = None
         raise SpecError(field, problem + listed + more, file=file) from None
 
 
-def problems(model: type[BaseModel], document: object) -> list[tuple[str, str]]:
-    """Return every wrong field of a JSON document, by its path, with its value and what was expected."""
+def problems(model: type[BaseModel], document: object, most: int | None = None) -> list[tuple[str, str]]:
+    """Return the wrong fields of a JSON document by their paths, with value and what was expected: all or the first."""
     try:
         model.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        return _problems(error.errors(), document, model)
+        return _problems(error.errors()[:most], document, model)
     return []
 
 

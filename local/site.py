@@ -30,7 +30,7 @@ from rankdad.common.run.checkpoints import EVERY, Checkpoints, between
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
-from rankdad.local.config import PATHS, SiteConfig
+from rankdad.local.config import PATHS, PageOptions, SiteConfig
 from rankdad.local.data import SiteData, read_site
 from rankdad.local.data.files import Fact
 from rankdad.local.drivers.drive import drive
@@ -70,7 +70,7 @@ def run_site(
     every: int = EVERY,
     ranks: Alone | None = None,
     saved: Callable[[], object] = lambda: None,
-    page: int | None = None,
+    page: PageOptions | None = None,
 ) -> Result:
     """Take part in a run from hello to goodbye.
 
@@ -80,7 +80,7 @@ def run_site(
         every: steps between two checkpoints.
         ranks: that share the site's batches, of which this process is rank 0; without any it is alone.
         saved: called once the results are written, before the aggregator is told.
-        page: port of this machine on which the site shows its own run; None shows nothing.
+        page: where the site shows its own run; None shows nothing.
 
     Raises:
         ShutdownError: it is; started again, it goes on.
@@ -133,10 +133,11 @@ def run_site(
             if page is not None:
                 from rankdad.local.live import SitePage
 
-                own_page = SitePage(config.name, len(data.samples), spec, plan, state.run, results, page)
+                token = page.token or results / VIEWER_TOKEN
+                own_page = SitePage(config.name, len(data.samples), spec, plan, state.run, page.port, page.ports, token)
                 shown.enter_context(own_page)
                 following, lap = both(following, own_page.followed), both(lap, own_page.lap)
-                _print(f"{config.name}: the page is at {own_page.address}, its token in {results / VIEWER_TOKEN}")
+                _print(f"{config.name}: the page is at {own_page.address}, its token in {token}")
             sender = Sender(client, plan, lap)
             if page is not None:
                 own_page.traffic = lambda: sender.traffic

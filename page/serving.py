@@ -5,7 +5,7 @@ POST …/            the form's answer: the token becomes a cookie that scripts 
 POST …/leave       forgets the cookie
 GET  …/state       everything as JSON
 GET  …/events      everything, then what changes, as server-sent events
-GET  …/page.css, …/page.js, …/charts.js, …/plotly.js
+GET  …/page.css, …/telling.js, …/page.js, …/charts.js, …/service.js, …/plotly.js
 
 A token may also come as `authorization: Bearer`. Nothing on the page comes from another host, or is sent to one.
 """
@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +27,8 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Redire
 from rankdad.page.stream import Stream
 
 FOLDER = Path(__file__).parent
-STATIC = {"page.css": "text/css", "page.js": "text/javascript", "charts.js": "text/javascript"}
+SCRIPTS = ("telling.js", "page.js", "charts.js", "service.js")
+STATIC = {"page.css": "text/css", **dict.fromkeys(SCRIPTS, "text/javascript")}
 NO_CHARTS = "Curves need Plotly, which is not installed here: pip install 'rankdad[page]'"
 MAX_FORM, FORM_SECONDS = 1000, 10.0  # bytes of the form's answer, and how long it may take to come
 # Plotly writes into `style`; scripts are files of this server alone.
@@ -43,29 +45,73 @@ HEADERS = {
 _log = logging.getLogger(__name__)
 
 
+class Guard:
+    """Lets those see a page who have a token for it.
+
+    Args:
+        allowed: tells whether the token of a request opens the page.
+        admitted: called for every request of somebody whom it lets in.
+        refused: told of a request of somebody else, with status and reason.
+        path: for which the cookie is; the page's own without it.
+        asks: for what the form asks.
+    """
+
+    ASKS = "A viewer's token"
+
+    def __init__(
+        self,
+        allowed: Callable[[Request, str], bool],
+        admitted: Callable[[Request], None] = lambda request: None,
+        refused: Callable[[Request, int, str], None] = lambda request, status, reason: None,
+        path: str = "",
+        asks: str = ASKS,
+    ) -> None:
+        self.allowed, self.refused, self.path, self.asks = allowed, refused, path, asks
+        self._admitted = admitted
+
+    def token(self, request: Request) -> str:
+        """Return the token that comes with a request; "" without one."""
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        return token if kind.lower() == "bearer" else request.cookies.get(_cookie(request), "")
+
+    def admits(self, request: Request) -> bool:
+        """Tell whether a request comes from somebody who may see the page."""
+        if not self.allowed(request, self.token(request)):
+            return False
+        self._admitted(request)
+        return True
+
+    def nothing(self, request: Request) -> Response | None:
+        """Return the answer to who may not see the page; None to who may."""
+        if self.admits(request):
+            return None
+        self.refused(request, 401, "the page: no token for it")
+        return JSONResponse({"error": "no token for this page: see the page itself"}, 401)
+
+
 class Page:
-    """The page about one run.
+    """The page about one run, or about a service.
 
     Args:
         title: of the page.
         stream: what it shows.
-        allowed: tells whether a token is a viewer's.
-        admitted: called for every request of a viewer.
-        refused: told of a request that is not, with status and reason.
+        guard: of those who may see it.
         closing: called when the page is closed.
+        template: of the page.
+        values: returns what the template takes beside the title, for whoever asks.
     """
 
     def __init__(
         self,
         title: str,
         stream: Stream,
-        allowed: Callable[[str], bool],
-        admitted: Callable[[Request], None] = lambda request: None,
-        refused: Callable[[Request, int, str], None] = lambda request, status, reason: None,
+        guard: Guard,
         closing: Callable[[], None] = lambda: None,
+        template: str = "page.html",
+        values: Callable[[Request], Mapping[str, object]] = lambda request: {},
     ) -> None:
-        self.stream, self._closing = stream, closing
-        self._title, self._allowed, self._admitted, self._refused = title, allowed, admitted, refused
+        self.stream, self.guard, self._closing = stream, guard, closing
+        self._title, self._template, self._values = title, template, values
 
     def close(self) -> None:
         """Tell viewers the last of it, and end their streams."""
@@ -102,47 +148,45 @@ class Page:
 
     async def page(self, request: Request) -> Response:
         """Show the page, or ask for a token."""
-        if not self._is_viewer(request):
-            return self._form(request, wrong=False)
-        plotly = _plotly()
-        return HTMLResponse(_rendered("page.html", title=self._title, charts=plotly is not None, no_charts=NO_CHARTS))
+        if not self.guard.admits(request):
+            return self._form(wrong=False)
+        values = {"title": self._title, "charts": _plotly() is not None, "no_charts": NO_CHARTS}
+        return HTMLResponse(_rendered(self._template, **values, **self._values(request)))
 
     async def enter(self, request: Request) -> Response:
         """Take a token from the form."""
         token = await _token_of(request)
-        if not self._allowed(token):
-            self._refused(request, 401, "the page: the token is no viewer's")
-            return self._form(request, wrong=True)
+        if not self.guard.allowed(request, token):
+            self.guard.refused(request, 401, "the page: the token does not open it")
+            return self._form(wrong=True)
         response = RedirectResponse("./", 303)
-        safe = request.url.scheme == "https"
-        response.set_cookie(
-            _cookie(request), token, path=request.url.path, httponly=True, samesite="strict", secure=safe
-        )
+        path, safe = self.guard.path or request.url.path, request.url.scheme == "https"
+        response.set_cookie(_cookie(request), token, path=path, httponly=True, samesite="strict", secure=safe)
         return response
 
     async def leave(self, request: Request) -> Response:
         """Forget the token."""
         response = RedirectResponse("./", 303)
-        response.delete_cookie(_cookie(request), path=request.url.path.removesuffix("leave"))
+        response.delete_cookie(_cookie(request), path=self.guard.path or request.url.path.removesuffix("leave"))
         return response
 
     async def state(self, request: Request) -> Response:
         """Tell everything."""
-        return self._nothing(request) or Response(self.stream.whole(), media_type="application/json")
+        return self.guard.nothing(request) or Response(self.stream.whole(), media_type="application/json")
 
     async def events(self, request: Request) -> Response:
         """Tell everything, then what changes."""
-        if nothing := self._nothing(request):
+        if nothing := self.guard.nothing(request):
             return nothing
         if self.stream.full:
             return JSONResponse({"error": "too many look on already"}, 503)
         headers = {"x-accel-buffering": "no"}  # which nginx would hold back
-        return StreamingResponse(self.stream.events(), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(self._told(request), media_type="text/event-stream", headers=headers)
 
     async def file(self, request: Request) -> Response:
         """Give one of the page's files; the form needs its looks before anybody has shown a token."""
         name = request.url.path.rpartition("/")[2]
-        if name != "page.css" and (nothing := self._nothing(request)):
+        if name != "page.css" and (nothing := self.guard.nothing(request)):
             return nothing
         if name == "plotly.js":
             path = _plotly()
@@ -152,23 +196,16 @@ class Page:
             return FileResponse(path, media_type="text/javascript", headers=kept)
         return Response((FOLDER / "static" / name).read_bytes(), media_type=STATIC[name])
 
-    def _nothing(self, request: Request) -> Response | None:
-        """Return the answer to who is no viewer."""
-        if self._is_viewer(request):
-            return None
-        self._refused(request, 401, "the page: no viewer's token")
-        return JSONResponse({"error": "no viewer's token: see the page itself"}, 401)
+    async def _told(self, request: Request) -> AsyncIterator[bytes]:
+        """Yield the stream's events for as long as the token is good."""
+        async with aclosing(self.stream.events()) as events:
+            async for event in events:
+                if not self.guard.admits(request):
+                    return
+                yield event
 
-    def _is_viewer(self, request: Request) -> bool:
-        kind, _, token = request.headers.get("authorization", "").partition(" ")
-        given = token if kind.lower() == "bearer" else request.cookies.get(_cookie(request), "")
-        if not given or not self._allowed(given):
-            return False
-        self._admitted(request)
-        return True
-
-    def _form(self, request: Request, *, wrong: bool) -> Response:
-        return HTMLResponse(_rendered("form.html", wrong=wrong), 401)
+    def _form(self, *, wrong: bool) -> Response:
+        return HTMLResponse(_rendered("form.html", wrong=wrong, asks=self.guard.asks), 401)
 
 
 ADDRESSES: tuple[tuple[str, str, Callable[[Page, Request], Awaitable[Response]]], ...] = (

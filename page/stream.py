@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from rankdad.page.history import History, Seen
@@ -25,10 +25,18 @@ class Stream:
         document: returns where the run stands, by part; a part is told of when it has changed.
         history: the run's curves.
         period: seconds between two events.
+        everybody: those who look on at this and at other streams, if the limit is one for all of them.
     """
 
-    def __init__(self, document: Callable[[], dict[str, Any]], history: History, period: float = PERIOD) -> None:
+    def __init__(
+        self,
+        document: Callable[[], dict[str, Any]],
+        history: History,
+        period: float = PERIOD,
+        everybody: set[asyncio.Queue[bytes | None]] | None = None,
+    ) -> None:
         self._document, self._history, self._period = document, history, period
+        self._everybody = set[asyncio.Queue[bytes | None]]() if everybody is None else everybody
         self._viewers: set[asyncio.Queue[bytes | None]] = set()
         self._told: dict[str, str] = {}  # parts as JSON
         self._seen: dict[str, Seen] = {}
@@ -39,7 +47,7 @@ class Stream:
     @property
     def full(self) -> bool:
         """Whether no more viewers can be told."""
-        return len(self._viewers) >= MAX_VIEWERS
+        return len(self._everybody) >= MAX_VIEWERS
 
     def whole(self) -> str:
         """Return everything as JSON. What is told next fits behind it."""
@@ -51,19 +59,22 @@ class Stream:
                 return made
         return self._whole
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncGenerator[bytes]:
         """Yield server-sent events until the stream is closed."""
         queue = asyncio.Queue[bytes | None](MAX_BEHIND)
         if self._ticking is None and not self._closed:
             self._told, (_, self._seen) = self._parts(), self._history.patches({})
             self._ticking = asyncio.get_running_loop().create_task(self._tick())
         self._viewers.add(queue)
+        self._everybody.add(queue)
         try:
             yield _event("whole", self.whole())
-            while not self._closed and (event := await queue.get()) is not None:
+            while not (self._closed and queue.empty()) and (event := await queue.get()) is not None:
                 yield event
+            if self._closed:
+                yield _event("end", "{}")
         finally:
-            self._viewers.discard(queue)
+            self._forget(queue)
             if not self._viewers and self._ticking is not None:
                 self._ticking.cancel()
                 self._ticking, self._whole = None, None
@@ -76,9 +87,12 @@ class Stream:
             self._tell()
         self._closed = True
         for queue in self._viewers:
-            with contextlib.suppress(asyncio.QueueFull):
-                queue.put_nowait(_event("end", "{}"))
+            with contextlib.suppress(asyncio.QueueFull):  # whose viewer does not wait for it
                 queue.put_nowait(None)
+
+    def _forget(self, queue: asyncio.Queue[bytes | None]) -> None:
+        self._viewers.discard(queue)
+        self._everybody.discard(queue)
 
     async def _tick(self) -> None:
         while True:
@@ -101,7 +115,7 @@ class Stream:
             try:
                 queue.put_nowait(event)
             except asyncio.QueueFull:
-                self._viewers.discard(queue)
+                self._forget(queue)
                 queue.get_nowait()
                 queue.put_nowait(None)
 

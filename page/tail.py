@@ -10,7 +10,7 @@ from rankdad.common.errors import visible
 
 MAX_LINES = 100
 MAX_LENGTH = 300  # characters of a line
-Line = tuple[float, str, str]  # when, level, text
+Line = tuple[float | None, str, str]  # when, if the text does not say it, level, text
 
 
 class Tail(logging.Handler):

@@ -103,17 +103,14 @@ class Aggregator:
         self._every = (ledger or LedgerOptions()).every
         self.persistence = Persistence(directory, self.plan, run_id or secrets.token_hex(8), ledger, owner=name)
         self.run_id = self.persistence.run_id
-        document, self._residuals, *_ = self.persistence.load(self.state)
-        self._checks.samples = document.get("samples", {})
-        self.recorder = Recorder(
-            directory,
-            spec,
-            self.plan,
-            self.children,
-            name=name,
-            again=self.persistence.resumes,
-            state=document.get("recorder"),
-        )
+        try:
+            document, self._residuals, *_ = self.persistence.load(self.state)
+            self._checks.samples = document.get("samples", {})
+            again, state = self.persistence.resumes, document.get("recorder")
+            self.recorder = Recorder(directory, spec, self.plan, self.children, name=name, again=again, state=state)
+        except BaseException:  # a full disk: whoever tries again opens the files anew
+            self.persistence.close()
+            raise
         self.barrier = Barrier.of(spec.federation, self.children, clock(), self.state.round, len(self.plan.stages))
         self._lossless = is_lossless(self.plan.wire, next(replica.model.parameters()).dtype)
         self._pending: Ready | None = None  # a round that could not be aggregated yet

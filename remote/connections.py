@@ -77,9 +77,9 @@ class ConnectionRegistry:
         self._keys[connection] = key
         _add(self._sites.setdefault(key, {}), connection, MAX_OF_VIEWERS if site == VIEWER else MAX_PER_SITE)
 
-    def present(self) -> set[str]:
-        """Return the sites that have a connection."""
-        return {connection.site for own in self._sites.values() for connection in own}
+    def present(self, run: str = "") -> set[str]:
+        """Return the sites that have a connection; where there are several runs, for this one."""
+        return {site for of, site in self._sites if of == run}
 
     def remove(self, connection: Connection) -> None:
         """Forget a connection."""

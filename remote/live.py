@@ -11,9 +11,9 @@ from starlette.requests import Request
 
 from rankdad.common.spec.run import training_name
 from rankdad.common.spec.tasks import Metric, shown
-from rankdad.page.serving import Page
+from rankdad.page.serving import Guard, Page
 from rankdad.page.stream import Stream
-from rankdad.page.tail import Tail
+from rankdad.page.tail import Line, Tail
 from rankdad.remote.auth import hashed
 from rankdad.remote.connections import VIEWER, ConnectionRegistry
 from rankdad.remote.host import Host
@@ -28,11 +28,14 @@ class Live:
     Args:
         host: of the run.
         registry: of all connections.
-        tail: of the log.
+        lines: returns the last ones of the log.
+        run: what connections call it, where there are several.
     """
 
-    def __init__(self, host: Host, registry: ConnectionRegistry, tail: Tail) -> None:
-        self._host, self._registry, self._tail = host, registry, tail
+    def __init__(
+        self, host: Host, registry: ConnectionRegistry, lines: Callable[[], list[Line]], run: str = ""
+    ) -> None:
+        self._host, self._registry, self._lines, self._run_name = host, registry, lines, run
         self._aggregator, self._recorder = host.aggregator, host.aggregator.recorder
         self._epoch = time.time() - time.perf_counter()  # the moment that its clock counts from
 
@@ -60,7 +63,7 @@ class Live:
             "times": self._recorder.history.times(),
             "sites": self._sites(p, status.waiting_for, status.without, ended),
             "seen": {site: round(seen) for site, seen in dict(self._host.seen).items()},
-            "log": self._tail.lines(),
+            "log": self._lines(),
         }
 
     def _run(self, p: Progress) -> dict[str, Any]:
@@ -81,7 +84,7 @@ class Live:
         self, p: Progress, waiting_for: Collection[str], without: Collection[str], ended: str
     ) -> list[dict[str, Any]]:
         """Return a row for each site."""
-        connected, samples = self._registry.present(), self._aggregator.samples
+        connected, samples = self._registry.present(self._run_name), self._aggregator.samples
         problems, refused = dict(p.problems), self._host.audit.refusals
         rows = []
         for site in p.sites:
@@ -159,11 +162,19 @@ def page_of(host: Host, registry: ConnectionRegistry, viewers: Callable[[], Coll
         viewers: returns the hashed tokens of those who may see it.
     """
     tail = Tail()
-    stream = Stream(Live(host, registry, tail).document, host.aggregator.recorder.history)
+    stream = Stream(Live(host, registry, tail.lines).document, host.aggregator.recorder.history)
 
-    def allowed(token: str) -> bool:
+    def allowed(_: Request, token: str) -> bool:
         given = hashed(token)
         return any(secrets.compare_digest(known, given) for known in viewers())
+
+    return Page(host.aggregator.spec.name, stream, guard_of(registry, allowed), closing=tail.stop)
+
+
+def guard_of(
+    registry: ConnectionRegistry, allowed: Callable[[Request, str], bool], path: str = "", asks: str = Guard.ASKS
+) -> Guard:
+    """Return what guards a page: connections of those whom it lets in are viewers', and others are in the audit log."""
 
     def admitted(request: Request) -> None:
         connection = request.scope["state"]["connection"]
@@ -173,4 +184,4 @@ def page_of(host: Host, registry: ConnectionRegistry, viewers: Callable[[], Coll
     def refused(request: Request, status: int, reason: str) -> None:
         registry.audit.refused(request.client.host if request.client else "", "", status, reason)
 
-    return Page(host.aggregator.spec.name, stream, allowed, admitted, refused, closing=tail.stop)
+    return Guard(allowed, admitted, refused, path, asks)

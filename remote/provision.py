@@ -183,6 +183,7 @@ def _person_words(name: str, consortium: Consortium) -> str:
     return (
         f"{name} in {consortium.name}\n\nIn this folder:\n\n{submits}"
         f"    rankdad runs --to {OWNER_FILE}\n\n"
+        f"In a browser, with what stands in `token`: {consortium.aggregator.rstrip('/')}/runs/\n\n"
         f"`token` and `certificate.key` prove that you are {name}: they belong to nobody else.\n"
     )
 

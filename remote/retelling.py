@@ -10,8 +10,13 @@ from pathlib import Path
 from rankdad.page.history import History
 
 
-def retold(history: History, directory: Path, layers: Sequence[str]) -> None:
-    """Add what the tables of a run's directory hold; sites' own losses and times by step are in none of them."""
+def retold(history: History, directory: Path, layers: Sequence[str]) -> float:
+    """Add what the tables of a run's directory hold; sites' own losses and times by step are in none of them.
+
+    Returns:
+        the loss of the last step; NaN without any.
+    """
+    loss = math.nan
     for row in _rows(directory / "steps.csv"):
         ranks = [_number(row.get(f"rank:{name}")) for name in layers]
         loss, seconds, reduction = (_number(row.get(name)) for name in ("loss", "seconds", "aggregation_seconds"))
@@ -43,6 +48,7 @@ def retold(history: History, directory: Path, layers: Sequence[str]) -> None:
         spectra[row["layer"]] = [float(value) for value in values if value]
     if spectra:
         history.add_spectra(int(at), spectra)
+    return loss
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:

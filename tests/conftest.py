@@ -42,6 +42,10 @@ def sampled(cases: Iterable[Any], every: int) -> list[Any]:
     ]
 
 
+def pytest_sessionstart() -> None:
+    torch.set_num_threads(1)  # what fixtures of modules compute, too
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)

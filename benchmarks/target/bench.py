@@ -134,8 +134,11 @@ def _one_table(file: SimulationFile, folder: Path) -> Path:
     if not isinstance(data, CsvData) or not isinstance(data.file, str) or is_pattern(data.file):
         raise SpecError("run.data.file", "of folders only one table each can be dealt out anew, expected its name")
     tables = []
-    inside = Path(source.path).iterdir() if isinstance(source.path, str) else map(Path, source.path.values())
-    for place in sorted(entry for entry in inside if entry.is_dir()):
+    inside = Path(source.path).glob("*") if isinstance(source.path, str) else map(Path, source.path.values())
+    places = sorted(entry for entry in inside if entry.is_dir())
+    if not places:
+        raise SpecError("simulation.source.path", f"{source.path} has no folder; --data names another place")
+    for place in places:
         table = read_table(place / data.file, data).frame
         if isinstance(data.covariates, str):
             table = table.merge(read_table(place / data.covariates, data).frame, on=data.key, validate="1:1")

@@ -108,7 +108,7 @@ const charts = (() => {
       names.forEach((name, place) => traces.push(line(x, curve.y[name].map(value => value > 0 ? value : null), name,
         {line: {width: 1.6, color: palette[place % 6], dash: dashes[Math.floor(place / 6) % 6]}})));
     }
-    draw(id, traces, {xaxis: title("step"), yaxis: {...title("singular value"), type: "log"}, showlegend: true},
+    draw(id, traces, {xaxis: title("step"), yaxis: {...title("singular value"), type: "log", nticks: 3}, showlegend: true},
       `leading singular values of ${layer} by step`);
   }
 

@@ -1,33 +1,9 @@
 "use strict";
 // Keeps what the server has told, and shows it. All texts go into the page as texts, never as markup.
 (() => {
+  const {at, say, number, count, bytes, lasting, link, now, clock, ago} = telling;
   const known = {}, curves = {};
-  let ahead = 0, connected = false, ended = false, pending = false;
-  const at = id => document.getElementById(id);
-  const now = () => Date.now() / 1000 + ahead;
-  const say = (id, text) => { if (at(id).textContent !== text) at(id).textContent = text; };
-  const number = (value, digits = 4) => value === null || value === undefined ? "–"
-    : Math.abs(value) >= 1e-3 && Math.abs(value) < 1e6 || !value ? value.toFixed(digits) : value.toExponential(2);
-  const count = value => value.toLocaleString("en");
-  const clock = time => new Date((time - ahead) * 1000).toLocaleTimeString([], {hour: "2-digit", minute: "2-digit"});
-
-  function bytes(size) {
-    for (const unit of ["B", "KB", "MB", "GB"]) {
-      if (size < 1000 || unit === "GB") return `${size.toFixed(unit === "B" ? 0 : 1)} ${unit}`;
-      size /= 1000;
-    }
-  }
-
-  function lasting(seconds) {
-    if (seconds < 100) return `${Math.round(seconds)} s`;
-    if (seconds < 6000) return `${Math.round(seconds / 60)} min`;
-    return seconds < 172800 ? `${(seconds / 3600).toFixed(1)} h` : `${(seconds / 86400).toFixed(1)} days`;
-  }
-
-  function ago(time) {
-    const seconds = Math.max(0, now() - time);
-    return seconds < 2 ? "now" : `${lasting(seconds)} ago`;
-  }
+  let pending = false;
 
   // Puts bins of curves behind, or in place of, those that are known.
   function take(patches) {
@@ -46,8 +22,7 @@
   }
 
   function hear(told) {
-    const {curves: patches, now: theirs, ...parts} = told;
-    if (theirs !== undefined) ahead = theirs - Date.now() / 1000;
+    const {curves: patches, ...parts} = told;
     if (patches) take(patches);
     Object.assign(known, parts);
     if (patches || parts.times) pending = true;
@@ -60,9 +35,9 @@
     const {run, stand, traffic} = known; // a page may lack the traffic
     const stopped = stand.status !== "running";
     const reason = stand.reason ? `: ${stand.reason}` : "";
-    const silent = ended ? !stopped : !connected;
-    say("status", silent && ended ? "The server has stopped before the run's end. What follows is from before."
-      : silent ? "The server does not answer. What follows is from before; this page keeps trying."
+    const silent = link.ended ? !stopped : !link.connected;
+    say("status", silent ? `The server ${link.ended ? "has stopped before the run's end" : "does not answer"}. ` +
+      "What follows is from before; this page keeps trying."
       : `${run.method}, ${run.members}: ${stopped ? stand.status + reason : stand.where}`);
     at("status").className = silent || stand.status === "failed" ? "bad" : "";
     const best = stand.best_epoch === null ? "" : ` Best so far: epoch ${stand.best_epoch}` +
@@ -80,8 +55,8 @@
       `${bytes(traffic.step_up)} up and ${bytes(traffic.step_down)} down, where a full gradient is ${bytes(traffic.dense)}: ` +
       (traffic.ratio >= 1 ? `${traffic.ratio.toFixed(1)} times fewer.` : `${(1 / traffic.ratio).toFixed(1)} times more.`));
     const reduction = known.times && known.times[""];
-    say("seconds", !reduction ? "No step is complete yet."
-      : `A step takes ${number(1000 * stand.step_seconds, 1)} ms on average; the aggregator reduces for ${number(1000 * reduction[0], 1)} ms of the last ones.`);
+    say("seconds", !stand.step ? "No step is complete yet." : `A step takes ${number(1000 * stand.step_seconds, 1)} ms on average` +
+      (reduction ? `; the aggregator reduces for ${number(1000 * reduction[0], 1)} ms of the last ones.` : "."));
     const steps = curves.steps, layers = run.layers.filter(layer => steps && steps.y[`rank:${layer}`]);
     say("ranks", layers.length ? `${layers.length} layers travel as factors; last: ` + layers.slice(0, 8).map(layer => {
       const values = steps.y[`rank:${layer}`];
@@ -104,11 +79,11 @@
   }
 
   const columns = [
-    ["site", site => site.name], ["state", site => site.state, "state"], ["rows", site => site.rows === null ? "–" : count(site.rows), "number"],
-    ["last seen", site => known.seen[site.name] ? ago(known.seen[site.name]) : "never"],
+    ["site", site => site.name], ["state", site => site.state, site => `state ${site.kind}`], ["rows", site => site.rows === null ? "–" : count(site.rows), "number"],
+    ["last seen", site => known.seen[site.name] ? ago(known.seen[site.name]) : known.stand.status === "running" ? "never" : "–"],
     ["computes", site => part(site, 0), "number"], ["wire", site => part(site, 1), "number"], ["waits", site => part(site, 2), "number"],
     ["loss", site => last("steps", `loss:${site.name}`), "number"],
-    [null, site => last("epochs", `${known.run.metric}:${site.name}`), "number"],
+    [() => known.run.metric_name, site => last("epochs", `${known.run.metric}:${site.name}`), "number"],
     ["left out", site => site.left_out ? count(site.left_out) : "", "number"],
     ["refused", site => site.refused ? `${count(site.refused)}, last: ${site.refusal}` : ""],
     ["warnings", site => site.warnings.join("; ")], ["version", site => site.version || "–"],
@@ -125,28 +100,7 @@
     return own && own.length ? number(own[own.length - 1]) : "–";
   }
 
-  function table() {
-    const box = at("sites-table");
-    if (box.rows.length !== known.sites.length + 1) {
-      box.replaceChildren();
-      const head = box.createTHead().insertRow(), body = box.createTBody();
-      for (const [name, , kind] of columns) {
-        const cell = document.createElement("th");
-        cell.scope = "col";
-        cell.className = kind || "";
-        cell.textContent = name || known.run.metric_name;
-        head.append(cell);
-      }
-      for (const _ of known.sites) for (const row = body.insertRow(); row.cells.length < columns.length;) row.insertCell();
-    }
-    known.sites.forEach((site, place) => columns.forEach(([name, text, kind], column) => {
-      const cell = box.tBodies[0].rows[place].cells[column], shown = text(site);
-      if (cell.textContent === shown) return;
-      cell.textContent = shown;
-      cell.dataset.label = name || known.run.metric_name;
-      cell.className = kind === "state" ? `state ${site.kind}` : kind || "";
-    }));
-  }
+  const table = () => telling.table(at("sites-table"), columns, known.sites);
 
   let logged = null;
   function lines() {
@@ -156,7 +110,7 @@
     box.replaceChildren(...known.log.map(([time, level, text]) => {
       const item = document.createElement("li");
       item.className = level;
-      item.textContent = `${new Date(time * 1000).toLocaleTimeString()} ${level === "info" ? "" : level + ": "}${text}`;
+      item.textContent = time === null ? text : `${new Date(time * 1000).toLocaleTimeString()} ${level === "info" ? "" : level + ": "}${text}`;
       return item;
     }));
     if (below) box.scrollTop = box.scrollHeight;
@@ -187,25 +141,10 @@
     charts.spectrum("spectrum-chart", curves.spectra, curves[`spectrum:${layer}`], layer);
   }
 
-  function listen() {
-    const source = new EventSource("events");
-    const told = event => { connected = true; hear(JSON.parse(event.data)); };
-    source.addEventListener("whole", event => { for (const name of Object.keys(curves)) delete curves[name]; told(event); });
-    source.addEventListener("change", told);
-    source.addEventListener("end", () => { ended = true; source.close(); show(); });
-    source.onerror = () => {
-      connected = false;
-      show();
-      if (source.readyState !== EventSource.CLOSED) return; // it tries again by itself
-      fetch("state").then(answer => { if (answer.status === 401) location.reload(); }).catch(() => {});
-      setTimeout(listen, 3000);
-    };
-  }
-
   at("site").addEventListener("change", () => draw(true));
   at("layer").addEventListener("change", () => draw(true));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(true));
   document.addEventListener("visibilitychange", () => draw());
   setInterval(() => { if (known.run) { waiting(); table(); } }, 500);
-  listen();
+  telling.listen(hear, show, () => { for (const name of Object.keys(curves)) delete curves[name]; }, () => known.stand.status !== "running");
 })();

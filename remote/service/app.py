@@ -10,12 +10,15 @@ GET  /runs/{run}/log?after=BYTES      what its log holds from there on
 GET  /runs/{run}/results              to its owner, an archive of its directory
 GET  /metrics                         figures for Prometheus, to owners and viewers
 GET  /healthz, /readyz                to anyone: whether the process answers; whether it can take a run
+
+Pages for people: `remote.service.pages`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import TypeVar
 
 from fastapi import FastAPI
@@ -30,14 +33,15 @@ from rankdad.common.logs import log_names
 from rankdad.common.protocol.service import MAX_RUN_BYTES, Listing, Poll, Reply, Submission
 from rankdad.remote.app import Endpoint, Routes, Work, application, read_body, refuse
 from rankdad.remote.service.archive import archive
+from rankdad.remote.service.board import MAX_SHOWN
 from rankdad.remote.service.logs import LOGS, read_log
 from rankdad.remote.service.metrics import figures
+from rankdad.remote.service.pages import Pages
 from rankdad.remote.service.queue import QueueError
 from rankdad.remote.service.service import Seen, Service
 from rankdad.remote.web import HttpConnection
 
 MAX_SMALL_BODY = 1 << 14
-MAX_SHOWN = 200  # runs that are listed
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -47,14 +51,19 @@ class ServiceRoutes:
     Args:
         service: that answers.
         now: seconds since 1970.
+
+    Attributes:
+        pages: for people.
     """
 
     def __init__(self, service: Service, now: Callable[[], float]) -> None:
         self._service, self._now = service, now
+        self.pages = Pages(service)
 
     def app(self) -> FastAPI:
         """Return the application."""
         named: tuple[Endpoint, ...] = (
+            *self.pages.endpoints(partial(self._person, owner=True)),
             ("POST", "/agents/{site}", self._poll),
             ("GET", "/agents/{site}/runs/{run}", self._offer),
             ("POST", "/agents/{site}/runs/{run}", self._reply),
@@ -76,6 +85,8 @@ class ServiceRoutes:
             registry, audit = self._service.registry, self._service.audit
             with log_names(run=str(request.path_params.get("run", ""))):
                 try:
+                    if request.method == "POST" and _from_elsewhere(request):
+                        raise ProtocolError(403, "a page of another site asks for that")
                     return await work(request)
                 except ProtocolError as error:
                     return refuse(registry, audit, request, error.status, str(error))
@@ -101,9 +112,8 @@ class ServiceRoutes:
             ProtocolError: 401 or 403.
         """
         connection, identity = _connection(request), self._service.identity
-        who = identity.check(
-            request.path_params.get("site"), request.headers.get("authorization", ""), connection.names
-        )
+        authorization = request.headers.get("authorization", "") or self.pages.bearer(request)
+        who = identity.check(request.path_params.get("site"), authorization, connection.names)
         if who is not None and who not in names:
             raise ProtocolError(403, f"{who} may not do that: it is for {self._kind(names)}")
         return who or ""
@@ -116,7 +126,7 @@ class ServiceRoutes:
     def _person(self, request: Request, *, owner: bool = False) -> str:
         consortium = self._service.consortium
         who = self._who(request, consortium.owners if owner else (*consortium.owners, *consortium.viewers))
-        if who:
+        if who and "authorization" in request.headers:  # a browser's connections are its viewer's
             self._service.registry.identify(_connection(request), who)
         return who
 
@@ -211,6 +221,14 @@ class ServiceRoutes:
 def _connection(request: Request) -> HttpConnection:
     connection: HttpConnection = request.scope["state"]["connection"]
     return connection
+
+
+def _from_elsewhere(request: Request) -> bool:
+    """Tell whether a browser asks because a page of another site has made it."""
+    fetched, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if fetched is not None:  # through TLS, and on one machine; no proxy changes that
+        return fetched not in ("same-origin", "none")
+    return origin is not None and origin.partition("://")[2] != request.headers.get("host")
 
 
 def _json(document: BaseModel) -> Response:

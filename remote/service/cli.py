@@ -53,6 +53,7 @@ def serve(
     consortium = validate(Consortium, load_json(file), file=file)
     from rankdad.remote.persistence import LedgerOptions
     from rankdad.remote.server import listen
+    from rankdad.remote.service.pages import FOLDER, OWN_TOKEN
     from rankdad.remote.service.process import serve_consortium
     from rankdad.remote.service.running import Options
 
@@ -62,5 +63,8 @@ def serve(
     with listen(host, port) as listening:
         address, bound = listening.getsockname()[:2]
         address = f"[{address}]" if ":" in address else address
-        typer.echo(f"listening on {access.scheme}://{address}:{bound}; the service's directory is {output}")
+        url = f"{access.scheme}://{address}:{bound}"
+        typer.echo(f"listening on {url}; the service's directory is {output}")
+        whose = f"with the token in {output / OWN_TOKEN}" if not access.identity(()).required else "owners and viewers"
+        typer.echo(f"the page of all runs: {url}{FOLDER}/, for {whose}")
         serve_consortium(consortium, output, listening, access, options)

@@ -1,16 +1,20 @@
-"""A log for each run of a service, which its owner can read."""
+"""A log for each run of a service, which owners and viewers can read."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from pathlib import Path
 from typing import IO
 
+from rankdad.common.errors import visible
 from rankdad.common.logs import LineFormatter, NamesFilter
+from rankdad.page.tail import MAX_LENGTH, MAX_LINES, Line
 
 LOGS = "logs"  # of a service's directory
 MAX_LOG = 16 << 20  # bytes of one run
+LAST = 1 << 15  # bytes in which the last lines are looked for
 
 
 class RunLogs(logging.Handler):
@@ -60,3 +64,32 @@ def read_log(folder: Path, run: str, after: int, most: int = 1 << 20) -> bytes:
             return file.read(most)
     except OSError:
         return b""
+
+
+class LastLines:
+    """The last lines of a run's log, read again when it has grown.
+
+    Args:
+        folder: of all logs.
+        run: whose.
+    """
+
+    def __init__(self, folder: Path, run: str) -> None:
+        self._path, self._size, self._lines = folder / f"{run}.log", 0, list[Line]()
+
+    def __call__(self) -> list[Line]:
+        """Return the lines, the oldest first; each says itself when it was written."""
+        with contextlib.suppress(OSError), self._path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size != self._size:
+                file.seek(max(0, size - LAST))
+                texts = file.read(LAST).decode(errors="replace").split("\n")[size > LAST :]
+                told = [text for text in texts if text][-MAX_LINES:]
+                self._lines = [(None, _level(text), visible(text, MAX_LENGTH)) for text in told]
+                self._size = size
+        return self._lines
+
+
+def _level(line: str) -> str:
+    """Return the level that a line names behind the time, if it is one that stands out."""
+    return next((level.lower() for level in ("WARNING", "ERROR") if f" {level} " in line[:32]), "info")

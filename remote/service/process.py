@@ -92,18 +92,19 @@ async def _serve(
     service, stop = Service(consortium, directory, queue, access, options, audit), asyncio.Event()
     loop = asyncio.get_running_loop()
     _log.addHandler(service.logs)
-    app = ServiceRoutes(service, time.time).app()
+    routes = ServiceRoutes(service, time.time)
 
     def interrupt(_: str) -> None:
         loop.call_soon_threadsafe(stop.set)
 
-    web = Uvicorn(web_config(app), service.registry, access.secure, interrupt)
+    web = Uvicorn(web_config(routes.app()), service.registry, access.secure, interrupt)
     service.resume()
     serving = asyncio.create_task(web.serve(sockets=[listening]))
     serving.add_done_callback(lambda _: stop.set())
     try:
         await stop.wait()
     finally:
+        routes.pages.close()
         await service.leave()
         web.should_exit = True
         await serving

@@ -123,6 +123,11 @@ class Queue:
         except (sqlite3.Error, OSError) as error:
             raise UserError(f"{path}: cannot be opened: {error}") from None
 
+    @property
+    def changes(self) -> int:
+        """Return a number that grows with every change."""
+        return self._database.total_changes
+
     def close(self) -> None:
         """Close the database."""
         self._database.close()

@@ -19,12 +19,13 @@ from rich.console import Console
 
 from rankdad.common.devices import CPU, device_here
 from rankdad.common.documents import validate
-from rankdad.common.errors import RankdadError, UserError, one_line
+from rankdad.common.errors import RankdadError, SpecError, UserError, one_line
 from rankdad.common.logs import log_names
 from rankdad.common.memory import check_memory
 from rankdad.common.protocol.service import State
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
+from rankdad.page.serving import Page
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.app import Routes
 from rankdad.remote.audit import AUDIT, Audit
@@ -75,6 +76,7 @@ class RunningRun:
     Attributes:
         host: what calls its aggregator; None while it is being taken up.
         problem: why it cannot go on at the moment; "" where it does.
+        page: about it, once somebody has asked for that; closed with each of its hosts.
     """
 
     def __init__(self, entry: Entry, spec: dict[str, Any], directory: Path, options: Options) -> None:
@@ -82,6 +84,7 @@ class RunningRun:
         self._document, self._options = spec, options
         self.host: Host | None = None
         self.problem = ""
+        self.page: Page | None = None
         self._routes: Routes | None = None
         self._ready = asyncio.Event()
         self._cancelled = ""
@@ -91,6 +94,11 @@ class RunningRun:
     def trains(self) -> bool:
         """Whether it takes a place of those that train at once."""
         return self.host is None or not self.host.aggregator.ended
+
+    @property
+    def served(self) -> Host | None:
+        """Return what calls its aggregator, while its sites are let in."""
+        return self.host if self._ready.is_set() else None
 
     async def routes(self) -> Routes | None:
         """Return what its sites can ask; None while it is being taken up."""
@@ -135,12 +143,13 @@ class RunningRun:
         with log_names(run=run, site=AGGREGATOR):
             while not leaving() and not self._cancelled:
                 fresh = not (self.directory / LEDGER).exists()
-                begun = False
+                made: tuple[RunSpec, Replica] | None = None
                 try:
                     log = logs.open(run)
                     begin, loop = copy_context().run, asyncio.get_running_loop()
-                    aggregator = await loop.run_in_executor(beginning, begin, self._begin)
-                    begun, self.problem = True, ""
+                    made = await loop.run_in_executor(beginning, begin, self._make)
+                    aggregator = await loop.run_in_executor(beginning, begin, self._begin, *made)
+                    self.problem = ""
                     with closing(Audit(self.directory / AUDIT)) as audit:
                         audit.note("run started" if fresh else "run resumed", run=aggregator.run_id)
                         host = await self._serve(aggregator, audit, identity, registry, log, leaving)
@@ -151,7 +160,7 @@ class RunningRun:
                         state = State.ENDED if progress.status == "completed" else State.FAILED
                         return state, "" if state is State.ENDED else progress.reason
                 except RankdadError as error:
-                    if fresh and not begun:
+                    if fresh and (made is None or isinstance(error, SpecError)):  # another try would not mend it
                         _log.error("%s", error)
                         return State.FAILED, str(error)
                     self.problem = str(error)
@@ -192,24 +201,34 @@ class RunningRun:
             await see_through(host, view, lambda: leaving() and not aggregator.ended)
         finally:
             self._ready.clear()
+            if self.page is not None:
+                self.page.close()
+                self.page = None
         return host
 
-    def _begin(self) -> Aggregator:
-        """Return the run's aggregator, where its ledger ends.
+    def _make(self) -> tuple[RunSpec, Replica]:
+        """Return the run's spec and model.
 
         Raises:
-            UserError: the run is not one for this machine or version, or its directory cannot be written.
+            UserError: the run is not one for this machine or version.
         """
         spec = validate(RunSpec, self._document, file=self.entry.run)
         torch.set_num_threads(spec.training.threads)
         check_memory(spec)
         options = self._options
         device = device_here(options.device, "--device")
-        replica = Replica(spec, options.allowed_factories, device, options.weights)
-        resumes = (self.directory / LEDGER).exists()
+        return spec, Replica(spec, options.allowed_factories, device, options.weights)
+
+    def _begin(self, spec: RunSpec, replica: Replica) -> Aggregator:
+        """Return the run's aggregator, where its ledger ends.
+
+        Raises:
+            UserError: the run's directory cannot be written, or is damaged.
+        """
+        resumes, ledger = (self.directory / LEDGER).exists(), self._options.ledger
         try:
             aggregator = Aggregator(
-                spec, replica, self.directory, time.perf_counter, ledger=options.ledger, run_id=self.entry.id
+                spec, replica, self.directory, time.perf_counter, ledger=ledger, run_id=self.entry.id
             )
         except OSError as error:
             raise UserError(f"{self.directory}: cannot be written: {error.strerror}") from None

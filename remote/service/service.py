@@ -146,12 +146,21 @@ class Service:
         Raises:
             ProtocolError: it is somebody else's, goes on, or never began.
         """
-        entry, directory = self._own(run, who), self.directory / RUNS / run
-        if entry.state in OPEN:
-            raise ProtocolError(409, f"{run} is not over yet: {entry.state.value}")
-        if entry.started is None or not directory.exists():
-            raise ProtocolError(404, f"{run} has never begun: {entry.state.value}: {entry.reason}")
+        directory = self.over(self._own(run, who))
         self.audit.note("fetched", site=who, run=run)
+        return directory
+
+    def over(self, entry: Entry) -> Path:
+        """Return the directory of a run that is over.
+
+        Raises:
+            ProtocolError: it goes on, or never began.
+        """
+        directory = self.directory / RUNS / entry.run
+        if entry.state in OPEN:
+            raise ProtocolError(409, f"{entry.run} is not over yet: {entry.state.value}")
+        if entry.started is None or not directory.exists():
+            raise ProtocolError(404, f"{entry.run} has never begun: {entry.state.value}: {entry.reason}")
         return directory
 
     def _own(self, run: str, who: str) -> Entry:

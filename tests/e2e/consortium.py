@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import socket
 import subprocess
 import time
@@ -17,6 +18,7 @@ from rankdad.common.documents import load_json
 from rankdad.common.protocol.service import Described, State
 from rankdad.local.config import Member
 from rankdad.local.drivers.service import ServiceClient
+from rankdad.remote.auth import hashed
 from tests.conftest import write_policy
 from tests.warm import Warm
 
@@ -34,6 +36,7 @@ class Consortium:
         consortium: more of the consortium's file.
         site: more of every site's file.
         policies: what sites' policies say other than to allow everything.
+        tokens: whether all members prove by tokens who they are; `anna` is an owner then.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Consortium:
         consortium: Mapping[str, Any] | None = None,
         site: Mapping[str, Any] | None = None,
         policies: Mapping[str, Mapping[str, Any]] | None = None,
+        tokens: bool = False,
     ) -> None:
         self.folder, self.sites = folder, tuple(sites)
         folder.mkdir(parents=True, exist_ok=True)
@@ -52,15 +56,23 @@ class Consortium:
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.directory = folder / "service"
-        document = {"name": "test", "aggregator": "https://unused.example", "sites": sites, "runs_at_once": 3}
-        (folder / "consortium.json").write_text(json.dumps(document | dict(consortium or {})))
+        document: dict[str, Any] = {"name": "test", "aggregator": "https://unused.example", "runs_at_once": 3}
+        document |= {"sites": sites, **({"owners": ["anna"]} if tokens else {}), **(consortium or {})}
+        (folder / "consortium.json").write_text(json.dumps(document))
+        self.members = [name for kind in ("sites", "owners", "viewers") for name in document.get(kind, ())]
         for name in sites:
             own = folder / name
             own.mkdir()
             write_policy(own, **(policies or {}).get(name, {}))
             fields = {"name": name, "aggregator": self.url, "data": str(data / name), "output": "out"}
+            fields |= {"token_file": "token"} if tokens else {}
             (own / "SITE.json").write_text(json.dumps(fields | {"policy": "policy.json"} | dict(site or {})))
+        self.token = self.token_file("anna") if tokens else None
+        self.tokens = folder / "tokens.json" if tokens else None
+        if tokens:
+            self.revoke()
         self.processes: dict[str, Warm] = {}
+        self.words: dict[str, tuple[object, ...]] = {}  # more of an agent's command
 
     @contextmanager
     def started(self) -> Iterator[Consortium]:
@@ -77,9 +89,10 @@ class Consortium:
 
     def start(self, name: str) -> None:
         """Start the service or an agent."""
-        words: list[object] = ["site", self.folder / name / "SITE.json", "--stay"]
+        words: list[object] = ["site", self.folder / name / "SITE.json", "--stay", *self.words.get(name, ())]
         if name == "service":
             words = ["serve", self.folder / "consortium.json", "--output", self.directory, "--port", self.port]
+            words += [] if self.tokens is None else ["--tokens", self.tokens]
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = Warm(*words, log=log)
 
@@ -93,11 +106,28 @@ class Consortium:
         self.processes[name].send_signal(15)
         return self.processes[name].wait(60)
 
-    def client(self, token: Path | None = None) -> ServiceClient:
+    def token_file(self, name: str) -> Path:
+        """Return the file of a member's token."""
+        return self.folder / ("" if name == "anna" else name) / "token"
+
+    def revoke(self, *names: str) -> None:
+        """Let the service know the tokens of all but these; make them, if there are none."""
+        assert self.tokens is not None
+        hashes = {}
+        for name in self.members:
+            path = self.token_file(name)
+            if not path.exists():
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(secrets.token_urlsafe(32))
+            hashes[name] = hashed(path.read_text())
+        new = self.tokens.with_suffix(".new")
+        new.write_text(json.dumps({name: each for name, each in hashes.items() if name not in names}))
+        new.rename(self.tokens)
+
+    def client(self) -> ServiceClient:
         """Return an owner's connection."""
-        return ServiceClient(
-            Member(name="owner", aggregator=self.url, patience=60.0, token_file=str(token) if token else None)
-        )
+        token = None if self.token is None else str(self.token)
+        return ServiceClient(Member(name="owner", aggregator=self.url, patience=60.0, token_file=token))
 
     def submit(self, document: Mapping[str, Any]) -> str:
         """Submit a run, and return its name."""

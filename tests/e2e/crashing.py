@@ -65,6 +65,7 @@ class Run:
         self._queueing = queueing
         self._processes: dict[str, BaseProcess] = {}
         folder.mkdir(parents=True)
+        self._policy = write_policy(folder)  # once: a site may read it while another one starts
 
     @contextmanager
     def started(self) -> Iterator[None]:
@@ -97,7 +98,7 @@ class Run:
                 aggregator=f"http://127.0.0.1:{self._port}",
                 data=str(self.data / name),
                 output=str(self.folder / name),
-                policy=write_policy(self.folder),
+                policy=self._policy,
                 patience=LONGEST,
             )
             target, arguments = _site, (config, self.pauses.get(name, 0.0))

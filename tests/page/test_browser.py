@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,15 @@ import pytest
 from rankdad.remote.auth import hashed
 from tests.conftest import SITES
 from tests.e2e.test_processes import rankdad, simulation, start, wait_for_line
-from tests.remote.report.browser import Browser, browser, find
-from tests.remote.report.test_browser import CLIPPED, CONTRAST, OUTSIDE, OVERLAPPING
+from tests.page.looking import LOOKS, TEXT, check_look, until
+from tests.remote.report.browser import Browser
+from tests.remote.report.test_browser import OUTSIDE
 from tests.remote.serving import serving
 from tests.warm import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.xdist_group("browser")]
 
-PATIENCE = 60.0
-LOOKS = [(1200, False), (1200, True), (400, False), (400, True)]
 DRAWN = "[...document.querySelectorAll('.chart')].filter(box => !box.hidden && box.querySelector('svg')).length"
-TEXT = "document.body?.innerText ?? ''"
 FOCUSED = "(box => box.id || box.className || box.tagName)(document.activeElement)"
 CHOOSE = "(box => { box.value = 'beta'; box.dispatchEvent(new Event('change')) })(document.getElementById('site'))"
 REDRAW = """
@@ -58,17 +56,6 @@ class Federation:
 
 
 @pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = find()
-    if program is None:
-        pytest.skip("there is no Chromium on this machine (Debian: apt-get install chromium)")
-    with browser(program, tmp_path_factory.mktemp("profile")) as started:
-        for domain in ("Network", "Runtime", "Log"):
-            started.call(f"{domain}.enable")
-        yield started
-
-
-@pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """Three sites that train for longer than the tests take."""
     folder = tmp_path_factory.mktemp("federation")
@@ -80,7 +67,8 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         address = wait_for_line(aggregator, "listening on").split(";")[0].removeprefix("listening on ").strip()
         wait_for_line(aggregator, "the live page")
         assert rankdad("split", file, "--output", folder / "hand", "--aggregator", address).returncode == 0
-        sites = {name: start("site", folder / "hand" / f"{name}.json") for name in SITES}
+        own = {"alpha": ("--page", 0)}
+        sites = {name: start("site", folder / "hand" / f"{name}.json", *own.get(name, ())) for name in SITES}
         processes += sites.values()
         yield Federation(f"{address}/", (folder / "run" / "viewer-token").read_text().strip(), sites)
     finally:
@@ -89,15 +77,6 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
                 os.kill(process.pid, signal.SIGCONT)
             process.kill()
             process.communicate()
-
-
-def until(condition: Callable[[], Any], seconds: float = PATIENCE, what: str = "it does not come") -> float:
-    """Wait for something, and return for how long."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < seconds, what
-        time.sleep(0.05)
-    return time.monotonic() - began
 
 
 def shown(chromium: Browser, federation: Federation, width: int = 1200, *, dark: bool = False, drawn: int = 5) -> None:
@@ -156,17 +135,10 @@ def test_curves_grow_and_nothing_comes_from_elsewhere(chromium: Browser, federat
 
 def test_no_text_is_clipped_in_any_look(chromium: Browser, federation: Federation, tmp_path: Path) -> None:
     for width, dark in LOOKS:
-        look = f"{width} {'dark' if dark else 'light'}"
         shown(chromium, federation, width, dark=dark)
         time.sleep(1.5)  # a resize is drawn in the next frame
-        chromium.screenshot(tmp_path / f"{look}.png")
-        assert chromium.evaluate("document.documentElement.scrollWidth") <= width, look
-        for script in (CLIPPED, OUTSIDE, OVERLAPPING):
-            assert chromium.evaluate(script) == [], look
-        assert chromium.evaluate(CONTRAST) > 80, f"{look}: some text has hardly any contrast"
-        assert chromium.evaluate("getComputedStyle(document.body).backgroundColor") == (
-            "rgb(21, 23, 26)" if dark else "rgb(255, 255, 255)"
-        )
+        chromium.screenshot(tmp_path / f"{width} {'dark' if dark else 'light'}.png")
+        check_look(chromium, width, dark=dark)
     if kept := os.environ.get("RANKDAD_SCREENSHOTS"):
         shutil.copytree(tmp_path, kept, dirs_exist_ok=True)
 
@@ -182,6 +154,17 @@ def test_keys_reach_all_that_can_be_chosen(chromium: Browser, federation: Federa
     chromium.evaluate(CHOOSE)
     names = [trace["name"] for trace in chromium.evaluate("document.getElementById('metric-chart').data")]
     assert names[:2] == ["beta", "all together"]
+
+
+def test_a_site_shows_its_own_run(chromium: Browser, federation: Federation) -> None:
+    line = wait_for_line(federation.sites["alpha"], "alpha: the page is at ")
+    address, _, path = line.removeprefix("alpha: the page is at ").strip().partition(", its token in ")
+    shown(chromium, Federation(address.removesuffix("page/"), Path(path).read_text().strip(), {}), drawn=4)
+    last = "document.getElementById('steps-chart').data.at(-1).x.at(-1)"
+    steps = chromium.evaluate(last)
+    until(lambda: chromium.evaluate(last) > steps, what="the curve does not grow")
+    assert text_of(chromium, "sites-table").count("alpha") == 1
+    assert "beta" not in chromium.evaluate(TEXT)
 
 
 def test_64_sites_and_100_000_steps_stay_smooth(chromium: Browser, tmp_path: Path) -> None:

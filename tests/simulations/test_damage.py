@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -95,7 +94,6 @@ class CutShort:
 def dead(tmp_path_factory: pytest.TempPathFactory) -> CutShort:
     """What all tests begin with a copy of."""
     folder, spec = tmp_path_factory.mktemp("dead"), run_spec(**SMALL)
-    torch.set_num_threads(1)
     data = {
         site: read_site(spec, write_site(folder / "data" / site, count, place), place)
         for place, (site, count) in enumerate(zip(spec.federation.sites, (50, 40), strict=True))

@@ -1,0 +1,160 @@
+"""What befalls one agent, one run or the disk: each is said in a sentence, and the other runs go on."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankdad.common.documents import load_json
+from rankdad.common.protocol.service import State
+from rankdad.local.data import read_site
+from rankdad.simulations import lockstep
+from tests.conftest import SITES, run_document, run_spec, write_site
+from tests.e2e.consortium import Consortium
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+TWO = {"sites": ["alpha", "gamma"]}
+LONG: dict[str, Any] = {"training": {"epochs": 200}}
+OTHER_VERSION = """
+import sys
+import rankdad.common
+rankdad.common.__version__ = "0.0.9"
+from rankdad.__main__ import app
+app(sys.argv[1:])
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    for number, (site, count) in enumerate(zip(SITES, (60, 50, 40), strict=True)):
+        write_site(folder / site, count, number)
+    return folder
+
+
+def steps_of(all_: Consortium, run: str) -> int:
+    path = all_.directory / "runs" / run / "steps.csv"
+    if not path.exists():
+        return 0
+    with path.open() as file:
+        return sum(1 for _ in csv.reader(file)) - 1
+
+
+def ended_as_undisturbed(all_: Consortium, run: str, document: dict[str, Any], data: Path, folder: Path) -> None:
+    """Compare a run's weights with those of one in one process, where nothing befalls anybody."""
+    spec = run_spec(**document)
+    sites = spec.federation.sites
+    lockstep.run(spec, {site: read_site(spec, data / site, index) for index, site in enumerate(sites)}, folder)
+    digest = load_json(folder / "summary.json")["aggregator_sha256"]
+    assert all_.summary(run)["weights_sha256"] == dict.fromkeys(sites, digest)
+
+
+def test_an_agent_of_another_version_is_told_and_others_go_on_without_it(tmp_path: Path, data: Path) -> None:
+    with Consortium(tmp_path / "all", data, SITES).started() as all_:
+        all_.kill("beta")
+        with (tmp_path / "other.log").open("wb") as log:
+            words = [sys.executable, "-c", OTHER_VERSION, "site", str(all_.folder / "beta/SITE.json"), "--stay"]
+            other = subprocess.Popen(words, stderr=log)
+        try:
+            whole, part = (
+                all_.submit(run_document(name="whole")),
+                all_.submit(run_document(name="part", federation=TWO)),
+            )
+            assert all_.until_over(part)[part].state is State.ENDED, all_.said()
+            all_.until(lambda _: "agent" in (tmp_path / "other.log").read_text())
+            all_.until_state(whole, State.WAITING, "^word from beta$")
+            assert other.poll() is None, "it stays, and is let in once the service is of its version"
+        finally:
+            other.kill()
+            other.wait()
+        said = (tmp_path / "other.log").read_text()
+        assert "beta's agent is rankdad 0.0.9, the service 0.1.0: install the same" in said
+        assert "Traceback" not in said
+        all_.start("beta")
+        assert all_.until_over(whole)[whole].state is State.ENDED, all_.said()
+
+
+def test_a_token_that_is_revoked_in_mid_run_stops_that_run_alone(tmp_path: Path, data: Path) -> None:
+    document = run_document(name="whole", **LONG)
+    with Consortium(tmp_path / "all", data, SITES, tokens=True).started() as all_:
+        whole = all_.submit(document)
+        all_.until(lambda _: steps_of(all_, whole) > 20)
+        all_.revoke("beta")
+        all_.until(lambda _: "the token is not known here" in all_.said())
+        part = all_.submit(run_document(name="part", federation=TWO))
+        assert all_.until_over(part)[part].state is State.ENDED, all_.said()
+        stood = steps_of(all_, whole)
+        assert stood < 200 * 6
+        with all_.client() as client:
+            assert client.run(whole).state is State.RUNNING
+        assert steps_of(all_, whole) == stood, "nobody goes on without it"
+        all_.revoke()
+        assert all_.until_over(whole)[whole].state is State.ENDED, all_.said()
+    ended_as_undisturbed(all_, whole, document, data, tmp_path / "undisturbed")
+    assert "Traceback" not in all_.said()
+
+
+def test_a_run_that_trains_is_cancelled_at_all_sites_and_the_next_one_begins(tmp_path: Path, data: Path) -> None:
+    with Consortium(tmp_path / "all", data, SITES, consortium={"runs_at_once": 1}).started() as all_:
+        first, second = all_.submit(run_document(name="first", **LONG)), all_.submit(run_document(name="second"))
+        all_.until(lambda _: steps_of(all_, first) > 20)
+        with all_.client() as client:
+            assert client.run(second).state is not State.RUNNING, "there is room for one"
+            assert client.cancel(first).state is State.CANCELLED
+        assert all_.until_over(second)[second].state is State.ENDED, all_.said()
+        assert 20 < steps_of(all_, first) < 200 * 6
+        assert all_.summary(first)["status"] == "interrupted"
+        for site in SITES:
+            assert "cancelled" in (all_.folder / site / "out/runs" / first / "log.txt").read_text()
+        before = steps_of(all_, first)
+        all_.kill("service")
+        all_.start("service")  # which does not take it up again
+        third = all_.submit(run_document(name="third"))
+        assert all_.until_over(third)[third].state is State.ENDED, all_.said()
+        assert steps_of(all_, first) == before
+    assert "Traceback" not in all_.said()
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """Mount a disk of 64 MiB."""
+    folder.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+def test_a_full_disk_of_the_service_is_waited_for_and_nothing_is_lost(tmp_path: Path, data: Path) -> None:
+    document = run_document(name="long", **LONG)
+    with small_disk(tmp_path / "all/service"), Consortium(tmp_path / "all", data, SITES).started() as all_:
+        run = all_.submit(document)
+        all_.until(lambda _: steps_of(all_, run) > 20)
+        ballast = all_.directory / "ballast"
+        with ballast.open("wb") as file:  # somebody else's file fills the disk
+            try:
+                while file.write(bytes(1 << 16)):
+                    file.flush()
+            except OSError:
+                pass
+        all_.until(lambda _: "No space left on device" in (all_.folder / "service.log").read_text())
+        stood = steps_of(all_, run)
+        time.sleep(2)
+        assert steps_of(all_, run) <= stood + 1
+        assert all_.processes["service"].poll() is None, all_.said()
+        ballast.unlink()
+        assert all_.until_over(run)[run].state is State.ENDED, all_.said()
+        ended_as_undisturbed(all_, run, document, data, tmp_path / "undisturbed")
+    assert "Traceback" not in all_.said()
