@@ -74,11 +74,15 @@ def site(
         run_rank(read)
         return
     config = read()
+    from rankdad.common.terminal import can_draw, console_here
     from rankdad.local.shutdown_signals import ShutdownSignals
     from rankdad.local.site import run_site
 
+    console = console_here(quiet=quiet)
+    draws = can_draw(console) and not log_json
     with ShutdownSignals() as signals:
-        run_site(config, signals, page=None if page is None else PageOptions(page))
+        own_page = None if page is None else PageOptions(page)
+        run_site(config, signals, page=own_page, console=console if draws else None)
 
 
 def predict(

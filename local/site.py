@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from rich.console import Console
 from torch import Tensor
 
 from rankdad.common import __version__
@@ -37,6 +38,7 @@ from rankdad.local.drivers.drive import drive
 from rankdad.local.drivers.http import AggregatorClient, RefusedError
 from rankdad.local.drivers.sending import Sender
 from rankdad.local.notices import Notices
+from rankdad.local.progress import SiteView
 from rankdad.local.progress import following as following_progress
 from rankdad.local.ranks.alone import Alone
 from rankdad.local.ranks.group import LostRankError
@@ -71,6 +73,7 @@ def run_site(
     ranks: Alone | None = None,
     saved: Callable[[], object] = lambda: None,
     page: PageOptions | None = None,
+    console: Console | None = None,
 ) -> Result:
     """Take part in a run from hello to goodbye.
 
@@ -81,6 +84,7 @@ def run_site(
         ranks: that share the site's batches, of which this process is rank 0; without any it is alone.
         saved: called once the results are written, before the aggregator is told.
         page: where the site shows its own run; None shows nothing.
+        console: where to draw how far it is; a terminal.
 
     Raises:
         ShutdownError: it is; started again, it goes on.
@@ -138,6 +142,9 @@ def run_site(
                 shown.enter_context(own_page)
                 following, lap = both(following, own_page.followed), both(lap, own_page.lap)
                 _print(f"{config.name}: the page is at {own_page.address}, its token in {token}")
+            if console is not None:
+                view = shown.enter_context(SiteView(config.name, spec, state.run, console))
+                following, lap = both(following, view.followed), both(lap, view.lap)
             sender = Sender(client, plan, lap)
             if page is not None:
                 own_page.traffic = lambda: sender.traffic
