@@ -96,6 +96,8 @@ class Ranks:
             store, self.rank, self.size = next(rendezvous("env://", timeout=joining))
             gloo, before = PrefixStore("gloo", store), _sockets()
             dist.init_process_group("gloo", store=gloo, rank=self.rank, world_size=self.size, timeout=joining)
+            gloo.set(f"joined/{self.rank}", "1")  # one that ended before the others have come so far would hold them up
+            gloo.wait([f"joined/{rank}" for rank in range(self.size)], joining)
         except (RuntimeError, ValueError, OSError) as error:
             raise not_joined(error) from None
         self._connections = {each: it for each, it in _sockets().items() if before.get(each) != it}
