@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.multiprocessing import get_context
 
 from rankdad.common.collectives import all_gather_bytes
 from rankdad.common.errors import SpecError, UserError
@@ -26,6 +25,7 @@ from rankdad.local.ranks.sharded import ShardedReplica, check_sharded
 from rankdad.local.ranks.sharing import check_model
 from tests.conftest import run_spec
 from tests.ranks import free_port, run_ranks
+from tests.warm import CONTEXT
 
 ROWS = (0, 2)  # of the ranks' factors: one has no samples
 
@@ -159,9 +159,9 @@ def test_a_rank_that_finds_no_other_says_what_to_look_at(
 
 def answer_of(function: Callable[[int, int, Any], None]) -> Any:
     """Return what the first of two ranks to say something says."""
-    context, port = get_context("spawn"), free_port()
-    answers = context.Queue()
-    ranks = [context.Process(target=function, args=(rank, port, answers)) for rank in range(2)]
+    port = free_port()
+    answers = CONTEXT.Queue()
+    ranks = [CONTEXT.Process(target=function, args=(rank, port, answers)) for rank in range(2)]
     for rank in ranks:
         rank.start()
     try:
