@@ -189,9 +189,8 @@ def test_a_consortium_that_cannot_be_is_said(changes: dict[str, Any], said: str)
 
 def test_the_command_makes_kits_without_certificates_for_a_proxy_that_ends_tls(tmp_path: Path) -> None:
     file = tmp_path / "consortium.json"
-    document = {"name": "study", "aggregator": "https://[2001:db8::1]", "sites": ["a"], "owners": ["o"]}
-    document["mutual_tls"] = False
-    file.write_text(json.dumps(document | {"addresses": ["inside.example"]}))
+    document = {"name": "study", "aggregator": "https://[2001:db8::1]", "sites": ["a"], "mutual_tls": False}
+    file.write_text(json.dumps(document | {"addresses": ["inside.example"], "owners": ["o"]}))
     done = CliRunner().invoke(app, ["provision", str(file), "--output", str(tmp_path / "kits")])
     assert done.exit_code == 0, done.output
     found = sorted(path.name for path in (tmp_path / "kits" / "sites" / "a").iterdir())
