@@ -52,11 +52,13 @@ def alone_spec(spec: RunSpec, site: str) -> RunSpec:
 
 
 def without_ranks(spec: RunSpec) -> dict[str, Any]:
-    """Return the run as JSON with what there is to choose where gradients are full."""
+    """Return the run as JSON with what there is to choose, and to record, where gradients are full."""
     tuning = spec.tuning and spec.tuning.model_dump(mode="json", exclude={"rank"})
     if spec.tuning and len(spec.tuning.candidates) == len(spec.tuning.rank):
         spec, tuning = spec.with_settings(spec.candidates[0]), None
-    return spec.model_dump(mode="json") | {"tuning": tuning}
+    document = spec.model_dump(mode="json") | {"tuning": tuning}
+    document["record"]["spectra"] = 0  # which full gradients do not have
+    return document
 
 
 def own_splits(spec: RunSpec, alone: RunSpec, splits: Sequence[Split]) -> tuple[Split, ...]:

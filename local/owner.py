@@ -62,6 +62,9 @@ def runs(to: To, token_file: Token = None, ca: Ca = None) -> None:
 
     with _service(to, token_file, ca) as client:
         found = client.runs().runs
+    if not found:
+        typer.echo("no run yet: rankdad submit RUN.json")
+        return
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("run", "owner", "submitted", "steps", "state"):
         table.add_column(name, overflow="fold", justify="right" if name == "steps" else "left")

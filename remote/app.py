@@ -36,6 +36,7 @@ from starlette.types import Receive, Scope, Send
 
 from rankdad.common import __version__
 from rankdad.common.errors import ProtocolError
+from rankdad.common.logs import log_names
 from rankdad.common.protocol.message_sizes import body_limit
 from rankdad.remote.audit import Audit
 from rankdad.remote.auth import Identity
@@ -159,15 +160,16 @@ class Routes:
 
     async def answer(self, work: Callable[[Routes, Request], Awaitable[Response]], request: Request) -> Response:
         """Answer a request; errors are refusals."""
-        try:
-            return await work(self, request)
-        except ProtocolError as error:
-            return self._refuse(request, error.status, str(error))
-        except ClientDisconnect:
-            return Response(status_code=400)
-        except Exception as error:
-            refusal = self._host.note_fault(error)
-            return self._refuse(request, refusal.status, str(refusal))
+        with log_names(run=self._run_name or None, site=self._aggregator.node.name):
+            try:
+                return await work(self, request)
+            except ProtocolError as error:
+                return self._refuse(request, error.status, str(error))
+            except ClientDisconnect:
+                return Response(status_code=400)
+            except Exception as error:
+                refusal = self._host.note_fault(error)
+                return self._refuse(request, refusal.status, str(refusal))
 
     def _refuse(self, request: Request, status: int, reason: str) -> Response:
         return refuse(self._registry, self._host.audit, request, status, reason)

@@ -211,13 +211,13 @@ def compare(
 def provision(
     file: Annotated[Path, typer.Argument(metavar="CONSORTIUM.json", help="Name, aggregator's address and sites.")],
     output: Annotated[Path, typer.Option(help="Folder for the start kits.")],
-    add: Annotated[str | None, typer.Option(metavar="SITE", help="Only make the kit of a new site.")] = None,
+    add: Annotated[str | None, typer.Option(metavar="NAME", help="Only make the kit of a new member.")] = None,
     renew: Annotated[
         str | None,
-        typer.Option(metavar="SITE", help="Only replace a site's certificate and token."),
+        typer.Option(metavar="NAME", help="Only replace a member's certificate and token."),
     ] = None,
 ) -> None:
-    """Make certificates, tokens and a start kit for each site."""
+    """Make certificates, tokens and a start kit for each site, owner and viewer."""
     from rankdad.common.documents import load_json, validate
     from rankdad.remote.consortium import Consortium
     from rankdad.remote.provision import Kits
@@ -225,4 +225,6 @@ def provision(
     kits = Kits(validate(Consortium, load_json(file), file=file), output)
     for path in kits.make() if add is None and renew is None else kits.change(add, renew):
         typer.echo(f"made {path}")
-    typer.echo(f"give every site its folder over a safe channel, and keep {output / 'ca'} to yourself")
+    if add is not None:
+        typer.echo(f"a service knows {add} once it is started again with what is in {output / 'aggregator'} now")
+    typer.echo(f"give every member its folder over a safe channel, and keep {output / 'ca'} to yourself")

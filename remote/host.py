@@ -7,7 +7,7 @@ import contextlib
 import logging
 import traceback
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -207,9 +207,13 @@ class Host:
         if self._worker is None:
             self._settle(work, held, early)
             return
-        loop = asyncio.get_running_loop()
-        done = self._worker.submit(copy_context().run, work)
-        done.add_done_callback(lambda done: loop.call_soon_threadsafe(self._settle, done.result, held, early))
+        loop, names = asyncio.get_running_loop(), copy_context()  # what is logged of a call has its run's name
+        done = self._worker.submit(names.run, work)
+
+        def settle(done: Future[Answers | None]) -> None:
+            loop.call_soon_threadsafe(partial(self._settle, done.result, held, early), context=names)
+
+        done.add_done_callback(settle)
 
     def _settle(self, result: Callable[[], Answers | None], held: Held | None, early: Early | None) -> None:
         """Hand on what a call came to: answers, or an error."""

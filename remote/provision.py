@@ -1,7 +1,7 @@
 """Makes a consortium's certificates and tokens, and for each site a folder with all that it needs.
 
 DIR/ca/           ca.pem and its key: keep it apart, it makes new sites
-DIR/aggregator/   server.pem, server.key, ca.pem, tokens.json (hashes alone), README.txt
+DIR/aggregator/   server.pem, server.key, ca.pem, tokens.json (hashes alone), consortium.json, README.txt
 DIR/sites/NAME/   SITE.json, policy.json, ca.pem, certificate.pem and its key, token, README.txt, empty data and result
 DIR/owners/NAME/  OWNER.json, ca.pem, certificate.pem and its key, token, README.txt; DIR/viewers/NAME/ likewise
 """
@@ -28,6 +28,7 @@ from rankdad.remote.consortium import AGGREGATOR, CA_DAYS, Consortium
 
 DATA, RESULT = "data", "result"  # folders of a site's kit
 OWNER_FILE = "OWNER.json"
+CONSORTIUM_FILE = "consortium.json"  # the aggregator's own copy: `rankdad serve` reads who takes part
 EARLIER = timedelta(hours=1)  # that certificates are valid before now: clocks differ
 
 
@@ -54,6 +55,7 @@ class Kits:
                 f"{self._output}: is not empty; --add or --renew changes one site, or choose another --output"
             )
         self._authority()
+        self._tell_aggregator()
         return [self._aggregator(), *map(self._kit, self._consortium.members)]
 
     def change(self, add: str | None, renew: str | None) -> list[Path]:
@@ -74,6 +76,7 @@ class Kits:
             raise UserError(f"{folder}: is there already; --renew {name} makes it anew")
         if renew and not folder.exists():
             raise UserError(f"{folder}: is not there; --add {name} makes it")
+        self._tell_aggregator()
         return [self._aggregator() if name == AGGREGATOR else self._kit(name)]
 
     def _folder(self, name: str) -> Path:
@@ -114,6 +117,11 @@ class Kits:
         _write(folder / f"{stem}.key", _pem(key))
         _write(folder / f"{stem}.pem", _signed(builder, signer))
 
+    def _tell_aggregator(self) -> None:
+        folder = make_folder(self._output / AGGREGATOR, private=True)
+        document = self._consortium.model_dump(mode="json", exclude_defaults=True)
+        write_json(folder / CONSORTIUM_FILE, document, private=True)
+
     def _aggregator(self) -> Path:
         consortium, folder = self._consortium, make_folder(self._output / AGGREGATOR, private=True)
         host = consortium.address.hostname or ""
@@ -128,15 +136,19 @@ class Kits:
     def _aggregator_words(self) -> str:
         port = self._consortium.address.port or 443
         mutual = " --client-ca ca.pem" if self._consortium.mutual_tls else ""
-        return (
-            f"The aggregator of {self._consortium.name}.\n\nIn this folder:\n\n"
-            f"    rankdad aggregator RUN.json --output DIR --host 0.0.0.0 --port {port} \\\n"
+        options = (
+            f"--output DIR --host 0.0.0.0 --port {port} \\\n"
             f"        --tls-cert server.pem --tls-key server.key{mutual} --tokens tokens.json\n\n"
-            "Behind a proxy that ends TLS, at an address that only the proxy reaches:\n\n"
-            "    rankdad aggregator RUN.json --output DIR --host ADDRESS --allow-plain-http --tokens tokens.json\n\n"
-            "A service to which owners submit runs, one after the other or several at once, with the same options:\n\n"
-            f"    rankdad serve CONSORTIUM.json --output DIR --host 0.0.0.0 --port {port} …\n\n"
-            "Members that were added or renewed are known at once; whose line is taken out of tokens.json is refused.\n"
+        )
+        return (
+            f"The aggregator of {self._consortium.name}.\n\nIn this folder, for one run:\n\n"
+            f"    rankdad aggregator RUN.json {options}"
+            "A service to which owners submit runs, one after the other or several at once:\n\n"
+            f"    rankdad serve {CONSORTIUM_FILE} {options}"
+            "Behind a proxy that ends TLS, at an address that only the proxy reaches, the last line of either is\n\n"
+            "        --host ADDRESS --allow-plain-http --tokens tokens.json\n\n"
+            "A change of tokens.json is known at once: whose line is taken out is refused. A service is started again\n"
+            f"for a change of {CONSORTIUM_FILE}, such as a new member.\n"
             "tokens.json holds hashes alone. Keep server.key secret.\n"
         )
 
@@ -180,15 +192,20 @@ def _person_words(name: str, consortium: Consortium) -> str:
         if name in consortium.owners
         else ""
     )
+    certificate = (
+        "A browser needs ca.pem, as an authority to trust, and the certificate as one file:\n\n"
+        "    openssl pkcs12 -export -in certificate.pem -inkey certificate.key -out own.p12\n\n"
+    )
     return (
         f"{name} in {consortium.name}\n\nIn this folder:\n\n{submits}"
         f"    rankdad runs --to {OWNER_FILE}\n\n"
         f"In a browser, with what stands in `token`: {consortium.aggregator.rstrip('/')}/runs/\n\n"
-        f"`token` and `certificate.key` prove that you are {name}: they belong to nobody else.\n"
+        f"{certificate if consortium.mutual_tls else ''}{_proofs(name, consortium)}\n"
     )
 
 
 def _site_words(name: str, consortium: Consortium) -> str:
+    valid = f" The certificate is\nvalid for {consortium.days} days." if consortium.mutual_tls else ""
     return (
         f"{name} in {consortium.name}\n\n"
         f"1. Put the data file into the folder data, or name its own folder in SITE.json, under `data`; `output` is\n"
@@ -199,10 +216,16 @@ def _site_words(name: str, consortium: Consortium) -> str:
         f"   change, and what that lets out.\n"
         f"3. Whether all is in order:          rankdad check SITE.json\n"
         f"4. Take part in a run:               rankdad site SITE.json\n"
-        f"   or in all that a service offers and the policy allows, from now on:   rankdad site SITE.json --stay\n\n"
-        f"`token` and `certificate.key` prove that you are {name}: they belong to nobody else. The certificate is\n"
-        f"valid for {consortium.days} days.\n"
+        f"   or in all that a service offers and the policy allows, from now on:   rankdad site SITE.json --stay\n"
+        f'   With "approval": "manual" in SITE.json each waits for:   rankdad approve RUN SITE.json\n\n'
+        f"{_proofs(name, consortium)}{valid}\n"
     )
+
+
+def _proofs(name: str, consortium: Consortium) -> str:
+    if consortium.mutual_tls:
+        return f"`token` and `certificate.key` prove that you are {name}: they belong to nobody else."
+    return f"`token` proves that you are {name}: it belongs to nobody else."
 
 
 def _named(name: str) -> x509.Name:

@@ -194,5 +194,5 @@ def check_beginning(path: Path, stored: bytes, plan_sha256: str) -> str:
         )
     plan, _, run_id = rest.partition("\n")
     if plan != plan_sha256:
-        raise UserError(f"{path}: is the ledger of another run or plan: choose another output")
+        raise UserError(f"{path}: is the ledger of another run, or of another version: go on with that, or elsewhere")
     return run_id

@@ -1,7 +1,8 @@
-"""Prints what a run has come to, in a few lines."""
+"""Says what a run has come to, in a few lines."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,17 @@ from rankdad.common.spec.tasks import shown
 from rankdad.remote.view import figures, size, times_fewer
 
 
-def _show_study(metrics: dict[str, Any], noun: str) -> None:
+def _study(metrics: dict[str, Any], noun: str) -> Iterator[str]:
     for name, interval in metrics["intervals"].items():
         label, low, high = shown(name), interval["low"], interval["high"]
         method = interval["method"].replace("over groups", f"over {noun}s")
-        print(f"         95 % interval of {label}: {low:.4f} to {high:.4f} ({method})")
+        yield f"         95 % interval of {label}: {low:.4f} to {high:.4f} ({method})"
     spreads = {"folds": metrics["folds"], "sites": metrics["sites"]}
     for over, by_metric in spreads.items():
         several = {name: spread for name, spread in by_metric.items() if spread["sd"] is not None}
         if several:
             words = (f"{shown(name)} {one['mean']:.4f} ± {one['sd']:.4f}" for name, one in several.items())
-            print(f"         mean over {over}: {', '.join(words)}")
+            yield f"         mean over {over}: {', '.join(words)}"
 
 
 def _best(summary: dict[str, Any]) -> str:
@@ -50,12 +51,22 @@ def show_result(summary: dict[str, Any], directory: Path, noun: str = "group") -
         directory: of the run.
         noun: what rows are of, in the singular.
     """
+    print("", *result_lines(summary, noun), f"output:  {directory} (rankdad predict {directory} DATA)", sep="\n")
+
+
+def result_lines(summary: dict[str, Any], noun: str = "group") -> Iterator[str]:
+    """Return lines that say what a run has come to.
+
+    Args:
+        summary: of the run.
+        noun: what rows are of, in the singular.
+    """
     test = summary["metrics"]["test"] or {}
     equal = len(set(summary["weights_sha256"].values())) == 1
     member = "member" if summary.get("regions") else "site"
     members = counted(len(summary["sites"]), member)
-    print(
-        f"\n{summary['method']}, {members}, {counted(summary['steps'], 'step')}, "
+    yield (
+        f"{summary['method']}, {members}, {counted(summary['steps'], 'step')}, "
         f"{counted(summary['epochs'], 'epoch')}"
         f"{_best(summary)}, {summary['seconds']:.1f} s"
     )
@@ -64,25 +75,24 @@ def show_result(summary: dict[str, Any], directory: Path, noun: str = "group") -
             name: value for name, value in test.items() if name not in ("samples", "groups", "auc_error", "absent")
         }
         groups = f"{counted(test['groups'], noun)}, " if "groups" in test else ""
-        print(f"test:    {', '.join(figures(known, test['auc_error']))}, {groups}{counted(test['samples'], 'sample')}")
-        _show_study(summary["metrics"], noun)
+        yield f"test:    {', '.join(figures(known, test['auc_error']))}, {groups}{counted(test['samples'], 'sample')}"
+        yield from _study(summary["metrics"], noun)
     for model in summary.get("tuning", [])[-1:]:  # the one that is kept
         if model["chosen"]:
-            print(f"chosen:  {_settings(model)}")
+            yield f"chosen:  {_settings(model)}"
     for warning, sites in summary["warnings"].items():
         named = ", ".join(sites[:5]) + ", …" * (len(sites) > 5)
-        print(f"warning: {warning.replace('-', ' ')}: {counted(len(sites), 'site')} ({named})")
+        yield f"warning: {warning.replace('-', ' ')}: {counted(len(sites), 'site')} ({named})"
     if summary["rows_dropped"]:
         rows, where = sum(summary["rows_dropped"].values()), len(summary["rows_dropped"])
-        print(f"dropped: {counted(rows, 'row')} of data at {counted(where, 'site')}")
+        yield f"dropped: {counted(rows, 'row')} of data at {counted(where, 'site')}"
     up, down = summary["bytes_up_per_site_step"], summary["bytes_down_per_site_step"]
     ratio = summary["times_fewer_bytes_than_dense"] or 0.0
-    print(f"traffic: {size(up)} up, {size(down)} down per {member} and step, {times_fewer(ratio)} than full gradients")
+    yield f"traffic: {size(up)} up, {size(down)} down per {member} and step, {times_fewer(ratio)} than full gradients"
     digest = next(iter(summary["weights_sha256"].values()), "")
     for site, steps in summary["left_out"].items():
         late = summary.get("late", {}).get(site, 0)
         joined = f", {late} of its contributions joined a later one" if late else ""
-        print(f"quorum:  {site} was left out of {steps} of {summary['steps']} steps{joined}")
+        yield f"quorum:  {site} was left out of {steps} of {summary['steps']} steps{joined}"
     apart = "" if equal else f" by {summary['drift'] or 0:.0e} of their size"
-    print(f"weights: {'equal at all sites' if equal else f'DIFFERENT between sites{apart}'}, sha256 {digest[:16]}…")
-    print(f"output:  {directory} (rankdad predict {directory} DATA)")
+    yield f"weights: {'equal at all sites' if equal else f'DIFFERENT between sites{apart}'}, sha256 {digest[:16]}…"

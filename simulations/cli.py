@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rankdad.command import MAX_ERROR, DeviceOption, LogJson, Quiet, Verbose, is_launched
-from rankdad.common.errors import UserError, visible
+from rankdad.common.errors import UserError, counted, visible
 from rankdad.common.logs import LogOptions, end_with, set_up
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from rankdad.common.spec import RunSpec
+    from rankdad.local.config import SiteConfig
+    from rankdad.local.drivers.http import RefusedError
     from rankdad.simulations.spec import SimulationFile
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="A run and its simulation.")]
@@ -238,6 +240,7 @@ def check(
     document = replace(load_json(file), set_ or [])
     if isinstance(document, dict) and ("aggregator" in document or isinstance(document.get("data"), str)):
         from rankdad.local.config import SiteConfig
+        from rankdad.local.drivers.http import NOT_FOUND, RefusedError
         from rankdad.local.site import check_site
 
         config = SiteConfig.read(file)
@@ -249,7 +252,13 @@ def check(
                 end_with(visible(str(error), MAX_ERROR))
                 raise typer.Exit(1) from None
             return
-        check_site(config.model_copy(update={"patience": min(config.patience, CHECK_PATIENCE)}))
+        config = config.model_copy(update={"patience": min(config.patience, CHECK_PATIENCE)})
+        try:
+            check_site(config)
+        except RefusedError as error:
+            if error.status != NOT_FOUND:
+                raise
+            _check_agent(config, error)
         return
     if offline is not None:
         raise UserError(f"--offline: {file} is no site's file: name, aggregator, data, output")
@@ -264,6 +273,20 @@ def check(
     plan = make_plan(spec, Replica(spec, allow_factory or (), weights=weights).model)
     check_policy(policy, spec, plan, sites_data)
     show_plan(spec, plan, _wide_console())
+
+
+def _check_agent(config: SiteConfig, refusal: RefusedError) -> None:
+    """Say that a service knows the site; raise the refusal if no service is there."""
+    from rankdad.local.drivers.http import NOT_FOUND, RefusedError
+    from rankdad.local.drivers.service import ServiceClient
+
+    try:
+        with ServiceClient(config) as service:
+            runs = len(service.offers("").runs)
+    except RefusedError as error:
+        raise (refusal if error.status == NOT_FOUND else error) from None
+    found = f"the service at {config.aggregator} knows this site, and has {counted(runs, 'run')} for it"
+    typer.echo(f"{config.name}: {found}: start it with --stay; --offline RUN.json tries its data")
 
 
 def verify(

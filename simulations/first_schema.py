@@ -15,7 +15,7 @@ from rankdad.common.spec.patterns import escaped
 from rankdad.common.spec.table_schema import COLUMN
 from rankdad.local.data.cells import LIMIT
 from rankdad.local.data.files import tables_in
-from rankdad.local.data.profile import MAX_LEVELS, Column, Profile, compared, ordered, profile_of
+from rankdad.local.data.profile import MAX_LEVELS, WORDS, Column, Profile, compared, ordered, profile_of
 from rankdad.local.data.table_files import TABLES, read_guessing
 from rankdad.local.data.tables import nearest
 
@@ -234,7 +234,10 @@ def _task(
     if not values:
         raise DataError(place, f"column {label} has more than {MAX_LEVELS} different values that are no numbers")
     if len(values) == 1:
-        raise DataError(place, f"column {label} has the one value {values[0]} at every hospital: nothing to predict")
+        words = {word for column in columns for word in column.others if word.lower() in WORDS}
+        also = "".join(f"; {word!r} counts as missing: write another word" for word in sorted(words))
+        said = f"column {label} has the one value {values[0]} at every hospital: nothing to predict{also}"
+        raise DataError(place, said)
     counts = Counter[str]()
     for column in columns:
         counts.update(column.levels)

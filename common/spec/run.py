@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from rankdad.common.documents import Part, load_json, replace, validate
+from rankdad.common.errors import SpecError
 from rankdad.common.spec.augmentation import check_augmentation
 from rankdad.common.spec.data import DataSpec, TableData, check_kept, check_task
 from rankdad.common.spec.evaluation import EvaluationSpec, Holdout, KFold, LeaveOneSiteOut
@@ -70,6 +71,8 @@ class RunSpec(Part):
         """
         document = replace(load_json(path), assignments)
         if isinstance(document, dict) and "run" in document:
+            for key in document.keys() - {"run", "simulation", "notes"}:
+                raise SpecError(key, f"is not known beside run: did you mean run.{key}?", file=path)
             return validate(cls, document["run"], file=path, under="run")
         return validate(cls, document, file=path)
 

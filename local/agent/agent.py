@@ -34,6 +34,10 @@ LOOK = 0.5  # seconds between two looks at decisions of the site's people
 MAX_CRASHES = 5  # of a run's processes, one after the other, without a minute of work in between
 WORKED = 60.0  # seconds after which a process has done some work
 STOPPING = 15.0  # seconds in which processes end by themselves
+OTHER_RUN = (  # an older copy of its directory was put back
+    "the service has offered another run by this name before: submit it again, which gives it another"
+)
+TOLD = {"accepted": "this site takes part; it begins once all do", "refused": "its owner is told of the refusal"}
 _log = logging.getLogger(__name__)
 
 
@@ -175,9 +179,7 @@ class Agent:
                 raise UserError("the service names another run than it offers")
             self._start(run, self._work(Consider(self._config, offer, self._logs)))
         elif considered.offer.id != run.offered.id:
-            raise UserError(
-                f"{folder.run}: the service offers another run under the name of one that was offered before"
-            )
+            self._reply(run, "refused", OTHER_RUN)
         elif folder.finished:
             self._reply(run, "finished")
             shutil.rmtree(folder.path / "checkpoints", ignore_errors=True)
@@ -187,7 +189,8 @@ class Agent:
         elif decision is None and self._config.approval == "policy":
             self._decide(run, "accepted", "policy")
         elif decision is None:
-            if run.replied is None:
+            if run.replied is None and "asked" not in run.said:
+                run.said.add("asked")
                 name = f"{folder.run} SITE.json"
                 _log.info("%s waits for `rankdad approve %s`, or `rankdad refuse %s`", folder.run, name, name)
                 folder.audit("asked")
@@ -246,6 +249,10 @@ class Agent:
         with self._client() as client:
             client.reply(run.folder.run, Reply(id=run.offered.id, answer=answer, reason=reason[:500]))
         run.replied = answer
+        told = TOLD.get(answer)
+        if told and told not in run.said:  # the service may take a moment to know
+            run.said.add(told)
+            _log.info("%s: %s", run.folder.run, told)
 
     def _client(self) -> ServiceClient:
         return ServiceClient(self._config, patience=0.1)  # what does not work is tried again, and nobody waits for it

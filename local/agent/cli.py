@@ -34,7 +34,8 @@ def approve(
     for line in considered.words:
         typer.echo(visible(line, 4000))
     if not yes and not typer.confirm("Let this site take part?"):
-        raise UserError(f"{run}: is still to be decided")
+        typer.echo(f"nothing is decided: {run} waits until it is approved or refused")
+        raise typer.Exit(1)
     folder.decide(Decision(id=considered.offer.id, decision="accepted", by=somebody()))
     typer.echo(f"{run} is approved, and begins here once all sites take part")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankdad.common.errors import counted
 from rankdad.common.policy import Policy, rows_sent
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
@@ -31,14 +32,17 @@ def what_leaves(spec: RunSpec, plan: Plan, policy: Policy, owner: str) -> list[s
         lines.append(f"reads samples of shape {list(data.shape)} by the reader {data.reader}, and their labels")
     rows, training = rows_sent(spec), spec.training
     lines.append(f"method: {spec.method.name}, task: {spec.task.name}")
-    rank = "gradients whole, of any rank" if rows is None else f"at most {rows} rows of a layer's gradient (rank)"
-    lines.append(f"sends in every step {rank}, of {training.step_size} rows of data")
+    most_rows = f"at most {counted(rows or 0, 'row')} of a layer's gradient (rank)"
+    sent = "gradients whole, of any rank" if rows is None else most_rows
+    lines.append(f"sends in every step {sent}, of {training.step_size} rows of data")
     most = policy.rank(training.step_size)
     if rows is not None and most is not None and most < rows:
         lines.append(f"  the policy lets {most} of them out (rows_per_rank {policy.rows_per_rank})")
-    sums = [f"sums for {stage.name}" for stage in plan.stages]
-    references = [f"references: {', '.join(plan.references)}"] if plan.references else []
-    lines += [f"sends before that {'; '.join((*sums, *references))}"] if sums or references else []
+    stages = ", ".join(stage.name for stage in plan.stages)
+    if stages:
+        lines.append(f"sends sums for preparation before that: {stages}")
+    if plan.references:
+        lines.append(f"sends how well models to compare with do: {', '.join(plan.references)}")
     if isinstance(data, TableData):
         lines.append("sends once Table 1: of each column counts, mean and spread, or rows by level")
     lines.append(f"at most {step_bytes(plan, up=True):,} bytes up and {step_bytes(plan, up=False):,} down in a step")

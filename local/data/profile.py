@@ -128,7 +128,7 @@ def _column(table: Table, name: str) -> Column:
     words = dict(Counter(text for text in table.texts(name) if text.lower() in WORDS)) if kind == "levels" else {}
     if words:
         said = ", ".join(f"{shown(word)} in {count} rows" for word, count in words.items())
-        remarks.append(f"{said} counts as missing, unless it is among the column's levels in data.categorical")
+        remarks.append(f"{said} counts as missing, unless data.categorical, or data.values of a label, lists it")
     others: dict[str, int] = {}
     if kind == "number" and len(numbers) < len(held):
         numeric = zip(table.texts(name), found, strict=True)

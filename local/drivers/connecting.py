@@ -77,7 +77,8 @@ def said_by_tls(error: BaseException, config: Member) -> str | None:
         return "what answers there speaks no TLS 1.2 or newer"
     if "ALERT" in reason:
         if not config.certificate:
-            return f"the aggregator asks for this site's certificate ({reason}): name certificate and key"
+            where = "name certificate and key in SITE.json or OWNER.json"
+            return f"the aggregator asks for a certificate ({reason}): {where}"
         for alert, meaning in ALERTS.items():
             if reason.endswith(alert):
                 return f"the aggregator refuses this site's certificate {config.certificate}: {meaning}"

@@ -27,14 +27,23 @@ MAX_FINAL_PATIENCE = 2.0  # seconds: the work is done
 MIN_WAIT = 1.0  # seconds: whoever answers "not yet" sooner is not asked again at once
 COMPUTED_HEADER = "x-rankdad-computed"  # of a contribution: seconds that its site has computed for the step so far
 MAX_RUN_BYTES = 8 << 20  # bytes of the run's spec
-OK, ACCEPTED, NO_CONTENT, PROXY_DENIES, TOO_SLOW, TOO_MANY = 200, 202, 204, 407, 408, 429
+OK, ACCEPTED, NO_CONTENT, NOT_FOUND, PROXY_DENIES, TOO_SLOW, TOO_MANY = 200, 202, 204, 404, 407, 408, 429
 NOT_THERE, FULL = 501, 507  # what a service is without, and a disk that takes no more: another try does not help now
 
 _log = logging.getLogger(__name__)
 
 
 class RefusedError(RankdadError):
-    """The aggregator refused a request; it says why."""
+    """The aggregator refused a request; it says why.
+
+    Args:
+        message: what it says.
+        status: of its answer.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class _NoCookies(CookieJar):
@@ -68,6 +77,7 @@ class Client:
     ) -> None:
         self._config, self._prompt, self._held, self._limit = config, prompt, held, limit
         self._url, self._patience = config.aggregator.rstrip("/"), config.patience
+        self._met = False  # whether anybody has answered
         token, transport = config.token(), transport or open_transport(config)
         proof = {} if token is None else {"authorization": f"Bearer {token}"}
         self._client = httpx.Client(
@@ -101,15 +111,16 @@ class Client:
         while True:
             try:
                 answer = self._client.send(request, stream=stream)
-                status = answer.status_code
+                status, self._met = answer.status_code, True
                 if status in (OK, ACCEPTED, NO_CONTENT):
                     return answer
                 if status == PROXY_DENIES:
                     raise httpx.ProxyError(str(status))
                 answer.read()
                 if (status < 500 and status not in (TOO_SLOW, TOO_MANY)) or status in (NOT_THERE, FULL):
-                    raise RefusedError(f"{self._url} {_refusal(answer)}")
-                problem = f"answered {status}"
+                    raise RefusedError(f"{self._url} {_refusal(answer)}", status)
+                reason = _reason(answer)
+                problem = f"answered {status}: {visible(reason, 200)}" if reason else f"answered {status}"
             except httpx.ReadTimeout:
                 if held and not silent:  # one that works on a round for so long is not silent yet
                     silent = True
@@ -128,7 +139,7 @@ class Client:
             if left <= 0:
                 raise UnreachableError(
                     f"{self._url}: no aggregator for {self._patience:.0f} s ({problem}): is it running, and is the "
-                    "address right? Raise the site's patience to wait longer"
+                    "address right?"
                 )
             pause = min(delay, left)
             _log.warning("%s: %s; trying again in %.1f s, for %.0f s more", self._url, problem, pause, left)
@@ -149,12 +160,15 @@ class Client:
             if str(error).startswith(str(PROXY_DENIES)):
                 raise UserError("proxy: asks for another user and password than the site's file holds") from None
             return f"the proxy answered {visible(str(error), 200)}"
-        return visible(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__, 200).lower()
+        problem = visible(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__, 200).lower()
+        if isinstance(error, httpx.RemoteProtocolError) and self._url.startswith("http:") and not self._met:
+            return f"{problem.rstrip('.')}: is its address one with https://?"
+        return problem
 
     def _check_head(self, answer: httpx.Response) -> None:
         """Refuse what nobody may follow or decode, before httpx does."""
         if 300 <= answer.status_code < 400:
-            raise RefusedError(f"{self._url} {_refusal(answer)}")
+            raise RefusedError(f"{self._url} {_refusal(answer)}", answer.status_code)
         encoding = answer.headers.pop("content-encoding", "identity")
         if answer.is_success and encoding.strip().lower() != "identity":
             raise UserError(
@@ -316,8 +330,12 @@ def _refusal(answer: httpx.Response) -> str:
     if status < 400:
         to = visible(answer.headers.get("location", "nowhere"), 200)
         return f"answered {status} and points to {to}, where nobody follows: name the aggregator's own address"
+    return f"refused ({status}): {visible(_reason(answer) or answer.content[:200].decode(errors='replace'))}"
+
+
+def _reason(answer: httpx.Response) -> str:
+    """Return what an aggregator says of a request that it does not follow; "" where something else has answered."""
     reason: object = None
     with contextlib.suppress(ValueError, KeyError, TypeError):
         reason = parse_json(answer.content)["error"]
-    words = reason if isinstance(reason, str) else answer.content[:200].decode(errors="replace")
-    return f"refused ({status}): {visible(words)}"
+    return reason if isinstance(reason, str) else ""

@@ -44,7 +44,7 @@ const charts = (() => {
   function learning(id, curve, name, sites, chosen, what, best) {
     const pooled = curve && curve.y[`${name}:pooled`];
     const x = curve ? curve.x : [], traces = [];
-    if (!pooled || !x.length) return draw(id, [], {}, "");
+    if (!pooled || pooled.every(value => value === null)) return draw(id, [], {}, "");
     const own = sites.filter(site => curve.y[`${name}:${site}`]);
     const shown = chosen ? own.filter(site => site === chosen) : own.length <= MANY ? own : [];
     if (own.length > MANY) {

@@ -44,7 +44,8 @@
       (stand.best_value === null ? "." : `, with ${run.metric_name} ${number(stand.best_value)}.`);
     say("verdict", stand.loss === null ? "No step is complete yet."
       : `Training loss ${number(stand.loss)} in step ${count(stand.step)}` +
-        (stand.validation ? `; ${run.metric_name} ${number(stand.validation)} on validation samples, all sites together.` : ".") + best);
+        (stand.validation ? `; ${run.metric_name} ${number(stand.validation)} on validation samples, all sites together.`
+          : curves.epochs && curves.epochs.x.length ? "; no samples are held back to validate with." : ".") + best);
     waiting();
     at("bar").value = stand.steps ? stand.step / stand.steps : 0;
     say("left", stopped ? `It is over: ${stand.status} after ${count(stand.step)} steps in ${lasting(stand.seconds)}.`
@@ -58,7 +59,7 @@
     say("seconds", !stand.step ? "No step is complete yet." : `A step takes ${number(1000 * stand.step_seconds, 1)} ms on average` +
       (reduction ? `; the aggregator reduces for ${number(1000 * reduction[0], 1)} ms of the last ones.` : "."));
     const steps = curves.steps, layers = run.layers.filter(layer => steps && steps.y[`rank:${layer}`]);
-    say("ranks", layers.length ? `${layers.length} layers travel as factors; last: ` + layers.slice(0, 8).map(layer => {
+    say("ranks", layers.length ? `${layers.length === 1 ? "1 layer travels as a factor" : `${layers.length} layers travel as factors`}; last: ` + layers.slice(0, 8).map(layer => {
       const values = steps.y[`rank:${layer}`];
       return `${layer} ${number(values[values.length - 1], 1)}`;
     }).join(", ") + (layers.length > 8 ? ", …" : "") : "No layer has travelled as a factor.");

@@ -102,7 +102,7 @@ class ServiceRoutes:
         if run not in self._service.running:
             self._who(request, self._service.consortium.sites)  # a stranger learns nothing, and takes nothing up again
         if run is None:
-            raise ProtocolError(404, "is a service of several runs: start the site with --stay, see `rankdad runs`")
+            raise ProtocolError(404, "is a service of several runs: start the site with --stay")
         return await self._service.routes(run)
 
     def _who(self, request: Request, names: Collection[str]) -> str:

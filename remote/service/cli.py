@@ -66,5 +66,6 @@ def serve(
         url = f"{access.scheme}://{address}:{bound}"
         typer.echo(f"listening on {url}; the service's directory is {output}")
         whose = f"with the token in {output / OWN_TOKEN}" if not access.identity(()).required else "owners and viewers"
-        typer.echo(f"the page of all runs: {url}{FOLDER}/, for {whose}")
+        page = consortium.aggregator.rstrip("/") if address in ("0.0.0.0", "[::]") else url
+        typer.echo(f"the page of all runs: {page}{FOLDER}/, for {whose}")
         serve_consortium(consortium, output, listening, access, options)

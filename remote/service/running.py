@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
-from contextlib import closing
+from contextlib import closing, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 
 from rankdad.common.devices import CPU, device_here
-from rankdad.common.documents import validate
+from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import RankdadError, SpecError, UserError, one_line
 from rankdad.common.logs import log_names
 from rankdad.common.memory import check_memory
@@ -35,6 +35,7 @@ from rankdad.remote.host import Host
 from rankdad.remote.persistence import LEDGER, LedgerOptions
 from rankdad.remote.process import waiting_of
 from rankdad.remote.progress import AGGREGATOR
+from rankdad.remote.result import result_lines
 from rankdad.remote.server import see_through
 from rankdad.remote.service.logs import RunLogs
 from rankdad.remote.service.queue import Entry
@@ -157,8 +158,12 @@ class RunningRun:
                         self.problem = str(host.error)
                     elif aggregator.ended:
                         progress = aggregator.recorder.progress
-                        state = State.ENDED if progress.status == "completed" else State.FAILED
-                        return state, "" if state is State.ENDED else progress.reason
+                        if progress.status != "completed":
+                            return State.FAILED, progress.reason
+                        with suppress(OSError, UserError):  # the disk is full: the run has ended all the same
+                            summary = load_json(self.directory / "summary.json")
+                            print(*result_lines(summary, made[0].group_noun), sep="\n", file=log)
+                        return State.ENDED, ""
                 except RankdadError as error:
                     if fresh and (made is None or isinstance(error, SpecError)):  # another try would not mend it
                         _log.error("%s", error)

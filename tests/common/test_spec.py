@@ -204,6 +204,8 @@ def test_a_spec_is_read_from_its_own_file_or_a_simulations(tmp_path: Path) -> No
         assert RunSpec.read(path, [f"{under}seed=7"]).seed == 7
         with pytest.raises(SpecError, match=f"run.json: {under}seed: got -1"):
             RunSpec.read(path, [f"{under}seed=-1"])
+    with pytest.raises(SpecError, match=r"run.json: seed: is not known beside run: did you mean run\.seed\?"):
+        RunSpec.read(path, ["seed=7"])
 
 
 def test_a_dictionary_may_have_lists_as_json_has() -> None:

@@ -69,7 +69,10 @@ def test_two_runs_end_with_the_weights_of_lockstep(tmp_path: Path, data: Path) -
         assert not {"ledger", "checkpoints", "audit.jsonl"} & {path.name for path in (tmp_path / "fetched").iterdir()}
         listed = rankdad("runs", "--to", all_.url)
         assert "first-1" in listed
-        assert "epoch 2 of 2" in rankdad("logs", runs[1], "--to", all_.url)
+        said = rankdad("logs", runs[1], "--to", all_.url)
+        assert "epoch 2 of 2" in said
+        assert all(f'{runs[1]}/aggregator: accepted hello address="127.0.0.1" site="{site}"' in said for site in SITES)
+        assert re.search(r"^weights: equal at all sites, sha256", said, re.MULTILINE), "it ends with the result"
         assert [all_.stop(name) for name in ("alpha", "service")] == [0, 0]
     for run, document in zip(runs, documents, strict=True):
         expected = undisturbed(run_spec(**document), data, tmp_path / run)
@@ -151,6 +154,8 @@ def test_a_hospital_approves_by_hand_and_its_audit_log_says_what_leaves(tmp_path
         all_.start("gamma")
         assert "its owner is told: not for this purpose" in said
         assert all_.until_over(unwanted)[unwanted].reason == "gamma: not for this purpose"
+        said = rankdad("approve", wanted, file, status=1)  # whose input ends without an answer
+        assert "Let this site take part?" in said
         said = rankdad("approve", wanted, file, "--yes")
         for words in ("shape [6]", "method: dsgd", "gradients whole, of any rank, of 8 rows", "bytes up", "2 epochs"):
             assert words in said
@@ -177,12 +182,17 @@ def test_from_nothing_to_a_second_run_with_one_command_a_hospital(tmp_path: Path
         json.dumps(run_document(name="tls", method={"name": "rank-dad", "rank": 1}, training={"batch_size": 32}))
     )
     own = kits / "aggregator"
-    words: list[object] = ["serve", consortium, "--output", tmp_path / "service", "--port", port]
+    words: list[object] = ["serve", own / "consortium.json", "--output", tmp_path / "service", "--port", port]
     words += ["--tls-cert", own / "server.pem", "--tls-key", own / "server.key", "--client-ca", own / "ca.pem"]
     words += ["--tokens", own / "tokens.json"]
     anna, otto, vera = (kits / place / "OWNER.json" for place in ("owners/anna", "owners/otto", "viewers/vera"))
     with processes(tmp_path) as start:
         start(*words)
+        assert "no run yet: rankdad submit RUN.json" in rankdad("runs", "--to", anna)
+        alpha = kits / "sites/alpha/SITE.json"
+        assert "knows this site, and has 0 runs for it: start it with --stay" in rankdad("check", alpha)
+        assert "a service of several runs: start the site with --stay" in rankdad("site", alpha, status=1)
+        assert "name certificate and key" in rankdad("runs", "--to", url, "--ca", own / "ca.pem", status=2)
         for site in SITES:
             (kits / "sites" / site / "data/data.npz").write_bytes((data / site / "data.npz").read_bytes())
             start("site", kits / "sites" / site / "SITE.json", "--stay")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -137,6 +138,39 @@ def small_disk(folder: Path) -> Iterator[None]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+def test_an_older_copy_of_the_services_directory_cannot_go_on_and_the_newest_can(tmp_path: Path, data: Path) -> None:
+    document = run_document(name="long", **LONG)
+    with Consortium(tmp_path / "all", data, SITES).started() as all_:
+        run = all_.submit(document)
+        all_.until(lambda _: steps_of(all_, run) > 20)
+        older, newest = all_.folder / "older", all_.folder / "newest"
+        all_.stop("service")
+        shutil.copytree(all_.directory, older)
+        all_.start("service")
+        reached = steps_of(all_, run) + 60
+        later = all_.submit(run_document(name="later", training={"epochs": 10_000}))
+        all_.until_state(later, State.RUNNING)
+        all_.until(lambda _: steps_of(all_, run) > reached)
+        all_.stop("service")
+        all_.directory.rename(newest)
+        older.rename(all_.directory)
+        all_.start("service")
+        said = "an aggregator that was started with an older copy of its directory cannot go on: take the newest"
+        assert said in all_.until_over(run)[run].reason
+        assert all_.submit(run_document(name="later")) == later
+        assert "offered another run by this name before: submit it again" in all_.until_over(later)[later].reason
+        again = all_.submit(run_document(name="later"))
+        assert all_.until_over(again)[again].state is State.ENDED, all_.said()
+        all_.stop("service")
+        all_.directory.rename(older)
+        newest.rename(all_.directory)
+        all_.start("service")
+        assert all_.until_over(run)[run].state is State.ENDED, all_.said()
+        with all_.client() as client:
+            assert client.run(later).state is State.RUNNING, "nobody took the other run for it"
+    ended_as_undisturbed(all_, run, document, data, tmp_path / "undisturbed")
+
+
 def test_a_full_disk_of_the_service_is_waited_for_and_nothing_is_lost(tmp_path: Path, data: Path) -> None:
     document = run_document(name="long", **LONG)
     with small_disk(tmp_path / "all/service"), Consortium(tmp_path / "all", data, SITES).started() as all_:

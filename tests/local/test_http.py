@@ -175,12 +175,26 @@ def test_a_request_that_waits_for_nobody_runs_out_of_patience(server: Server) ->
 
 
 def test_server_errors_are_tried_again_and_refusals_are_not(server: Server, caplog: pytest.LogCaptureFixture) -> None:
-    server.script = [RUN, (503, b"busy"), (200, b"update"), (409, b'{"error": "the run is in round 7"}')]
+    taken_up = (503, b'{"error": "digits-1 is being taken up"}')
+    server.script = [RUN, (503, b"busy"), taken_up, (200, b"update"), (409, b'{"error": "the run is in round 7"}')]
     with client_of(server) as client:
         assert client.exchange(b"first", 6) == b"update"
         with pytest.raises(RefusedError, match=r"refused \(409\): the run is in round 7"):
             client.exchange(b"second", 7)
     assert "answered 503; trying again" in caplog.messages[0]
+    assert "answered 503: digits-1 is being taken up; trying again" in caplog.messages[1]
+
+
+def test_who_answers_without_http_is_asked_about_https_until_somebody_has_answered(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A service with TLS hangs up on plain HTTP, and so does an aggregator that is killed."""
+    server.script = [None, RUN, None, (200, b"update")]
+    server.released.set()
+    with client_of(server) as client:
+        client.run()
+        assert client.exchange(b"contribution", 0) == b"update"
+    assert ["is its address one with https://?" in line for line in caplog.messages] == [True, False]
 
 
 @pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nconte", b"HTTP/1.1 409 No\r\n"])

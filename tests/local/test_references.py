@@ -103,7 +103,10 @@ def test_alone_is_a_run_of_one_site_bit_for_bit(
     folds = K_FOLD | {"folds": 2}
     evaluation = folds | {"references": ["local"]}
     method = {"name": "rank-dad", "rank": 2} | options
-    spec = referenced(evaluation=evaluation, federation=federation, method=method, tuning=tuning, **changes)
+    record = {"spectra": 5}  # which a site alone has none of
+    spec = referenced(
+        evaluation=evaluation, federation=federation, method=method, tuning=tuning, record=record, **changes
+    )
     sizes = (48, 44, 40)  # each site has samples of its own to validate with
     data = site_data(spec, sizes)
     run(spec, data, tmp_path / "together")

@@ -80,7 +80,7 @@ def test_what_is_refused_when_its_round_is_due_is_not_kept_and_refused_again(ser
     assert ask(served, "POST", "/rounds/beta/1", lie)[0] == 202, "nobody has looked at it when it is answered"
     served.until(lambda: ask(served, "GET", "/rounds/beta/1")[0] == 204)
     status, said = reason(ask(served, "POST", "/rounds/beta", lie))
-    assert (status, said) == (409, "r: got round 2, but the run is in round 1")
+    assert (status, said.partition(";")[0]) == (409, "r: got round 2, but the run is in round 1")
     assert offer(served, "beta", 0) == 202
 
 

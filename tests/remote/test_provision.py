@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from typer.testing import CliRunner
 
 from rankdad.__main__ import app
-from rankdad.common.documents import validate
+from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import UserError
 from rankdad.common.policy import Policy
 from rankdad.local.config import SiteConfig
@@ -85,6 +85,11 @@ def test_a_kit_has_all_that_a_site_needs_and_only_its_owner_reads_it(made: Path)
     assert json.loads(tokens)["beta"] == hashed(token)
     assert token not in tokens
     assert not (made / "aggregator" / "ca.key").exists()
+    own = made / "aggregator" / "consortium.json"
+    assert validate(Consortium, load_json(own)) == consortium()
+    assert "rankdad serve consortium.json --output DIR --host 0.0.0.0 --port 8765" in (
+        (made / "aggregator" / "README.txt").read_text()
+    )
     certificate = x509.load_pem_x509_certificate((kit / "certificate.pem").read_bytes())
     assert 364 <= (certificate.not_valid_after_utc - certificate.not_valid_before_utc).days <= 366
     key = serialization.load_pem_private_key((kit / "certificate.key").read_bytes(), None)
@@ -135,6 +140,7 @@ def test_a_site_is_added_by_the_same_authority_and_the_aggregator_renewed(made: 
     larger.change("delta", None)
     tokens = json.loads((made / "aggregator" / "tokens.json").read_text())
     assert list(tokens) == [*SITES, "delta"]
+    assert load_json(made / "aggregator" / "consortium.json")["sites"] == [*SITES, "delta"]
     old = (made / "aggregator" / "server.pem").read_bytes()
     larger.change(None, "aggregator")
     assert (made / "aggregator" / "server.pem").read_bytes() != old
@@ -184,7 +190,7 @@ def test_a_consortium_that_cannot_be_is_said(changes: dict[str, Any], said: str)
 def test_the_command_makes_kits_without_certificates_for_a_proxy_that_ends_tls(tmp_path: Path) -> None:
     file = tmp_path / "consortium.json"
     document = {"name": "study", "aggregator": "https://[2001:db8::1]", "sites": ["a"], "mutual_tls": False}
-    file.write_text(json.dumps(document | {"addresses": ["inside.example"]}))
+    file.write_text(json.dumps(document | {"addresses": ["inside.example"], "owners": ["o"]}))
     done = CliRunner().invoke(app, ["provision", str(file), "--output", str(tmp_path / "kits")])
     assert done.exit_code == 0, done.output
     found = sorted(path.name for path in (tmp_path / "kits" / "sites" / "a").iterdir())
@@ -194,3 +200,5 @@ def test_the_command_makes_kits_without_certificates_for_a_proxy_that_ends_tls(t
     assert names.get_values_for_type(x509.DNSName) == ["inside.example"]
     assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["2001:db8::1"]
     assert "--client-ca" not in (tmp_path / "kits" / "aggregator" / "README.txt").read_text()
+    for kit in ("sites/a", "owners/o"):
+        assert "certificate" not in (tmp_path / "kits" / kit / "README.txt").read_text(), "there is none"

@@ -129,6 +129,10 @@ def test_hospitals_whose_tables_do_not_belong_together_are_said(tmp_path: Path) 
         (tmp_path / site / "t.csv").write_text(text)
     with pytest.raises(UserError, match="column y has the one value 0 at every hospital"):
         first_spec(tmp_path, "y")
+    for site in ("a", "b"):
+        (tmp_path / site / "t.csv").write_text("x,y\n1,sick\n2,none\n3,sick\n4,none\n")
+    with pytest.raises(UserError, match="nothing to predict; 'none' counts as missing: write another word"):
+        first_spec(tmp_path, "y")
     (tmp_path / "a" / "more.csv").write_text("z\n1\n")
     with pytest.raises(UserError, match=r"b.t.csv: unlike a, which has more.csv, t.csv: expected one table a hospital"):
         first_spec(tmp_path, "y")
