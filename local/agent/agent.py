@@ -21,6 +21,8 @@ from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.service import ServiceClient
 
 LOOK = 0.5  # seconds between two looks at decisions of the site's people
+MAX_CONSIDERED = 2  # runs at once: a service may offer thousands
+CONSIDERING = 600.0  # seconds after which a run is not considered any longer
 MAX_CRASHES = 5  # of a run's processes, one after the other, without a minute of work in between
 WORKED = 60.0  # seconds after which a process has done some work
 STOPPING = 15.0  # seconds in which processes end by themselves
@@ -35,6 +37,7 @@ class _Run:
         folder: of the run.
         offered: what the service says of it; None if it is offered no more.
         worker: the process that considers or trains it.
+        considers: whether it considers it.
         replied: what the service was told last.
         began: when the worker did, in seconds of `time.monotonic`.
         retry_at: before which nothing is tried again.
@@ -45,6 +48,7 @@ class _Run:
     folder: RunFolder
     offered: Offered | None
     worker: Worker | None = None
+    considers: bool = False
     replied: Answer | None = None
     began: float = 0.0
     retry_at: float = 0.0
@@ -82,6 +86,9 @@ class Agent:
                 while not self._stopping:
                     self._wait(LOOK)
                     for run in list(self._runs.values()):
+                        if self._stopping:
+                            break
+                        self._keep_out()
                         self._advance(run)
             finally:
                 self._listener.kill()
@@ -124,11 +131,28 @@ class Agent:
 
     def _forget(self, run: _Run) -> None:
         """See that nobody decides any more about a run that is over."""
-        considered = run.folder.considered()
-        if considered is not None and run.folder.decision() is None:
-            over = Decision(id=considered.offer.id, decision="refused", by="the service", reason="the run is over")
-            with suppress(UserError):
+        with suppress(UserError):
+            considered = run.folder.considered()
+            if considered is not None and run.folder.decision() is None:
+                over = Decision(id=considered.offer.id, decision="refused", by="the service", reason="the run is over")
                 run.folder.decide(over)
+
+    def _keep_out(self) -> None:
+        """End what somebody here has refused, or what takes too long: at once, however long the service lets wait."""
+        for run in self._runs.values():
+            if run.worker is None:
+                continue
+            refused = False
+            with suppress(UserError):
+                decision = run.folder.decision()
+                refused = decision is not None and decision.decision == "refused"
+            late = run.considers and time.monotonic() - run.began > CONSIDERING
+            if refused or late:
+                run.worker.kill()
+                run.worker = None
+            if late:
+                why = f"what it asks for is not known after {CONSIDERING:.0f} s"
+                self._come_to(run, Outcome(kind="refused", reason=why, told=why))
 
     def _advance(self, run: _Run) -> None:
         """Do what is due for a run."""
@@ -147,19 +171,11 @@ class Agent:
         considered = folder.considered()
         if considered is not None:
             decision = folder.decision()
-        if run.worker is not None:
-            if decision is not None and decision.decision == "refused" and run.replied == "accepted":
-                run.worker.kill()  # somebody here has thought again
-                self._reply(run, "refused", decision.reason)
-            return
-        if run.offered is None:
+        if run.worker is not None or run.offered is None:
             return
         if considered is None:
-            with self._client() as client:
-                offer = client.offer(folder.run)
-            if (offer.run, offer.id) != (folder.run, run.offered.id):
-                raise UserError("the service names another run than it offers")
-            self._start(run, self._work(Consider(self._config, offer, self._logs)))
+            if sum(one.worker is not None and one.considers for one in self._runs.values()) < MAX_CONSIDERED:
+                self._start(run, Consider(self._config, run.offered, self._logs), considers=True)
         elif considered.offer.id != run.offered.id:
             raise UserError(
                 f"{folder.run}: the service offers another run under the name of one that was offered before"
@@ -183,15 +199,18 @@ class Agent:
         else:
             self._reply(run, "accepted")
             if run.offered.state == "running":
-                self._start(run, self._work(Train(self._config, folder.run, self._logs)))
+                self._start(run, Train(self._config, folder.run, self._logs))
 
-    def _start(self, run: _Run, worker: Worker) -> None:
-        run.worker, run.began = worker, time.monotonic()
+    def _start(self, run: _Run, target: Callable[[Connection], None], *, considers: bool = False) -> None:
+        run.worker, run.considers, run.began = self._work(target), considers, time.monotonic()
 
     def _end(self, run: _Run) -> None:
         """Take what a process has come to."""
         assert run.worker is not None
         outcome, run.worker = run.worker.result(), None
+        self._come_to(run, outcome)
+
+    def _come_to(self, run: _Run, outcome: Outcome) -> None:
         try:
             self._settle(run, outcome)
         except RankdadError as error:
@@ -218,7 +237,12 @@ class Agent:
 
     def _give_up(self, run: _Run, outcome: Outcome) -> None:
         _log.error("%s: %s", run.folder.run, outcome.reason)
-        self._decide(run, "refused", "the run's process", outcome.told)
+        if not run.considers:
+            self._decide(run, "refused", "the run's process", outcome.told)
+            return
+        self._reply(run, "refused", outcome.told)  # nothing of it is known that could be kept
+        run.folder.audit("refused", by="the run's process", reason=outcome.told)
+        self._try_later(run, "")
 
     def _decide(self, run: _Run, decision: str, by: str, reason: str = "") -> None:
         considered = run.folder.considered()

@@ -17,9 +17,9 @@ from threading import Thread
 from typing import Literal
 
 from rankdad.common.documents import Part
-from rankdad.common.errors import DataError, PolicyError, RankdadError, SpecError, UnreachableError, one_line
+from rankdad.common.errors import DataError, PolicyError, RankdadError, SpecError, UnreachableError, UserError, one_line
 from rankdad.common.logs import LogOptions, log_names, set_up
-from rankdad.common.protocol.service import Offer
+from rankdad.common.protocol.service import Offer, Offered
 from rankdad.local.agent.state import Considered, RunFolder
 from rankdad.local.agent.words import what_leaves
 from rankdad.local.config import SiteConfig
@@ -154,28 +154,40 @@ class Consider:
 
     Args:
         config: the site's own file.
-        offer: the run.
+        offered: the run.
         logs: what is logged.
     """
 
-    def __init__(self, config: SiteConfig, offer: Offer, logs: LogOptions) -> None:
-        self.config, self.offer, self.logs = config, offer, logs
+    def __init__(self, config: SiteConfig, offered: Offered, logs: LogOptions) -> None:
+        self.config, self.offered, self.logs = config, offered, logs
 
     def __call__(self, writing: Connection) -> None:
         """Do it, and send the outcome."""
         set_up(self.logs)
-        with log_names(run=self.offer.run, site=self.config.name):
+        with log_names(run=self.offered.run, site=self.config.name):
+            try:
+                offer = self._asked()
+            except RankdadError as error:
+                _say(writing, Outcome(kind="again", reason=str(error)))
+                return
             words, refusal, told = list[str](), "", ""
             try:
-                spec = offered_spec(self.config, {"version": self.offer.version, "run": self.offer.spec})
+                spec = offered_spec(self.config, {"version": offer.version, "run": offer.spec})
                 policy, _, plan = permitted(self.config, spec)
-                words = what_leaves(spec.at(self.config.name), plan, policy, self.offer.owner)
+                words = what_leaves(spec.at(self.config.name), plan, policy, offer.owner)
             except RankdadError as error:
                 refusal, told = str(error), public_reason(error, self.config)
             except Exception as error:
                 refusal, told = one_line(error), public_reason(error, self.config)
-        considered = Considered(offer=self.offer, words=tuple(words), refusal=refusal, told=told)
+        considered = Considered(offer=offer, words=tuple(words), refusal=refusal, told=told)
         _say(writing, Outcome(kind="done", considered=considered))
+
+    def _asked(self) -> Offer:
+        with ServiceClient(self.config, patience=0.1) as client:  # the agent tries again
+            offer = client.offer(self.offered.run)
+        if (offer.run, offer.id) != (self.offered.run, self.offered.id):
+            raise UserError("the service names another run than it offers")
+        return offer
 
 
 class Train:

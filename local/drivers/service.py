@@ -26,6 +26,7 @@ from rankdad.local.config import Member
 from rankdad.local.drivers.http import Client
 
 MAX_LISTING = 4 * MAX_RUN_BYTES
+MAX_ACKNOWLEDGED = 1 << 16  # of an answer that says nothing
 MAX_RESULTS = 1 << 40  # bytes of an archive
 M = TypeVar("M", bound=BaseModel)
 
@@ -58,7 +59,9 @@ class ServiceClient(Client):
 
     def reply(self, run: str, reply: Reply) -> None:
         """Say what this site does about a run."""
-        self._send(self._make("POST", f"{self._agent}/runs/{run}", reply.model_dump_json().encode()))
+        request = self._make("POST", f"{self._agent}/runs/{run}", reply.model_dump_json().encode())
+        request.extensions["size"] = MAX_ACKNOWLEDGED
+        self._send(request)
 
     def submit(self, id_: str, spec: dict[str, Any]) -> Described:
         """Submit a run; sent twice with one number, it is one."""

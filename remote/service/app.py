@@ -17,6 +17,7 @@ Pages for people: `remote.service.pages`.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import TypeVar
@@ -41,6 +42,7 @@ from rankdad.remote.service.queue import QueueError
 from rankdad.remote.service.service import Seen, Service
 from rankdad.remote.web import HttpConnection
 
+_log = logging.getLogger(__name__)
 MAX_SMALL_BODY = 1 << 14
 M = TypeVar("M", bound=BaseModel)
 
@@ -94,12 +96,16 @@ class ServiceRoutes:
                     return refuse(registry, audit, request, 507, str(error))
                 except ClientDisconnect:
                     return Response(status_code=400)
+                except Exception as error:
+                    _log.exception("an error of the service's own")
+                    said = f"an error of the service's own ({type(error).__name__}): its log says more"
+                    return refuse(registry, audit, request, 500, said)
 
         return endpoint
 
     async def _find(self, request: Request) -> Routes:
         run = request.path_params.get("run")
-        if run not in self._service.running:
+        if run not in self._service.running or self._service.running[run].served is None:
             self._who(request, self._service.consortium.sites)  # a stranger learns nothing, and takes nothing up again
         if run is None:
             raise ProtocolError(404, "is a service of several runs: start the site with --stay, see `rankdad runs`")
@@ -130,12 +136,8 @@ class ServiceRoutes:
             self._service.registry.identify(_connection(request), who)
         return who
 
-    async def _body(self, request: Request, model: type[M], most: int = MAX_SMALL_BODY) -> M:
-        body = await read_body(request, most, self._service.registry.timeouts)
-        try:
-            return validate(model, parse_json(body))
-        except (ValueError, UserError) as error:
-            raise ProtocolError(422, f"the body: {error}") from None
+    async def _body(self, request: Request, model: type[M]) -> M:
+        return _read(model, await read_body(request, MAX_SMALL_BODY, self._service.registry.timeouts))
 
     async def _poll(self, request: Request) -> Response:
         site = self._site(request)
@@ -174,8 +176,8 @@ class ServiceRoutes:
 
     async def _submit(self, request: Request) -> Response:
         owner = self._person(request, owner=True)
-        submission = await self._body(request, Submission, MAX_RUN_BYTES)
-        return _json(self._service.described(self._service.submit(submission, owner)))
+        body = await read_body(request, MAX_RUN_BYTES, self._service.registry.timeouts)
+        return _json(self._service.described(await self._service.submit(partial(_read, Submission, body), owner)))
 
     async def _list(self, request: Request) -> Response:
         self._person(request)
@@ -216,6 +218,13 @@ class ServiceRoutes:
         except QueueError:
             return PlainTextResponse("the queue cannot be written: its log says more\n", 503)
         return PlainTextResponse("ok\n")
+
+
+def _read(model: type[M], body: bytes) -> M:
+    try:
+        return validate(model, parse_json(body))
+    except (ValueError, UserError) as error:
+        raise ProtocolError(422, f"the body: {error}") from None
 
 
 def _connection(request: Request) -> HttpConnection:
