@@ -18,6 +18,7 @@ from typing import TextIO
 from rankdad.common.errors import visible
 
 MAX_PROGRESS = 100  # characters of a line on progress, where no terminal wraps it
+MIN_NAME = 12  # of them for the site's name, whatever else the line says
 MAX_LINE = 2000  # characters of a line, in which others may be quoted
 
 _log = logging.getLogger("rankdad")
@@ -80,7 +81,9 @@ def progress(site: str, line: str) -> None:
         _log.info("%s", line)
     elif _log.isEnabledFor(logging.INFO):
         with suppress(OSError):  # nobody reads any more: the run goes on
-            print(visible(f"{site}: {line}", MAX_LINE if sys.stdout.isatty() else MAX_PROGRESS), flush=True)
+            most = MAX_LINE if sys.stdout.isatty() else MAX_PROGRESS
+            name = visible(site, max(MIN_NAME, most - len(line) - len(": ")))
+            print(visible(f"{name}: {line}", most), flush=True)
 
 
 class NamesFilter(logging.Filter):

@@ -44,14 +44,15 @@ def site(
         bool, typer.Option("--stay", help="Stay, and take part in all runs of a service that the policy allows.")
     ] = False,
     page: Annotated[
-        int | None, typer.Option(metavar="PORT", help="Show a live page to this machine; 0 takes a free port.", min=0)
+        int | None,
+        typer.Option(metavar="PORT", help="Show a live page to this machine; 0 takes a free port.", min=0, max=65535),
     ] = None,
     verbose: Verbose = False,
     quiet: Quiet = False,
     log_json: LogJson = False,
 ) -> None:
     """Take part in a run as one site, next to the data; started by torchrun, its processes share every batch."""
-    from rankdad.local.config import SiteConfig
+    from rankdad.local.config import PageOptions, SiteConfig
 
     options = LogOptions.of(verbose=verbose, quiet=quiet, as_json=log_json)
     set_up(options)
@@ -65,7 +66,7 @@ def site(
             raise UserError("--stay: runs as one process: start it without torchrun")
         from rankdad.local.agent.agent import Agent
 
-        Agent(read(), options).run()
+        Agent(read(), options, page).run()
         return
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
         from rankdad.local.ranks.running import run_rank
@@ -73,11 +74,15 @@ def site(
         run_rank(read)
         return
     config = read()
+    from rankdad.common.terminal import can_draw, console_here
     from rankdad.local.shutdown_signals import ShutdownSignals
     from rankdad.local.site import run_site
 
+    console = console_here(quiet=quiet)
+    draws = can_draw(console) and not log_json
     with ShutdownSignals() as signals:
-        run_site(config, signals, page=page)
+        own_page = None if page is None else PageOptions(page)
+        run_site(config, signals, page=own_page, console=console if draws else None)
 
 
 def predict(

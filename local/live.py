@@ -29,11 +29,20 @@ from rankdad.page.history import MAX_SPECTRUM, History
 from rankdad.page.serving import Guard, Page
 from rankdad.page.stream import Stream
 from rankdad.page.tail import Tail
-from rankdad.page.viewers import VIEWER_TOKEN, own_token
+from rankdad.page.viewers import own_token
 
 HOST = "127.0.0.1"
 AGGREGATOR = "aggregator"
 WAITING = "pack"  # the lap after which a site waits for the aggregator
+
+
+def _listen(port: int, ports: int) -> socket.socket:
+    for tried in range(port, min(port + ports, 1 << 16)):
+        try:
+            return socket.create_server((HOST, tried))
+        except OSError as error:
+            problem = error.strerror or str(error)
+    raise UserError(f"--page: cannot listen on {HOST} port {port}: {problem}")
 
 
 class SitePage:
@@ -45,15 +54,16 @@ class SitePage:
         spec: the run.
         plan: of the run.
         run: where it is.
-        results: folder of the run's results, which has the token.
         port: of this machine; 0 takes a free one.
+        ports: how many are tried, from `port` on.
+        token: file of the token.
 
     Attributes:
         address: of the page.
     """
 
     def __init__(
-        self, site: str, rows: int, spec: RunSpec, plan: Plan, run: RunState, results: Path, port: int
+        self, site: str, rows: int, spec: RunSpec, plan: Plan, run: RunState, port: int, ports: int, token: Path
     ) -> None:
         self._site, self._rows, self._spec, self._plan, self._run = site, rows, spec, plan, run
         layouts = [plan.layout(exchange, up=False).slots for exchange in range(len(plan.exchanges))]
@@ -67,13 +77,10 @@ class SitePage:
         self._pooled: PooledMetrics | None = None
         self.traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)  # bytes up and down so far
         self._fold, self._ranks, self._step_seconds, self._steps = run.fold, list[float](), 0.0, 0
-        self._token, self._tail = own_token(results / VIEWER_TOKEN), Tail()
+        self._token, self._tail = own_token(token), Tail()
         self._stream = Stream(self.document, self._history)
         self._page = Page(f"{spec.name} at {site}", self._stream, Guard(self._allows), closing=self._tail.stop)
-        try:
-            self._listening = socket.create_server((HOST, port))
-        except OSError as error:
-            raise UserError(f"--page: cannot listen on {HOST} port {port}: {error.strerror or error}") from None
+        self._listening = _listen(port, ports)
         self.address = f"http://{HOST}:{self._listening.getsockname()[1]}/page/"
         app = Starlette()
         for verb, path, endpoint in self._page.routes():

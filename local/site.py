@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from rich.console import Console
 from torch import Tensor
 
 from rankdad.common import __version__
@@ -30,13 +31,14 @@ from rankdad.common.run.checkpoints import EVERY, Checkpoints, between
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
-from rankdad.local.config import PATHS, SiteConfig
+from rankdad.local.config import PATHS, PageOptions, SiteConfig
 from rankdad.local.data import SiteData, read_site
 from rankdad.local.data.files import Fact
 from rankdad.local.drivers.drive import drive
 from rankdad.local.drivers.http import AggregatorClient, RefusedError
 from rankdad.local.drivers.sending import Sender
 from rankdad.local.notices import Notices
+from rankdad.local.progress import SiteView
 from rankdad.local.progress import following as following_progress
 from rankdad.local.ranks.alone import Alone
 from rankdad.local.ranks.group import LostRankError
@@ -70,7 +72,8 @@ def run_site(
     every: int = EVERY,
     ranks: Alone | None = None,
     saved: Callable[[], object] = lambda: None,
-    page: int | None = None,
+    page: PageOptions | None = None,
+    console: Console | None = None,
 ) -> Result:
     """Take part in a run from hello to goodbye.
 
@@ -80,7 +83,8 @@ def run_site(
         every: steps between two checkpoints.
         ranks: that share the site's batches, of which this process is rank 0; without any it is alone.
         saved: called once the results are written, before the aggregator is told.
-        page: port of this machine on which the site shows its own run; None shows nothing.
+        page: where the site shows its own run; None shows nothing.
+        console: where to draw how far it is; a terminal.
 
     Raises:
         ShutdownError: it is; started again, it goes on.
@@ -133,10 +137,14 @@ def run_site(
             if page is not None:
                 from rankdad.local.live import SitePage
 
-                own_page = SitePage(config.name, len(data.samples), spec, plan, state.run, results, page)
+                token = page.token or results / VIEWER_TOKEN
+                own_page = SitePage(config.name, len(data.samples), spec, plan, state.run, page.port, page.ports, token)
                 shown.enter_context(own_page)
                 following, lap = both(following, own_page.followed), both(lap, own_page.lap)
-                _print(f"{config.name}: the page is at {own_page.address}, its token in {results / VIEWER_TOKEN}")
+                _print(f"{config.name}: the page is at {own_page.address}, its token in {token}")
+            if console is not None:
+                view = shown.enter_context(SiteView(config.name, spec, state.run, console))
+                following, lap = both(following, view.followed), both(lap, view.lap)
             sender = Sender(client, plan, lap)
             if page is not None:
                 own_page.traffic = lambda: sender.traffic

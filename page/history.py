@@ -105,6 +105,18 @@ class History:
         }
         return found | {"": [round(sum(reduction for reduction, _ in recent) / len(recent), 6)]}
 
+    def last_seconds(self) -> dict[str, float]:
+        """Return how long after the last step's beginning each site's contribution was in, of those that took part."""
+        with self._lock:
+            last = self._times[-1][1] if self._times else {}
+        return {site: compute + wire for site, (compute, wire, _) in last.items()}
+
+    def by_epoch(self, metric: str) -> list[float]:
+        """Return a pooled metric of the fold's epochs, or means of some in a row; NaN where there is none."""
+        with self._lock:
+            means: list[float] = self.epochs.means()[:, self.epochs.columns.index(f"{metric}:pooled")].tolist()
+        return means
+
     def curves(self) -> dict[str, Bins]:
         """Return all curves by name; those of spectra have a point for each time that they were recorded."""
         spectra = {f"spectrum:{layer}": bins for layer, bins in self._spectra.items()}

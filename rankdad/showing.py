@@ -13,6 +13,7 @@ from rich.text import Text
 
 from rankdad.common.errors import visible
 from rankdad.common.logs import MAX_LINE
+from rankdad.common.terminal import can_draw, console_here
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.view import LiveView, View, Waiting, data_warnings
 
@@ -30,10 +31,10 @@ class Onlooker:
     """
 
     def __init__(self, wanted: bool) -> None:
-        self._console = Console(stderr=True)
+        self._console = console_here(stderr=True)
         notebook = Console().is_jupyter
         self._cell = _Cell() if wanted and notebook else None
-        self._drawing = wanted and (notebook or self._console.is_terminal)
+        self._drawing = wanted and (notebook or can_draw(self._console))
         self._view: View | None = None
         self._aggregator: Aggregator | None = None
         self._next = 0.0
@@ -55,7 +56,8 @@ class Onlooker:
         if not self._drawing or time.monotonic() < self._next:
             return
         if self._view is None:
-            live = LiveView(aggregator.recorder.progress, Waiting, self._console)
+            recorder = aggregator.recorder
+            live = LiveView(recorder.progress, Waiting, self._console, recorder.history)
             self._view = live if self._cell is None else _NotebookView(live, self._cell)
             self._view.start()
         self._view.tick()

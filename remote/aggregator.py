@@ -35,6 +35,7 @@ from rankdad.remote.records import NOBODY, Entry, Record
 from rankdad.remote.replay import replay
 from rankdad.remote.rounds import Answer, Barrier, BarrierState, Effect, Ready
 from rankdad.remote.run_directory import check_owner, new_directory
+from rankdad.remote.tracking import trackers_of
 
 MAX_SNAPSHOTS = 3  # that a site is given in a round
 MIN_DELAY, MAX_DELAY = 1.0, 60.0  # seconds between two tries to aggregate a round
@@ -97,6 +98,7 @@ class Aggregator:
         self.state, self.device = RunState(spec, self.plan, replica), replica.device
         self._checks = Checks(spec, self.plan, self.state, self.node)
         self._clock = clock
+        trackers = trackers_of(spec, directory) if name == TOP else {}  # what is missing is said first
         if ledger is None or not (directory / LEDGER).exists():
             new_directory(directory)
         check_owner(directory, name)
@@ -106,8 +108,17 @@ class Aggregator:
         try:
             document, self._residuals, *_ = self.persistence.load(self.state)
             self._checks.samples = document.get("samples", {})
-            again, state = self.persistence.resumes, document.get("recorder")
-            self.recorder = Recorder(directory, spec, self.plan, self.children, name=name, again=again, state=state)
+            self.recorder = Recorder(
+                directory,
+                spec,
+                self.plan,
+                self.children,
+                name=name,
+                again=self.persistence.resumes,
+                state=document.get("recorder"),
+                run=self.run_id,
+                trackers=trackers,
+            )
         except BaseException:  # a full disk: whoever tries again opens the files anew
             self.persistence.close()
             raise
@@ -384,6 +395,7 @@ class Aggregator:
             self.follow(ready, update, 0.0)
             self._open_next(ready, update)
         self._has_resumed = True
+        self.recorder.progress.ended.clear()  # told of before
         self._publish()
 
     def _make_again(self, ready: Ready, record: Record) -> Update:

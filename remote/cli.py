@@ -80,8 +80,7 @@ def aggregator(
 
     set_up(LogOptions.of(verbose=verbose, quiet=quiet, as_json=log_json))
     spec = RunSpec.read(file, set_ or [])
-    from rich.console import Console
-
+    from rankdad.common.terminal import console_here
     from rankdad.page.viewers import VIEWER_TOKEN
     from rankdad.remote.config import Access
     from rankdad.remote.persistence import LEDGER, LedgerOptions
@@ -116,7 +115,7 @@ def aggregator(
         lookers, where = access.viewers_in(output), viewers or output / VIEWER_TOKEN
         typer.echo(f"the live page: {access.scheme}://{address}:{bound}/page/, for those with a token of {where}")
         run = partial(run, viewers=lookers)
-        run(spec, output, listening, Console(quiet=quiet), allow_factory or ())
+        run(spec, output, listening, console_here(quiet=quiet), allow_factory or ())
     show_result(load_json(output / "summary.json"), output, spec.group_noun)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -60,6 +60,7 @@ class Host:
         hold: seconds for which a request is held, see `Timeouts`.
         large_plan: bytes of a dense gradient from which the work leaves the event loop.
         comes_back: whether whoever serves the run takes it up again after a full disk; sites are not told of that.
+        connected: returns the sites that have a connection.
     """
 
     def __init__(
@@ -70,9 +71,10 @@ class Host:
         large_plan: int = LARGE_PLAN,
         *,
         comes_back: bool = False,
+        connected: Callable[[], Collection[str]] = frozenset,
     ) -> None:
         self.aggregator, self.audit, self._seconds = aggregator, audit, hold
-        self._comes_back = comes_back
+        self._comes_back, self.connected = comes_back, connected
         self.ended = asyncio.Event()
         self.error: BaseException | None = None
         self.crashed = False  # by an error of its own, after which only another process can go on

@@ -18,8 +18,16 @@ from rankdad.remote.auth import hashed
 from rankdad.remote.connections import VIEWER, ConnectionRegistry
 from rankdad.remote.host import Host
 from rankdad.remote.progress import Progress
+from rankdad.remote.standing import Kind, standings
 
 MAX_WARNINGS = 5  # of a site
+WORDS: Mapping[Kind, str] = {
+    "absent": "not here yet",
+    "gone": "gone: no connection",
+    "behind": "late: the round goes on without it",
+    "awaited": "works",
+    "in": "is in",
+}
 
 
 class Live:
@@ -27,15 +35,11 @@ class Live:
 
     Args:
         host: of the run.
-        registry: of all connections.
         lines: returns the last ones of the log.
-        run: what connections call it, where there are several.
     """
 
-    def __init__(
-        self, host: Host, registry: ConnectionRegistry, lines: Callable[[], list[Line]], run: str = ""
-    ) -> None:
-        self._host, self._registry, self._lines, self._run_name = host, registry, lines, run
+    def __init__(self, host: Host, lines: Callable[[], list[Line]]) -> None:
+        self._host, self._lines = host, lines
         self._aggregator, self._recorder = host.aggregator, host.aggregator.recorder
         self._epoch = time.time() - time.perf_counter()  # the moment that its clock counts from
 
@@ -61,7 +65,7 @@ class Live:
                 "ratio": round(p.ratio, 2),
             },
             "times": self._recorder.history.times(),
-            "sites": self._sites(p, status.waiting_for, status.without, ended),
+            "sites": self._sites(p, ended),
             "seen": {site: round(seen) for site, seen in dict(self._host.seen).items()},
             "log": self._lines(),
         }
@@ -80,15 +84,12 @@ class Live:
             "id": self._aggregator.run_id,
         }
 
-    def _sites(
-        self, p: Progress, waiting_for: Collection[str], without: Collection[str], ended: str
-    ) -> list[dict[str, Any]]:
+    def _sites(self, p: Progress, ended: str) -> list[dict[str, Any]]:
         """Return a row for each site."""
-        connected, samples = self._registry.present(self._run_name), self._aggregator.samples
-        problems, refused = dict(p.problems), self._host.audit.refusals
-        rows = []
-        for site in p.sites:
-            kind, words = _state(site, waiting_for, without, connected, self._host.seen, problems)
+        refused, rows = self._host.audit.refusals, []
+        for standing in standings(self._host):
+            site, kind = standing.site, standing.kind
+            words = f"cannot take part: {standing.problem}" if kind == "stopped" else WORDS[kind]
             count, refusal = refused.get(site, (0, ""))
             warnings = [name.replace("-", " ") for name, sites in dict(p.warnings).items() if site in sites]
             warnings += [f"{p.dropped[site]} rows left out"] if p.dropped.get(site) else []
@@ -97,8 +98,8 @@ class Live:
                     "name": site,
                     "kind": "" if ended != "running" else kind,
                     "state": ended if ended != "running" else words,
-                    "rows": sum(samples[site][0]) if site in samples else None,
-                    "version": self._aggregator.plan.version if site in samples else "",
+                    "rows": standing.rows,
+                    "version": self._aggregator.plan.version if standing.rows is not None else "",
                     "left_out": p.left_out.get(site, 0),
                     "refused": count,
                     "refusal": refusal,
@@ -106,26 +107,6 @@ class Live:
                 }
             )
         return rows
-
-
-def _state(
-    site: str,
-    waiting_for: Collection[str],
-    without: Collection[str],
-    connected: Collection[str],
-    seen: Mapping[str, float],
-    problems: Mapping[str, str],
-) -> tuple[str, str]:
-    """Return how a site stands, in a word for the page's looks and in words for people."""
-    if site in problems:
-        return "stopped", f"cannot take part: {problems[site]}"
-    if site not in seen:
-        return "absent", "not here yet"
-    if site not in connected:
-        return "gone", "gone: no connection"
-    if site in without:
-        return "behind", "late: the round goes on without it"
-    return ("awaited", "works") if site in waiting_for else ("in", "is in")
 
 
 def _stand(p: Progress, monitor: Metric, status: str, reason: str) -> dict[str, Any]:
@@ -162,7 +143,7 @@ def page_of(host: Host, registry: ConnectionRegistry, viewers: Callable[[], Coll
         viewers: returns the hashed tokens of those who may see it.
     """
     tail = Tail()
-    stream = Stream(Live(host, registry, tail.lines).document, host.aggregator.recorder.history)
+    stream = Stream(Live(host, tail.lines).document, host.aggregator.recorder.history)
 
     def allowed(_: Request, token: str) -> bool:
         given = hashed(token)

@@ -30,8 +30,9 @@ from rankdad.remote.persistence import LEDGER, LedgerOptions
 from rankdad.remote.progress import AGGREGATOR
 from rankdad.remote.region import Region
 from rankdad.remote.server import serve
+from rankdad.remote.standing import standings
 from rankdad.remote.upstream import Upstream, answering, ask, recorded
-from rankdad.remote.view import Waiting, view_of
+from rankdad.remote.view import View, Waiting, view_of
 
 _log = logging.getLogger(__name__)
 
@@ -155,15 +156,21 @@ def _serve(
 ) -> str:
     """Serve the run within its audit log, and return what interrupted it."""
     progress, interrupted = aggregator.recorder.progress, ""
-    view = view_of(progress, partial(waiting_of, aggregator), console)
     run = partial(serve, lifeline=lifeline, resumable=aggregator.persistence.keeps, attach=attach, viewers=viewers)
     with closing(Audit(aggregator.recorder.directory / AUDIT)) as audit:
         audit.note("run resumed" if resumes else "run started", run=aggregator.run_id)
         try:
-            interrupted = run(aggregator, listening, view, audit, access)
+            interrupted = run(aggregator, listening, partial(_view, console), audit, access)
         finally:
             audit.note("run ended", status=progress.status, reason=progress.reason or interrupted)
     return interrupted
+
+
+def _view(console: Console, host: Host) -> View:
+    """Return what a person sees of a run."""
+    aggregator = host.aggregator
+    waiting, history = partial(waiting_of, aggregator), aggregator.recorder.history
+    return view_of(aggregator.recorder.progress, waiting, console, history, partial(standings, host))
 
 
 def waiting_of(aggregator: Aggregator) -> Waiting:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rankdad.common.errors import counted
@@ -14,6 +16,7 @@ from rankdad.common.spec.tasks import TaskSpec
 from rankdad.remote.fold_metrics import FoldMetrics
 
 AGGREGATOR = "aggregator"  # among sites' names: no site is called that
+MAX_ENDED = 1000  # epochs that wait for a view
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,23 @@ class Status:
     step: int
     steps: int
     problems: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch that has ended.
+
+    Args:
+        fold: whose it is, from 0.
+        number: from 1 in every fold.
+        train_loss: pooled mean training loss.
+        validation: pooled; None if nothing was measured.
+    """
+
+    fold: int
+    number: int
+    train_loss: float | None
+    validation: PooledMetrics | None
 
 
 @dataclass
@@ -88,11 +108,14 @@ class Progress:
         reason: why it did not complete.
         left_out: of how many steps each site that was late or away has been left out.
         late: how many contributions of each site have joined a later step.
+        behind: of how many steps in a row each site has been left out by now.
         resets: which sites have lost their state, and in which round; the last ones.
         drift: largest distance of a site's weights from the aggregator's so far, relative to their size.
         weights_sha256: final digest of every site and region.
         aggregator_sha256: of the aggregator's own replica, which follows the updates.
         regions: which of `sites` are regions.
+        monitor: validation metric that chooses the best epoch.
+        ended: epochs that a view has not told of yet.
     """
 
     name: str
@@ -125,6 +148,7 @@ class Progress:
     reason: str = ""
     left_out: dict[str, int] = field(default_factory=dict)
     late: dict[str, int] = field(default_factory=dict)
+    behind: dict[str, int] = field(default_factory=dict)
     resets: list[dict[str, Any]] = field(default_factory=list)
     drift: float | None = None
     tested_folds: int = 1
@@ -134,6 +158,8 @@ class Progress:
     weights_sha256: dict[str, str] = field(default_factory=dict)
     aggregator_sha256: str = ""
     regions: list[str] = field(default_factory=list)
+    monitor: str = ""
+    ended: deque[Epoch] = field(default_factory=partial(deque, maxlen=MAX_ENDED))
 
     @classmethod
     def of(cls, spec: RunSpec, plan: Plan, sites: tuple[str, ...]) -> Progress:
@@ -141,12 +167,14 @@ class Progress:
         study = FoldMetrics(spec.task, sites, plan.references, grouped=spec.grouped, per_repeat=spec.folds_per_repeat)
         about = (spec.name, spec.method.name, sites, spec.task, spec.training.epochs, spec.folds)
         made = cls(*about, plan.dense_bytes, study, tested_folds=spec.tested_folds, candidates=len(spec.candidates))
+        made.monitor = str(spec.monitor)
         made.regions = [name for name in sites if name in spec.federation.regions]
         return made
 
     def state(self) -> dict[str, Any]:
         """Return all figures as JSON."""
-        figures = {name: value for name, value in vars(self).items() if name not in ("task", "study", "validation")}
+        others = ("task", "study", "validation", "ended")
+        figures = {name: value for name, value in vars(self).items() if name not in others}
         return {**figures, "study": self.study.state(), "validation": self.validation and self.validation.model_dump()}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -37,12 +37,13 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import TOP
 from rankdad.page.history import History
 from rankdad.remote.children import introduced
-from rankdad.remote.progress import Progress
+from rankdad.remote.progress import Epoch, Progress
 from rankdad.remote.retelling import retold
 from rankdad.remote.rounds import Ready
 from rankdad.remote.run_directory import PLAN, Table, new_directory
 from rankdad.remote.summary import summary
 from rankdad.remote.table_one import table_one
+from rankdad.remote.tracking import Tracker
 from rankdad.remote.tuning import began, note
 
 PLACE = ("step", "round", "fold", "epoch")
@@ -67,6 +68,8 @@ class Recorder:
         name: of its region; that of the aggregator above all without it.
         again: whether the directory already holds this run.
         state: of the recorder at a checkpoint, from which it then goes on; None writes the run from its beginning.
+        run: its id.
+        trackers: by name, that are told of every epoch.
 
     Raises:
         UserError: the directory cannot be made, or already holds a run.
@@ -82,6 +85,8 @@ class Recorder:
         name: str = TOP,
         again: bool = False,
         state: dict[str, Any] | None = None,
+        run: str = "",
+        trackers: Mapping[str, Tracker] | None = None,
     ) -> None:
         self.directory, self._sites = directory, sites
         self.progress = Progress.of(spec, plan, sites)
@@ -131,6 +136,9 @@ class Recorder:
             self.progress.restore(state["progress"])
             self._losses = {site: (total, weight) for site, (total, weight) in state["losses"].items()}
             retold(self.history, directory, self._factors)
+        self._trackers = dict(trackers or {})
+        for tracked, tracker in self._trackers.items():
+            tracker.begin(run, self._params(run), state.get("trackers", {}).get(tracked))
         self.summarise()
 
     def state(self) -> dict[str, Any]:
@@ -138,7 +146,39 @@ class Recorder:
         tables = {"steps": self._steps.size(), "metrics": self._metrics.size()}
         if self._spectra is not None:
             tables["spectra"] = self._spectra.size()
-        return {"progress": self.progress.state(), "losses": self._losses, **tables}
+        tracked = {name: tracker.state() for name, tracker in self._trackers.items()}
+        return {"progress": self.progress.state(), "losses": self._losses, "trackers": tracked, **tables}
+
+    def _params(self, run: str) -> dict[str, str]:
+        """Return what a run is, for trackers."""
+        spec = self._spec
+        return {
+            "name": spec.name,
+            "run": run,
+            "spec_sha256": spec.sha256(),
+            "rankdad": self._plan.version,
+            "task": spec.task.name,
+            "model": spec.model.name,
+            "method": spec.method.name,
+            "sites": str(len(spec.federation.sites)),
+            "epochs": str(spec.training.epochs),
+            "seed": str(spec.seed),
+        }
+
+    def _track(self, pooled: PooledMetrics, figures: Mapping[str, Mapping[str, float]]) -> None:
+        """Tell the trackers of an epoch, or of a test."""
+        if not self._trackers:
+            return
+        test, p = pooled.split == "test", self.progress
+        values = {
+            f"{'test/' * test}{name}/{site}": value for site, own in figures.items() for name, value in own.items()
+        }
+        if not test:
+            values |= {"traffic/bytes_up": p.up, "traffic/bytes_down": p.down}
+            values["seconds/step"] = p.step_seconds / max(1, p.step)
+        training = self._spec.training_name(pooled.fold).replace(", ", "-").replace(" ", "-")
+        for tracker in self._trackers.values():
+            tracker.note(training, pooled.epoch + 1, values)
 
     def reset(self, site: str, round_: int) -> None:
         """Take note that a site has lost its state, and goes on without residuals."""
@@ -179,6 +219,7 @@ class Recorder:
             self._record_evaluation(ready, update)
         elif isinstance(update, Decision):
             progress.epoch = update.epoch + 1
+            progress.ended.append(Epoch(progress.fold, progress.epoch, progress.train_loss, progress.validation))
             if update.best:
                 progress.best_epoch = update.epoch
                 values = progress.validation.values if progress.validation else {}
@@ -253,6 +294,7 @@ class Recorder:
         left_out = [self._sites[place] for place in sorted(sums.missing)]
         for site in left_out:
             progress.left_out[site] = progress.left_out.get(site, 0) + 1
+        progress.behind = {site: progress.behind.get(site, 0) + 1 for site in left_out}
         fold, candidate = self._place(progress.fold)
         place = (progress.step, ready.round, fold, progress.epoch + 1, update.loss)
         slowest = max(self._computed.values(), default=None)
@@ -312,6 +354,7 @@ class Recorder:
             epoch[site] = known | ({"train_loss": float(loss)} if loss != "" else {})
             row = [fold, pooled.epoch + 1, pooled.split, site, loss, metrics.samples]
             self._metrics.row([*row, *figures, *candidate])
+        self._track(pooled, epoch)
         if pooled.split == "test":
             progress.study.add(models, baselines, references)
             for place in sorted(ready.missing):
@@ -348,11 +391,15 @@ class Recorder:
     def finish(self, status: str, reason: str = "") -> None:
         """Write the last summary and close the tables."""
         self.progress.status, self.progress.reason = status, reason
+        for tracker in self._trackers.values():
+            tracker.close(status)
         self.close()
         self.summarise()
 
     def close(self) -> None:
         """Close the tables as they stand."""
+        for tracker in self._trackers.values():
+            tracker.close()
         self._steps.close()
         self._metrics.close()
         if self._spectra is not None:

@@ -52,7 +52,7 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(
     aggregator: Aggregator,
     listening: socket.socket,
-    view: View,
+    show: Callable[[Host], View],
     audit: Audit,
     access: Access,
     lifeline: Connection | None = None,
@@ -66,7 +66,7 @@ def serve(
     Args:
         aggregator: the run.
         listening: socket that sites connect to.
-        view: what a person sees.
+        show: returns what a person sees.
         audit: log of who comes and goes.
         access: who may connect, and how.
         lifeline: pipe from the parent process: "site<tab>reason" says that a site has died, the pipe's end that the
@@ -82,8 +82,9 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn's own handlers stand until it has shut down, then these
         signal.signal(number, lambda *_: None)
     with asyncio.Runner(loop_factory=uvloop_factory()) as runner:
-        host = Host(aggregator, audit)
-        return runner.run(_serve(host, access, listening, view, lifeline, resumable, attach, viewers))
+        registry = ConnectionRegistry(audit)
+        host = Host(aggregator, audit, connected=registry.present)
+        return runner.run(_serve(host, registry, access, listening, show(host), lifeline, resumable, attach, viewers))
 
 
 def uvloop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -144,6 +145,7 @@ class Uvicorn(uvicorn.Server):
 
 async def _serve(
     host: Host,
+    registry: ConnectionRegistry,
     access: Access,
     listening: socket.socket,
     view: View,
@@ -153,7 +155,7 @@ async def _serve(
     viewers: Mapping[str, str] | None,
 ) -> str:
     attach(host)
-    aggregator, registry = host.aggregator, ConnectionRegistry(host.audit)
+    aggregator = host.aggregator
     app = Routes(host, access.identity(aggregator.children), registry).app()
     page = None if viewers is None else page_of(host, registry, viewers.values)
     for verb, path, endpoint in page.routes() if page else ():

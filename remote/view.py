@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
-from rich.progress import Progress as Bar
+from rich.console import Console, Group, JustifyMethod
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rankdad.common.errors import counted
+from rankdad.common.errors import counted, visible
+from rankdad.common.logs import MAX_PROGRESS
 from rankdad.common.spec.run import training_name
 from rankdad.common.spec.tasks import shown
-from rankdad.remote.progress import AGGREGATOR, Progress
+from rankdad.common.terminal import Drawing, can_draw, fitted, listed, sparkline
+from rankdad.page.history import History
+from rankdad.remote.progress import AGGREGATOR, Epoch, Progress
+from rankdad.remote.standing import Standing
 
 _log = logging.getLogger(__name__)
 
 WAITING_PERIOD = 10.0  # seconds between two lines about the same wait
 MIN_WAITING = 1.0
+PERIOD = 0.4  # seconds between two drawings, at least
 MAX_METRICS = 3  # metrics of a line
 MAX_WARNINGS = 10  # about the sites' tables
+SOME = 2  # of the warnings, and of the sites that have something to mend, while a terminal is drawn over and over
+MIN_SITES = 3  # rows of the table of sites, however low the terminal is
+MIN_COLUMN, MAX_NAME = 7, 30  # characters of a column of the table, and of a name: what changes moves no column
+JUSTIFY: tuple[JustifyMethod, ...] = ("left", "right", "right", "right", "left")
 
 
 @dataclass(frozen=True)
@@ -58,28 +67,36 @@ class View(Protocol):
         """Leave the last state on the screen."""
 
 
-def view_of(progress: Progress, waiting: Callable[[], Waiting], console: Console) -> View:
+def view_of(
+    progress: Progress,
+    waiting: Callable[[], Waiting],
+    console: Console,
+    history: History | None = None,
+    sites: Callable[[], Sequence[Standing]] = tuple,
+) -> View:
     """Return the view that suits the console.
 
     Args:
         progress: read at every tick.
         waiting: returns how the present round stands.
         console: where to show it.
+        history: of the run, for its curve.
+        sites: returns how they stand; none where they are in this process.
     """
-    live = console.is_terminal and not console.quiet
-    return LiveView(progress, waiting, console) if live else PlainView(progress, waiting, console)
+    if can_draw(console):
+        return LiveView(progress, waiting, console, history, sites)
+    return PlainView(progress, waiting, console)
 
 
 class PlainView:
     """A line for the first step, for every epoch, for every ten seconds of waiting, and for who goes and comes back.
 
-    A quiet console leaves what is wrong: that is logged.
+    None is longer than `MAX_PROGRESS`. What is wrong is said in full; a quiet console leaves that: it is logged.
     """
 
     def __init__(self, progress: Progress, waiting: Callable[[], Waiting], console: Console) -> None:
         self._progress, self._waiting, self._console = progress, waiting, console
-        self._epoch = self._said = 0
-        self._begun = False
+        self._said, self._begun = 0, False
         self._without: tuple[str, ...] = ()
         self._problems: dict[str, str] = {}
         self._warned = False
@@ -99,10 +116,8 @@ class PlainView:
         if p.step and not self._begun:
             self._begun = True
             self._say(f"step 1 of {p.steps}: loss {_number(p.loss)}")
-        done = p.fold * p.epochs + p.epoch
-        if p.validation is not None and p.epoch and done > self._epoch:
-            self._epoch = done
-            self._say(f"{_fold(p)}epoch {p.epoch} of {p.epochs} · {_figures(p)} · {_bytes(p)} · {_left(p)}")
+        while p.ended:
+            self._say(_epoch_line(p, p.ended.popleft()))
         for site, problem in p.problems.items():
             if self._problems.get(site) != problem:
                 self._warn(_problem(site, problem))
@@ -111,10 +126,13 @@ class PlainView:
         periods = int(now.seconds / WAITING_PERIOD) if now.sites else 0
         if periods > self._said:
             known = "; ".join(f"{site}: {p.problems[site]}" for site in now.sites if site in p.problems)
-            self._say(f"waiting for {', '.join(now.sites)} ({now.seconds:.0f} s)" + f": {known}" * bool(known))
+            seconds = f" ({now.seconds:.0f} s)"
+            names = listed(now.sites, MAX_PROGRESS - len(f"waiting for {seconds}"))
+            self._say(f"waiting for {names}{seconds}" + f": {known}" * bool(known))
         self._said = periods
         if now.without != self._without and not now.ended:
-            self._say(f"goes on without {', '.join(now.without)}" if now.without else "all sites are back")
+            without = f"goes on without {listed(now.without, MAX_PROGRESS - len('goes on without '))}"
+            self._say(without if now.without else "all sites are back")
             self._without = now.without
 
     def stop(self) -> None:
@@ -125,57 +143,98 @@ class PlainView:
         if self._console.quiet:
             _log.warning(problem)
         else:
-            self._say(before + problem)
+            self._console.print(Text(before + problem), soft_wrap=True)
 
     def _say(self, line: str) -> None:
-        self._console.print(Text(line), soft_wrap=True)
+        self._console.print(Text(visible(line, MAX_PROGRESS)), soft_wrap=True)
 
 
 class LiveView:
-    """A bar and a few lines, drawn over and over."""
+    """A bar, a few lines, the metric's curve and a table of the sites, drawn over and over: see `view_of`."""
 
-    def __init__(self, progress: Progress, waiting: Callable[[], Waiting], console: Console) -> None:
-        self._progress, self._waiting = progress, waiting
-        name = TextColumn("{task.description}", markup=False)
-        self._bar = Bar(name, BarColumn(None), MofNCompleteColumn(), TextColumn("steps"))
-        self._task: TaskID = self._bar.add_task(progress.name, total=None)
-        self._live = Live(console=console, auto_refresh=False, transient=False)
+    def __init__(
+        self,
+        progress: Progress,
+        waiting: Callable[[], Waiting],
+        console: Console,
+        history: History | None = None,
+        sites: Callable[[], Sequence[Standing]] = tuple,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._progress, self._waiting, self._console = progress, waiting, console
+        self._history, self._sites, self._clock = history, sites, clock
+        self._drawing, self._next, self._whole = Drawing(console, self.drawn), -math.inf, False
 
     def start(self) -> None:
         """Begin to draw."""
-        self._live.start()
+        self._drawing.start()
 
     def tick(self) -> None:
-        """Draw again."""
-        self._live.update(self.drawn(), refresh=True)
+        """Draw again what has changed, if that has not just been done."""
+        if (now := self._clock()) >= self._next:
+            self._drawing.draw()
+            self._next = now + PERIOD
 
     def drawn(self) -> Group:
         """Return what is to be seen at the moment."""
-        self._bar.update(self._task, completed=self._progress.step, total=self._progress.steps or None)
-        return Group(self._bar, self._table())
+        now, standings = self._waiting(), self._sites()
+        parts = [self._bar(), self._figures(now)]
+        if standings:
+            room = self._console.height - 1 - sum(len(self._console.render_lines(part)) for part in parts)
+            is_over, width = self._progress.status != "running" or now.ended, self._console.width
+            parts.append(_table(standings, now, max(MIN_SITES, room - 2), width, is_over=is_over))
+        return Group(*parts)
 
     def stop(self) -> None:
         """Draw the last state and leave it there."""
-        self.tick()
-        self._live.stop()
+        self._whole = True
+        self._drawing.stop()
 
-    def _table(self) -> Table:
-        p = self._progress
+    def _bar(self) -> Table:
+        p, bar = self._progress, Table.grid(padding=(0, 1), expand=True)
+        bar.add_column(no_wrap=True, max_width=MAX_NAME)
+        bar.add_column(ratio=1)
+        bar.add_column(no_wrap=True)
+        of = ProgressBar(max(1, p.steps), p.step)
+        bar.add_row(Text(p.name), of, f"{p.step:,}/{p.steps:,} steps" if p.steps else "no steps yet")
+        return bar
+
+    def _figures(self, now: Waiting) -> Table:
+        p, most = self._progress, None if self._whole else SOME
+        problems = [_problem(site, problem) for site, problem in dict(p.problems).items()]
+        more = len(problems) - (most or len(problems))
         rows = [
             (p.method, f"{p.members} · {_where(p)} · {_left(p)}"),
             ("quality", _figures(p)),
+            *self._curve(),
             ("traffic", _bytes(p)),
-            ("round", self._round()),
-            *(("warning", line) for line in data_warnings(p.table1)),
-            *(("to mend", _problem(site, problem)) for site, problem in p.problems.items()),
+            ("round", self._round(now)),
+            *(("warning", line) for line in data_warnings(p.table1, most or MAX_WARNINGS)),
+            *(("to mend", problem) for problem in problems[:most]),
+            *[("", f"{more} more have something to mend")] * (more > 0),
         ]
         table = Table.grid(padding=(0, 2))
         for label, text in rows:
             table.add_row(Text(label, "bold"), Text(text))  # a string would be read as markup
         return table
 
-    def _round(self) -> str:
-        now, p = self._waiting(), self._progress
+    def _curve(self) -> list[tuple[str, str]]:
+        """Return the fold's curve so far, of the training loss where nothing is measured."""
+        p = self._progress
+        if self._history is None or not p.monitor:
+            return []
+        values, name = self._history.by_epoch(p.monitor), shown(p.monitor)
+        if not any(map(math.isfinite, values)):
+            values, name = self._history.by_epoch("train_loss"), "training loss"
+        if not any(map(math.isfinite, values)):
+            return []
+        known = p.epoch and p.best_value is not None and p.validation is not None and p.validation.samples
+        best = f" best {_number(p.best_value)} in epoch {p.best_epoch + 1}" if known else ""
+        width = max(8, self._console.width - max(len(name), len(p.method), 7) - 2 - len(best))
+        return [(name, sparkline(values, min(60, width)) + best)]
+
+    def _round(self, now: Waiting) -> str:
+        p = self._progress
         if p.status != "running":
             return p.status
         if now.ended:
@@ -184,17 +243,72 @@ class LiveView:
         if not now.sites:
             words.append("aggregating")
         elif now.seconds >= MIN_WAITING:
-            words.append(f"waiting for {', '.join(now.sites)} ({now.seconds:.0f} s)")
+            words.append(f"waiting for {listed(now.sites, MAX_PROGRESS)} ({now.seconds:.0f} s)")
         if now.without:
-            words.append(f"without {', '.join(now.without)}")
+            words.append(f"without {listed(now.without, MAX_PROGRESS)}")
         return " · ".join(words)
 
 
-def data_warnings(table1: Mapping[str, Any]) -> list[str]:
+def _table(standings: Sequence[Standing], now: Waiting, room: int, width: int, *, is_over: bool) -> Table:
+    """Return a row for each site; where there is no room for all, those first that the run waits for."""
+    late = set(now.sites) if now.seconds >= MIN_WAITING and not is_over else set()
+    states = {one.site: _state(one, one.site in late, is_over) for one in standings}
+    rows, rest = list(standings), list[Standing]()
+    if len(rows) > room:
+        rows.sort(key=lambda one: (one.site not in late, states[one.site] in ("connected", "done")))
+        rows, rest = rows[: room - 1], rows[room - 1 :]
+    cells = [("site", "rows", "lag", "seconds", "state")]
+    for one in rows:
+        lag = f"{now.seconds:.0f} s" if one.site in late else counted(one.behind, "step") if one.behind else "–"
+        seconds = "–" if one.seconds is None else f"{one.seconds:.2f}"
+        cells.append((one.site, "–" if one.rows is None else f"{one.rows:,}", lag, seconds, states[one.site]))
+    widths = [max(MIN_COLUMN, *map(len, column)) for column in list(zip(*cells, strict=True))[:-1]]
+    widths[0] = min(widths[0], MAX_NAME, max(MIN_COLUMN, width // 3))
+    rest_of_line = max(MIN_COLUMN, width - sum(widths) - 2 * len(widths))
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for characters, justify in zip([*widths, rest_of_line], JUSTIFY, strict=True):
+        table.add_column(width=characters, justify=justify, no_wrap=True, overflow="ellipsis")
+    for place, row in enumerate(cells):
+        table.add_row(*(Text(cell, "" if place else "bold") for cell in row))
+    if rest:
+        counts = Counter(states[one.site].partition(":")[0] for one in rest)
+        many = ", ".join(f"{count:,} {state}" for state, count in counts.most_common())
+        grid = Table.grid()
+        grid.add_row(table)
+        grid.add_row(Text(f"… and {len(rest):,} more: {many}", no_wrap=True, overflow="ellipsis"))
+        return grid
+    return table
+
+
+def _state(one: Standing, is_late: bool, ended: bool) -> str:
+    if one.kind == "stopped":
+        return f"cannot take part: {one.problem}"
+    if ended and one.kind != "absent":
+        return "done"
+    if one.kind == "absent":
+        return "not here yet"
+    if one.kind == "gone":
+        return "gone"
+    return "waiting for" if is_late else "late" if one.kind == "behind" or one.behind else "connected"
+
+
+def _epoch_line(p: Progress, epoch: Epoch) -> str:
+    """Return what is said of an epoch that has ended, the most important things first."""
+    pooled, monitor = epoch.validation, p.monitor
+    place = f"{_fold(p, epoch.fold)}epoch {epoch.number} of {p.epochs} · training loss {_number(epoch.train_loss)}"
+    values = pooled.values if pooled is not None and pooled.samples else {}
+    error = pooled.auc_error if pooled is not None else None
+    first = {name: value for name, value in values.items() if name == monitor}
+    metrics = figures(first | dict(values), error)[:MAX_METRICS]
+    left = _time_left(p) if p.status == "running" else ""
+    return fitted([place, *metrics[:1], left, *metrics[1:], _step_time(p), f"{times_fewer(p.ratio)} bytes"])
+
+
+def data_warnings(table1: Mapping[str, Any], most: int = MAX_WARNINGS) -> list[str]:
     """Return what is odd about the sites' tables, the first of many."""
     found: list[str] = list(table1.get("warnings", ()))
-    more = [f"{len(found) - MAX_WARNINGS} more, in summary.json"] if len(found) > MAX_WARNINGS else []
-    return found[:MAX_WARNINGS] + more
+    more = [f"{len(found) - most} more, in summary.json"] if len(found) > most else []
+    return found[:most] + more
 
 
 def _problem(site: str, problem: str) -> str:
@@ -206,13 +320,13 @@ def _problem(site: str, problem: str) -> str:
 def _where(p: Progress) -> str:
     if not p.steps:
         return "waiting for all sites to say hello"
-    return f"{_fold(p)}epoch {min(p.epoch + 1, p.epochs)} of {p.epochs}"
+    return f"{_fold(p, p.fold)}epoch {min(p.epoch + 1, p.epochs)} of {p.epochs}"
 
 
-def _fold(p: Progress) -> str:
+def _fold(p: Progress, fold: int) -> str:
     if p.folds == 1:
         return ""
-    return f"{training_name(min(p.fold, p.folds - 1), p.tested_folds, p.folds, p.candidates)} · "
+    return f"{training_name(min(fold, p.folds - 1), p.tested_folds, p.folds, p.candidates)} · "
 
 
 def _figures(p: Progress) -> str:
@@ -256,10 +370,16 @@ def bound(error: float) -> str:
 def _left(p: Progress) -> str:
     if not p.step or p.status != "running":
         return f"{p.seconds:.1f} s"
+    return f"{_step_time(p)} · {_time_left(p)}"
+
+
+def _step_time(p: Progress) -> str:
+    return f"{p.step_seconds / max(1, p.step) * 1000:.0f} ms a step"
+
+
+def _time_left(p: Progress) -> str:
     left = p.seconds_left
-    return f"{p.step_seconds / p.step * 1000:.0f} ms a step · " + (
-        f"{left:.0f} s left" if left < 120 else f"{left / 60:.0f} min left"
-    )
+    return f"{left:.0f} s left" if left < 120 else f"{left / 60:.0f} min left"
 
 
 def _number(value: float | None, digits: int = 4) -> str:

@@ -67,7 +67,8 @@ def simulate(
         star.patience = file.run.federation.timeout or star.patience
         directory = Path(folders.enter_context(TemporaryDirectory())) if star.rank else place(file.run)
         star.agree(lambda: new_directory(directory))
-        failure = _run(star, file, directory, allow_factories, looking_on(json_output=json_output, quiet=quiet))
+        look = folders.enter_context(looking_on(json_output=json_output, quiet=quiet))
+        failure = _run(star, file, directory, allow_factories, look)
         if failure:
             site, _, reason = failure.partition(": ")
             raise RunFailedError(site, reason)

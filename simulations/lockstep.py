@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from rankdad.common.devices import CPU
@@ -28,6 +28,7 @@ from rankdad.common.run.artifacts import save_model
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
+from rankdad.common.terminal import console_here
 from rankdad.local.admission import admitted
 from rankdad.local.alone import own_splits
 from rankdad.local.data import SiteData
@@ -36,7 +37,7 @@ from rankdad.local.trained_rows import write_trained_rows
 from rankdad.local.training import Result, TrainingState, train
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.run_directory import new_directory
-from rankdad.remote.view import PlainView, Waiting
+from rankdad.remote.view import View, Waiting, view_of
 from rankdad.simulations.dealing import dealt_data
 from rankdad.simulations.pooling import SITE, pooled_data, pooled_spec
 from rankdad.simulations.spec import SimulationFile
@@ -206,36 +207,44 @@ def simulate(
         together, everything = pooled_spec(spec, data), pooled_data(data)
         everything = replace(everything, splits=own_splits(spec, together, everything.splits))
         spec, data, policies = together, {SITE: everything}, None
-    results = run(
-        spec,
-        data,
-        directory,
-        allowed_factories=allow_factories,
-        devices=file.simulation.here(),
-        weights=file.simulation.weights_folder,
-        policies=policies,
-        on_round=on_round or looking_on(json_output=json_output, quiet=quiet),
-        tested=predicting(directory, spec, data),
-    )
+    with looking_on(json_output=json_output, quiet=quiet) if on_round is None else nullcontext(on_round) as look:
+        results = run(
+            spec,
+            data,
+            directory,
+            allowed_factories=allow_factories,
+            devices=file.simulation.here(),
+            weights=file.simulation.weights_folder,
+            policies=policies,
+            on_round=look,
+            tested=predicting(directory, spec, data),
+        )
     write_results(directory, spec, data, results)
     summary: dict[str, Any] = load_json(directory / "summary.json")
     return summary
 
 
-def looking_on(*, json_output: bool, quiet: bool) -> Callable[[Aggregator], None]:
-    """Return what is called after every round, and says how far the run is."""
-    view: PlainView | None = None
+@contextmanager
+def looking_on(*, json_output: bool, quiet: bool) -> Iterator[Callable[[Aggregator], None]]:
+    """Yield what is called after every round, and shows how far the run is."""
+    view: View | None = None
 
     def tick(aggregator: Aggregator) -> None:
         nonlocal view
         if view is None:
             for warning in aggregator.plan.warnings:
                 print(f"warning: {warning}", file=sys.stderr)
-            view = PlainView(aggregator.recorder.progress, Waiting, Console(stderr=json_output, quiet=quiet))
+            recorder = aggregator.recorder
+            console = console_here(stderr=json_output, quiet=quiet)
+            view = view_of(recorder.progress, Waiting, console, recorder.history)
             view.start()
         view.tick()
 
-    return tick
+    try:
+        yield tick
+    finally:
+        if view is not None:
+            view.stop()
 
 
 def predicting(directory: Path, spec: RunSpec, data: Mapping[str, SiteData]) -> Callable[[str, int, Tensor], None]:

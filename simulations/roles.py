@@ -16,6 +16,7 @@ from rich.console import Console
 from rankdad.common.files import write_json
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.common.spec.tree import TOP
+from rankdad.common.terminal import console_here
 from rankdad.local.config import SiteConfig
 from rankdad.remote.config import Access
 from rankdad.remote.persistence import LedgerOptions
@@ -55,7 +56,7 @@ def aggregator_process(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     name, output = (TOP, directory) if upstream is None else (upstream.name, Path(upstream.output))
     with log_path(directory, name).open("w", encoding="utf-8", buffering=1) as log:
-        console = Console(stderr=json_output, quiet=logs.level > logging.INFO)
+        console = console_here(stderr=json_output, quiet=logs.level > logging.INFO)
         if upstream is not None:
             redirect(log)
             console = Console(file=log)

@@ -32,6 +32,7 @@ from rankdad.remote.config import Access
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.run_directory import new_directory
 from rankdad.remote.server import listen
+from rankdad.remote.tracking import trackers_of
 from rankdad.simulations.dealing import write_sites
 from rankdad.simulations.processes import how_it_ended, last_error, last_lines, start, stop
 from rankdad.simulations.roles import RELAY, aggregator_process, log_path, relay_process, site_process
@@ -85,6 +86,7 @@ def simulate(
         SimulationError: a process died, or could not go on; or Ctrl-C.
     """
     import_before_forking()
+    trackers_of(file.run, directory)  # before any process is made
     if not resume:
         new_directory(directory)
         write_json(directory / SIMULATION, file.model_dump(mode="json"))

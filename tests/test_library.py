@@ -533,7 +533,8 @@ def test_progress_is_shown_to_a_terminal_alone(
 ) -> None:
     simulated(data=frame)
     assert capsys.readouterr() == ("", "")
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
     simulated(data=frame, progress=False)
     assert capsys.readouterr() == ("", "")
     simulated(data=frame)

@@ -15,7 +15,17 @@ from multiprocessing.connection import Connection, wait
 from rankdad.common.errors import RankdadError, UserError
 from rankdad.common.logs import LogOptions
 from rankdad.common.protocol.service import Answer, Offered, Offers, Reply
-from rankdad.local.agent.processes import MAX_DELAY, MIN_DELAY, Consider, Lifeline, Listen, Outcome, Train, Worker
+from rankdad.local.agent.processes import (
+    MAX_DELAY,
+    MIN_DELAY,
+    Consider,
+    Lifeline,
+    Listen,
+    Outcome,
+    Train,
+    Worker,
+    page_token,
+)
 from rankdad.local.agent.state import Decision, RunFolder, agent_lock
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.service import ServiceClient
@@ -63,10 +73,11 @@ class Agent:
     Args:
         config: the site's own file.
         logs: what its processes log.
+        page: port of the first run's live page; None shows nothing.
     """
 
-    def __init__(self, config: SiteConfig, logs: LogOptions) -> None:
-        self._config, self._logs = config, logs
+    def __init__(self, config: SiteConfig, logs: LogOptions, page: int | None = None) -> None:
+        self._config, self._logs, self._page = config, logs, page
         self._runs: dict[str, _Run] = {}
         self._stopping = self._forced = False
         self._lifeline = Lifeline()
@@ -82,6 +93,9 @@ class Agent:
             self._own = (lock, self._reading, self._writing)
             self._listener = self._work(Listen(self._config, self._logs))
             _log.info("stays for %s, and takes part in what its policy allows", self._config.aggregator)
+            if self._page:
+                where = f"http://127.0.0.1:{self._page}/page/, or a port above"
+                _log.info("a run that trains is shown at %s; its token is in %s", where, page_token(self._config))
             try:
                 while not self._stopping:
                     self._wait(LOOK)
@@ -199,7 +213,7 @@ class Agent:
         else:
             self._reply(run, "accepted")
             if run.offered.state == "running":
-                self._start(run, Train(self._config, folder.run, self._logs))
+                self._start(run, Train(self._config, folder.run, self._logs, self._page))
 
     def _start(self, run: _Run, target: Callable[[Connection], None], *, considers: bool = False) -> None:
         run.worker, run.considers, run.began = self._work(target), considers, time.monotonic()

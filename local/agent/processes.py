@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 from threading import Thread
 from typing import Literal
 
@@ -22,10 +23,11 @@ from rankdad.common.logs import LogOptions, log_names, set_up
 from rankdad.common.protocol.service import Offer, Offered
 from rankdad.local.agent.state import Considered, RunFolder
 from rankdad.local.agent.words import what_leaves
-from rankdad.local.config import SiteConfig
+from rankdad.local.config import PAGES, PageOptions, SiteConfig
 from rankdad.local.drivers.service import ServiceClient
 from rankdad.local.shutdown_signals import ShutdownSignals
 from rankdad.local.site import offered_spec, permitted, public_reason, run_site
+from rankdad.page.viewers import VIEWER_TOKEN
 
 MIN_DELAY, MAX_DELAY = 1.0, 60.0  # seconds between two tries of what did not work
 _log = logging.getLogger(__name__)
@@ -40,6 +42,11 @@ class Outcome(Part):
     told: str = ""
     """As the owner reads it."""
     considered: Considered | None = None
+
+
+def page_token(config: SiteConfig) -> Path:
+    """Return the file of the token with which a site's people see its pages."""
+    return Path(config.output) / VIEWER_TOKEN
 
 
 class Lifeline:
@@ -197,10 +204,12 @@ class Train:
         config: the site's own file.
         run: the run's name.
         logs: what is logged.
+        page: port of the first run's live page; None shows nothing.
     """
 
-    def __init__(self, config: SiteConfig, run: str, logs: LogOptions) -> None:
+    def __init__(self, config: SiteConfig, run: str, logs: LogOptions, page: int | None) -> None:
         self.config, self.run, self.logs = config, run, logs
+        self.page = None if page is None else PageOptions(page, page_token(config), PAGES)
 
     def __call__(self, writing: Connection) -> None:
         """Do it, and send the outcome."""
@@ -217,7 +226,7 @@ class Train:
                     if not ours:
                         raise UnreachableError(f"{self.run}: another process of this site trains it")
                     with ShutdownSignals() as signals:
-                        run_site(config, signals, saved=folder.finish)
+                        run_site(config, signals, saved=folder.finish, page=self.page)
                 outcome = Outcome(kind="done")
             except Exception as error:
                 known = isinstance(error, RankdadError)

@@ -146,7 +146,7 @@ class Pages:
         if running is not None:
             host = running.served
             if host is not None and running.page is None:
-                live = Live(host, self._service.registry, self._lines(entry), entry.run)
+                live = Live(host, self._lines(entry))
                 running.page = self._page_of(entry, live.document, host.aggregator.recorder.history)
             return running.page
         if entry.state in OPEN or entry.started is None or not self._directory(entry).exists():

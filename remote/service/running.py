@@ -187,7 +187,8 @@ class RunningRun:
         leaving: Callable[[], bool],
     ) -> Host:
         """Let the sites in, see the run through, and return what called its aggregator."""
-        host = Host(aggregator, audit, registry.timeouts.hold, large_plan=0, comes_back=True)
+        connected = partial(registry.present, self.entry.run)
+        host = Host(aggregator, audit, registry.timeouts.hold, large_plan=0, comes_back=True, connected=connected)
         self._routes = Routes(host, identity, registry, self.entry.run)
         self.host = host
         if aggregator.ended:

@@ -72,6 +72,7 @@ class Consortium:
         if tokens:
             self.revoke()
         self.processes: dict[str, Warm] = {}
+        self.words: dict[str, tuple[object, ...]] = {}  # more of an agent's command
 
     @contextmanager
     def started(self) -> Iterator[Consortium]:
@@ -88,7 +89,7 @@ class Consortium:
 
     def start(self, name: str) -> None:
         """Start the service or an agent."""
-        words: list[object] = ["site", self.folder / name / "SITE.json", "--stay"]
+        words: list[object] = ["site", self.folder / name / "SITE.json", "--stay", *self.words.get(name, ())]
         if name == "service":
             words = ["serve", self.folder / "consortium.json", "--output", self.directory, "--port", self.port]
             words += [] if self.tokens is None else ["--tokens", self.tokens]

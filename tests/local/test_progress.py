@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from rankdad.common.logs import MAX_PROGRESS, LogOptions, progress, set_up
-from rankdad.local.config import SiteConfig
+from rankdad.local.config import PageOptions, SiteConfig
 from rankdad.local.site import run_site
 from rankdad.simulations.cli import mount
 from tests.conftest import run_document, write_policy, write_site
@@ -173,7 +173,7 @@ def test_a_site_shows_its_own_run_to_who_has_its_token(tmp_path: Path, capsys: p
 
         watching = threading.Thread(target=look, daemon=True)
         watching.start()
-        run_site(config, page=0)
+        run_site(config, page=PageOptions(0))
         watching.join(10)
     last = found[-1]
     assert [site["name"] for site in last["sites"]] == ["alpha"]

@@ -96,8 +96,8 @@ def serving(
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     with contextlib.closing(Audit(directory / "audit.jsonl")) as audit:
-        host, ready = Host(aggregator, audit, timeouts.hold, large_plan), threading.Event()
-        registry = ConnectionRegistry(audit, timeouts)
+        registry, ready = ConnectionRegistry(audit, timeouts), threading.Event()
+        host = Host(aggregator, audit, timeouts.hold, large_plan, connected=registry.present)
         app = Routes(host, identity or Identity(SITES), registry).app()
         page = page_of(host, registry, (viewers or {}).values)
         for verb, path, endpoint in page.routes():

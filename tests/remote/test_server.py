@@ -61,7 +61,7 @@ def test_neither_a_broken_view_nor_an_error_of_its_own_ends_a_run_for_the_sites(
         site.start()
     said = "an error of the aggregator's own: ZeroDivisionError: division by zero; the ledger has all, and the same"
     with contextlib.closing(Audit(tmp_path / "audit.jsonl")) as audit, pytest.raises(RankdadError, match=said):
-        serve(aggregator, listening, view, audit, Access(), resumable=True)
+        serve(aggregator, listening, lambda host: view, audit, Access(), resumable=True)
     for site in sites:
         site.join(10)
     assert view.shown == 2, "it is left alone once it has failed"

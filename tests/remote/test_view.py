@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import io
+import math
+from collections.abc import Sequence
 
 import pytest
 from rich.console import Console
 
+from rankdad.common.logs import MAX_PROGRESS
 from rankdad.common.protocol.messages import PooledMetrics
 from rankdad.common.spec.tasks import Classification
+from rankdad.common.terminal import sparkline
+from rankdad.page.history import History
 from rankdad.remote.fold_metrics import FoldMetrics
-from rankdad.remote.progress import Progress
+from rankdad.remote.progress import Epoch, Progress
+from rankdad.remote.standing import Standing
 from rankdad.remote.view import LiveView, PlainView, Waiting, times_fewer, view_of
+from tests.screen import Screen
 
 TASK = Classification(classes=3)
 
@@ -20,15 +27,17 @@ def begun(method: str, sites: tuple[str, ...], folds: int = 1) -> Progress:
     return Progress("study", method, sites, TASK, 4, folds, 67_000, FoldMetrics(TASK, sites))
 
 
-def running(folds: int = 1) -> Progress:
+def running(folds: int = 1, sites: tuple[str, ...] = ("alpha", "beta")) -> Progress:
     values: dict[str, float | None] = {"auc": 0.98765, "accuracy": 0.75, "loss": 0.25}
     pooled = PooledMetrics(split="validation", fold=0, epoch=0, samples=9, values=values, auc_error=2e-6, absent=0)
-    progress = begun("rank-dad", ("alpha", "beta"), folds)
+    progress = begun("rank-dad", sites, folds)
     progress.steps_per_epoch = [10] * folds
     progress.steps = progress.batches = 4 * 10 * folds
     progress.step, progress.epoch, progress.loss, progress.train_loss = 10, 1, 0.5, 0.6
     progress.up = progress.down = 10 * 2 * 1000
     progress.seconds, progress.step_seconds, progress.validation = 2.0, 1.0, pooled
+    progress.monitor = "auc"
+    progress.ended.append(Epoch(0, 1, 0.6, pooled))
     return progress
 
 
@@ -146,3 +155,124 @@ def test_a_site_that_is_waited_for_is_named_with_its_reason() -> None:
     said = shown(progress, Waiting(("beta",), 12.0), terminal=False)
     assert "beta cannot take part: data.npz: does not exist; mend that and start beta again" in said
     assert "waiting for beta (12 s): beta: data.npz: does not exist" in said
+
+
+def drawn(progress: Progress, waiting: Waiting, sites: Sequence[Standing], width: int = 80, height: int = 24) -> str:
+    """Return what a terminal shows after a tick."""
+    out, screen = io.StringIO(), Screen(width, height)
+    console = Console(file=out, force_terminal=True, width=width, height=height, color_system=None)
+    history = History(progress.sites, ["0.weight"], ["loss", "auc"])
+    for value in (0.5, 0.75, float("nan"), 1.0):
+        history.add_epoch({"pooled": {"auc": value}})
+    view = view_of(progress, lambda: waiting, console, history, lambda: sites)
+    view.start()
+    for _ in range(3):
+        view.tick()
+    screen.feed(out.getvalue().replace("\n", "\r\n"))
+    assert not screen.above, "nothing has left the terminal at its top"
+    view.stop()
+    return screen.text
+
+
+def test_a_row_for_each_site_says_its_rows_lag_seconds_and_state() -> None:
+    names = ("alpha", "beta", "gamma", "delta", "epsilon", "x" * 63)
+    progress = running(sites=names)
+    progress.best_value = 0.9
+    text = drawn(
+        progress,
+        Waiting(("beta", "gamma"), 12.0),
+        [
+            Standing("alpha", "in", 1204, seconds=0.0512),
+            Standing("beta", "awaited", 98, seconds=1.5),
+            Standing("gamma", "gone", 7),
+            Standing("delta", "in", 70, behind=3),
+            Standing("epsilon", "stopped", problem="data.npz: does not exist " * 9),
+            Standing("x" * 63, "absent"),
+        ],
+    )
+    rows = [line.split() for line in text.partition("\nsite ")[2].splitlines()[1:]]
+    assert [row[:5] for row in rows[:5]] == [
+        ["alpha", "1,204", "–", "0.05", "connected"],
+        ["beta", "98", "12", "s", "1.50"],
+        ["gamma", "7", "12", "s", "–"],
+        ["delta", "70", "3", "steps", "–"],
+        ["epsilon", "–", "–", "–", "cannot"],
+    ]
+    assert [rows[1][5:], rows[2][5:], rows[3][5:]] == [["waiting", "for"], ["gone"], ["late"]]
+    assert rows[5][-3:] == ["not", "here", "yet"]
+    assert "AUC       ▁▅ █ best 0.9000 in epoch 1" in text
+
+
+def test_fifty_sites_fit_into_a_terminal_and_those_that_are_waited_for_come_first() -> None:
+    names = tuple(f"hospital-{number:02}-of-a-country-far-away" for number in range(50))
+    standings = [Standing(name, "gone" if name == names[7] else "awaited", 100) for name in names]
+    waiting = Waiting((names[7], *names[40:]), 1e6)
+    text = drawn(running(sites=names), waiting, standings)
+    table = text.partition("\nsite ")[2].splitlines()[1:]
+    assert [line.partition(" ")[0][:11] for line in table[:3]] == ["hospital-07", "hospital-40", "hospital-41"]
+    assert len(text.splitlines()) <= 23
+    assert table[-1] == f"… and {51 - len(table)} more: {51 - len(table)} connected"
+    every = drawn(running(sites=names), waiting, standings, height=80)
+    first = [line[:11] for line in every.partition("\nsite ")[2].splitlines()[1:]]
+    assert first == [f"hospital-{number:02}" for number in range(50)]
+    for width in (40, 80):
+        assert len(drawn(running(sites=names), waiting, standings, width, 30).splitlines()) <= 30
+
+
+def test_what_has_not_changed_is_not_written_again() -> None:
+    out = io.StringIO()
+    progress, now = running(), iter(range(100))
+    console = Console(file=out, force_terminal=True, width=80, color_system=None)
+    view = LiveView(progress, Waiting, console, clock=lambda: next(now))
+    view.start()
+    view.tick()
+    written = len(out.getvalue())
+    for _ in range(5):
+        view.tick()
+    assert len(out.getvalue()) == written
+    progress.step += 1
+    view.tick()
+    assert len(out.getvalue()) > written
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_without_a_terminal_an_epoch_is_one_line_of_at_most_100_characters(large: bool) -> None:
+    names = tuple(f"{number:03}" + "x" * 60 for number in range(200)) if large else ("alpha", "beta")
+    progress = running(folds=1000 if large else 1, sites=names)
+    progress.ended.clear()
+    if large:
+        progress.tested_folds, progress.candidates, progress.epochs = 900, 0, 1_000_000
+        progress.up = progress.down = 10**18
+        progress.step = progress.steps = 10**12
+        progress.name = "n" * 63
+        progress.seconds = progress.step_seconds = 1e15
+    out = io.StringIO()
+    waiting = [Waiting(names, 3e7), Waiting((), 1.0, names), Waiting(())]
+    view = PlainView(progress, lambda: waiting[0], Console(file=out, width=20))
+    view.start()
+    values = dict.fromkeys(("auc", "accuracy"), 1e300 if large else 0.5)
+    for number in range(1, 8):  # of which several end between two ticks
+        pooled = PooledMetrics(
+            split="validation", fold=0, epoch=number, samples=9, values={**values}, auc_error=1e-300, absent=0
+        )
+        progress.ended.append(Epoch(899 if large else 0, number + large * 999_000, -1e300 if large else 0.5, pooled))
+        if number in (1, 4, 7):
+            view.tick()
+            waiting.append(waiting.pop(0))
+    view.stop()
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= MAX_PROGRESS
+    epochs = [line for line in lines if " of 900 · epoch 999" in line or line.startswith("epoch")]
+    assert len(epochs) == 7
+    assert len(set(epochs)) == 7
+    assert all("AUC" in line for line in epochs)
+    if not large:
+        assert epochs[0] == "epoch 1 of 4 · training loss 0.5000 · AUC 0.50000 (± 1e-300) · 6 s left · accuracy 0.5000"
+
+
+def test_a_curve_in_one_line() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 20) == "▁▂▃▄▅▆▇█"
+    assert sparkline([7, 0, 7, 0], 2) == "▅▅"
+    assert sparkline([1e308, -1e308, math.nan, math.inf, 0.0], 9) == "█▁  ▅"
+    assert sparkline([], 5) == ""
+    assert len(sparkline(list(map(float, range(1000))), 60)) == 60
