@@ -84,32 +84,30 @@ class ServiceRoutes:
 
     def _guarded(self, work: Work) -> Work:
         async def endpoint(request: Request) -> Response:
-            registry, audit = self._service.registry, self._service.audit
-            with log_names(run=str(request.path_params.get("run", ""))):
-                try:
-                    if request.method == "POST" and _from_elsewhere(request):
-                        raise ProtocolError(403, "a page of another site asks for that")
+            try:
+                if request.method == "POST" and _from_elsewhere(request):
+                    raise ProtocolError(403, "a page of another site asks for that")
+                with log_names(run=str(request.path_params.get("run", ""))):
                     return await work(request)
-                except ProtocolError as error:
-                    return refuse(registry, audit, request, error.status, str(error))
-                except QueueError as error:
-                    return refuse(registry, audit, request, 507, str(error))
-                except ClientDisconnect:
-                    return Response(status_code=400)
-                except Exception as error:
-                    _log.exception("an error of the service's own")
-                    said = f"an error of the service's own ({type(error).__name__}): its log says more"
-                    return refuse(registry, audit, request, 500, said)
+            except ClientDisconnect:
+                return Response(status_code=400)
+            except Exception as error:  # said without the run's name: strangers write nothing into its log
+                refusal = _refusal(error)
+                return refuse(self._service.registry, self._service.audit, request, refusal.status, str(refusal))
 
         return endpoint
 
     async def _find(self, request: Request) -> Routes:
         run = request.path_params.get("run")
-        if run not in self._service.running or self._service.running[run].served is None:
+        running = self._service.running.get(run or "")
+        if running is None or running.served is None:
             self._who(request, self._service.consortium.sites)  # a stranger learns nothing, and takes nothing up again
         if run is None:
             raise ProtocolError(404, "is a service of several runs: start the site with --stay, see `rankdad runs`")
-        return await self._service.routes(run)
+        try:
+            return await self._service.routes(run)
+        except Exception as error:
+            raise _refusal(error) from None
 
     def _who(self, request: Request, names: Collection[str]) -> str:
         """Return who asks, if that is one of these; "" where nobody has to say.
@@ -225,6 +223,16 @@ def _read(model: type[M], body: bytes) -> M:
         return validate(model, parse_json(body))
     except (ValueError, UserError) as error:
         raise ProtocolError(422, f"the body: {error}") from None
+
+
+def _refusal(error: Exception) -> ProtocolError:
+    """Return what a request is answered with where an error has ended it; the service's own errors are logged."""
+    if isinstance(error, ProtocolError):
+        return error
+    if isinstance(error, QueueError):
+        return ProtocolError(507, str(error))
+    _log.error("an error of the service's own", exc_info=error)
+    return ProtocolError(500, f"an error of the service's own ({type(error).__name__}): its log says more")
 
 
 def _connection(request: Request) -> HttpConnection:

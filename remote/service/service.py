@@ -17,6 +17,7 @@ from rankdad.common.errors import ProtocolError, SpecError, visible
 from rankdad.common.protocol.service import (
     MAX_REASON,
     OPEN,
+    Answer,
     Described,
     Offer,
     Offered,
@@ -36,7 +37,8 @@ from rankdad.remote.service.queue import Entry, Queue, QueueError
 from rankdad.remote.service.running import Options, RunningRun
 
 RUNS = "runs"  # of a service's directory
-LAST = ("refused", "finished")  # after which a site has nothing more to say of a run
+SAID: tuple[Answer, ...] = ("asked", "accepted", "refused", "finished")  # by a site of a run, one after the other
+MAX_AGAIN = 4  # runs that have ended and are held open again at once, for sites that lack their results
 RETRY = 5.0  # seconds between two tries to write what the disk does not take
 _log = logging.getLogger(__name__)
 
@@ -103,7 +105,7 @@ class Service:
         await asyncio.gather(*self._tasks)
         self._beginning.shutdown()
 
-    def check(self, submission: Submission) -> tuple[RunSpec, dict[str, Any]]:
+    def _check(self, submission: Submission) -> tuple[RunSpec, dict[str, Any]]:
         """Return a run that is submitted, and its spec as the queue keeps it; a thread may do that.
 
         Raises:
@@ -140,7 +142,7 @@ class Service:
 
         def checked() -> tuple[str, RunSpec, dict[str, Any]]:
             submission = read()
-            return submission.id, *self.check(submission)
+            return submission.id, *self._check(submission)
 
         async with self._checking:
             id_, spec, document = await asyncio.to_thread(checked)
@@ -242,7 +244,7 @@ class Service:
         if reply.id != entry.id:
             raise ProtocolError(409, "id: is another run's")
         known = entry.answers.get(site)
-        if not entry.open or (known is not None and (known.answer == reply.answer or known.answer in LAST)):
+        if not entry.open or (known is not None and SAID.index(reply.answer) <= SAID.index(known.answer)):
             return  # sent again, or too late: nothing is written, and nobody is woken
         self.queue.answer(run, site, reply.answer, reason)
         self.audit.note(f"run {reply.answer}", site=site, run=run, reason=reason)
@@ -266,7 +268,7 @@ class Service:
         if not problem and status is not None:
             problem = "; ".join(f"{name}: {said}" for name, said in status.problems.items())
         described = entry.described(*((0, 0) if status is None else (status.step, status.steps)))
-        return described.model_copy(update={"reason": visible(described.reason or problem, MAX_REASON)})
+        return described.model_copy(update={"reason": described.reason or visible(problem, MAX_REASON)})
 
     async def routes(self, run: str) -> Routes:
         """Return what the sites of a run can ask; one that has ended is taken up again for a site that needs it.
@@ -279,6 +281,8 @@ class Service:
             entry = self.queue.entry(run)
             if entry.state is not State.ENDED or not entry.open:
                 raise ProtocolError(410, f"{run}: {entry.state.value}" + f": {entry.reason}" * bool(entry.reason))
+            if sum(one.entry.state is State.ENDED for one in self.running.values()) >= MAX_AGAIN:
+                raise ProtocolError(503, f"{run} is taken up again after others")
             running = self._hold_open(entry)
         found = await running.routes()
         if found is None:
