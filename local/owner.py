@@ -149,7 +149,7 @@ def unpack(archive: Path, folder: Path) -> int:
     try:
         with tarfile.open(archive, "r:") as tar:
             for member in tar:
-                source = tar.extractfile(member) if member.isreg() else None
+                source = tar.extractfile(member) if member.isreg() and not member.issparse() else None
                 path = folder / member.name
                 inside = member.name.isprintable() and path.resolve().is_relative_to(folder.resolve())
                 if source is None or not inside or path.exists():

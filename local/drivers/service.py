@@ -23,6 +23,7 @@ from rankdad.common.protocol.service import (
     Submission,
 )
 from rankdad.local.config import Member
+from rankdad.local.drivers.bounded import TooLargeError
 from rankdad.local.drivers.http import Client
 
 MAX_LISTING = 4 * MAX_RUN_BYTES
@@ -92,8 +93,9 @@ class ServiceClient(Client):
         answer = self._send(request, stream=True)
         try:
             yield answer.iter_bytes()
-        except httpx.TransportError as error:
-            raise UserError(f"{self._url}: the results broke off ({error}): fetch them again") from None
+        except (httpx.TransportError, TooLargeError) as error:
+            broke = visible(str(error) or "what came is no archive", 200)
+            raise UserError(f"{self._url}: the results broke off ({broke}): fetch them again") from None
         finally:
             answer.close()
 
