@@ -203,12 +203,13 @@ class Train:
     Args:
         config: the site's own file.
         run: the run's name.
+        number: under which it was allowed.
         logs: what is logged.
         page: port of the first run's live page; None shows nothing.
     """
 
-    def __init__(self, config: SiteConfig, run: str, logs: LogOptions, page: int | None) -> None:
-        self.config, self.run, self.logs = config, run, logs
+    def __init__(self, config: SiteConfig, run: str, number: str, logs: LogOptions, page: int | None) -> None:
+        self.config, self.run, self.number, self.logs = config, run, number, logs
         self.page = None if page is None else PageOptions(page, page_token(config), PAGES)
 
     def __call__(self, writing: Connection) -> None:
@@ -226,7 +227,7 @@ class Train:
                     if not ours:
                         raise UnreachableError(f"{self.run}: another process of this site trains it")
                     with ShutdownSignals() as signals:
-                        run_site(config, signals, saved=folder.finish, page=self.page)
+                        run_site(config, signals, number=self.number, saved=folder.finish, page=self.page)
                 outcome = Outcome(kind="done")
             except Exception as error:
                 known = isinstance(error, RankdadError)

@@ -128,6 +128,7 @@ class RunFolder:
         try:
             file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
+                fcntl.flock(file, fcntl.LOCK_EX)  # the agent, its processes and people write here
                 text, before = json.dumps(document).encode() + b"\n", os.fstat(file).st_size
                 if os.write(file, text) < len(text):  # the disk was full before the line's end
                     os.ftruncate(file, before)
