@@ -177,6 +177,7 @@ def test_a_stranger_learns_of_no_run_and_writes_into_no_log(tmp_path: Path) -> N
                 answer = await client.get(path)
                 assert (answer.status_code, run in answer.text) == (401, False), path
             assert (await client.post(f"/runs/{run}/cancel")).status_code == 401
+        service.logs.shut(run)
         assert (tmp_path / "logs" / f"{run}.log").read_text() == ""
         service.running.clear()
 
