@@ -175,7 +175,7 @@ class HostileHandler(BaseHTTPRequestHandler):
 IMPATIENT = """
 import sys
 from rankdad.local.agent import agent
-agent.CONSIDERING = 5.0
+agent.CONSIDERING = 15.0
 from rankdad.__main__ import app
 app(sys.argv[1:])
 """
@@ -202,7 +202,7 @@ def test_a_run_that_a_service_never_describes_is_refused_and_holds_up_no_other(t
             serving.join()
     assert first == "good-2"
     assert service.replies["good-2"]["answer"] == "accepted"
-    assert service.replies["stuck-1"]["reason"] == "what would leave the site is not known after 5 s"
+    assert service.replies["stuck-1"]["reason"] == "what would leave the site is not known after 15 s"
     audited = [json.loads(line) for line in (tmp_path / "out/audit.jsonl").read_text().splitlines()]
     assert {(line["run"], line["what"]) for line in audited} == {("good-2", "accepted"), ("stuck-1", "refused")}
 
