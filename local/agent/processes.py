@@ -30,6 +30,7 @@ from rankdad.local.site import offered_spec, permitted, public_reason, run_site
 from rankdad.page.viewers import VIEWER_TOKEN
 
 MIN_DELAY, MAX_DELAY = 1.0, 60.0  # seconds between two tries of what did not work
+PAUSE = 0.2  # seconds between two questions for offers, however soon the service answers
 _log = logging.getLogger(__name__)
 
 
@@ -148,6 +149,7 @@ class Listen:
                             _log.info("the service answers again")
                         known, delay, said = offers.digest, MIN_DELAY, ""
                         writing.send_bytes(offers.model_dump_json().encode())
+                        time.sleep(PAUSE)  # a service that stops answers at once
             except RankdadError as error:
                 if str(error) != said:
                     said = str(error)

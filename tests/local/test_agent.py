@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import resource
+import time
 from pathlib import Path
 
 import pytest
 
 from rankdad.common.errors import UserError
+from rankdad.common.logs import LogOptions
 from rankdad.common.models import build_model
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.protocol.service import Offers
+from rankdad.local.agent.processes import Listen
 from rankdad.local.agent.state import AUDIT, RunFolder
 from rankdad.local.agent.words import what_leaves
+from rankdad.local.drivers.service import ServiceClient
 from tests.conftest import run_spec, site_config
 
 
@@ -29,6 +34,21 @@ def test_a_line_of_the_audit_log_is_whole_or_not_there(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     folder.audit("refused", by="somebody")
     assert [json.loads(line)["what"] for line in path.read_text().splitlines()] == ["asked", "refused"]
+
+
+def test_a_service_that_answers_at_once_is_not_asked_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = list[float]()
+
+    class Writing:
+        def send_bytes(self, _: bytes) -> None:
+            times.append(time.monotonic())
+            if len(times) == 4:
+                raise EOFError
+
+    monkeypatch.setattr(ServiceClient, "offers", lambda self, known: Offers(digest="same", runs=()))
+    with pytest.raises(EOFError):
+        Listen(site_config(1), LogOptions())(Writing())  # type: ignore[arg-type]
+    assert times[-1] - times[0] > 0.5
 
 
 def test_a_run_with_a_thousand_sites_and_columns_is_told_in_short_lines() -> None:
