@@ -8,6 +8,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rankdad.common.errors import UserError, one_line
+
+JOINING = timedelta(minutes=2)  # in which all processes, which torchrun starts at once, come together
+
+
+def not_joined(error: Exception) -> UserError:
+    """Return what is to be said where the processes of torchrun do not come together."""
+    return UserError(
+        f"torchrun's processes cannot reach each other ({one_line(error)}): is --master-addr the machine of rank 0, "
+        "is its port free there, and is torchrun started at all nodes? Name the network between the machines in "
+        "GLOO_SOCKET_IFNAME, such as eth0, at each"
+    )
+
 
 def device_of(group: dist.ProcessGroup | None = None) -> torch.device:
     """Return where a group's tensors must be: nccl takes those of a GPU alone."""

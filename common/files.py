@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from rankdad.common.errors import UserError
+from rankdad.common.errors import DataError, UserError
 
 
 def is_within(path: Path, folder: Path) -> bool:
@@ -15,6 +15,25 @@ def is_within(path: Path, folder: Path) -> bool:
         return path.resolve().is_relative_to(folder.resolve())
     except (OSError, ValueError, RuntimeError):  # a name too long, one with a NUL, a loop of links
         return False
+
+
+def check_file(path: Path, *, missing_ok: bool = False) -> None:
+    """Check that there is a file to read.
+
+    Args:
+        path: of the file.
+        missing_ok: whether there may be nothing at all.
+
+    Raises:
+        DataError: there is none, or it is something else, such as a folder or a pipe, which would be waited for.
+    """
+    try:
+        found, is_file = path.exists(), path.is_file()
+    except OSError as error:
+        raise DataError(path, f"cannot be read: {error.strerror or error}") from None
+    if not is_file and (found or not missing_ok):
+        problem = "is not a file but a folder" if path.is_dir() else "is not a file"
+        raise DataError(path, problem if found else "does not exist")
 
 
 def write_json(path: Path, document: object, *, private: bool = False) -> None:

@@ -68,7 +68,7 @@ def site(
 
         Agent(read(), options, page).run()
         return
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
+    if os.environ.get("WORLD_SIZE", "1") != "1" and "TORCHELASTIC_RUN_ID" in os.environ:
         from rankdad.local.ranks.running import run_rank
 
         run_rank(read)

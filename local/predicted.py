@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from rankdad.common.errors import DataError, one_line
+from rankdad.common.files import check_file
 from rankdad.common.spec import RunSpec
 from rankdad.local.prediction import FORMULA
 
@@ -29,6 +30,7 @@ def read_predictions(site: Path, spec: RunSpec) -> list[pd.DataFrame]:
     found = {int(name[1]): path for path, name in numbered.items() if name}
     tables = []
     for fold, path in sorted(found.items()):
+        check_file(path)
         try:
             table = pd.read_csv(path, dtype=str, keep_default_na=False)
         except (OSError, ValueError) as error:

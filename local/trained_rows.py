@@ -49,6 +49,8 @@ def seen_rows(path: Path, inputs: Inputs) -> int:
     near = ([*folder.glob(FILE), *folder.glob(f"sites/*/{FILE}")] for folder in (path, *path.parents[:2]))
     known: list[Array] = []
     for file in next(filter(None, near), []):
+        if not file.is_file():
+            continue
         try:
             known.append(np.load(file, allow_pickle=False))
         except (OSError, ValueError):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import UserError, counted, visible
+from rankdad.common.files import check_file
 from rankdad.common.logs import MAX_LINE
 from rankdad.common.run.saved import saved_model
 from rankdad.common.run.standalone import Standalone
@@ -61,6 +62,7 @@ class Run:
         path = directory / ("run.json" if self._ended else "model/model.json")
         if not path.exists():
             raise UserError(f"{directory}: {NO_RUN}")
+        check_file(path)
         document = load_json(path)
         run = document if self._ended else document.get("run") if isinstance(document, dict) else None
         self.spec: RunSpec = validate(RunSpec, run, file=path)
@@ -217,6 +219,7 @@ class Run:
                 else ("is not there: has it been removed?")
             )
             raise UserError(f"{path}: {here}")
+        check_file(path)
         return path
 
     def __repr__(self) -> str:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -20,6 +21,7 @@ from rankdad.common.files import make_folder
 from rankdad.common.spec import RunSpec
 
 EVENTS = "events.out.tfevents.0.rankdad"
+LIBRARIES = {"tensorboard": "TensorBoard", "mlflow": "MLflow"}  # by their modules, which extras of these names bring
 RUN = "rankdad.run"  # a tag of MLflow's, by which an aggregator that was started again finds what it has begun
 MAX_BATCH = 500  # metrics in a call; MLflow takes at most 1,000
 PATIENCE = 20.0  # seconds at the end for what is still to be sent
@@ -56,12 +58,24 @@ class Tracker(Protocol):
         """End, for good with the run's status, or else for another process to go on."""
 
 
+def check_trackers(spec: RunSpec) -> None:
+    """Check that the libraries are installed that a spec asks for.
+
+    Raises:
+        UserError: one is not.
+    """
+    for name, library in LIBRARIES.items():
+        if getattr(spec.record, name) and find_spec(name) is None:
+            raise UserError(f"record.{name}: needs {library}, which is not installed: pip install 'rankdad[{name}]'")
+
+
 def trackers_of(spec: RunSpec, directory: Path) -> dict[str, Tracker]:
     """Return the trackers that a spec asks for, by name; nothing is written yet.
 
     Raises:
         UserError: a library is not installed, or a server that is to be told does not answer.
     """
+    check_trackers(spec)
     found: dict[str, Tracker] = {}
     if spec.record.tensorboard:
         found["tensorboard"] = TensorBoard(directory / "tensorboard")
@@ -75,21 +89,14 @@ class TensorBoard:
 
     Args:
         folder: for them.
-
-    Raises:
-        UserError: tensorboard is not installed.
     """
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from tensorboard.compat.proto.event_pb2 import Event
-            from tensorboard.compat.proto.summary_pb2 import Summary
-            from tensorboard.plugins.text.summary_v2 import text_pb
-            from tensorboard.summary.writer.record_writer import RecordWriter
-        except ImportError:
-            raise UserError(
-                "record.tensorboard: needs TensorBoard, which is not installed: pip install 'rankdad[tensorboard]'"
-            ) from None
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.text.summary_v2 import text_pb
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
         self._event, self._summary, self._text, self._writer = Event, Summary, text_pb, RecordWriter
         self._folder, self._about, self._sizes = folder, "", dict[str, int]()
         self._training = ""
@@ -155,19 +162,15 @@ class Mlflow:
         name: of the experiment, unless `MLFLOW_EXPERIMENT_NAME` says another one.
 
     Raises:
-        UserError: mlflow is not installed, or the server does not answer.
+        UserError: the server does not answer.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
         for variable, value in MLFLOW.items():
             os.environ.setdefault(variable, value)
-        try:
-            from mlflow.entities import Metric, Param
-            from mlflow.tracking import MlflowClient
-        except ImportError:
-            raise UserError(
-                "record.mlflow: needs MLflow, which is not installed: pip install 'rankdad[mlflow]'"
-            ) from None
+        from mlflow.entities import Metric, Param
+        from mlflow.tracking import MlflowClient
+
         self._metric, self._param = Metric, Param
         there = os.environ.get("MLFLOW_TRACKING_URI")
         self._where, self._uri = "MLFLOW_TRACKING_URI" if there else str(folder), there or folder.resolve().as_uri()

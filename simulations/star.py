@@ -11,18 +11,16 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from types import FrameType
 from typing import Any, TypeVar
 
 import msgpack
 import torch.distributed as dist
 
-from rankdad.common.collectives import receive_bytes, send_bytes
-from rankdad.common.errors import RankdadError, UserError, one_line, visible
+from rankdad.common.collectives import JOINING, not_joined, receive_bytes, send_bytes
+from rankdad.common.errors import RankdadError, visible
 
 T = TypeVar("T")
-JOINING = 120.0  # seconds in which all processes, which torchrun starts at once, come together
 PATIENCE = 1800.0  # seconds for which a process is waited for that still lives
 ENDING = 3.0  # seconds in which a process that is told to stop may hear why: torchrun ends all where one has ended
 
@@ -177,12 +175,9 @@ def joined() -> Iterator[Star]:
     """
     previous = signal.signal(signal.SIGTERM, _stop_soon)
     try:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=JOINING))
+        dist.init_process_group("gloo", timeout=JOINING)
     except (RuntimeError, ValueError) as error:
-        raise UserError(
-            f"torchrun's processes cannot reach each other ({one_line(error)}): name the network between the machines "
-            "in GLOO_SOCKET_IFNAME, such as eth0, at each"
-        ) from None
+        raise not_joined(error) from None
     try:
         yield Star()
     finally:

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
-from torch.multiprocessing import get_context
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing import start_processes
+
+from tests.warm import CONTEXT
 
 PATIENCE = timedelta(seconds=60)  # of the group: ranks start seconds apart on a machine that is busy
 
@@ -41,8 +42,9 @@ def run_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[
 
     A rank that ends by itself (`os._exit(0)`) returns None.
     """
-    answers = get_context("spawn").SimpleQueue()
-    processes = spawn(_rank, (size, free_port(), function, arguments, answers), size, join=False)
+    answers = CONTEXT.SimpleQueue()
+    given = (size, free_port(), function, arguments, answers)
+    processes = start_processes(_rank, given, size, join=False, start_method="forkserver")
     gathered, ended = {}, False
     while not ended:
         ended = processes.join(timeout=0.1)  # raises what a rank raised

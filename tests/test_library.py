@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
 import rankdad
@@ -507,6 +508,49 @@ def test_a_damaged_summary_is_named(run: rankdad.Run, tmp_path: Path, damage: st
         return
     with pytest.raises(rankdad.UserError, match=r"summary.json: .*expected: input should be"):
         rankdad.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("run.json", rankdad.load),
+        ("summary.json", rankdad.load),
+        ("metrics.csv", lambda folder: rankdad.load(folder).metrics),
+        ("steps.csv", lambda folder: rankdad.load(folder).report()),
+        ("plan.json", lambda folder: rankdad.load(folder).report()),
+        ("fold-1.csv", lambda folder: rankdad.load(folder).predictions),
+        ("model/model.json", lambda folder: rankdad.load(folder).model),
+        ("model/best.safetensors", lambda folder: rankdad.load(folder).model),
+        ("model/preparation.safetensors", lambda folder: rankdad.load(folder).model),
+    ],
+)
+def test_a_pipe_in_place_of_a_file_is_named_and_not_waited_for(
+    run: rankdad.Run, tmp_path: Path, name: str, use: Callable[[Path], object]
+) -> None:
+    shutil.copytree(run.directory, tmp_path / "run")
+    path = next((tmp_path / "run").rglob(name))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(rankdad.UserError, match=f"{name}: is not a file"):
+        use(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda value: value.to(torch.complex64), "in torch.complex64, expected torch.float32"),
+        (lambda value: value.to(torch.int8), "in torch.int8, expected torch.float32"),
+        (lambda value: value / 0, "NaN or infinity in"),
+    ],
+)
+def test_weights_of_other_numbers_than_the_networks_are_named(
+    run: rankdad.Run, tmp_path: Path, change: Callable[[torch.Tensor], torch.Tensor], said: str
+) -> None:
+    shutil.copytree(run.directory, tmp_path / "run")
+    path = tmp_path / "run" / "model" / "best.safetensors"
+    save_file({name: change(value) for name, value in load_file(path).items()}, path)
+    with pytest.raises(rankdad.DataError, match=f"best.safetensors: has .*{said}"):
+        rankdad.load(tmp_path / "run").predict(patients(3, 4))
 
 
 def test_a_model_without_its_preparation_predicts_nothing(run: rankdad.Run, tmp_path: Path) -> None:

@@ -90,13 +90,20 @@ def _check(ours: dict[str, Tensor], theirs: dict[str, Tensor], file: str) -> Non
         if value.shape != ours[name].shape:
             got, expected = list(value.shape), list(ours[name].shape)
             problem = f"has {name} of shape {got}, expected {expected}: list it under skip to begin with random weights"
-        elif value.is_floating_point() != ours[name].is_floating_point():
-            problem = f"has {name} in {value.dtype}, expected {ours[name].dtype}"
-        elif not torch.isfinite(value.to(ours[name].dtype)).all():
-            problem = f"has NaN or infinity in {name}, expected numbers"
         else:
-            continue
+            alike = value.is_floating_point() == ours[name].is_floating_point() and not value.is_complex()
+            value = value.to(ours[name].dtype) if alike else value
+            problem = wrong_numbers(name, value, ours[name].dtype)
+            if not problem:
+                continue
         raise SpecError("model.pretrained.file", f"{file} {problem}")
+
+
+def wrong_numbers(name: str, value: Tensor, dtype: torch.dtype) -> str:
+    """Return what is wrong with the numbers of a parameter or buffer of this dtype; "" if nothing is."""
+    if value.dtype != dtype:
+        return f"has {name} in {value.dtype}, expected {dtype}"
+    return "" if value.isfinite().all() else f"has NaN or infinity in {name}, expected numbers"
 
 
 def _some(names: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationInfo
 from torch import Tensor
 
-from rankdad.common.errors import REASON_CHARACTERS, RankdadError, one_line, visible
+from rankdad.common.errors import REASON_CHARACTERS, RankdadError, visible
 from rankdad.common.gradients.routes import Payload
 from rankdad.common.gradients.squares import Squares
 from rankdad.common.metrics import Tally, pack_tally, tally_bytes, unpack_tally
@@ -315,7 +315,8 @@ class Ask:
 
 def failure_message(site: str, round_: int, error: BaseException, *, final: bool = True) -> Message:
     """Return the message by which a site says that it cannot go on, or only that it has to mend something first."""
-    reason = error.public_message if isinstance(error, RankdadError) else one_line(error)
+    unexpected = f"an unexpected error ({type(error).__name__}), of which its log says more"  # its text may hold a path
+    reason = error.public_message if isinstance(error, RankdadError) else unexpected
     if isinstance(error, KeyboardInterrupt):
         reason = "a person stopped it"
     return Message(Kind.FAILURE, round_, Failure(site=site, reason=visible(reason), final=final))

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from rankdad.common import __version__
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import DataError, UserError, one_line
+from rankdad.common.files import check_file
 from rankdad.common.models import build_network
+from rankdad.common.models.weights import wrong_numbers
 from rankdad.common.preparation import Fit, OwnFit, Preparing
 from rankdad.common.run.snapshot import Snapshot, under
 from rankdad.common.spec import RunSpec
@@ -95,16 +97,19 @@ def load_model(directory: Path, which: Which, allowed_factories: Collection[str]
         UserError: there is no readable model in the directory.
     """
     path = directory / "model.json"
+    check_file(path)
     document = load_json(path)
     spec = validate(RunSpec, document.get("run") if isinstance(document, dict) else None, file=path)
     weights_path, only = directory / f"{which}.safetensors", ""
     if which == "best" and not weights_path.exists():
         weights_path, only = directory / "final.safetensors", ", since there are no best ones"
+    check_file(weights_path, missing_ok=True)
     try:
         weights = load_file(weights_path)
     except (OSError, SafetensorError) as error:
         raise DataError(weights_path, f"holds no weights that can be read: {one_line(error)}") from None
     preparation_path = directory / PREPARATION
+    check_file(preparation_path, missing_ok=True)
     try:
         tensors = load_file(preparation_path) if preparation_path.exists() else {}
     except (OSError, SafetensorError) as error:
@@ -138,6 +143,10 @@ def assemble(
         DataError: they are not those of the spec.
     """
     network = build_network(spec, allowed_factories)
+    own = network.state_dict()
+    for name in (name for name in own if name in weights):
+        if problem := wrong_numbers(name, weights[name], own[name].dtype):
+            raise DataError(path, problem)
     try:
         network.load_state_dict(dict(weights))
     except RuntimeError as error:
@@ -155,6 +164,7 @@ def load_checkpoint(path: Path, which: Which, allowed_factories: Collection[str]
     Raises:
         DataError: it is damaged, or of an earlier version.
     """
+    check_file(path)
     try:
         with safe_open(path, framework="pt") as file:
             document = json.loads(file.metadata()[""])

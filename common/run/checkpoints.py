@@ -15,6 +15,7 @@ import os
 import re
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ import safetensors.torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rankdad.common.errors import ProtocolError, UserError, one_line
+from rankdad.common.errors import DataError, ProtocolError, UserError, one_line
 from rankdad.common.files import sync_path
 from rankdad.common.gradients.factors import Factor
 from rankdad.common.gradients.reduction.feedback import Residuals
@@ -116,8 +117,9 @@ class Checkpoints:
             if self._sync:
                 sync_path(self.folder)
         except (OSError, SafetensorError) as error:
-            temporary.unlink(missing_ok=True)
-            raise UserError(f"{temporary}: the checkpoint cannot be written: {error}") from None
+            with suppress(OSError):  # of a disk that takes nothing any more
+                temporary.unlink(missing_ok=True)
+            raise DataError(temporary, f"the checkpoint cannot be written: {error}") from None  # others hear no folder
         before = [old for old in self._whole if _round(old) != state.round]
         self._whole = [*before, path][-KEPT:]
         for old in self._paths():
@@ -175,7 +177,7 @@ class Checkpoints:
         if match is None or match[2] is None:
             raise UserError(f"{path}: is a checkpoint of an earlier rankdad: finish the run with the one that began it")
         try:
-            whole = _digest(path) == match[2]
+            whole = path.is_file() and _digest(path) == match[2]  # a pipe would be waited for
         except OSError:  # a disk that cannot read what it holds
             whole = False
         if not whole:

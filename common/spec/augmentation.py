@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -10,7 +11,7 @@ from pydantic import Field
 from rankdad.common.documents import Part
 from rankdad.common.spec.data import AnyData, NpzData, TableData
 from rankdad.common.spec.images import FunctionData, ImagesData, NiftiData
-from rankdad.common.spec.monai_transforms import MonaiTransform, Transforms, check_transform
+from rankdad.common.spec.monai_transforms import MonaiTransform, Transforms, check_size, check_transform
 from rankdad.common.spec.numbers import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 
 FEW = 4  # channels at most, where nothing says which end of the shape they are
@@ -93,8 +94,10 @@ def check_augmentation(entries: Sequence[Augmentation], data: AnyData) -> None:
             raise ValueError(f"{name}: got the axis {wrong[0]}, expected some of {list(axes)} of data.shape {shape}")
         if isinstance(entry, Crop):
             _check_crop(name, entry, [shape[axis] for axis in axes])
+            grown = math.prod(side + 2 * entry.padding * (axis in axes) for axis, side in enumerate(shape))
+            check_size(f"{name}: padding: got {entry.padding}", grown)
         if isinstance(entry, MonaiTransform):
-            check_transform(name, entry, [shape[axis] for axis in axes])
+            check_transform(name, entry, [shape[axis] for axis in axes], math.prod(shape))
         if isinstance(entry, Intensity) and not entry.scale and not entry.shift:
             raise ValueError(f"{name}: changes nothing, expected scale or shift above 0")
 

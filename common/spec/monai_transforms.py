@@ -19,6 +19,10 @@ def _going_up(pair: tuple[float, float]) -> tuple[float, float]:
 PerAxis = Annotated[tuple[NonNegativeFloat, ...], Field(min_length=1, max_length=3)]
 Between = Annotated[tuple[NonNegativeFloat, NonNegativeFloat], AfterValidator(_going_up)]
 Widths = Annotated[tuple[PositiveFloat, PositiveFloat], AfterValidator(_going_up)]
+MAX_WIDTH = 100.0  # pixels or voxels: a Gaussian is a kernel of eight times as many numbers along each axis
+Width = Annotated[float, Field(gt=0, le=MAX_WIDTH)]
+Blur = Annotated[tuple[Width, Width], AfterValidator(_going_up)]
+MAX_NUMBERS = 1 << 28  # that a sample may become on its way: 1 GiB in float32
 Part01 = Annotated[float, Field(ge=0, le=1)]
 Parts01 = Annotated[tuple[Part01, Part01], AfterValidator(_going_up)]
 Zoom = Annotated[float, Field(ge=0.1, le=10)]
@@ -52,7 +56,7 @@ class Rand3DElastic(MonaiTransform):
     """MONAI's Rand3DElastic: deform volumes smoothly."""
 
     name: Literal["Rand3DElastic"]
-    sigma_range: Widths
+    sigma_range: Blur
     """Least and largest width of the Gaussian that smooths the deformation, in voxels."""
     magnitude_range: Between
     """Least and largest size of the deformation, in voxels before it is smoothed."""
@@ -82,11 +86,11 @@ class RandGaussianSmooth(MonaiTransform):
     """MONAI's RandGaussianSmooth: blur."""
 
     name: Literal["RandGaussianSmooth"]
-    sigma_x: Widths = (0.25, 1.5)
+    sigma_x: Blur = (0.25, 1.5)
     """Least and largest width along the first axis of space, in pixels or voxels."""
-    sigma_y: Widths = (0.25, 1.5)
+    sigma_y: Blur = (0.25, 1.5)
     """Along the second."""
-    sigma_z: Widths = (0.25, 1.5)
+    sigma_z: Blur = (0.25, 1.5)
     """Along the third; unused of pictures."""
 
 
@@ -191,13 +195,28 @@ Transforms = (
 )
 
 
-def check_transform(name: str, entry: MonaiTransform, own: list[int]) -> None:
+def check_size(field: str, numbers: float) -> None:
+    """Check that a sample does not take gigabytes while it is varied.
+
+    Args:
+        field: the entry and its field, with what it holds.
+        numbers: that the sample becomes.
+
+    Raises:
+        ValueError: naming the field.
+    """
+    if numbers > MAX_NUMBERS:
+        raise ValueError(f"{field}, which makes {numbers:,.0f} numbers of a sample, expected at most {MAX_NUMBERS:,}")
+
+
+def check_transform(name: str, entry: MonaiTransform, own: list[int], numbers: int) -> None:
     """Check that a transform fits samples.
 
     Args:
         name: of the entry, for errors.
         entry: the transform.
         own: a sample's size along each axis of space.
+        numbers: that a sample has.
 
     Raises:
         ValueError: naming the entry and its field.
@@ -216,6 +235,11 @@ def check_transform(name: str, entry: MonaiTransform, own: list[int]) -> None:
         counts = {"spatial_size": len(own)}
         if any(box > side for box, side in zip(entry.spatial_size, own, strict=False)):
             raise ValueError(f"{name}: spatial_size: got {list(entry.spatial_size)}, which is larger than {own}")
+    if isinstance(entry, RandZoom):
+        check_size(f"{name}: max_zoom: got {entry.max_zoom:g}", numbers * entry.max_zoom ** len(own))
+    if isinstance(entry, RandSimulateLowResolution):
+        most = entry.zoom_range[1]
+        check_size(f"{name}: zoom_range: got {list(entry.zoom_range)}", numbers * most ** len(own))
     for field, count in counts.items():
         if len(got := getattr(entry, field)) != count:
             expected = f"{count} number{'s' * (count > 1)}"

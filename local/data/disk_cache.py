@@ -48,6 +48,8 @@ class DiskCache:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | NOT_ELSEWHERE, 0o600)
             weakref.finalize(self, os.close, self._file)
+            if hasattr(os, "fchmod"):
+                os.fchmod(self._file, 0o600)  # one that was there, too: it holds patients' samples
             if os.fstat(self._file).st_size != size:
                 os.ftruncate(self._file, size)
             if size and hasattr(os, "posix_fallocate"):

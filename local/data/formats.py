@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import IO, cast
 
 from rankdad.common.errors import DataError
+from rankdad.common.files import check_file
 from rankdad.common.memory import available
-from rankdad.local.data.reading import check_file
 
 UNKNOWN = 1 << 40  # bytes of memory, where nobody says how many there are
 HEAD = 1 << 12  # bytes that tell what a file is

@@ -10,13 +10,13 @@ import numpy as np
 
 from rankdad.common import __version__
 from rankdad.common.errors import DataError, UserError
-from rankdad.common.files import is_within
+from rankdad.common.files import check_file, is_within
 from rankdad.common.spec.images import ImagesData, ListedData, NiftiData
 from rankdad.local.data.cells import as_labels, known_labels, labels_of
 from rankdad.local.data.encoding import all_rows
 from rankdad.local.data.file_samples import FileSamples
 from rankdad.local.data.formats import check_fits
-from rankdad.local.data.reading import MISSING, Array, Reading, check_file, shown
+from rankdad.local.data.reading import MISSING, Array, Reading, shown
 from rankdad.local.data.table_files import read_table
 from rankdad.local.data.tables import Table, holder, keys_of
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from rankdad.common.errors import DataError, UserError
 from rankdad.common.spec.images import NiftiData
+from rankdad.local.data.formats import opened
 from rankdad.local.data.listed import read_listed
 from rankdad.local.data.reading import Array, Reading
 
 ENDINGS = (".nii", ".nii.gz")
+MAX_BESIDE = 64 << 20  # bytes before a file's voxels, and as many behind: a compressed file may promise terabytes
+HEADERS = {348: "Nifti1Header", 540: "Nifti2Header"}  # by their size in bytes, which they begin with
 
 
 def read_nifti(path: Path, data: NiftiData, dtype: str, *, beside: Sequence[str] | None) -> Reading:
@@ -39,22 +44,12 @@ def read_nifti(path: Path, data: NiftiData, dtype: str, *, beside: Sequence[str]
 
 def _volume(file: Path, data: NiftiData, dtype: str) -> Array:
     """Return a file's voxels in the schema's shape, scaled once, as the header says."""
-    import nibabel
-
     if not file.name.lower().endswith(ENDINGS):
         raise DataError(file, f"has another name than NIfTI files, expected one that ends in {' or '.join(ENDINGS)}")
+    expected = (*data.shape[-3:], *data.shape[:-3])  # a file's channels are its last axis
     try:
-        with np.errstate(all="ignore"):  # what does not fit into the dtype is told below
-            image = nibabel.load(file, mmap=False)
-            if not isinstance(image, nibabel.Nifti1Image):
-                raise DataError(file, "is no NIfTI file")
-            kind, axes = image.get_data_dtype(), tuple(map(int, image.shape))
-            if kind.kind not in "biuf":
-                raise DataError(file, f"holds {kind}, expected one number a voxel")
-            expected = (*data.shape[-3:], *data.shape[:-3])  # a file's channels are its last axis
-            if _plain(axes) != _plain(expected):  # before the voxels are read
-                raise DataError(file, f"has shape {list(axes)}, expected {list(expected)}")
-            voxels: Array = image.get_fdata(caching="unchanged", dtype=np.dtype(dtype).type)
+        with np.errstate(all="ignore"), opened(file) as stream:  # what does not fit into the dtype is told below
+            voxels = _voxels(file, stream, expected, dtype)
     except DataError:
         raise
     except Exception as error:  # damaged bytes make nibabel raise errors of many kinds
@@ -69,6 +64,40 @@ def _volume(file: Path, data: NiftiData, dtype: str) -> Array:
             raise DataError(file, "holds the same number in all voxels, which cannot be normalised")
         voxels = (voxels - mean) / spread
     return voxels.reshape(expected) if len(data.shape) == 3 else np.moveaxis(voxels.reshape(expected), -1, 0)
+
+
+def _voxels(file: Path, stream: IO[bytes], expected: tuple[int, ...], dtype: str) -> Array:
+    """Return the voxels of an open file. Extensions of its header, which may be as large as they like, are not read."""
+    import nibabel
+    from nibabel.arrayproxy import ArrayProxy
+
+    head = stream.read(max(HEADERS))
+    sizes = {order: int.from_bytes(head[:4], order) for order in ("little", "big")}
+    order = next((order for order, size in sizes.items() if size in HEADERS), None)
+    if order is None:
+        raise ValueError("it does not begin like one")
+    size = sizes[order]
+    header = getattr(nibabel, HEADERS[size])(head[:size], order, check=False)
+    silent = logging.Logger("nibabel")  # which would warn without naming the file
+    silent.disabled = True
+    header.check_fix(logger=silent)
+    kind, axes = header.get_data_dtype(), tuple(map(int, header.get_data_shape()))
+    if kind.kind not in "biuf":
+        raise DataError(file, f"holds {kind}, expected one number a voxel")
+    if _plain(axes) != _plain(expected):  # before the voxels are read
+        raise DataError(file, f"has shape {list(axes)}, expected {list(expected)}")
+    begin, slope = float(header["vox_offset"]), float(header["scl_slope"])
+    if not 0 <= begin <= MAX_BESIDE:
+        raise DataError(file, f"has voxels from byte {begin:,.0f} on (vox_offset), expected at most {MAX_BESIDE:,}")
+    if np.isinf(slope):  # of NaN, which some programs write, nibabel makes no scaling
+        raise DataError(file, f"is scaled by {slope} (scl_slope), expected a finite number")
+    voxels: Array = np.asanyarray(ArrayProxy(stream, header, mmap=False), np.dtype(dtype))
+    read = 0
+    while piece := stream.read(1 << 20):  # to its end, where gzip has its checksum
+        read += len(piece)
+        if read > MAX_BESIDE:
+            raise DataError(file, f"goes on behind its voxels for more than {MAX_BESIDE:,} bytes")
+    return voxels
 
 
 def _plain(axes: tuple[int, ...]) -> tuple[int, ...]:

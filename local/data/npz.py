@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from rankdad.common.errors import DataError, one_line
+from rankdad.common.files import check_file
 from rankdad.common.spec.data import NpzData, TsData
 from rankdad.common.spec.images import FunctionData
 from rankdad.common.spec.table_schema import canonical
 from rankdad.common.spec.tasks import Classification, MultiLabel, TaskSpec
 from rankdad.local.data.formats import HEAD, check_fits, format_of
-from rankdad.local.data.reading import MISSING, Array, Reading, check_file, shown
+from rankdad.local.data.reading import MISSING, Array, Reading, shown
 
 ArrayData = NpzData | TsData | FunctionData
 READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

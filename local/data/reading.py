@@ -75,21 +75,6 @@ def is_folder(path: Path) -> bool:
         return True
 
 
-def check_file(path: Path) -> None:
-    """Check that there is a file to read.
-
-    Raises:
-        DataError: there is none, or it is something else, such as a folder or a pipe, which would be waited for.
-    """
-    try:
-        found, is_file = path.exists(), path.is_file()
-    except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror or error}") from None
-    if not is_file:
-        problem = "is not a file but a folder" if path.is_dir() else "is not a file"
-        raise DataError(path, problem if found else "does not exist")
-
-
 def number(text: str) -> float:
     """Return the number that a text holds; NaN where it holds none."""
     try:

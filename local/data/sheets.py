@@ -13,8 +13,8 @@ from typing import Any
 import pandas as pd
 
 from rankdad.common.errors import DataError, UserError
+from rankdad.common.files import check_file
 from rankdad.local.data.formats import check_fits
-from rankdad.local.data.reading import check_file
 
 MEMORY_FACTOR = 20  # times its XML's size that a workbook takes as cells, at most
 CELL = 100  # bytes that a cell takes, about

@@ -19,14 +19,16 @@ from types import TracebackType
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
+from rankdad.common.collectives import JOINING, not_joined
 from rankdad.common.devices import device_here
 from rankdad.common.errors import RankdadError
 from rankdad.local.shutdown_signals import ShutdownError
 
-PATIENCE = timedelta(minutes=10)  # for which rank 0 waits for the others, who have as much to do as itself
+PATIENCE = timedelta(minutes=10)  # for which rank 0 waits for the others to read their data, as it does itself
+IN_STEP = timedelta(minutes=1)  # for which it waits for their part of a step, once it has computed its own
 ENDLESS = timedelta(days=365)  # for which the others wait for rank 0, and it for other sites
 FAREWELL = 10.0  # seconds for which a rank that has to end waits until rank 0 has said why
 SIGN_OF_LIFE = 3.0  # seconds in which ranks that are cut off say that they live
@@ -66,8 +68,8 @@ class LostRankError(RankdadError):
     def __init__(self, ranks: list[int], size: int) -> None:
         which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
         super().__init__(
-            f"{which} of 0 to {size - 1} no longer answers: killed, or out of memory? Started again, with as many "
-            "ranks or others, the site goes on from its checkpoint"
+            f"{which} of 0 to {size - 1} no longer answers: killed, stopped, or out of memory? Started again, with "
+            "as many ranks or others, the site goes on from its checkpoint"
         )
 
 
@@ -75,7 +77,8 @@ class Ranks:
     """The ranks of a site, within a `with`: what ends one of them ends all.
 
     Args:
-        patience: for which rank 0 waits for the others.
+        joining: in which they have to come together.
+        in_step: for which rank 0 waits for the others in a step.
 
     Attributes:
         rank: of this process.
@@ -84,15 +87,22 @@ class Ranks:
         has_own_gpu: whether no other rank computes on this one's device.
     """
 
-    def __init__(self, patience: timedelta = PATIENCE) -> None:
+    def __init__(self, joining: timedelta = JOINING, in_step: timedelta = IN_STEP) -> None:
+        self._in_step = in_step
         one_machine = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
         if one_machine and "lo" in dict(socket.if_nameindex()).values():
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # what ranks tell each other stays in this machine
-        store, self.rank, self.size = next(rendezvous("env://"))
+        try:
+            store, self.rank, self.size = next(rendezvous("env://", timeout=joining))
+            gloo, before = PrefixStore("gloo", store), _sockets()
+            dist.init_process_group("gloo", store=gloo, rank=self.rank, world_size=self.size, timeout=joining)
+            gloo.set(f"joined/{self.rank}", "1")  # one that ended before the others have come so far would hold them up
+            gloo.wait([f"joined/{rank}" for rank in range(self.size)], joining)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise not_joined(error) from None
+        self._connections = {each: it for each, it in _sockets().items() if before.get(each) != it}
         self._store = PrefixStore("rankdad", store)
-        timeout = ENDLESS if self.rank else patience
-        gloo = PrefixStore("gloo", store)
-        dist.init_process_group("gloo", store=gloo, rank=self.rank, world_size=self.size, timeout=timeout)
+        self._wait_for_others(PATIENCE)
         self.group: dist.ProcessGroup | None = None
         self.has_own_gpu = False
 
@@ -147,9 +157,14 @@ class Ranks:
         return found
 
     def connect(self) -> None:
-        """Let gradients travel between GPUs where each rank has its own; all ranks call this, or none."""
+        """Go over to steps, with gradients between GPUs where each rank has its own; all ranks call this, or none."""
+        self._wait_for_others(self._in_step)
         if self.has_own_gpu:
             self.group = dist.new_group(backend="nccl")
+
+    def _wait_for_others(self, most: timedelta) -> None:
+        """Have rank 0 wait so long for the others, which wait for it without end: it waits for other sites."""
+        _set_pg_timeout(most if not self.rank else ENDLESS, dist.group.WORLD)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -196,6 +211,13 @@ class Ranks:
             said["exit_code"] = getattr(reason, "exit_code", 1)
             with suppress(dist.DistError):
                 self._store.compare_set(REASON, "", json.dumps(said))
+        now = _sockets()
+        for number in [each for each, it in self._connections.items() if now.get(each) == it]:
+            # What is sharded holds the group, and with it its connections: nothing else closes them.
+            with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+                connection.getpeername()  # which what listens has not: gloo ends the process with its listener
+                if connection.getsockname()[1] != int(os.environ["MASTER_PORT"]):  # where rank 0 keeps the store
+                    connection.shutdown(socket.SHUT_RDWR)
         dist.destroy_process_group()
         self._set(f"{LIVES}/{self.rank}")
 
@@ -206,6 +228,18 @@ class Ranks:
     def _set(self, key: str) -> None:
         with suppress(dist.DistError):  # torchrun is gone, and with it the store
             self._store.set(key, "1")
+
+
+def _sockets() -> dict[int, str]:
+    """Return which sockets this process has open, by their numbers; none where the system does not list them."""
+    found = dict[int, str]()
+    with suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+            with suppress(OSError):
+                link = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
+                if link.startswith("socket:"):
+                    found[int(name)] = link
+    return found
 
 
 def _is_cut_off(error: BaseException) -> bool:

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import UserError, one_line
+from rankdad.common.files import check_file
 from rankdad.common.metrics import BINS, Interval, Risks, Spread
 from rankdad.common.metrics.auc import bin_edges
 from rankdad.common.spec import RunSpec
@@ -286,6 +287,7 @@ def damage_named(directory: Path) -> Iterator[None]:
 
 
 def _optional(model: type[P], path: Path) -> P:
+    check_file(path, missing_ok=True)
     return validate(model, load_json(path) if path.exists() else {}, file=path)
 
 
@@ -299,6 +301,7 @@ def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     Raises:
         UserError: it cannot be read.
     """
+    check_file(path, missing_ok=True)
     try:
         text = path.read_text(encoding="utf-8")
         lines = text[: text.rfind("\n") + 1]  # a last line without its end was cut short

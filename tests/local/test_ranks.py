@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from rankdad.common.errors import SpecError
+from rankdad.common.collectives import all_gather_bytes
+from rankdad.common.errors import SpecError, UserError
 from rankdad.common.gradients.factors import Factor
 from rankdad.common.run.replica import Replica
 from rankdad.local.ranks.gradients import pooled, summed
+from rankdad.local.ranks.group import LostRankError, RankError, Ranks
 from rankdad.local.ranks.sharded import ShardedReplica, check_sharded
 from rankdad.local.ranks.sharing import check_model
 from tests.conftest import run_spec
-from tests.ranks import run_ranks
+from tests.ranks import free_port, run_ranks
+from tests.warm import CONTEXT
 
 ROWS = (0, 2)  # of the ranks' factors: one has no samples
 
@@ -129,3 +137,75 @@ def test_rows_of_a_replica_are_those_of_the_whole(alike: bool) -> None:
     (apart, off, outputs), held, last = run_ranks(3, with_rows, alike)
     assert max(apart, off, outputs) < 1e-12
     assert held + last < sum(p.numel() for p in Replica(run_spec()).trained.values())
+
+
+def torchrun(rank: int, port: int) -> dict[str, str]:
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
+
+
+@pytest.mark.parametrize("variable", [{}, {"MASTER_PORT": "x"}, {"WORLD_SIZE": "x"}, {"MASTER_ADDR": ""}])
+def test_a_rank_that_finds_no_other_says_what_to_look_at(
+    variable: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (torchrun(1, free_port()) | variable).items():
+        monkeypatch.setenv(name, value)
+    begun = time.monotonic()
+    with pytest.raises(
+        UserError, match=r"^torchrun's processes cannot reach each other \(.*is --master-addr the machine"
+    ):
+        Ranks(joining=timedelta(seconds=2))
+    assert time.monotonic() - begun < 30
+
+
+def answer_of(function: Callable[[int, int, Any], None]) -> Any:
+    """Return what the first of two ranks to say something says."""
+    port = free_port()
+    answers = CONTEXT.Queue()
+    ranks = [CONTEXT.Process(target=function, args=(rank, port, answers)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    try:
+        return answers.get(timeout=90)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+
+
+def stands_still(rank: int, port: int, answers: Any) -> None:
+    os.environ.update(torchrun(rank, port) | {"LOCAL_WORLD_SIZE": "2"})
+    ranks = Ranks(in_step=timedelta(seconds=2))
+    ranks.connect()
+    if rank:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    try:
+        with ranks.together():
+            all_gather_bytes(b"part")
+    except LostRankError as error:
+        answers.put(str(error))
+
+
+def cannot_go_on(rank: int, port: int, answers: Any) -> None:
+    os.environ.update(torchrun(rank, port) | {"LOCAL_WORLD_SIZE": "2"})
+    ranks = Ranks()
+    held = torch.distributed.group.WORLD  # as what is sharded does
+    if rank:
+        with suppress(SystemExit), ranks:
+            raise UserError("has no data")
+        return
+    begun = time.monotonic()
+    try:
+        with ranks, ranks.together():
+            all_gather_bytes(b"part")
+    except RankError as error:
+        answers.put((str(error), time.monotonic() - begun, held is not None))
+
+
+def test_a_rank_that_cannot_go_on_is_named_at_once_by_ranks_that_hold_the_group() -> None:
+    said, seconds, _ = answer_of(cannot_go_on)
+    assert said == "rank 1: has no data"
+    assert seconds < 8, "not only when its process has ended"
+
+
+def test_a_rank_that_stands_still_in_a_step_is_named_while_its_connections_are_open() -> None:
+    assert answer_of(stands_still).startswith("rank 1 of 0 to 1 no longer answers: killed, stopped")
