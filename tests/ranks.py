@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
-from torch.multiprocessing import start_processes
+from torch.multiprocessing.spawn import start_processes
 
 from tests.warm import CONTEXT
 

@@ -59,9 +59,9 @@ LOCAL = {"local_steps": 2, "outer": {"name": "adam"}}
     ("options", "moment", "tuning", "own"),
     [
         ({}, "elementwise", None, None),
-        ({}, "factored", None, None),
+        pytest.param({}, "factored", None, None, marks=pytest.mark.slow),
         (LOCAL, "elementwise", None, None),
-        ({}, "elementwise", {"rank": [1, 2]}, None),
+        pytest.param({}, "elementwise", {"rank": [1, 2]}, None, marks=pytest.mark.slow),
         ({}, "elementwise", {**DECAYS, "rank": [1, 2]}, DECAYS),
     ],
     ids=["plain", "factored", "local steps", "ranks", "decays"],

@@ -20,7 +20,7 @@ from rankdad.local.data import SiteData
 from rankdad.local.training import train
 from rankdad.remote.aggregator import Aggregator
 from rankdad.simulations import lockstep, tree
-from tests.conftest import run_spec
+from tests.conftest import run_spec, sampled
 
 Data = Callable[..., dict[str, SiteData]]
 MLP = {"name": "mlp", "hidden": [16, 16], "dropout": 0.1}
@@ -74,7 +74,7 @@ def early(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
 
 
 @pytest.mark.parametrize("training", TRAININGS)
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: "-".join(map(str, method.values())))
+@pytest.mark.parametrize("method", sampled(METHODS, 3), ids=lambda method: "-".join(map(str, method.values())))
 def test_buckets_train_the_same_weights_as_one_message_early_or_not(
     method: dict[str, Any], training: str, site_data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

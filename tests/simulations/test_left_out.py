@@ -12,7 +12,7 @@ import pytest
 from rankdad.common.gradients.factors import Factor
 from rankdad.common.gradients.methods.rank_dad import MAX_ROWS
 from rankdad.remote.export import export
-from tests.conftest import SITES, run_spec
+from tests.conftest import SITES, run_spec, sampled
 from tests.simulations.recovering import FACTORED, METHODS, NAMES, Data, Run
 
 QUORUM: dict[str, Any] = {"sites": list(SITES), "quorum": 2, "grace": 2.0, "compare_every": 5}
@@ -32,7 +32,7 @@ def without(run: Run, site: str, since: int, until: int, *, killed: bool) -> Cal
     return crash
 
 
-@pytest.mark.parametrize("method", METHODS, ids=NAMES)
+@pytest.mark.parametrize("method", sampled(METHODS, 2), ids=NAMES)
 @pytest.mark.parametrize("killed", [True, False], ids=["restarted", "late"])
 def test_a_quorum_goes_on_without_a_site_which_catches_up(
     tmp_path: Path, site_data: Data, method: dict[str, Any], killed: bool
