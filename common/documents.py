@@ -20,6 +20,7 @@ from rankdad.common.errors import SpecError, UserError, visible
 MAX_BYTES = 64 << 20  # of a file
 MAX_DEPTH = 100  # of objects and lists in each other
 MAX_PROBLEMS = 8  # that one sentence names
+MAX_ERRORS = 10_000  # that are looked at: a million take half a minute
 UNKNOWN = "is not known here"
 MAX_DIGITS = 40  # of a whole number
 
@@ -55,7 +56,7 @@ def validate(model: type[P], document: object, *, file: str | Path | None = None
     try:
         return model.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        errors = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")  # typos explain others
+        errors = sorted(_errors(error, file), key=lambda one: one["type"] != "extra_forbidden")  # typos explain others
         (field, problem), *others = [
             (".".join(part for part in (under, path) if part) or "the whole file", said)
             for path, said in _problems(errors[:MAX_PROBLEMS], document, model)
@@ -70,8 +71,19 @@ def problems(model: type[BaseModel], document: object, most: int | None = None) 
     try:
         model.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        return _problems(error.errors()[:most], document, model)
+        return _problems(_errors(error)[:most], document, model)
     return []
+
+
+def _errors(error: ValidationError, file: str | Path | None = None) -> list[Any]:
+    """Return what is wrong with a document.
+
+    Raises:
+        SpecError: so much that only the number is worth the time.
+    """
+    if error.error_count() > MAX_ERRORS:
+        raise SpecError("the whole file", f"has {error.error_count():,} mistakes: is it the right one?", file=file)
+    return list(error.errors())
 
 
 def _problems(errors: Sequence[Any], document: object, model: type[BaseModel]) -> list[tuple[str, str]]:

@@ -9,7 +9,6 @@ import numpy as np
 
 from rankdad.common.run.artifacts import SavedModel
 from rankdad.common.spec.data import TableData
-from rankdad.common.spec.written import chosen
 from rankdad.local.data.file_samples import FileSamples
 from rankdad.local.data.reading import Array
 
@@ -48,7 +47,7 @@ def far_values(saved: SavedModel, inputs: Array | FileSamples) -> list[Far]:
         if not data.levels(column):
             mean, scale = float(known.mean[place]), float(known.scale[place])
             rows = np.abs(inputs[:, place] - mean) > FAR * scale
-            of_log = " of its logarithm" if chosen(column, data.log) else ""
+            of_log = " of its logarithm" if data.is_logarithm(column) else ""
             where = f"{FAR:g} standard deviations from training's mean{of_log} ({mean:.4g} ± {scale:.2g})"
             found += [Far(column, rows, where)] if rows.any() else []
         place += (data.levels(column) or 1) + data.is_indicated(column)

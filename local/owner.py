@@ -152,9 +152,10 @@ def unpack(archive: Path, folder: Path) -> int:
     try:
         with tarfile.open(archive, "r:") as tar:
             for member in tar:
-                source = tar.extractfile(member) if member.isreg() else None
+                source = tar.extractfile(member) if member.isreg() and not member.issparse() else None
                 path = folder / member.name
-                if source is None or not path.resolve().is_relative_to(folder.resolve()) or path.exists():
+                inside = member.name.isprintable() and path.resolve().is_relative_to(folder.resolve())
+                if source is None or not inside or path.exists():
                     raise UserError(f"the results hold {visible(member.name, 100)!r}, which is no file of a run")
                 if member.name == SUMS:
                     lines = source.read(64 << 20).decode().splitlines()
@@ -167,7 +168,7 @@ def unpack(archive: Path, folder: Path) -> int:
                         digest.update(piece)
                         file.write(piece)
                 found[member.name] = digest.hexdigest()
-    except (tarfile.TarError, UnicodeDecodeError, EOFError, ValueError):
+    except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError, MemoryError):
         raise UserError("the results did not come whole: fetch them again") from None
     wrong = [name for name in found.keys() | said.keys() if found.get(name) != said.get(name)]
     if wrong or not found:

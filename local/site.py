@@ -71,6 +71,7 @@ def run_site(
     *,
     every: int = EVERY,
     ranks: Alone | None = None,
+    number: str | None = None,
     saved: Callable[[], object] = lambda: None,
     page: PageOptions | None = None,
     console: Console | None = None,
@@ -82,6 +83,7 @@ def run_site(
         signals: tells whether the site is to stop.
         every: steps between two checkpoints.
         ranks: that share the site's batches, of which this process is rank 0; without any it is alone.
+        number: of the only run that the site takes part in, and that once: the aggregator must not begin it anew.
         saved: called once the results are written, before the aggregator is told.
         page: where the site shows its own run; None shows nothing.
         console: where to draw how far it is; a terminal.
@@ -99,6 +101,8 @@ def run_site(
                 output.mkdir(parents=True, exist_ok=True, mode=0o700)  # predictions name patients
             except OSError as error:
                 raise UserError(f"output: {output} cannot be made: {error.strerror}") from None
+            if number is not None and (offered.get("id"), offered.get("resumes")) != (number, True):
+                raise SpecError("id", f"{config.aggregator} has begun anew a run that was allowed here once")
             ranks.introduce(offered)
             own = taking_part(config, offered, lambda name: names.enter_context(log_names(run=name)))
             spec, policy, plan, data = own.spec, own.policy, own.plan, own.data

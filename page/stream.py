@@ -60,7 +60,9 @@ class Stream:
         return self._whole
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """Yield server-sent events until the stream is closed."""
+        """Yield server-sent events until the stream is closed; none if others have come first."""
+        if self.full:  # of many who ask at once all are let in before the first is told anything
+            return
         queue = asyncio.Queue[bytes | None](MAX_BEHIND)
         if self._ticking is None and not self._closed:
             self._told, (_, self._seen) = self._parts(), self._history.patches({})

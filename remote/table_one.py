@@ -17,7 +17,6 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.table_schema import Labelled
 from rankdad.common.spec.tasks import Classification, Regression
-from rankdad.common.spec.written import chosen
 
 GAPS = 0.2  # of a column's rows: more worry
 APART = 0.8  # standardised mean difference; more is a large one
@@ -102,7 +101,7 @@ def _unit(data: TableData, column: str) -> str:
     """Return what a column's numbers are where the schema makes others of its cells."""
     date = data.dates.get(column)
     units = [f"{date.unit} since {date.since}"] if date else []
-    return ", ".join(units + ["natural logarithm"] * chosen(column, data.log))
+    return ", ".join(units + ["natural logarithm"] * data.is_logarithm(column))
 
 
 def _moments(parts: list[tuple[float, float, float]]) -> dict[str, float | None]:

@@ -13,10 +13,11 @@ from rankdad.common.documents import Part
 from rankdad.common.spec import SiteName
 
 MAX_RUN_BYTES = 8 << 20  # of a run's spec
+MAX_REASON = 2000  # characters
 MAX_LISTED = 10_000  # runs that a service names at once
 RunName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}-[0-9]{1,9}$")]
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
-Reason = Annotated[str, Field(max_length=2000)]
+Reason = Annotated[str, Field(max_length=MAX_REASON)]
 
 
 class State(StrEnum):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
@@ -12,7 +13,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from rankdad.common.documents import Part
 from rankdad.common.errors import SpecError
 from rankdad.common.spec.images import FunctionData, ImagesData, NiftiData
-from rankdad.common.spec.patterns import escaped, fits, is_pattern, literal
+from rankdad.common.spec.patterns import MAX_PATTERNS, Entries, escaped, first_without, fits, is_pattern, literal
 from rankdad.common.spec.table_schema import (
     COLUMN,
     Column,
@@ -24,7 +25,7 @@ from rankdad.common.spec.table_schema import (
     first_repeated,
 )
 from rankdad.common.spec.tasks import Classification, MultiLabel, TaskSpec
-from rankdad.common.spec.written import Date, Tabular, chosen
+from rankdad.common.spec.written import Date, Tabular
 
 MAX_FILES = 1000  # that a spec names one by one
 
@@ -92,11 +93,27 @@ class TableData(Tabular):
     def levels(self, column: str) -> int:
         """Return how many levels a categorical column has; 0 of another."""
         listed = self.categorical.get(column, ())
-        return len(listed) + (bool(listed) and chosen(column, self.categorical_other))
+        return len(listed) + (bool(listed) and column in self._others)
 
     def is_indicated(self, column: str) -> bool:
         """Tell whether an indicator of missing values stands beside an input."""
-        return chosen(column, self.missing_indicators)
+        return column in self._indicated
+
+    def is_logarithm(self, column: str) -> bool:
+        """Tell whether the logarithm of a column is taken."""
+        return column in self._logarithms
+
+    @cached_property
+    def _others(self) -> Entries:
+        return Entries(self.categorical_other)
+
+    @cached_property
+    def _indicated(self) -> Entries:
+        return Entries(self.missing_indicators)
+
+    @cached_property
+    def _logarithms(self) -> Entries:
+        return Entries(self.log)
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -227,9 +244,14 @@ def check_columns(data: TableData) -> None:
     Raises:
         ValueError: naming the field.
     """
-    inputs = data.named
-    if not inputs and not data.patterns:
+    inputs, patterns = data.named, data.patterns
+    if not inputs and not patterns:
         raise ValueError("features: got none, expected at least one column")
+    lists: dict[str, Collection[str]] = {"dates": data.dates, "clip": data.clip, "log": data.log}
+    lists |= {"categorical_other": data.categorical_other, "missing_indicators": data.missing_indicators}
+    for field, entries in lists.items():
+        if (count := sum(map(is_pattern, entries))) > MAX_PATTERNS:
+            raise ValueError(f"{field}: has {count:,} patterns, expected at most {MAX_PATTERNS}: name the columns")
     if data.missing_indicators and data.missing != "impute":
         raise ValueError(f"missing_indicators: missing is {data.missing}, expected impute")
     for field, names in (
@@ -248,24 +270,23 @@ def check_columns(data: TableData) -> None:
             raise ValueError(f"label: {target} is the key too")
         if target in data.categorical:
             raise ValueError(f"categorical: {target} is the label, whose values are in `values`")
-    for field, entries in (("dates", data.dates), ("clip", data.clip), ("log", data.log)):
+    for field in ("dates", "clip", "log"):
+        meant = Entries(lists[field])
         for column in data.categorical:
-            if chosen(column, tuple(entries)):
+            if column in meant:
                 raise ValueError(f"{field}: {column} is categorical, expected columns of numbers")
-    for field, entries, among, what in (
-        ("categorical_other", data.categorical_other, data.categorical, "categorical column"),
-        ("missing_indicators", data.missing_indicators, taken, "input"),
-    ):
-        for entry in entries:
-            if not (data.patterns and field == "missing_indicators") and not any(fits(one, entry) for one in among):
-                raise ValueError(f"{field}: {entry} is no {what}")
+    if (entry := first_without(data.categorical_other, data.categorical)) is not None:
+        raise ValueError(f"categorical_other: {entry} is no categorical column")
+    if not patterns and (entry := first_without(data.missing_indicators, taken)) is not None:
+        raise ValueError(f"missing_indicators: {entry} is no input")
     if data.key in taken:
         raise ValueError(f"key: {data.key} is among the features too")
     if data.group in taken:
         raise ValueError(f"group: {data.group} is among the features too")
     if isinstance(data, FreesurferData):
+        regions = taken.difference(data.covariate_features)
         for column in data.categorical:
-            if column in taken.difference(data.covariate_features):
+            if column in regions:
                 raise ValueError(f"categorical: {column} is a region, expected one of the covariate_features")
     if isinstance(data, CsvData) and data.covariates is not None and data.key is None:
         raise ValueError("key: is missing, expected the column that joins the tables")
@@ -288,9 +309,8 @@ def check_kept(data: TableData, keep: Sequence[str]) -> None:
             if column not in used:
                 raise ValueError(f"data.categorical: {column} is neither among the inputs nor in harmonise.keep")
         for field, entries in (("dates", data.dates), ("clip", data.clip), ("log", data.log)):
-            for entry in entries:
-                if not any(fits(column, entry) for column in used):
-                    raise ValueError(f"data.{field}: {entry} is neither among the inputs nor in harmonise.keep")
+            if (entry := first_without(entries, used)) is not None:
+                raise ValueError(f"data.{field}: {entry} is neither among the inputs nor in harmonise.keep")
 
 
 T = TypeVar("T", bound=TableData)

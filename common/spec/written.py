@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -173,8 +172,3 @@ class Date(Part):
         except ValueError as error:
             raise ValueError(f"since: got {self.since}, {error}") from None
         return self
-
-
-def chosen(column: str, entries: Sequence[str]) -> bool:
-    """Tell whether a column is one of some, or of those for which patterns stand."""
-    return any(fits(column, entry) for entry in entries)

@@ -26,11 +26,13 @@ from rankdad.local.agent.processes import (
     Worker,
     page_token,
 )
-from rankdad.local.agent.state import Decision, RunFolder, agent_lock
+from rankdad.local.agent.state import Considered, Decision, RunFolder, agent_lock
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.service import ServiceClient
 
 LOOK = 0.5  # seconds between two looks at decisions of the site's people
+MAX_CONSIDERED, MAX_TRAINED = 2, 100  # runs at once: a service may offer thousands
+CONSIDERING = 600.0  # seconds after which a run is not considered any longer
 MAX_CRASHES = 5  # of a run's processes, one after the other, without a minute of work in between
 WORKED = 60.0  # seconds after which a process has done some work
 STOPPING = 15.0  # seconds in which processes end by themselves
@@ -49,6 +51,8 @@ class _Run:
         folder: of the run.
         offered: what the service says of it; None if it is offered no more.
         worker: the process that considers or trains it.
+        considers: whether it considers it.
+        considered: what it has come to, without the spec; None before.
         replied: what the service was told last.
         began: when the worker did, in seconds of `time.monotonic`.
         retry_at: before which nothing is tried again.
@@ -59,6 +63,8 @@ class _Run:
     folder: RunFolder
     offered: Offered | None
     worker: Worker | None = None
+    considers: bool = False
+    considered: Considered | None = None
     replied: Answer | None = None
     began: float = 0.0
     retry_at: float = 0.0
@@ -100,6 +106,7 @@ class Agent:
                 while not self._stopping:
                     self._wait(LOOK)
                     for run in list(self._runs.values()):
+                        self._keep_out()
                         self._advance(run)
             finally:
                 self._listener.kill()
@@ -142,43 +149,47 @@ class Agent:
 
     def _forget(self, run: _Run) -> None:
         """See that nobody decides any more about a run that is over."""
-        considered = run.folder.considered()
-        if considered is not None and run.folder.decision() is None:
-            over = Decision(id=considered.offer.id, decision="refused", by="the service", reason="the run is over")
-            with suppress(UserError):
+        with suppress(UserError):
+            considered = self._considered(run)
+            if considered is not None and run.folder.decision() is None:
+                over = Decision(id=considered.offer.id, decision="refused", by="the service", reason="the run is over")
                 run.folder.decide(over)
+
+    def _keep_out(self) -> None:
+        """End what somebody here has refused, or what takes too long: at once, however long the service lets wait."""
+        for run in self._runs.values():
+            if run.worker is None:
+                continue
+            refused = False
+            with suppress(UserError):
+                decision = run.folder.decision()
+                refused = decision is not None and decision.decision == "refused"
+            late = run.considers and time.monotonic() - run.began > CONSIDERING
+            if refused or late:
+                run.worker.kill()
+                run.worker = None
+            if late:
+                why = f"what would leave the site is not known after {CONSIDERING:.0f} s"
+                self._come_to(run, Outcome(kind="refused", reason=why, told=why))
 
     def _advance(self, run: _Run) -> None:
         """Do what is due for a run."""
-        if time.monotonic() < run.retry_at or (run.offered is None and run.worker is None):
+        if self._stopping or run.worker is not None or run.offered is None or time.monotonic() < run.retry_at:
             return
         try:
-            self._do_what_is_due(run)
+            self._do_what_is_due(run, run.offered)
         except RankdadError as error:
             self._try_later(run, str(error))
         except Exception:
             _log.exception("%s: an error of the agent's own", run.folder.run)
             self._try_later(run, "")
 
-    def _do_what_is_due(self, run: _Run) -> None:
-        folder, decision = run.folder, None
-        considered = folder.considered()
-        if considered is not None:
-            decision = folder.decision()
-        if run.worker is not None:
-            if decision is not None and decision.decision == "refused" and run.replied == "accepted":
-                run.worker.kill()  # somebody here has thought again
-                self._reply(run, "refused", decision.reason)
-            return
-        if run.offered is None:
-            return
+    def _do_what_is_due(self, run: _Run, offered: Offered) -> None:
+        folder, considered = run.folder, self._considered(run)
+        decision = folder.decision()
         if considered is None:
-            with self._client() as client:
-                offer = client.offer(folder.run)
-            if (offer.run, offer.id) != (folder.run, run.offered.id):
-                raise UserError("the service names another run than it offers")
-            self._start(run, self._work(Consider(self._config, offer, self._logs)))
-        elif considered.offer.id != run.offered.id:
+            self._start(run, Consider(self._config, offered, self._logs), considers=True)
+        elif considered.offer.id != offered.id:
             self._reply(run, "refused", OTHER_RUN)
         elif folder.finished:
             self._reply(run, "finished")
@@ -199,16 +210,28 @@ class Agent:
             self._reply(run, "refused", decision.reason)
         else:
             self._reply(run, "accepted")
-            if run.offered.state == "running":
-                self._start(run, self._work(Train(self._config, folder.run, self._logs, self._page)))
+            if offered.state == "running":
+                self._start(run, Train(self._config, folder.run, offered.id, self._logs, self._page))
 
-    def _start(self, run: _Run, worker: Worker) -> None:
-        run.worker, run.began = worker, time.monotonic()
+    def _considered(self, run: _Run) -> Considered | None:
+        """Return what is known of a run; None before it was considered."""
+        if run.considered is None and (found := run.folder.considered()) is not None:  # its spec may have megabytes
+            run.considered = found.model_copy(update={"offer": found.offer.model_copy(update={"spec": {}})})
+        return run.considered
+
+    def _start(self, run: _Run, target: Callable[[Connection], None], *, considers: bool = False) -> None:
+        """Start a run's process, if there is room; else the run waits for one of the others to end."""
+        most = MAX_CONSIDERED if considers else MAX_TRAINED
+        if sum(one.worker is not None and one.considers is considers for one in self._runs.values()) < most:
+            run.worker, run.considers, run.began = self._work(target), considers, time.monotonic()
 
     def _end(self, run: _Run) -> None:
         """Take what a process has come to."""
         assert run.worker is not None
         outcome, run.worker = run.worker.result(), None
+        self._come_to(run, outcome)
+
+    def _come_to(self, run: _Run, outcome: Outcome) -> None:
         try:
             self._settle(run, outcome)
         except RankdadError as error:
@@ -235,10 +258,15 @@ class Agent:
 
     def _give_up(self, run: _Run, outcome: Outcome) -> None:
         _log.error("%s: %s", run.folder.run, outcome.reason)
-        self._decide(run, "refused", "the run's process", outcome.told)
+        if not run.considers:
+            self._decide(run, "refused", "the run's process", outcome.told)
+            return
+        self._reply(run, "refused", outcome.told)  # nothing of it is known that could be kept
+        run.folder.audit("refused", by="the run's process", reason=outcome.told)
+        self._try_later(run, "")
 
     def _decide(self, run: _Run, decision: str, by: str, reason: str = "") -> None:
-        considered = run.folder.considered()
+        considered = self._considered(run)
         number = "" if considered is None else considered.offer.id
         run.folder.decide(Decision(id=number, decision=decision, by=by, reason=reason))  # type: ignore[arg-type]
 

@@ -18,9 +18,9 @@ from threading import Thread
 from typing import Literal
 
 from rankdad.common.documents import Part
-from rankdad.common.errors import DataError, PolicyError, RankdadError, SpecError, UnreachableError, one_line
+from rankdad.common.errors import DataError, PolicyError, RankdadError, SpecError, UnreachableError, UserError, one_line
 from rankdad.common.logs import LogOptions, log_names, set_up
-from rankdad.common.protocol.service import Offer
+from rankdad.common.protocol.service import Offer, Offered
 from rankdad.local.agent.state import Considered, RunFolder
 from rankdad.local.agent.words import what_leaves
 from rankdad.local.config import PAGES, PageOptions, SiteConfig
@@ -30,6 +30,7 @@ from rankdad.local.site import offered_spec, permitted, public_reason, run_site
 from rankdad.page.viewers import VIEWER_TOKEN
 
 MIN_DELAY, MAX_DELAY = 1.0, 60.0  # seconds between two tries of what did not work
+PAUSE = 0.2  # seconds between two questions for offers, however soon the service answers
 _log = logging.getLogger(__name__)
 
 
@@ -148,6 +149,7 @@ class Listen:
                             _log.info("the service answers again")
                         known, delay, said = offers.digest, MIN_DELAY, ""
                         writing.send_bytes(offers.model_dump_json().encode())
+                        time.sleep(PAUSE)  # a service that stops answers at once
             except RankdadError as error:
                 if str(error) != said:
                     said = str(error)
@@ -161,28 +163,40 @@ class Consider:
 
     Args:
         config: the site's own file.
-        offer: the run.
+        offered: the run.
         logs: what is logged.
     """
 
-    def __init__(self, config: SiteConfig, offer: Offer, logs: LogOptions) -> None:
-        self.config, self.offer, self.logs = config, offer, logs
+    def __init__(self, config: SiteConfig, offered: Offered, logs: LogOptions) -> None:
+        self.config, self.offered, self.logs = config, offered, logs
 
     def __call__(self, writing: Connection) -> None:
         """Do it, and send the outcome."""
         set_up(self.logs)
-        with log_names(run=self.offer.run, site=self.config.name):
+        with log_names(run=self.offered.run, site=self.config.name):
+            try:
+                offer = self._asked()
+            except RankdadError as error:
+                _say(writing, Outcome(kind="again", reason=str(error)))
+                return
             words, refusal, told = list[str](), "", ""
             try:
-                spec = offered_spec(self.config, {"version": self.offer.version, "run": self.offer.spec})
+                spec = offered_spec(self.config, {"version": offer.version, "run": offer.spec})
                 policy, _, plan = permitted(self.config, spec)
-                words = what_leaves(spec.at(self.config.name), plan, policy, self.offer.owner)
+                words = what_leaves(spec.at(self.config.name), plan, policy, offer.owner)
             except RankdadError as error:
                 refusal, told = str(error), public_reason(error, self.config)
             except Exception as error:
                 refusal, told = one_line(error), public_reason(error, self.config)
-        considered = Considered(offer=self.offer, words=tuple(words), refusal=refusal, told=told)
+        considered = Considered(offer=offer, words=tuple(words), refusal=refusal, told=told)
         _say(writing, Outcome(kind="done", considered=considered))
+
+    def _asked(self) -> Offer:
+        with ServiceClient(self.config, patience=0.1) as client:  # the agent tries again
+            offer = client.offer(self.offered.run)
+        if (offer.run, offer.id) != (self.offered.run, self.offered.id):
+            raise UserError("the service names another run than it offers")
+        return offer
 
 
 class Train:
@@ -191,12 +205,13 @@ class Train:
     Args:
         config: the site's own file.
         run: the run's name.
+        number: under which it was allowed.
         logs: what is logged.
         page: port of the first run's live page; None shows nothing.
     """
 
-    def __init__(self, config: SiteConfig, run: str, logs: LogOptions, page: int | None) -> None:
-        self.config, self.run, self.logs = config, run, logs
+    def __init__(self, config: SiteConfig, run: str, number: str, logs: LogOptions, page: int | None) -> None:
+        self.config, self.run, self.number, self.logs = config, run, number, logs
         self.page = None if page is None else PageOptions(page, page_token(config), PAGES)
 
     def __call__(self, writing: Connection) -> None:
@@ -214,7 +229,7 @@ class Train:
                     if not ours:
                         raise UnreachableError(f"{self.run}: another process of this site trains it")
                     with ShutdownSignals() as signals:
-                        run_site(config, signals, saved=folder.finish, page=self.page)
+                        run_site(config, signals, number=self.number, saved=folder.finish, page=self.page)
                 outcome = Outcome(kind="done")
             except Exception as error:
                 known = isinstance(error, RankdadError)

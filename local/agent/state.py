@@ -10,6 +10,7 @@ runs/RUN/log.txt        what the process that trains has said; beside it its che
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import getpass
 import json
@@ -127,7 +128,11 @@ class RunFolder:
         try:
             file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
-                os.write(file, json.dumps(document).encode() + b"\n")
+                fcntl.flock(file, fcntl.LOCK_EX)  # the agent, its processes and people write here
+                text, before = json.dumps(document).encode() + b"\n", os.fstat(file).st_size
+                if os.write(file, text) < len(text):  # the disk was full before the line's end
+                    os.ftruncate(file, before)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(file)
             finally:
                 os.close(file)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rankdad.common.errors import counted
 from rankdad.common.policy import Policy, rows_sent
 from rankdad.common.protocol.message_sizes import step_bytes
@@ -9,7 +11,7 @@ from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 
-MAX_COLUMNS = 40  # that are named
+MAX_NAMES = 40  # of columns, labels or sites in a line
 
 
 def what_leaves(spec: RunSpec, plan: Plan, policy: Policy, owner: str) -> list[str]:
@@ -21,13 +23,12 @@ def what_leaves(spec: RunSpec, plan: Plan, policy: Policy, owner: str) -> list[s
         policy: of the site, which allows it.
         owner: who submitted it.
     """
-    lines = [f"run: {spec.name}, by {owner or 'somebody unnamed'}, with {', '.join(spec.federation.sites)}"]
+    lines = [f"run: {spec.name}, by {owner or 'somebody unnamed'}, with {_listed(spec.federation.sites)}"]
     data = spec.data
     if isinstance(data, TableData):
         named = list(data.named)
-        more = f" and {len(named) - MAX_COLUMNS:,} more" if len(named) > MAX_COLUMNS else ""
-        lines.append(f"reads {len(named):,} columns: {', '.join(named[:MAX_COLUMNS])}{more}")
-        lines.append(f"label: {', '.join(data.targets)}")
+        lines.append(f"reads {len(named):,} columns: {_listed(named)}")
+        lines.append(f"label: {_listed(data.targets)}")
     else:
         lines.append(f"reads samples of shape {list(data.shape)} by the reader {data.reader}, and their labels")
     rows, training = rows_sent(spec), spec.training
@@ -49,3 +50,9 @@ def what_leaves(spec: RunSpec, plan: Plan, policy: Policy, owner: str) -> list[s
     trainings = f", {spec.folds} times" if spec.folds > 1 else ""
     lines.append(f"trains for at most {training.epochs} epochs{trainings}")
     return lines
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names in a line, of many the first."""
+    more = f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else ""
+    return f"{', '.join(names[:MAX_NAMES])}{more}"

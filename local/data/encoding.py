@@ -11,7 +11,6 @@ from rankdad.common.errors import DataError, UserError
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.patterns import fits
 from rankdad.common.spec.table_schema import canonical
-from rankdad.common.spec.written import chosen
 from rankdad.local.data.cells import as_labels, column_codes, column_dates, column_numbers, known_labels, labels_of
 from rankdad.local.data.reading import MISSING, AllRows, Array, Reading, shown
 from rankdad.local.data.tables import Table, holder
@@ -209,7 +208,7 @@ def _numbers(data: TableData, tables: Sequence[Table], table: Table, column: str
     for entry, (least, most) in data.clip.items():
         if fits(column, entry):
             numbers = np.clip(numbers, least, most)
-    if chosen(column, data.log):
+    if data.is_logarithm(column):
         low = numbers <= 0
         for row in np.flatnonzero(low).tolist():
             problem = f"holds {shown(table.texts(column)[row])}, expected a number above 0, to take its log"

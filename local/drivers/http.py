@@ -128,8 +128,9 @@ class Client:
                     continue
                 problem = f"no answer within {self._held if held else self._prompt:.0f} s"
             except TooLargeError:
+                most = request.extensions["size"]
                 raise UserError(
-                    f"{self._url}: answered with more than {self._limit:,} bytes, which nothing in a run has"
+                    f"{self._url}: answered with more than {most:,} bytes, which nothing in a run has"
                 ) from None
             except httpx.TransportError as error:
                 problem = self._problem(error)

@@ -23,9 +23,11 @@ from rankdad.common.protocol.service import (
     Submission,
 )
 from rankdad.local.config import Member
+from rankdad.local.drivers.bounded import TooLargeError
 from rankdad.local.drivers.http import Client
 
 MAX_LISTING = 4 * MAX_RUN_BYTES
+MAX_ACKNOWLEDGED = 1 << 16  # of an answer that says nothing
 MAX_RESULTS = 1 << 40  # bytes of an archive
 M = TypeVar("M", bound=BaseModel)
 
@@ -58,7 +60,9 @@ class ServiceClient(Client):
 
     def reply(self, run: str, reply: Reply) -> None:
         """Say what this site does about a run."""
-        self._send(self._make("POST", f"{self._agent}/runs/{run}", reply.model_dump_json().encode()))
+        request = self._make("POST", f"{self._agent}/runs/{run}", reply.model_dump_json().encode())
+        request.extensions["size"] = MAX_ACKNOWLEDGED
+        self._send(request)
 
     def submit(self, id_: str, spec: dict[str, Any]) -> Described:
         """Submit a run; sent twice with one number, it is one."""
@@ -89,8 +93,9 @@ class ServiceClient(Client):
         answer = self._send(request, stream=True)
         try:
             yield answer.iter_bytes()
-        except httpx.TransportError as error:
-            raise UserError(f"{self._url}: the results broke off ({error}): fetch them again") from None
+        except (httpx.TransportError, TooLargeError) as error:
+            broke = visible(str(error) or "what came is no archive", 200)
+            raise UserError(f"{self._url}: the results broke off ({broke}): fetch them again") from None
         finally:
             answer.close()
 

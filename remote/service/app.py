@@ -17,6 +17,7 @@ Pages for people: `remote.service.pages`.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import TypeVar
@@ -41,6 +42,7 @@ from rankdad.remote.service.queue import QueueError
 from rankdad.remote.service.service import Seen, Service
 from rankdad.remote.web import HttpConnection
 
+_log = logging.getLogger(__name__)
 MAX_SMALL_BODY = 1 << 14
 M = TypeVar("M", bound=BaseModel)
 
@@ -82,28 +84,30 @@ class ServiceRoutes:
 
     def _guarded(self, work: Work) -> Work:
         async def endpoint(request: Request) -> Response:
-            registry, audit = self._service.registry, self._service.audit
-            with log_names(run=str(request.path_params.get("run", ""))):
-                try:
-                    if request.method == "POST" and _from_elsewhere(request):
-                        raise ProtocolError(403, "a page of another site asks for that")
+            try:
+                if request.method == "POST" and _from_elsewhere(request):
+                    raise ProtocolError(403, "a page of another site asks for that")
+                with log_names(run=str(request.path_params.get("run", ""))):
                     return await work(request)
-                except ProtocolError as error:
-                    return refuse(registry, audit, request, error.status, str(error))
-                except QueueError as error:
-                    return refuse(registry, audit, request, 507, str(error))
-                except ClientDisconnect:
-                    return Response(status_code=400)
+            except ClientDisconnect:
+                return Response(status_code=400)
+            except Exception as error:  # said without the run's name: strangers write nothing into its log
+                refusal = _refusal(error)
+                return refuse(self._service.registry, self._service.audit, request, refusal.status, str(refusal))
 
         return endpoint
 
     async def _find(self, request: Request) -> Routes:
         run = request.path_params.get("run")
-        if run not in self._service.running:
+        running = self._service.running.get(run or "")
+        if running is None or running.served is None:
             self._who(request, self._service.consortium.sites)  # a stranger learns nothing, and takes nothing up again
         if run is None:
             raise ProtocolError(404, "is a service of several runs: start the site with --stay")
-        return await self._service.routes(run)
+        try:
+            return await self._service.routes(run)
+        except Exception as error:
+            raise _refusal(error) from None
 
     def _who(self, request: Request, names: Collection[str]) -> str:
         """Return who asks, if that is one of these; "" where nobody has to say.
@@ -130,12 +134,8 @@ class ServiceRoutes:
             self._service.registry.identify(_connection(request), who)
         return who
 
-    async def _body(self, request: Request, model: type[M], most: int = MAX_SMALL_BODY) -> M:
-        body = await read_body(request, most, self._service.registry.timeouts)
-        try:
-            return validate(model, parse_json(body))
-        except (ValueError, UserError) as error:
-            raise ProtocolError(422, f"the body: {error}") from None
+    async def _body(self, request: Request, model: type[M]) -> M:
+        return _read(model, await read_body(request, MAX_SMALL_BODY, self._service.registry.timeouts))
 
     async def _poll(self, request: Request) -> Response:
         site = self._site(request)
@@ -174,8 +174,8 @@ class ServiceRoutes:
 
     async def _submit(self, request: Request) -> Response:
         owner = self._person(request, owner=True)
-        submission = await self._body(request, Submission, MAX_RUN_BYTES)
-        return _json(self._service.described(self._service.submit(submission, owner)))
+        body = await read_body(request, MAX_RUN_BYTES, self._service.registry.timeouts)
+        return _json(self._service.described(await self._service.submit(partial(_read, Submission, body), owner)))
 
     async def _list(self, request: Request) -> Response:
         self._person(request)
@@ -216,6 +216,23 @@ class ServiceRoutes:
         except QueueError:
             return PlainTextResponse("the queue cannot be written: its log says more\n", 503)
         return PlainTextResponse("ok\n")
+
+
+def _read(model: type[M], body: bytes) -> M:
+    try:
+        return validate(model, parse_json(body))
+    except (ValueError, UserError) as error:
+        raise ProtocolError(422, f"the body: {error}") from None
+
+
+def _refusal(error: Exception) -> ProtocolError:
+    """Return what a request is answered with where an error has ended it; the service's own errors are logged."""
+    if isinstance(error, ProtocolError):
+        return error
+    if isinstance(error, QueueError):
+        return ProtocolError(507, str(error))
+    _log.error("an error of the service's own", exc_info=error)
+    return ProtocolError(500, f"an error of the service's own ({type(error).__name__}): its log says more")
 
 
 def _connection(request: Request) -> HttpConnection:

@@ -54,7 +54,7 @@ class Board:
         self._places = {run: f"{place + 1} of {len(queued)}" for place, run in enumerate(queued)}
         known, self._methods = self._methods, {}
         for entry in self._newest:
-            self._methods[entry.run] = known.get(entry.run) or _method(queue.spec(entry.run))
+            self._methods[entry.run] = known.get(entry.run) or visible(queue.method(entry.run), 63)
 
     def _run(self, entry: Entry) -> dict[str, Any]:
         described, over = self._service.described(entry), entry.state not in OPEN
@@ -101,8 +101,3 @@ class Board:
                 }
             )
         return rows
-
-
-def _method(spec: dict[str, Any]) -> str:
-    method = spec.get("method")
-    return visible(str(method.get("name", "")), 63) if isinstance(method, dict) else ""

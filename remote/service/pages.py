@@ -183,23 +183,10 @@ class Pages:
         if not re.fullmatch("[0-9a-f]{16}", id_):
             raise ProtocolError(422, "id: expected 16 hexadecimal digits")
         try:
-            document = parse_json(body)
-        except json.JSONDecodeError as error:
-            raise ProtocolError(422, f"line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
-        except ValueError as error:
-            raise ProtocolError(422, f"the text {error}") from None
-        under = ""
-        if isinstance(document, dict) and "run" in document:
-            document, under = document["run"], "run."
-        wrong = problems(RunSpec, document, MAX_PROBLEMS)
-        if wrong:
-            told = [
-                visible(f"{under}{field}: {problem}" if field else f"the spec: {problem}") for field, problem in wrong
-            ]
-            return JSONResponse({"error": told[0], "errors": told}, 422)
-        submission = Submission.model_construct(id=id_, version=__version__, spec=document)
-        described = self._service.described(self._service.submit(submission, owner))
-        return Response(described.model_dump_json(), media_type="application/json")
+            entry = await self._service.submit(partial(_read, id_, body), owner)
+        except _WrongSpecError as error:
+            return JSONResponse({"error": error.told[0], "errors": error.told}, 422)
+        return Response(self._service.described(entry).model_dump_json(), media_type="application/json")
 
     async def _report(self, request: Request) -> Response:
         """Give the report, which another process makes: drawing would hold up the runs that train."""
@@ -218,6 +205,41 @@ class Pages:
         )
         page = await asyncio.to_thread(path.read_bytes)
         return HTMLResponse(page, headers=HEADERS | {"content-security-policy": REPORT_POLICY})
+
+
+class _WrongSpecError(Exception):
+    """A spec has mistakes, here all in words."""
+
+    def __init__(self, told: list[str]) -> None:
+        self.told = told
+        super().__init__(told[0])
+
+
+def _read(id_: str, body: bytes) -> Submission:
+    """Return a spec as what is submitted.
+
+    Raises:
+        ProtocolError: it is not JSON.
+        _WrongSpecError: it is no spec.
+    """
+    try:
+        document = parse_json(body)
+    except json.JSONDecodeError as error:
+        raise ProtocolError(422, f"line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
+    except ValueError as error:
+        raise ProtocolError(422, f"the text {error}") from None
+    under = ""
+    if isinstance(document, dict) and "run" in document:
+        document, under = document["run"], "run."
+    try:
+        wrong = problems(RunSpec, document, MAX_PROBLEMS)
+    except UserError as error:
+        raise ProtocolError(422, str(error)) from None
+    if wrong:
+        raise _WrongSpecError(
+            [visible(f"{under}{field}: {problem}" if field else f"the spec: {problem}") for field, problem in wrong]
+        )
+    return Submission.model_construct(id=id_, version=__version__, spec=document)
 
 
 async def _make_report(directory: Path, path: Path) -> None:

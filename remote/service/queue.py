@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankdad.common.errors import ProtocolError, RankdadError, UserError
-from rankdad.common.protocol.service import OPEN, Answer, Described, SiteAnswer, State, run_name
+from rankdad.common.errors import ProtocolError, RankdadError, UserError, visible
+from rankdad.common.protocol.service import MAX_REASON, OPEN, Answer, Described, SiteAnswer, State, run_name
 
 FILE = "queue.sqlite"  # of a service's directory
 FORMAT = 1
@@ -86,7 +86,8 @@ class Entry:
     def described(self, step: int = 0, steps: int = 0) -> Described:
         """Return what owners and viewers are told."""
         fields = {name: value for name, value in vars(self).items() if name not in ("number", "reason")}
-        return Described.model_construct(**fields, reason=self.reason or self._waits_for(), step=step, steps=steps)
+        reason = visible(self.reason or self._waits_for(), MAX_REASON)
+        return Described.model_construct(**fields, reason=reason, step=step, steps=steps)
 
     def _waits_for(self) -> str:
         if self.state is not State.WAITING:
@@ -210,6 +211,12 @@ class Queue:
         (text,) = self._database.execute("select spec from runs where run = ?", (run,)).fetchone()
         spec: dict[str, Any] = json.loads(text)
         return spec
+
+    def method(self, run: str) -> str:
+        """Return the name of a run's method; of a large spec nothing else is decoded."""
+        asked = "select json_extract(spec, '$.method.name') from runs where run = ?"
+        (name,) = self._database.execute(asked, (run,)).fetchone()
+        return str(name or "")
 
     def newest(self, most: int) -> list[Entry]:
         """Return the newest runs first."""

@@ -94,7 +94,7 @@ class RunningRun:
     @property
     def trains(self) -> bool:
         """Whether it takes a place of those that train at once."""
-        return self.host is None or not self.host.aggregator.ended
+        return self.entry.state is not State.ENDED and (self.host is None or not self.host.aggregator.ended)
 
     @property
     def served(self) -> Host | None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rankdad.common import __version__
 from rankdad.common.documents import validate
 from rankdad.common.errors import ProtocolError, SpecError, visible
 from rankdad.common.protocol.service import (
+    MAX_REASON,
     OPEN,
+    Answer,
     Described,
     Offer,
     Offered,
@@ -33,6 +37,8 @@ from rankdad.remote.service.queue import Entry, Queue, QueueError
 from rankdad.remote.service.running import Options, RunningRun
 
 RUNS = "runs"  # of a service's directory
+SAID: tuple[Answer, ...] = ("asked", "accepted", "refused", "finished")  # by a site of a run, one after the other
+MAX_AGAIN = 4  # runs that have ended and are held open again at once, for sites that lack their results
 RETRY = 5.0  # seconds between two tries to write what the disk does not take
 _log = logging.getLogger(__name__)
 
@@ -80,6 +86,7 @@ class Service:
         self._options = options
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiters: set[asyncio.Future[bytes | None]] = set()
+        self._checking = asyncio.Lock()
         self._beginning = ThreadPoolExecutor(1, "beginning")
         self.leaving = False
 
@@ -98,12 +105,11 @@ class Service:
         await asyncio.gather(*self._tasks)
         self._beginning.shutdown()
 
-    def submit(self, submission: Submission, owner: str) -> Entry:
-        """Put a run into the queue.
+    def _check(self, submission: Submission) -> tuple[RunSpec, dict[str, Any]]:
+        """Return a run that is submitted, and its spec as the queue keeps it; a thread may do that.
 
         Raises:
             ProtocolError: it is not one for this service, says what is wrong.
-            QueueError: the queue cannot be written.
         """
         if submission.version != __version__:
             raise ProtocolError(409, f"version: got {submission.version}, here {__version__}: install the same")
@@ -119,8 +125,28 @@ class Service:
             )
         if spec.federation.regions:
             raise ProtocolError(422, "federation.regions: a service has none; use `rankdad aggregator` for each region")
-        most, document = self.consortium.max_queue, spec.model_dump(mode="json")
-        entry = self.queue.submit(submission.id, spec.name, owner, spec.federation.sites, document, most)
+        return spec, spec.model_dump(mode="json")
+
+    async def submit(self, read: Callable[[], Submission], owner: str) -> Entry:
+        """Put a run into the queue.
+
+        Args:
+            read: returns it, and raises `ProtocolError` where it cannot be read. It is called in a thread, and of these
+                there is one: a large spec takes seconds, in which sites wait for answers.
+            owner: who submits it.
+
+        Raises:
+            ProtocolError: it is not one for this service, says what is wrong.
+            QueueError: the queue cannot be written.
+        """
+
+        def checked() -> tuple[str, RunSpec, dict[str, Any]]:
+            submission = read()
+            return submission.id, *self._check(submission)
+
+        async with self._checking:
+            id_, spec, document = await asyncio.to_thread(checked)
+        entry = self.queue.submit(id_, spec.name, owner, spec.federation.sites, document, self.consortium.max_queue)
         self.audit.note("submitted", site=owner, run=entry.run)
         self.changed()
         return entry
@@ -217,8 +243,9 @@ class Service:
         entry, reason = self._of(run, site), visible(reply.reason)
         if reply.id != entry.id:
             raise ProtocolError(409, "id: is another run's")
-        if not entry.open:
-            return
+        known = entry.answers.get(site)
+        if not entry.open or (known is not None and SAID.index(reply.answer) <= SAID.index(known.answer)):
+            return  # sent again, or too late: nothing is written, and nobody is woken
         self.queue.answer(run, site, reply.answer, reason)
         self.audit.note(f"run {reply.answer}", site=site, run=run, reason=reason)
         if reply.answer == "refused" and self.queue.move(run, State.REFUSED, f"{site}: {reason}", where=OPEN):
@@ -241,7 +268,7 @@ class Service:
         if not problem and status is not None:
             problem = "; ".join(f"{name}: {said}" for name, said in status.problems.items())
         described = entry.described(*((0, 0) if status is None else (status.step, status.steps)))
-        return described.model_copy(update={"reason": described.reason or problem})
+        return described.model_copy(update={"reason": described.reason or visible(problem, MAX_REASON)})
 
     async def routes(self, run: str) -> Routes:
         """Return what the sites of a run can ask; one that has ended is taken up again for a site that needs it.
@@ -254,6 +281,8 @@ class Service:
             entry = self.queue.entry(run)
             if entry.state is not State.ENDED or not entry.open:
                 raise ProtocolError(410, f"{run}: {entry.state.value}" + f": {entry.reason}" * bool(entry.reason))
+            if sum(one.entry.state is State.ENDED for one in self.running.values()) >= MAX_AGAIN:
+                raise ProtocolError(503, f"{run} is taken up again after others")
             running = self._hold_open(entry)
         found = await running.routes()
         if found is None:

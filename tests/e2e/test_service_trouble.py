@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rankdad.common import __version__
 from rankdad.common.documents import load_json
 from rankdad.common.protocol.service import State
 from rankdad.local.data import read_site
 from rankdad.simulations import lockstep
-from tests.conftest import SITES, run_document, run_spec, write_site
+from tests.conftest import SITES, run_document, run_spec, write_policy, write_site
 from tests.e2e.consortium import Consortium
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -124,6 +128,84 @@ def test_a_run_that_trains_is_cancelled_at_all_sites_and_the_next_one_begins(tmp
         assert all_.until_over(third)[third].state is State.ENDED, all_.said()
         assert steps_of(all_, first) == before
     assert "Traceback" not in all_.said()
+
+
+class Hostile(ThreadingHTTPServer):
+    """A service that offers a run without ever saying what it is, and another one as it should."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), HostileHandler)
+        self.replies: dict[str, dict[str, Any]] = {}
+        self.released = threading.Event()
+
+
+class HostileHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Hostile
+
+    def do_GET(self) -> None:
+        run = self.path.rpartition("/")[2]
+        if run == "stuck-1":
+            self.server.released.wait(60)
+        spec = run_document(federation={"sites": ["alpha"]})
+        self.say({"run": run, "id": "0" * 16, "owner": "eve", "version": __version__, "spec": spec})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if self.path == "/agents/alpha":
+            if body["known"]:
+                self.server.released.wait(60)
+            runs = [{"run": run, "id": "0" * 16, "state": "waiting"} for run in ("stuck-1", "good-2")]
+            self.say({"digest": "same", "runs": runs})
+        else:
+            self.server.replies.setdefault(self.path.rpartition("/")[2], body)
+            self.say({})
+
+    def say(self, document: dict[str, Any]) -> None:
+        text = json.dumps(document).encode()
+        with suppress(OSError):
+            self.send_response(200)
+            self.send_header("content-length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+IMPATIENT = """
+import sys
+from rankdad.local.agent import agent
+agent.CONSIDERING = 15.0
+from rankdad.__main__ import app
+app(sys.argv[1:])
+"""
+
+
+def test_a_run_that_a_service_never_describes_is_refused_and_holds_up_no_other(tmp_path: Path) -> None:
+    write_policy(tmp_path)
+    with Hostile() as service:
+        serving = threading.Thread(target=service.serve_forever, args=(0.05,))
+        serving.start()
+        fields = {"name": "alpha", "aggregator": f"http://127.0.0.1:{service.server_port}", "data": "data"}
+        (tmp_path / "SITE.json").write_text(json.dumps(fields | {"output": "out", "policy": "policy.json"}))
+        agent = subprocess.Popen([sys.executable, "-c", IMPATIENT, "site", str(tmp_path / "SITE.json"), "--stay"])
+        try:
+            end, first = time.monotonic() + 60, ""
+            while service.replies.keys() != {"good-2", "stuck-1"} and time.monotonic() < end:
+                first = first or next(iter(service.replies), "")
+                time.sleep(0.05)  # another process does the work
+        finally:
+            service.released.set()
+            agent.terminate()
+            assert agent.wait(30) == 0
+            service.shutdown()
+            serving.join()
+    assert first == "good-2"
+    assert service.replies["good-2"]["answer"] == "accepted"
+    assert service.replies["stuck-1"]["reason"] == "what would leave the site is not known after 15 s"
+    audited = [json.loads(line) for line in (tmp_path / "out/audit.jsonl").read_text().splitlines()]
+    assert {(line["run"], line["what"]) for line in audited} == {("good-2", "accepted"), ("stuck-1", "refused")}
 
 
 @contextmanager

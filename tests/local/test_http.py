@@ -23,10 +23,12 @@ from rankdad.common.models import build_model
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Ask, Failure, Goodbye, Kind, Message
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.protocol.service import Reply
 from rankdad.common.run.weight_sketch import PARTS
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.drive import drive
 from rankdad.local.drivers.http import AggregatorClient, RefusedError
+from rankdad.local.drivers.service import ServiceClient
 from tests.conftest import run_spec, site_config
 from tests.remote.certificates import Authority
 
@@ -377,3 +379,29 @@ def test_an_answer_larger_than_anything_in_a_run_is_not_read(server: Server) -> 
         assert len(client.exchange(b"first", 0)) == 8 << 20
         with pytest.raises(UserError, match="answered with more than 8,388,608 bytes"):
             client.exchange(b"second", 1)
+
+
+def test_a_service_that_has_nothing_to_say_is_not_heard_for_long(server: Server) -> None:
+    server.script = [(200, bytes(1 << 17))]
+    reply = Reply(id="0123456789abcdef", answer="accepted")
+    with ServiceClient(site_config(server.server_port)) as client, pytest.raises(UserError, match="than 65,536 bytes"):
+        client.reply("small-1", reply)
+
+
+def test_results_that_come_in_crumbs_break_off_in_a_sentence() -> None:
+    def serve() -> None:
+        connection, _ = listening.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 200_000)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with (
+            ServiceClient(site_config(listening.getsockname()[1])) as client,
+            pytest.raises(UserError, match="broke off"),
+            client.results("small-1") as pieces,
+        ):
+            list(pieces)
+        thread.join()

@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from rankdad.common import memory
-from rankdad.common.errors import RankdadError, UserError
+from rankdad.common.errors import RankdadError, SpecError, UserError
 from rankdad.local import site as site_module
 from rankdad.local.config import SiteConfig
 from rankdad.local.shutdown_signals import ShutdownError, ShutdownSignals
@@ -42,6 +42,15 @@ def test_a_number_that_could_lead_out_of_the_folder_is_refused(found: object) ->
 def served(tmp_path: Path) -> Iterator[Served]:
     with serving(tmp_path / "run") as running:
         yield running
+
+
+@pytest.mark.parametrize("number", ["0" * 16, None])
+def test_a_run_that_was_allowed_is_not_begun_anew(tmp_path: Path, served: Served, number: str | None) -> None:
+    config = SiteConfig(
+        name="alpha", aggregator=f"http://127.0.0.1:{served.port}", data=str(tmp_path / "none"), output=str(tmp_path)
+    )
+    with pytest.raises(SpecError, match="has begun anew a run that was allowed here once"):
+        run_site(config, number=number or served.aggregator.run_id)  # which keeps no ledger
 
 
 @pytest.mark.parametrize(

@@ -51,11 +51,12 @@ def test_streams_that_belong_together_have_one_limit(monkeypatch: pytest.MonkeyP
     async def look_on() -> list[bool]:
         everybody = set[asyncio.Queue[bytes | None]]()
         one, other = (made({}, everybody=everybody) for _ in range(2))
-        viewers = [one.events(), other.events()]
+        viewers, late = [one.events(), other.events()], one.events()
         found = [one.full]
         for viewer in viewers:
             await anext(viewer)
         found += [one.full, other.full]
+        assert [event async for event in late] == [], "who was let in before it was full is told nothing either"
         await viewers[0].aclose()
         return [*found, one.full, other.full]
 

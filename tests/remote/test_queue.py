@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,21 @@ def test_results_that_do_not_come_whole_are_refused(tmp_path: Path, damage: str)
     else:
         with pytest.raises(UserError, match="did not come whole"):
             unpack(tmp_path / "archive", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["../out.txt", "/etc/out.txt", "a\x1b[2Jb", "sparse", "link", "twice"])
+def test_an_archive_with_what_no_run_holds_is_refused(tmp_path: Path, name: str) -> None:
+    member = tarfile.TarInfo(name)
+    if name == "link":
+        member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    elif name == "sparse":  # a few bytes that would become a terabyte
+        member.pax_headers = {"GNU.sparse.size": str(1 << 40), "GNU.sparse.map": f"{1 << 40},0"}
+    with tarfile.open(tmp_path / "archive", "w", format=tarfile.PAX_FORMAT) as archived:
+        for _ in range(1 + (name == "twice")):
+            archived.addfile(member)
+    with pytest.raises(UserError, match="which is no file of a run"):
+        unpack(tmp_path / "archive", tmp_path / "out")
+    assert not (tmp_path / "out.txt").exists()
 
 
 def test_a_run_is_called_by_what_an_address_and_a_folder_can_have() -> None:

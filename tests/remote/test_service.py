@@ -1,0 +1,223 @@
+"""A service without its processes: what it takes from those who may ask, and what that can cost the others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from rankdad.common import __version__
+from rankdad.common.documents import validate
+from rankdad.common.errors import ProtocolError
+from rankdad.common.protocol.service import Described, Listing, Reply, State, Submission
+from rankdad.remote.audit import Audit
+from rankdad.remote.auth import hashed
+from rankdad.remote.config import Access
+from rankdad.remote.consortium import Consortium
+from rankdad.remote.service.app import ServiceRoutes
+from rankdad.remote.service.board import Board
+from rankdad.remote.service.queue import FILE, Queue
+from rankdad.remote.service.running import Options, RunningRun
+from rankdad.remote.service.service import MAX_AGAIN, Service
+from tests.conftest import SITES, run_document
+
+ID = "0123456789abcdef"
+
+
+class Connection:
+    """An end of a connection of which nothing is known."""
+
+    site, address, names, waiting = "", "127.0.0.1", (), None
+
+    def evict(self) -> None:
+        """Stay: there are few."""
+
+
+def with_service(
+    test: Callable[[Service], Coroutine[Any, Any, None]], folder: Path, sites: Sequence[str] = SITES
+) -> None:
+    """Run a test against a service in this thread. Everybody's token is his name."""
+
+    async def run() -> None:
+        people = {"sites": list(sites), "owners": ["anna"], "viewers": ["vera"]}
+        consortium = validate(Consortium, {"name": "test", "aggregator": "https://unused.example", **people})
+        tokens = folder / "tokens.json"
+        tokens.write_text(json.dumps({name: hashed(name) for name in consortium.members}))
+        with contextlib.closing(Queue(folder / FILE)) as queue, contextlib.closing(Audit(folder / "audit")) as audit:
+            service = Service(consortium, folder, queue, Access(tokens=tokens), Options(), audit)
+            await test(service)
+            await service.leave()
+
+    asyncio.run(run())
+
+
+@contextlib.asynccontextmanager
+async def asking(service: Service) -> AsyncIterator[httpx.AsyncClient]:
+    app = ServiceRoutes(service, time.time).app()
+
+    async def connected(scope: Any, receive: Any, send: Any) -> None:
+        await app(scope | {"state": {"connection": Connection()}}, receive, send)
+
+    transport = httpx.ASGITransport(connected)
+    async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+        yield client
+
+
+def as_(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {name}"}
+
+
+async def submitted(service: Service, number: str = ID, **changes: Any) -> str:
+    submission = Submission(id=number, version=__version__, spec=run_document(**changes))
+    return (await service.submit(lambda: submission, "anna")).run
+
+
+def test_sites_are_answered_while_a_large_spec_is_read(tmp_path: Path) -> None:
+    released = threading.Event()
+
+    def slowly() -> Submission:
+        assert released.wait(10), "nothing else goes on meanwhile"
+        return Submission(id=ID, version=__version__, spec=run_document())
+
+    async def both(service: Service) -> None:
+        reading = asyncio.create_task(service.submit(slowly, "anna"))
+        await asyncio.sleep(0.01)
+        released.set()
+        assert (await reading).run == "small-1"
+
+    with_service(both, tmp_path)
+
+
+def test_a_spec_with_thousands_of_mistakes_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    spec = json.dumps(run_document() | {f"k{number}": 0 for number in range(20_000)})
+
+    async def submit(service: Service) -> None:
+        async with asking(service) as client:
+            for path, body in (
+                (f"/runs/submit?id={ID}", spec),
+                ("/runs", f'{{"id": "{ID}", "version": "{__version__}", "spec": {spec}}}'),
+            ):
+                refused = await client.post(path, content=body, headers=as_("anna"))
+                assert (refused.status_code, "has 20,000 mistakes" in refused.text) == (422, True)
+
+    with_service(submit, tmp_path)
+
+
+def test_an_answer_is_written_once_and_never_taken_back(tmp_path: Path) -> None:
+    async def reply(service: Service) -> None:
+        run = await submitted(service)
+        said = ["asked", "asked", "accepted", "asked", "accepted"]
+        changes = []
+        for answer in said:
+            before = service.queue.changes
+            service.reply(run, "alpha", Reply.model_validate({"id": ID, "answer": answer}))
+            changes.append(service.queue.changes > before)
+        assert changes == [True, False, True, False, False]
+        assert service.queue.entry(run).answers["alpha"].answer == "accepted"
+
+    with_service(reply, tmp_path)
+
+
+def test_what_is_said_of_a_run_that_waits_for_a_thousand_sites_can_be_read(tmp_path: Path) -> None:
+    sites = [f"{'x' * 50}{number}" for number in range(1000)]
+
+    async def listed(service: Service) -> None:
+        run = await submitted(service, federation={"sites": sites})
+        entry = service.queue.entry(run)
+        validate(Listing, {"runs": [json.loads(service.described(entry).model_dump_json())]})
+        problems = SimpleNamespace(problems=dict.fromkeys(sites, "is ill" * 80), step=1, steps=2)
+        host = SimpleNamespace(aggregator=SimpleNamespace(status=problems, ended=False))
+        service.running[run] = SimpleNamespace(host=host, problem="")  # type: ignore[assignment]
+        described = service.described(replace(entry, state=State.RUNNING))
+        validate(Described, json.loads(described.model_dump_json()))
+        assert "is ill" in described.reason
+        service.running.clear()
+
+    with_service(listed, tmp_path, sites)
+
+
+def test_an_error_of_the_services_own_is_a_sentence_and_in_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("its own")
+
+    async def ask(service: Service) -> None:
+        monkeypatch.setattr(service.queue, "newest", broken)
+        monkeypatch.setattr(service, "routes", broken)
+        async with asking(service) as client:
+            for path, name in (("/runs", "vera"), ("/runs/small-1/status", "alpha")):
+                answer = await client.get(path, headers=as_(name))
+                said = "an error of the service's own (KeyError): its log says more"
+                assert (answer.status_code, answer.json()) == (500, {"error": said})
+
+    with_service(ask, tmp_path)
+    assert [bool(record.exc_info) for record in caplog.records if record.levelname == "ERROR"] == [True, True]
+
+
+def test_a_stranger_learns_of_no_run_and_writes_into_no_log(tmp_path: Path) -> None:
+    async def ask(service: Service) -> None:
+        run = await submitted(service)
+        (tmp_path / "logs").mkdir()
+        service.logs.open(run)
+        service.running[run] = SimpleNamespace(served=None)  # type: ignore[assignment]  # is being taken up
+        logging.getLogger("rankdad").addHandler(service.logs)
+        logging.getLogger("rankdad").setLevel(logging.INFO)
+        async with asking(service) as client:
+            for path in (f"/runs/{run}/status", f"/runs/{run}", f"/runs/{run}/log", f"/runs/{run}/results"):
+                answer = await client.get(path)
+                assert (answer.status_code, run in answer.text) == (401, False), path
+            assert (await client.post(f"/runs/{run}/cancel")).status_code == 401
+        service.logs.shut(run)
+        assert (tmp_path / "logs" / f"{run}.log").read_text() == ""
+        service.running.clear()
+
+    with_service(ask, tmp_path)
+
+
+def test_a_site_that_never_has_enough_does_not_fill_the_memory_with_runs_that_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask(service: Service) -> None:
+        runs = [await submitted(service, f"{number:016x}") for number in range(MAX_AGAIN + 1)]
+        for run in runs:
+            service.queue.move(run, State.ENDED, where=[State.WAITING])
+
+        async def held(self: RunningRun, *_: object) -> None:
+            await asyncio.sleep(0.1)
+
+        async def at_once(self: RunningRun) -> object:
+            return object()
+
+        monkeypatch.setattr(RunningRun, "see_through", held)
+        monkeypatch.setattr(RunningRun, "routes", at_once)
+        for run in runs[:-1]:
+            await service.routes(run)
+        assert not any(run.trains for run in service.running.values()), "those whose turn it is do not wait for them"
+        with pytest.raises(ProtocolError, match="is taken up again after others"):
+            await service.routes(runs[-1])
+        await asyncio.sleep(0.2)
+        await service.routes(runs[-1])
+
+    with_service(ask, tmp_path)
+
+
+def test_the_board_names_methods_without_reading_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def look(service: Service) -> None:
+        run = await submitted(service, method={"name": "powersgd", "rank": 2})
+        monkeypatch.setattr(service.queue, "spec", None)
+        (row,) = Board(service).document()["runs"]
+        assert (row["name"], row["method"]) == (run, "powersgd")
+
+    with_service(look, tmp_path)
