@@ -13,7 +13,7 @@ from typing import Any
 
 from rankdad.common import __version__
 from rankdad.common.documents import validate
-from rankdad.common.errors import ProtocolError, SpecError, visible
+from rankdad.common.errors import ProtocolError, SpecError, UserError, visible
 from rankdad.common.protocol.service import (
     MAX_REASON,
     OPEN,
@@ -35,6 +35,7 @@ from rankdad.remote.consortium import Consortium
 from rankdad.remote.service.logs import LOGS, RunLogs
 from rankdad.remote.service.queue import Entry, Queue, QueueError
 from rankdad.remote.service.running import Options, RunningRun
+from rankdad.remote.tracking import check_trackers
 
 RUNS = "runs"  # of a service's directory
 SAID: tuple[Answer, ...] = ("asked", "accepted", "refused", "finished")  # by a site of a run, one after the other
@@ -125,6 +126,10 @@ class Service:
             )
         if spec.federation.regions:
             raise ProtocolError(422, "federation.regions: a service has none; use `rankdad aggregator` for each region")
+        try:
+            check_trackers(spec)
+        except UserError as error:
+            raise ProtocolError(422, str(error)) from None
         return spec, spec.model_dump(mode="json")
 
     async def submit(self, read: Callable[[], Submission], owner: str) -> Entry:

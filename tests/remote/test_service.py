@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -110,6 +111,19 @@ def test_a_spec_with_thousands_of_mistakes_is_refused_in_a_sentence(tmp_path: Pa
             ):
                 refused = await client.post(path, content=body, headers=as_("anna"))
                 assert (refused.status_code, "has 20,000 mistakes" in refused.text) == (422, True)
+
+    with_service(submit, tmp_path)
+
+
+def test_a_run_that_asks_for_a_library_that_is_missing_here_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+
+    async def submit(service: Service) -> None:
+        with pytest.raises(ProtocolError, match=r"record\.tensorboard: needs TensorBoard, which is not installed"):
+            await submitted(service, record={"tensorboard": True})
+        assert not service.queue.newest(1)
 
     with_service(submit, tmp_path)
 
