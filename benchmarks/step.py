@@ -31,7 +31,7 @@ from rankdad.simulations.simulator import import_before_forking, simulate
 from rankdad.simulations.spec import SimulationFile
 
 WARM_UP = 20  # steps left out of every figure
-REPETITIONS = 3  # of each kind of barrier, in turn, so that a slow spell of the machine meets all of them
+REPETITIONS = 5  # of each kind of barrier, in turn, so that a slow spell of the machine meets all of them
 
 
 @dataclass(frozen=True)

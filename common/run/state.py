@@ -193,8 +193,9 @@ class RunState:
     @property
     def buckets_to_come(self) -> int:
         """How many more rounds a step in buckets has after the one that is due; -1 if none is due."""
-        due, count = self.due, len(self._plan.buckets)
-        return count - 1 - due.exchange if count > 1 and due is not None and due.kind is Kind.STEP else -1
+        count = len(self._plan.buckets)
+        due = self.due if count > 1 else None
+        return count - 1 - due.exchange if due is not None and due.kind is Kind.STEP else -1
 
     @property
     def steps(self) -> int:

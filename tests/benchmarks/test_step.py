@@ -42,8 +42,8 @@ def test_no_sites_and_a_client_that_ends_early_are_sentences() -> None:
 
 
 @pytest.mark.alone
-def test_a_step_without_training_costs_at_most_twice_the_barest_one() -> None:
+def test_a_step_without_training_costs_at_most_three_times_the_barest_one() -> None:
     import_before_forking()
     found = measure_barriers(4, 200_000, 200)
     print(found)
-    assert found.ratio <= 2
+    assert found.ratio <= 3
