@@ -9,7 +9,7 @@ simulate: .venv/ready
 	$(BIN)/rankdad simulate simulations/specs/digits.json
 
 test: .venv/ready
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m "not slow" -n 3 --dist worksteal
 
 # What the project promises in figures, and properties on all their examples: several minutes. Processes often wait: three at once.
 slow: .venv/ready
