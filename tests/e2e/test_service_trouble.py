@@ -259,11 +259,8 @@ def test_a_full_disk_of_the_service_is_waited_for_and_nothing_is_lost(tmp_path: 
         run = all_.submit(document)
         all_.until(lambda _: steps_of(all_, run) > 20)
         ballast = all_.directory / "ballast"
-        with ballast.open("wb") as file:  # somebody else's file fills the disk
-            try:
-                while file.write(bytes(1 << 16)):
-                    file.flush()
-            except OSError:
+        with ballast.open("wb", buffering=0) as file, suppress(OSError):  # somebody else's file fills the disk
+            while file.write(bytes(1 << 16)):
                 pass
         all_.until(lambda _: "No space left on device" in (all_.folder / "service.log").read_text())
         stood = steps_of(all_, run)
