@@ -111,7 +111,7 @@ class Policy(Part):
         most, rows = self.rank(samples), rows_sent(spec)
         if most is None or rows is None:
             return
-        least = 1 + spec.training.sends_squares if isinstance(spec.method, RankDad) else rows  # fewer, if it has to
+        least = 1 + spec.training.sends_projections if isinstance(spec.method, RankDad) else rows  # fewer, if it has to
         allows = f"at most {most} (rows_per_rank {self.rows_per_rank})"
         if least > most:
             asks = f"needs at least {counted(least, 'row')} of a step of {counted(samples, 'sample')} here"
@@ -154,7 +154,7 @@ class Policy(Part):
     def rank(self, samples: int) -> int | None:
         """Return how many rows of a layer a step of so many samples may send, whatever the spec; None is no limit.
 
-        Means of squares for a factored second moment are one of them.
+        The projections for a factored second moment are one of them.
         """
         return None if self.rows_per_rank is None else samples // self.rows_per_rank
 
@@ -263,9 +263,9 @@ def _lost(method: MethodSpec) -> str:
 
 
 def rows_sent(spec: RunSpec) -> int | None:
-    """Return how many rows of a layer a run sends at most, means of squares among them; None if that has no limit."""
+    """Return how many rows of a layer a run sends at most, projections among them; None if that has no limit."""
     rank = _rank(spec.method)
-    return None if rank is None else rank + spec.training.sends_squares
+    return None if rank is None else rank + spec.training.sends_projections
 
 
 def _rank(method: MethodSpec) -> int | None:

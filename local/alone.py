@@ -125,7 +125,7 @@ def _step(passes: Passes, run: RunState) -> Step:
     passes.step(batch, {}, made.append)
     (part,), weight = made, float(len(batch))
     payload, _ = run.method.aggregate(0, [Contribution(weight, part.gradients)], MethodState(), 0)
-    return Step(weight, part.loss, part.norm, payload, part.squares)
+    return Step(weight, part.loss, part.norm, payload, part.projections)
 
 
 def _answer(spec: RunSpec, body: Body) -> Body:

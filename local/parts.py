@@ -11,9 +11,10 @@ from torch import Tensor
 from rankdad.common.errors import NonFiniteError
 from rankdad.common.gradients.buckets import cut, routes_of
 from rankdad.common.gradients.factors import Factor, norms
+from rankdad.common.gradients.projections import Projections, projections_of
 from rankdad.common.gradients.routes import Payload, gather
-from rankdad.common.gradients.squares import Squares, squares_of
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.run.seeds import derive
 
 
 @dataclass(frozen=True)
@@ -25,14 +26,14 @@ class Part:
         gradients: of its parameters, in its order.
         loss: of the whole step's batch.
         norm: of the gradients that begin in this bucket.
-        squares: of these, where the optimizer asks for them.
+        projections: of these, where the optimizer asks for them.
     """
 
     number: int
     gradients: Payload
     loss: float
     norm: float
-    squares: tuple[Squares, ...]
+    projections: tuple[Projections, ...]
 
 
 Take = Callable[[Part], None]
@@ -45,7 +46,7 @@ class Parts:
 
     Args:
         plan: of the run.
-        squares: whether they have means of squares.
+        projects: whether they have projections.
         step: number of the step, from 1.
         like: a tensor of the dtype and device of what the step did not use.
         gradients: returns the factors and other gradients of some parameters.
@@ -57,7 +58,7 @@ class Parts:
     def __init__(
         self,
         plan: Plan,
-        squares: bool,
+        projects: bool,
         step: int,
         like: Tensor,
         gradients: Gradients,
@@ -66,7 +67,7 @@ class Parts:
         *,
         take: Take,
     ) -> None:
-        self._plan, self._squares, self._step, self._like = plan, squares, step, like
+        self._plan, self._projects, self._step, self._like = plan, projects, step, like
         self._gradients, self._loss, self._pooled, self._take = gradients, loss, pooled, take
         self._waits = [
             {name for route in routes_of(bucket, plan.routes) for name in (route.name, route.bias) if name}
@@ -101,5 +102,6 @@ class Parts:
             if not math.isfinite(size):
                 raise NonFiniteError(f"the gradient of {route.name} in step {self._step}")
         of_begun = tuple(route for route, _ in begun), tuple(value for _, value in begun)
-        squares = squares_of(*of_begun) if self._squares else ()
-        self._take(Part(number, cut(bucket, whole), loss, math.hypot(*sizes), squares))
+        seed = derive(self._plan.seed, self._step)
+        projections = projections_of(*of_begun, seed) if self._projects else ()
+        self._take(Part(number, cut(bucket, whole), loss, math.hypot(*sizes), projections))

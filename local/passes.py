@@ -117,7 +117,7 @@ class Passes:
         model = run.replica.model.train()
         first = next(model.parameters())
         like = torch.empty(0, dtype=first.dtype, device=first.device)
-        parts = partial(Parts, plan, self._spec.training.sends_squares, run.replica.step + 1, like, take=take)
+        parts = partial(Parts, plan, self._spec.training.sends_projections, run.replica.step + 1, like, take=take)
         if not len(batch):
             parts(lambda names: ({}, {}), lambda: 0.0).finish()
             return moments

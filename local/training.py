@@ -167,7 +167,7 @@ class _Trainer:
         self.passes, self.contributions = passes, contributions
         self.state, self.site_run, self.lap, self.notice = state, state.run, lap, notice
         self.followed, self.send = followed, send
-        self.has_squares = spec.training.sends_squares and any(route.squares for route in plan.routes)
+        self.projects = spec.training.sends_projections and any(route.projected for route in plan.routes)
         self.index = plan.sites.index(state.site)
         self.catching_up = CatchingUp(self.index, plan.staleness)
 
@@ -217,14 +217,14 @@ class _Trainer:
         state = MethodState(before, run.bases)
         # Steps of its own may leave but one batch that counts: limits are on each.
         most = self.policy.rank(min(run.next_batches(self.index), default=0))
-        most = most if most is None else most - self.has_squares
+        most = most if most is None else most - self.projects
         send = self.send if known is None and not self.catching_up.behind and len(self.plan.buckets) > 1 else None
         open_ = deque[tuple[int, SiteStep, Step]]()  # buckets whose last exchange is to come
 
         def take(part: Part) -> None:
             self.lap("compute")
             exchange = run.method.parts[part.number].step(part.gradients, share, state, seed, most)
-            body = Step(weight, part.loss, part.norm, next(exchange), part.squares)
+            body = Step(weight, part.loss, part.norm, next(exchange), part.projections)
             open_.append((part.number, exchange, body))
             self.lap("reduce")
             if send is not None:
@@ -245,7 +245,9 @@ class _Trainer:
             if self.index in update.missing or not answer.weight:
                 weight = 0.0  # once left out of a step, it is in none of its later exchanges
             try:
-                open_.appendleft((number, exchange, replace(body, payload=exchange.send(answer.payload), squares=())))
+                open_.appendleft(
+                    (number, exchange, replace(body, payload=exchange.send(answer.payload), projections=()))
+                )
             except StopIteration as stop:
                 part, own = (weight / answer.weight / share if weight else 0.0), stop.value.residuals
                 residuals = self._after_part(number, residuals, before, own, part)

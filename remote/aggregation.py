@@ -16,7 +16,7 @@ from rankdad.common.errors import NonFiniteError, RunFailedError
 from rankdad.common.gradients.factors import MAX_NORM, norm
 from rankdad.common.gradients.methods import Contribution, MethodState
 from rankdad.common.gradients.methods.base import shares
-from rankdad.common.gradients.squares import pooled_squares
+from rankdad.common.gradients.projections import pooled_projections
 from rankdad.common.metrics import Tally, summarise
 from rankdad.common.protocol.messages import (
     Body,
@@ -99,8 +99,8 @@ def _step(plan: Plan, run: RunState, ready: Ready, state: MethodState) -> tuple[
             raise NonFiniteError(f"the pooled gradient of {slot.name}")
     total = math.fsum(contribution.weight for contribution in contributions)
     loss = sum(part * step.loss for part, step in zip(shares(contributions), steps, strict=True))
-    squares = pooled_squares([step.squares for step in steps], shares(contributions))
-    return Step(total, loss, math.hypot(*sizes), payload, squares), state
+    projections = pooled_projections([step.projections for step in steps], shares(contributions))
+    return Step(total, loss, math.hypot(*sizes), payload, projections), state
 
 
 def _hello(spec: RunSpec, plan: Plan, hello: RegionHello) -> Roster:

@@ -14,7 +14,7 @@ import torch
 from rankdad.common.errors import ProtocolError
 from rankdad.common.gradients.factors import Factor
 from rankdad.common.gradients.methods.edad import EdadMethod
-from rankdad.common.gradients.squares import energy
+from rankdad.common.gradients.projections import least_norm
 from rankdad.common.gradients.wire import BITS
 from rankdad.common.metrics import same_labels
 from rankdad.common.preparation import Preparing
@@ -35,7 +35,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import Node, names_in
 
 MAX_SIZE = 1e17  # of a gradient or buffer: squares stay numbers in float32, however many sites add up
-SLACK = 1.1  # of squares that the wire has rounded
+SLACK = 1.1  # of projections that the wire has rounded: half of a quarter of an octave
 PLACES: Mapping[Literal["train", "validation", "test"], int] = {"train": 0, "validation": 1, "test": 2}
 SAME = {
     "version": "its version of rankdad differs",
@@ -135,9 +135,11 @@ class Checks:
         else:
             expected = sum(self._state.batch_size(place, ago) for place in places)
             self._check_count("m: the weight", step.weight, expected)
-        size, most = math.sqrt(sum(map(energy, step.squares))), step.norm
-        if not size <= math.sqrt(SLACK) * most:
-            raise ProtocolError(422, f"b: the squares are of a gradient of norm {size:.3g}, m says {most:.3g}")
+        least, most = least_norm(step.projections), SLACK * step.norm
+        if not least <= most:
+            raise ProtocolError(
+                422, f"b: the projections are of a gradient of norm {least:.3g} or more, m says {step.norm:.3g}"
+            )
         method, payload = self._state.method, step.payload
         names = [slot.name for slot in self._plan.layout(exchange, up=site not in self._node.regions).slots]
         if isinstance(method, EdadMethod):  # whose gradients are made of what is sent

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rankdad.common.gradients.methods import Contribution, MethodState
 from rankdad.common.gradients.methods.base import shares
-from rankdad.common.gradients.squares import pooled_squares
+from rankdad.common.gradients.projections import pooled_projections
 from rankdad.common.metrics import Tally, empty
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import (
@@ -84,8 +84,8 @@ def _step(
     payload, state = run.method.combine(exchange, contributions, share, state, seed)
     loss = sum(part * step.loss for part, step in zip(parts, steps, strict=True))
     size = math.hypot(*(math.sqrt(part) * step.norm for part, step in zip(parts, steps, strict=True)))
-    squares = pooled_squares([step.squares for step in steps], parts)
-    return Step(total, loss, size, payload, squares), state
+    projections = pooled_projections([step.projections for step in steps], parts)
+    return Step(total, loss, size, payload, projections), state
 
 
 def _furthest(run: RunState, sketches: Sequence[Tensor]) -> Tensor:

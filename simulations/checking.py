@@ -13,7 +13,7 @@ from rich.text import Text
 from rankdad.common.errors import counted, visible
 from rankdad.common.gradients.methods.rank_dad import is_small
 from rankdad.common.gradients.routes import Route
-from rankdad.common.gradients.wire import squares_wire
+from rankdad.common.gradients.wire import projections_wire
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Preparing, Rows
 from rankdad.common.preparation.description import sums
@@ -169,8 +169,8 @@ def _slot_bytes(plan: Plan, *, up: bool) -> dict[str, int]:
         layout = plan.layout(exchange, up=up)
         for slot in layout.slots:
             sizes[slot.name] += slot.size(plan.wire)
-        for slot in layout.squares:
-            sizes[slot.name] += slot.size(squares_wire(plan.wire))
+        for slot in layout.projections:
+            sizes[slot.name] += slot.size(projections_wire(plan.wire))
     return sizes
 
 

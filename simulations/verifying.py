@@ -135,7 +135,7 @@ def _with_method(spec: RunSpec, method: Mapping[str, object]) -> RunSpec:
     wire = {"wire": spec.training.dtype} if method["name"] in EXACT else {}
     document = spec.model_dump(mode="json") | {"method": {**method, **wire}}
     document["record"]["spectra"] = 0  # which not every method has
-    if spec.training.sends_squares:  # of gradients, which are what is verified
+    if spec.training.sends_projections:  # of gradients, which are what is verified
         document["training"]["optimizer"]["second_moment"] = "elementwise"
     return validate(RunSpec, document)
 

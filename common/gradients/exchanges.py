@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from rankdad.common.gradients.buckets import Bucket, Piece
 from rankdad.common.gradients.routes import Route
 from rankdad.common.gradients.sparse import Entries
-from rankdad.common.gradients.wire import squares_wire, wire_bytes
+from rankdad.common.gradients.wire import projections_wire, wire_bytes
 from rankdad.common.spec import Dsgd, Edad, MethodSpec, PowerSgd
 
 
@@ -47,12 +47,12 @@ class MessageLayout:
     Args:
         slots: in order.
         aligned: whether all slots have equally many rows.
-        squares: behind them, of one row each: means of squared gradients, on a wire of their own.
+        projections: behind them, of one row each: random projections of gradients, on a wire of their own.
     """
 
     slots: tuple[Slot, ...]
     aligned: bool = False
-    squares: tuple[Slot, ...] = ()
+    projections: tuple[Slot, ...] = ()
 
     @property
     def variable(self) -> int:
@@ -61,8 +61,8 @@ class MessageLayout:
 
     def payload_bytes(self, wire: str) -> int:
         """Return the largest size of the payload in bytes."""
-        squares = sum(slot.size(squares_wire(wire)) for slot in self.squares)
-        return squares + sum(slot.size(wire) for slot in self.slots)
+        projections = sum(slot.size(projections_wire(wire)) for slot in self.projections)
+        return projections + sum(slot.size(wire) for slot in self.slots)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Exchange:
 
 
 def exchanges(
-    method: MethodSpec, routes: Sequence[Route], sites: int, buckets: Sequence[Bucket], *, squares: bool = False
+    method: MethodSpec, routes: Sequence[Route], sites: int, buckets: Sequence[Bucket], *, projections: bool = False
 ) -> tuple[Exchange, ...]:
     """Return a step's exchanges.
 
@@ -83,15 +83,15 @@ def exchanges(
         routes: of every trained parameter.
         sites: how many there are.
         buckets: in which these travel.
-        squares: whether means of squared gradients travel, too: with the bucket in which their gradient begins.
+        projections: whether random projections travel, too: with the bucket in which their gradient begins.
     """
     found: list[Exchange] = []
     for bucket in buckets:
         first, *others = _exchanges(method, [_rows(routes[piece.place], piece) for piece in bucket], sites)
-        if squares:
+        if projections:
             begun = [routes[piece.place] for piece in bucket if not piece.start]
-            means = tuple(Slot(r.name, 1, r.squares, fixed=True) for r in begun if r.squares is not None)
-            first = Exchange(replace(first.up, squares=means), replace(first.down, squares=means))
+            projected = tuple(Slot(r.name, 1, r.projected, fixed=True) for r in begun if r.projected is not None)
+            first = Exchange(replace(first.up, projections=projected), replace(first.down, projections=projected))
         found += [first, *others]
     return tuple(found)
 

@@ -62,7 +62,7 @@ class Route:
         return out, math.prod(self.shape) // max(out, 1) + (self.folded is not None)
 
     @property
-    def squares(self) -> tuple[int, int] | None:
+    def projected(self) -> tuple[int, int] | None:
         """Shape of the parameter alone as a matrix, if a second moment of it can be factored; None of a vector."""
         out, columns = self.matrix
         shape = out, columns - (self.folded is not None)

@@ -6,7 +6,7 @@ then all codes; a row's codes begin with a byte of their own.
     int8   255 even steps, the block's largest magnitude is the last
     int4   15 even steps, likewise
     int2   -1, -1/3, 1/3 and 1 times the scale, the best four steps for a normal distribution; 0 does not travel
-    log8   magnitudes in eighths of an octave below the block's largest, down to 2^-31.75 of it, and 0: means of squares
+    log8   a sign and a magnitude in quarters of an octave below the block's largest, down to 2^-31.5 of it, or 0
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ BITS = {"int8": 8, "int4": 4, "int2": 2, "log8": 8}
 ZEROS = {"int8": 127.0, "int4": 7.0, "int2": 1.5}  # the code of 0: half of those on either side
 UNITS = {"int8": 1.0, "int4": 1.0, "int2": 1.5}  # codes from 0 to the scale
 SPREAD = 1.494  # int2's scale in root mean squares (Max 1960)
-OCTAVE, NOTHING = 8, 255  # log8: codes to a halving, and the code of 0
+OCTAVE, NOTHING, MINUS = 4, 127, 128  # log8: codes to a halving, the code of 0, and what a sign adds
 MAGNITUDES = torch.tensor([2.0 ** (-code / OCTAVE) for code in range(NOTHING)] + [0.0], dtype=SCALE)
+SIGNED = torch.cat([MAGNITUDES, -MAGNITUDES])
 
 
 def wire_bytes(wire: str, rows: int, width: int) -> int:
@@ -36,8 +37,8 @@ def wire_bytes(wire: str, rows: int, width: int) -> int:
     return dtype.itemsize * rows * width
 
 
-def squares_wire(wire: str) -> str:
-    """Return how means of squares travel beside numbers of a wire: they span more powers of ten than its own allow."""
+def projections_wire(wire: str) -> str:
+    """Return how projections travel beside numbers of a wire: they span more powers of ten than its own allow."""
     return {"float64": "float64", "float32": "float32", "bfloat16": "bfloat16", "float16": "bfloat16"}.get(wire, "log8")
 
 
@@ -116,8 +117,8 @@ def _quantised(array: Tensor, wire: str) -> tuple[Tensor, Tensor]:
         scales = (blocks.abs().amax(dim=-1) / unit).to(SCALE)
     parts = blocks / torch.where(scales > 0, scales, 1.0).unsqueeze(-1)
     if wire == "log8":
-        codes = (-OCTAVE * torch.log2(parts)).round().clamp(0, NOTHING - 1)
-        codes = torch.where(parts > 0, codes, float(NOTHING))
+        codes = (-OCTAVE * torch.log2(parts.abs())).round().clamp(0, NOTHING - 1)
+        codes = torch.where(parts == 0, float(NOTHING), codes + MINUS * (parts < 0))
     else:
         whole = math.floor(ZEROS[wire])  # added to what is rounded: before, it would cost digits and turn ties around
         codes = (parts * UNITS[wire] + (ZEROS[wire] - whole)).round().add_(whole).clamp_(0, 2 * ZEROS[wire])
@@ -127,7 +128,7 @@ def _quantised(array: Tensor, wire: str) -> tuple[Tensor, Tensor]:
 def _in_scales(codes: Tensor, wire: str) -> Tensor:
     """Return what codes stand for, in their block's scale."""
     if wire == "log8":
-        return MAGNITUDES.to(codes.device)[codes.int()]
+        return SIGNED.to(codes.device)[codes.int()]
     return codes.to(SCALE).sub_(ZEROS[wire]).div_(UNITS[wire])
 
 

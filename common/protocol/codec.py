@@ -10,7 +10,7 @@ the wire names a class or a function.
     includes late ones  may be late by, from 1
     a step              m weight, loss and gradient norm, float64 · n rows, uint32 for each slot where they vary ·
                         b numbers as `common.gradients.wire` lays them out, behind them the places of sparse
-                        matrices, then the means of squares
+                        matrices, then the projections
     any other kind      d, a map checked by its model in `common.protocol.messages`
 
 A step's body has one size for given rows, whatever the round, as long as no site is left out.
@@ -32,10 +32,10 @@ from torch import Tensor
 from rankdad.common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolError, RankdadError, visible
 from rankdad.common.gradients.exchanges import MessageLayout, Slot
 from rankdad.common.gradients.factors import Factor, Matrix
+from rankdad.common.gradients.projections import Projections
 from rankdad.common.gradients.routes import Payload
 from rankdad.common.gradients.sparse import decode_places, encode_places, largest, placed
-from rankdad.common.gradients.squares import TOLERANCE, Squares, problem_of
-from rankdad.common.gradients.wire import decode, encode, finite, squares_wire, wire_bytes
+from rankdad.common.gradients.wire import decode, encode, finite, projections_wire, wire_bytes
 from rankdad.common.protocol.message_sizes import body_limit
 from rankdad.common.protocol.messages import DOWN, REGION_UP, UP, Body, Failure, Kind, Message, Step
 from rankdad.common.protocol.plan import Plan
@@ -73,18 +73,18 @@ def pack(message: Message, plan: Plan, *, up: bool, region: bool = False) -> byt
         return bytes(msgpack.packb({**head, "d": body.model_dump()}))
     layout = plan.layout(message.exchange, up=up and not region)
     arrays, places = _arrays(body.payload, layout)
-    if [(len(rows), len(columns)) for rows, columns in body.squares] != [slot.widths for slot in layout.squares]:
-        raise RuntimeError("the means of squares are not those of the plan")
+    if [tuple(map(len, own)) for own in body.projections] != [slot.widths for slot in layout.projections]:
+        raise RuntimeError("the projections are not those of the plan")
     try:
         numbers = encode([array for slot in arrays for array in slot], plan.wire)
-        means = encode([part[None] for squares in body.squares for part in squares], squares_wire(plan.wire))
+        projections = encode([part[None] for own in body.projections for part in own], projections_wire(plan.wire))
     except OverflowError:
         raise _not_encoded(layout, arrays, plan.wire) from None
     rows = [len(slot_arrays[0]) for slot, slot_arrays in zip(layout.slots, arrays, strict=True) if not slot.fixed]
     head |= {
         "m": _MEASURES.pack(body.weight, body.loss, body.norm),
         "n": struct.pack(f"<{len(rows)}I", *rows),
-        "b": torch.cat([numbers, *places, means]).numpy().data,
+        "b": torch.cat([numbers, *places, projections]).numpy().data,
     }
     return bytes(msgpack.packb(head))
 
@@ -218,7 +218,7 @@ def _unpack_step(document: dict[str, Any], plan: Plan, layout: MessageLayout, de
     filled = _filled(layout, _binary(document, "n", 4 * layout.variable))
     at = sum(wire_bytes(plan.wire, *shape) for slot, rows in filled for shape in slot.shapes(rows))
     places_at, at = at, sum(slot.size(plan.wire, rows) for slot, rows in filled)
-    size = at + sum(slot.size(squares_wire(plan.wire)) for slot in layout.squares)
+    size = at + sum(slot.size(projections_wire(plan.wire)) for slot in layout.projections)
     numbers = _binary(document, "b", size)
     arrays = iter(_decoded(numbers[:places_at], filled, plan.wire, device))
     payload: list[Matrix] = []
@@ -230,8 +230,10 @@ def _unpack_step(document: dict[str, Any], plan: Plan, layout: MessageLayout, de
             continue
         pair = [next(arrays) for _ in slot.widths]
         payload.append(Factor(*pair) if len(pair) == 2 else pair[0])
-    squares = _unpack_squares(numbers[at:], layout, squares_wire(plan.wire), device) if layout.squares else ()
-    return Step(weight, loss, norm, tuple(payload), squares)
+    projections = (
+        _unpack_projections(numbers[at:], layout, projections_wire(plan.wire), device) if layout.projections else ()
+    )
+    return Step(weight, loss, norm, tuple(payload), projections)
 
 
 def _unpack_sparse(values: Tensor, places: bytes, slot: Slot) -> Tensor:
@@ -251,13 +253,9 @@ def _decoded(numbers: bytes, filled: list[tuple[Slot, int]], wire: str, device: 
         raise ProtocolError(422, f"b: the values of {name} hold NaN or infinity, expected finite numbers") from None
 
 
-def _unpack_squares(numbers: bytes, layout: MessageLayout, wire: str, device: str) -> tuple[Squares, ...]:
-    arrays = iter(_decoded(numbers, [(slot, 1) for slot in layout.squares], wire, device))
-    means = tuple(Squares(rows[0], columns[0]) for rows, columns in zip(arrays, arrays, strict=True))
-    for slot, squares in zip(layout.squares, means, strict=True):
-        if problem := problem_of(squares, TOLERANCE[wire]):
-            raise ProtocolError(422, f"b: the squares of {slot.name} have {problem}")
-    return means
+def _unpack_projections(numbers: bytes, layout: MessageLayout, wire: str, device: str) -> tuple[Projections, ...]:
+    arrays = iter(_decoded(numbers, [(slot, 1) for slot in layout.projections], wire, device))
+    return tuple(Projections(rows[0], columns[0]) for rows, columns in zip(arrays, arrays, strict=True))
 
 
 def _filled(layout: MessageLayout, counts: bytes) -> list[tuple[Slot, int]]:

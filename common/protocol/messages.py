@@ -11,8 +11,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from torch import Tensor
 
 from rankdad.common.errors import REASON_CHARACTERS, RankdadError, visible
+from rankdad.common.gradients.projections import Projections
 from rankdad.common.gradients.routes import Payload
-from rankdad.common.gradients.squares import Squares
 from rankdad.common.metrics import Tally, pack_tally, tally_bytes, unpack_tally
 from rankdad.common.protocol.arrays import (
     pack_buffers,
@@ -111,14 +111,14 @@ class Step:
         loss: mean loss over that weight.
         norm: norm of the site's gradient, or of the update.
         payload: factors and matrices in the plan's order.
-        squares: of a step's first exchange, if the optimizer asks for them: means of squared gradients.
+        projections: of the gradients that begin in this exchange, if the optimizer asks for them.
     """
 
     weight: float
     loss: float
     norm: float
     payload: Payload
-    squares: tuple[Squares, ...] = ()
+    projections: tuple[Projections, ...] = ()
 
 
 class Control(BaseModel):

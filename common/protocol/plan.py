@@ -143,7 +143,7 @@ def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
     if isinstance(spec.method, Edad):
         chain(model)
     routes, warnings = choose_routes(spec, model)
-    buckets, squares = choose_buckets(spec.method, routes), spec.training.sends_squares
+    buckets, projections = choose_buckets(spec.method, routes), spec.training.sends_projections
     preparing = Preparing(spec)
     return Plan(
         version=__version__,
@@ -156,7 +156,7 @@ def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
         wire=spec.method.wire,
         routes=routes,
         buckets=buckets,
-        exchanges=exchanges(spec.method, routes, len(spec.federation.sites), buckets, squares=squares),
+        exchanges=exchanges(spec.method, routes, len(spec.federation.sites), buckets, projections=projections),
         buffers=tuple(
             BufferSlot(name, str(buffer.dtype).removeprefix("torch."), tuple(buffer.shape))
             for name, buffer in saved_buffers(model).items()

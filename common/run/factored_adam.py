@@ -8,17 +8,18 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from rankdad.common.gradients.squares import Squares
+from rankdad.common.gradients.projections import Projections
 
 EPSILON = 1e-8
 MAX_STEP = 1.0  # root mean square of a matrix's step in learning rates: Adafactor's d
 
 
 class FactoredAdam(torch.optim.Optimizer):
-    """Adam whose second moment of a matrix is an outer product: v = s · (R / mean R) ⊗ (C / mean C).
+    """Adam whose second moment of a matrix is an outer product: v = R ⊗ C / √(mean R · mean C).
 
-    R and C are running means of the sites' mean squares over rows and columns, s that of the mean square of what is
-    applied: the sites say how v is spread, the update how large it is. Vectors, which nothing reduces, have Adam's own.
+    R and C are running means of the squares of the pooled gradient's random projections: in the mean over their signs,
+    its own mean squares over rows and columns, whatever a method leaves out or brings late. Vectors, which nothing
+    reduces, have Adam's own.
 
     Source: Kingma and Ba 2015 (arXiv 1412.6980); Shazeer and Stern 2018 (arXiv 1804.04235), Sections 3 and 6.
 
@@ -33,11 +34,17 @@ class FactoredAdam(torch.optim.Optimizer):
         self, parameters: Iterable[nn.Parameter], lr: float, betas: tuple[float, float], weight_decay: float
     ) -> None:
         super().__init__(parameters, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
-        self._squares: Mapping[Tensor, Squares] = {}
+        self._projections: Mapping[Tensor, Projections] = {}
+        self._scale = 1.0
 
-    def see(self, squares: Mapping[Tensor, Squares]) -> None:
-        """Take note of the means for the next step, by parameter."""
-        self._squares = squares
+    def see(self, projections: Mapping[Tensor, Projections], scale: float = 1.0) -> None:
+        """Take note of the pooled gradient's projections for the next step, by parameter.
+
+        Args:
+            projections: of the gradient before it was clipped.
+            scale: what clipping multiplied the gradient by.
+        """
+        self._projections, self._scale = projections, scale
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -45,12 +52,12 @@ class FactoredAdam(torch.optim.Optimizer):
     def step(self, closure: Any) -> float: ...
     @torch.no_grad()
     def step(self, closure: Any = None) -> float | None:
-        """Take one step with the gradients that are there and the means that were seen."""
+        """Take one step with the gradients that are there and the projections that were seen."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._update(parameter, parameter.grad, group["lr"], group["betas"], group["weight_decay"])
-        self._squares = {}
+        self._projections = {}
         return None
 
     def _update(
@@ -65,11 +72,10 @@ class FactoredAdam(torch.optim.Optimizer):
         first, second = (1 - beta ** float(state["step"]) for beta in betas)  # what the means are still short of
         mean = state["exp_avg"].lerp_(gradient, 1 - betas[0])
         if factored:
-            size = torch.linalg.vector_norm(gradient).square() / gradient.numel()
-            for name, value in {**self._squares[parameter]._asdict(), "size": size}.items():
-                state[name].lerp_(value.to(parameter), 1 - betas[1])
-            rows, columns = (_spread(state[name]) for name in ("rows", "columns"))
-            roots = torch.outer(rows * (state["size"] / second).sqrt(), columns).view_as(mean)
+            for name, value in self._projections[parameter]._asdict().items():
+                state[name].lerp_((self._scale * value.to(parameter)).square(), 1 - betas[1])
+            rows, columns = (_scaled_roots(state[name] / second) for name in ("rows", "columns"))
+            roots = torch.outer(rows, columns).view_as(mean)
         else:
             roots = (state["exp_avg_sq"].lerp_(gradient.square(), 1 - betas[1]) / second).sqrt_()
         step = torch.div(mean, roots.add_(EPSILON), out=roots)  # one large tensor is made, and no other
@@ -80,10 +86,10 @@ class FactoredAdam(torch.optim.Optimizer):
         parameter.sub_(step, alpha=lr / first)
 
 
-def _spread(means: Tensor) -> Tensor:
-    """Return the root of means over their mean; ones where all are 0."""
-    mean = means.mean(dtype=torch.float64).to(means)
-    return torch.where(mean > 0, means / mean, 1.0).sqrt()
+def _scaled_roots(means: Tensor) -> Tensor:
+    """Return the roots of means over the root of their mean; zeros where all are 0."""
+    mean = means.mean(dtype=torch.float64).sqrt().to(means)
+    return torch.where(mean > 0, means / mean, 0.0).sqrt()
 
 
 def is_factored(parameter: Tensor) -> bool:
@@ -97,4 +103,4 @@ def moment_shapes(parameter: Tensor) -> dict[str, tuple[int, ...]]:
     if not is_factored(parameter):
         return {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
     rows = len(parameter)
-    return {"step": (), "exp_avg": shape, "size": (), "rows": (rows,), "columns": (parameter.numel() // rows,)}
+    return {"step": (), "exp_avg": shape, "rows": (rows,), "columns": (parameter.numel() // rows,)}

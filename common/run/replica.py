@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rankdad.common.errors import ProtocolError
 from rankdad.common.gradients.capture import FactorCapture
-from rankdad.common.gradients.squares import Squares
+from rankdad.common.gradients.projections import Projections
 from rankdad.common.models import build_model
 from rankdad.common.run.factored_adam import FactoredAdam
 from rankdad.common.run.optimizer import (
@@ -74,7 +74,7 @@ class Replica:
     def apply(
         self,
         gradients: Mapping[str, Tensor],
-        squares: Mapping[str, Squares] | None = None,
+        projections: Mapping[str, Projections] | None = None,
         number: int | None = None,
     ) -> None:
         """Clip the aggregated gradients and take one optimizer step at the scheduled learning rate.
@@ -83,29 +83,30 @@ class Replica:
 
         Args:
             gradients: or differences, by parameter name, each in its parameter's shape.
-            squares: of the sites' gradients, for a factored second moment, by parameter name.
+            projections: of the pooled gradients, for a factored second moment, by parameter name.
             number: of the step, for the schedule; None if all epochs so far had `steps_per_epoch` steps.
         """
-        if isinstance(self._optimizer, FactoredAdam):
-            self._optimizer.see({self.trained[name]: means for name, means in (squares or {}).items()})
+        scale = 1.0
         for name, parameter in self.trained.items():
             gradient = gradients.get(name)
             parameter.grad = None if gradient is None else laid_out_as(parameter, gradient)
         if self._local is None:
             if self._training.clip is not None:
-                self._clip(self._training.clip)
+                scale = self._training.clip / max(self._clip(self._training.clip), self._training.clip)
             number = self.step if number is None else number
             for group in self._optimizer.param_groups:
                 group["lr"] = self._scale * learning_rate(self._training, number, self.steps_per_epoch)
+        if isinstance(self._optimizer, FactoredAdam):
+            self._optimizer.see({self.trained[name]: own for name, own in (projections or {}).items()}, scale)
         with torch.no_grad():
             self._take_step(self._optimizer)
         for parameter in self.trained.values():
             parameter.grad = None
         self.step += 1
 
-    def _clip(self, most: float) -> None:
-        """Scale the gradients so that the norm of all together is not larger."""
-        nn.utils.clip_grad_norm_(self.trained.values(), most)
+    def _clip(self, most: float) -> float:
+        """Scale the gradients so that the norm of all together is not larger, and return what that was."""
+        return float(nn.utils.clip_grad_norm_(self.trained.values(), most))
 
     def rows(self, length: int) -> slice:
         """Return which rows of a parameter this replica has, of so many: all."""

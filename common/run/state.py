@@ -16,8 +16,8 @@ from torch import Tensor
 
 from rankdad.common.errors import ProtocolError
 from rankdad.common.gradients.methods import Method, method_for
+from rankdad.common.gradients.projections import Projections
 from rankdad.common.gradients.routes import Payload, scatter
-from rankdad.common.gradients.squares import Squares
 from rankdad.common.protocol.messages import (
     Buffers,
     Comparison,
@@ -109,7 +109,7 @@ class RunState:
         self.method: Method = method_for(spec, plan.routes, replica.model, plan.buckets)
         self.spec, self._plan = spec, plan
         self._updates: list[Payload] = []  # of the step's exchanges so far
-        self._squares: tuple[Squares, ...] = ()  # of the step so far
+        self._projections: tuple[Projections, ...] = ()  # of the step so far
         self.excluded: frozenset[int] = frozenset()
         self._buffers_pooled = False  # of this epoch
         self._first = self._schedule = Schedule((), (), 0)  # of the fold's first epoch, and of this one
@@ -324,7 +324,7 @@ class RunState:
             self.totals[body.stage] = body.values
         elif isinstance(body, Step):
             self._updates.append(body.payload)
-            self._squares += body.squares
+            self._projections += body.projections
             self.excluded |= update.missing
             if len(self._updates) == len(self._plan.exchanges):
                 self._finish_step(update)
@@ -397,11 +397,11 @@ class RunState:
         self.left_out = after_step(self.left_out, update.round, update.missing, update.late, staleness)
         pooled = self.method.gradients(self._updates)
         self.bases = self.method.bases(self._updates)
-        names = (slot.name for exchange in self._plan.exchanges for slot in exchange.down.squares)
+        names = (slot.name for exchange in self._plan.exchanges for slot in exchange.down.projections)
         number = self.epoch * self._first.steps + self.step
         gradients = scatter(self._plan.routes, pooled, self.replica.rows)
-        self.replica.apply(gradients, dict(zip(names, self._squares, strict=True)), number)
-        self._updates, self._squares, self.missing, self.excluded = [], (), update.missing, frozenset()
+        self.replica.apply(gradients, dict(zip(names, self._projections, strict=True)), number)
+        self._updates, self._projections, self.missing, self.excluded = [], (), update.missing, frozenset()
         self.step += 1
 
     def _finish_epoch(self, decision: Decision) -> None:

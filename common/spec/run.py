@@ -135,12 +135,17 @@ class RunSpec(Part):
 
     @field_validator("method")
     @classmethod
-    def _local_steps_have_no_squares(cls, method: MethodSpec, info: ValidationInfo) -> MethodSpec:
+    def _local_steps_are_not_projected(cls, method: MethodSpec, info: ValidationInfo) -> MethodSpec:
         training = info.data.get("training")
-        if isinstance(method, LocalSteps) and method.local_steps is not None and training and training.sends_squares:
+        if (
+            isinstance(method, LocalSteps)
+            and method.local_steps is not None
+            and training
+            and training.sends_projections
+        ):
             raise ValueError(
-                f"local_steps: got {method.local_steps}, but training.optimizer.second_moment is factored, whose means "
-                "are of single batches: expected elementwise, or no local_steps"
+                f"local_steps: got {method.local_steps}, but training.optimizer.second_moment is factored, of "
+                "single batches: expected elementwise, or no local_steps"
             )
         return method
 

@@ -33,8 +33,8 @@ class Adam(Part):
     """Decoupled weight decay."""
     second_moment: Literal["elementwise", "factored"] = "elementwise"
     """What a step is divided by: the running mean of each square of the gradient that is applied; or, of a matrix, the
-    outer product of its rows' and columns' mean squares, which sites then send as one pair of rows more for each. That
-    does not take a direction for noise because feedback brings it late and all at once."""
+    outer product of its rows' and columns' mean squares, from a random projection that sites send as one pair of rows
+    more for each. That does not take a direction for noise because feedback brings it late and all at once."""
 
 
 class Sgd(Part):
@@ -124,8 +124,8 @@ class Training(Part):
     """Threads of a process's tensor operations: part of what makes results equal to the last bit."""
 
     @property
-    def sends_squares(self) -> bool:
-        """Whether sites send means of their squared gradients."""
+    def sends_projections(self) -> bool:
+        """Whether sites send random projections of their gradients."""
         return isinstance(self.optimizer, Adam) and self.optimizer.second_moment == "factored"
 
     @property

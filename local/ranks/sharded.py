@@ -183,12 +183,13 @@ class ShardedReplica(Replica):
         own = {name: value[self.rows(len(value))] if value.ndim else value for name, value in moments.items()}
         load_moments(self._optimizer, self.trained, own)
 
-    def _clip(self, most: float) -> None:
-        """Scale the gradients so that the norm of all ranks' rows together is not larger."""
+    def _clip(self, most: float) -> float:
+        """Scale the gradients so that the norm of all ranks' rows together is not larger, and return what that was."""
         gradients = [parameter.grad for parameter in self.trained.values() if parameter.grad is not None]
         own = nn.utils.get_total_norm(gradients).double().square()
         total = all_gather_equal(own, self._group).sum().sqrt()
         nn.utils.clip_grads_with_norm_(self.trained.values(), most, total.to(gradients[0].dtype))
+        return float(total)
 
     def _gathered(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return copies on the CPU of what ranks have the rows of, one after the other; buffers are whole anyway."""

@@ -327,7 +327,7 @@ def test_a_check_says_what_the_policy_makes_of_the_run(
     assert not server.bodies
 
 
-def test_means_of_squares_are_one_of_the_rows_that_a_policy_lets_out() -> None:
+def test_projections_are_one_of_the_rows_that_a_policy_lets_out() -> None:
     optimizer = {"name": "adam", "lr": 0.01, "second_moment": "factored"}
     for moment, most in (("elementwise", 3), ("factored", 4)):
         training = {"optimizer": optimizer | {"second_moment": moment}}

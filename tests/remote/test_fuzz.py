@@ -39,7 +39,7 @@ TABLE = {"reader": "csv", "file": "d.csv", "features": ["a", "b"], "label": "y",
 VISITS = TABLE | {"label": "age", "values": [], "group": "patient"}
 TREE = {"sites": list(SITES), "regions": {"north": list(SITES[:2])}}  # whose aggregator above is besieged
 FEDERATED = {"standardise": "federated"}
-SQUARES = {"second_moment": "factored"}
+FACTORED = {"second_moment": "factored"}
 RUNS: dict[str, dict[str, Any]] = {
     "compared": {
         "method": {"name": "rank-dad", "rank": 2, "wire": "int8"},
@@ -65,7 +65,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "method": {"name": "rank-dad", "rank": 1, "wire": "int4"},
         "task": {"name": "regression"},
         "data": VISITS,
-        "training": {"epochs": 2, "batch_size": 10, "optimizer": {"name": "adam", "lr": 0.01} | SQUARES},
+        "training": {"epochs": 2, "batch_size": 10, "optimizer": {"name": "adam", "lr": 0.01} | FACTORED},
         "evaluation": {"name": "holdout", "references": ["linear"]},
         "federation": TREE,
     },
@@ -80,7 +80,7 @@ RUNS: dict[str, dict[str, Any]] = {
 # What decodes and checks; the rest of these modules makes messages, or completes rounds.
 MODULES = (protocol, messages, arrays, wire, sparse, weight_sketch, tally_codec, stages, checks, state)
 OTHERS = """pack pack_failure _head _bits _arrays pack_buffers _bytes _not_encoded failure_message pack_counts
-pack_sums encode as_received is_lossless wire_bytes _quantised _unpadded squares_wire _packed skip_to sketch
+pack_sums encode as_received is_lossless wire_bytes _quantised _unpadded projections_wire _packed skip_to sketch
 distance _relative_difference pack_tally tally_bytes size _largest meet __init__ between_steps steps rng_key stage
 tested trains totals_of comparison_due batch_sizes batch_size share check_weight epoch_vote _samples_without follow
 _meet _begin _next_fold _finish_step _finish_epoch _value _stale tensors snapshot load batches next_batches

@@ -13,7 +13,7 @@ import torch
 
 from rankdad.common.errors import ProtocolError
 from rankdad.common.gradients.factors import Factor
-from rankdad.common.gradients.squares import Squares
+from rankdad.common.gradients.projections import Projections
 from rankdad.common.metrics import Tally
 from rankdad.common.metrics.sums import parts
 from rankdad.common.policy import EVERYTHING
@@ -150,17 +150,19 @@ def evaluating(**changes: Any) -> Lie:
 
 
 def step_of(weight: float, size: float = 0.0, rows: float = 0.0, columns: float = 0.0) -> Lie:
-    """A step all of whose numbers are the same, and whose means of squares are."""
+    """A step all of whose numbers are the same, and whose projections are."""
 
     def lie(run: Run) -> Message:
         due = run.aggregator.state.due
         exchange = due.exchange if due else 0
         layout = run.plan.layout(exchange, up=True)
-        widths = [slot.widths for slot in layout.squares]
-        squares = tuple(Squares(torch.full((out,), rows), torch.full((inputs,), columns)) for out, inputs in widths)
+        widths = [slot.widths for slot in layout.projections]
+        projections = tuple(
+            Projections(torch.full((out,), rows), torch.full((inputs,), columns)) for out, inputs in widths
+        )
         arrays = [[torch.full((s.rows, width), size) for width in s.widths] for s in layout.slots]
         payload = tuple(Factor(*own) if len(own) == 2 else own[0] for own in arrays)
-        return Message(Kind.STEP, run.round, Step(weight, 0.0, 0.0, payload, squares), exchange)
+        return Message(Kind.STEP, run.round, Step(weight, 0.0, 0.0, payload, projections), exchange)
 
     return lie
 
@@ -206,14 +208,9 @@ REFUSED: dict[str, tuple[Lie, str]] = {
     "steps with nothing": (step_of(0.0), "422 m: the weight: is of 0 samples, expected the 8 that the site has"),
     "weighs all": (step_of(1e12), "422 m: the weight: is of 1e+12 samples, expected the 8 that the site has"),
     "steps too far": (step_of(8.0, 3e18), "422 b: the gradient of 1.weight has a size of 1.9e+38, expected less tha"),
-    "squares below nothing": (step_of(8.0, 0.0, -1.0, -1.0), "422 b: the squares of 1.weight have a negative number"),
-    "squares of two sizes": (
-        step_of(8.0, 0.0, 1.0, 2.0),
-        "422 b: the squares of 1.weight have a mean of 1 over rows and",
-    ),
-    "squares of no gradient": (
-        step_of(8.0, 0.0, 1.0, 1.0),
-        "422 b: the squares are of a gradient of norm 20, m",
+    "projects no gradient": (
+        step_of(8.0, 0.0, 0.0, -1.0),
+        "422 b: the projections are of a gradient of norm 6.16 or more, m says 0",
     ),
     "sums up": (
         always(Kind.SUMS, Sums(stage="labels", values=torch.empty(0))),

@@ -209,7 +209,7 @@ def test_a_factored_second_moment_and_local_steps_exclude_each_other() -> None:
         said = r"local_steps: got \d+, but training.optimizer.second_moment is factored"
         with pytest.raises(SpecError, match=said):
             run_spec(method={"name": "rank-dad", "rank": 2} | options, training=training)
-    assert run_spec(method={"name": "rank-dad", "rank": 2}, training=training).training.sends_squares
+    assert run_spec(method={"name": "rank-dad", "rank": 2}, training=training).training.sends_projections
 
 
 def test_presets_are_options_and_what_is_given_stands() -> None:

@@ -114,7 +114,7 @@ def test_buckets_change_no_bit_in_a_tree(tmp_path: Path) -> None:
     assert len(digests) == 1
 
 
-def test_squares_for_a_factored_moment_pass_a_tree(tmp_path: Path) -> None:
+def test_projections_for_a_factored_moment_pass_a_tree(tmp_path: Path) -> None:
     ends = []
     for name, regions in (("flat", {}), ("tree", REGIONS)):
         training = {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored"}}

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from rankdad.common.errors import NonFiniteError, ProtocolError, RankdadError
 from rankdad.common.gradients.factors import Factor
+from rankdad.common.gradients.projections import Projections
 from rankdad.common.gradients.routes import Payload
-from rankdad.common.gradients.squares import Squares
 from rankdad.common.gradients.wire import as_received, decode, encode, is_lossless, wire_bytes
 from rankdad.common.metrics import tally_bytes
 from rankdad.common.models import build_model
@@ -337,17 +337,18 @@ def test_each_number_of_bits_has_the_error_that_its_steps_make(wire: str, error:
     assert 0.9 * error < float(found) <= 1.05 * error
 
 
-def test_squares_that_are_not_finite_are_refused_and_named() -> None:
+def test_projections_that_are_not_finite_are_refused_and_named() -> None:
     optimizer = {"name": "adam", "lr": 0.1, "second_moment": "factored"}
     plan = plan_of(method={"name": "rank-dad", "rank": 3}, training={"optimizer": optimizer})
-    squares = tuple(Squares(*(torch.ones(width) for width in slot.widths)) for slot in plan.layout(0, up=True).squares)
-    message = Message(Kind.STEP, 0, Step(1.0, 0.5, 99.0, payload_of(plan, 1), squares))
+    slots = plan.layout(0, up=True).projections
+    projections = tuple(Projections(*(torch.ones(width) for width in slot.widths)) for slot in slots)
+    message = Message(Kind.STEP, 0, Step(1.0, 0.5, 99.0, payload_of(plan, 1), projections))
     body = pack(message, plan, up=True)
     got = unpack(body, plan, up=True).body
     assert isinstance(got, Step)
-    assert [tuple(map(len, one)) for one in got.squares] == [(16, 6), (16, 16), (3, 16)]
+    assert [tuple(map(len, one)) for one in got.projections] == [(16, 6), (16, 16), (3, 16)]
     for number in (float("nan"), float("inf")):
         with pytest.raises(ProtocolError, match=r"b: the values of 5\.weight hold NaN or infinity"):
             unpack(body[:-4] + struct.pack("<f", number), plan, up=True)
-    with pytest.raises(RuntimeError, match="means of squares are not those of the plan"):
+    with pytest.raises(RuntimeError, match="projections are not those of the plan"):
         pack(replace(message, body=Step(1.0, 0.5, 99.0, payload_of(plan, 1))), plan, up=True)

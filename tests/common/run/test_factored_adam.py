@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankdad.common.gradients.squares import Squares
+from rankdad.common.gradients.projections import Projections
 from rankdad.common.run.factored_adam import FactoredAdam, is_factored
 from rankdad.common.run.replica import Replica
 from tests.conftest import run_spec
@@ -17,26 +17,26 @@ LR, BETAS, DECAY = 0.05, (0.8, 0.95), 0.1
 FACTORED = {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored"}}
 
 
-def means(gradient: Tensor) -> Squares:
+def exact(gradient: Tensor) -> Projections:
+    """Projections whose squares are the gradient's own mean squares, as they are in the mean over signs."""
     squared = gradient.reshape(len(gradient), -1) ** 2
-    return Squares(squared.mean(1), squared.mean(0))
+    return Projections(-squared.mean(1).sqrt(), squared.mean(0).sqrt())
 
 
 def _sum(terms: Iterable[Tensor]) -> Tensor:
     return torch.stack(list(terms)).sum(dim=0)
 
 
-def plain_step(weight: Tensor, gradients: list[Tensor], seen: list[Squares]) -> Tensor:
+def plain_step(weight: Tensor, gradients: list[Tensor], seen: list[Projections]) -> Tensor:
     """All steps so far from their definition: every running mean is a weighted sum, with weights that add up to one."""
     steps = len(gradients)
     first, second = ([(1 - b) * b ** (steps - 1 - t) / (1 - b**steps) for t in range(steps)] for b in BETAS)
     mean = _sum(w * g for w, g in zip(first, gradients, strict=True))
     if weight.ndim == 1:
         return mean.div(_sum(w * g**2 for w, g in zip(second, gradients, strict=True)).sqrt() + 1e-8)
-    rows = _sum(w * s.rows for w, s in zip(second, seen, strict=True))
-    columns = _sum(w * s.columns for w, s in zip(second, seen, strict=True))
-    size = _sum(w * (g**2).mean() for w, g in zip(second, gradients, strict=True))
-    v = size * (rows / rows.mean())[:, None] * (columns / columns.mean())[None, :]
+    rows = _sum(w * s.rows**2 for w, s in zip(second, seen, strict=True))
+    columns = _sum(w * s.columns**2 for w, s in zip(second, seen, strict=True))
+    v = rows[:, None] * columns[None, :] / (rows.mean() * columns.mean()).sqrt()
     step: Tensor = mean / (torch.sqrt(v.reshape(weight.shape)) + 1e-8)
     return step.div(max(1.0, float((step**2).mean()) ** 0.5))
 
@@ -46,13 +46,13 @@ def test_steps_are_those_of_a_plain_implementation(shape: tuple[int, ...]) -> No
     generator = torch.Generator().manual_seed(len(shape))
     parameter = torch.nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64))
     optimizer = FactoredAdam([parameter], LR, BETAS, DECAY)
-    weight, gradients, seen = parameter.detach().clone(), list[Tensor](), list[Squares]()
+    weight, gradients, seen = parameter.detach().clone(), list[Tensor](), list[Projections]()
     for step in range(6):
         gradients.append(torch.randn(shape, generator=generator, dtype=torch.float64) * 10 ** -(step % 3))
-        sites = torch.randn(shape, generator=generator, dtype=torch.float64)  # whose squares are none of the update's
+        pooled = torch.randn(shape, generator=generator, dtype=torch.float64)  # of which the update says little
         parameter.grad = gradients[-1].clone()
         if is_factored(parameter):
-            seen.append(means(sites))
+            seen.append(exact(pooled))
             optimizer.see({parameter: seen[-1]})
         optimizer.step()
         if min(shape) == 1:
@@ -74,24 +74,38 @@ def test_a_gradient_of_rank_one_is_divided_as_by_adams_own_moment() -> None:
         gradient = torch.outer(left, right) * (-1) ** step * (step + 1)
         for weight, optimizer in zip(weights, (factored, adam), strict=True):
             weight.grad = gradient.clone()
-            factored.see({weights[0]: means(gradient)})
+            factored.see({weights[0]: exact(gradient)})
             optimizer.step()
     assert torch.allclose(weights[0], weights[1], rtol=1e-6)
 
 
-def test_squares_that_tell_of_nothing_make_no_giant_step() -> None:
+def test_projections_that_tell_of_nothing_make_no_giant_step() -> None:
     """What feedback brings to rows that no site has a gradient for any more: the step is no longer than Adam's is."""
     parameter = torch.nn.Parameter(torch.zeros(8, 6))
     optimizer = FactoredAdam([parameter], 0.1, (0.9, 0.999), 0.0)
-    rows, columns = torch.eye(8)[0] * 1e30, torch.full((6,), 1e30 / 8)
-    for squares in (Squares(rows, columns), Squares(torch.zeros(8), torch.zeros(6))):
+    nothing = Projections(torch.zeros(8), torch.zeros(6))
+    for own in (nothing, Projections(torch.eye(8)[0] * 1e15, torch.full((6,), 1e15)), nothing):
         before = parameter.detach().clone()
         parameter.grad = torch.ones(8, 6)
-        optimizer.see({parameter: squares})
+        optimizer.see({parameter: own})
         optimizer.step()
         moved = parameter.detach() - before
         assert torch.isfinite(moved).all()
         assert float(moved.square().mean().sqrt()) <= 0.1 * (1 + 1e-6)
+
+
+def test_a_gradient_that_is_clipped_is_divided_by_squares_of_what_is_left() -> None:
+    """Else a step that is clipped to a hundredth would be a hundredth of a learning rate."""
+    generator = torch.Generator().manual_seed(0)
+    clipped, scaled = (Replica(run_spec(training=FACTORED | {"clip": clip})) for clip in (0.5, 1e6))
+    for _ in range(3):
+        gradients = {name: torch.randn(p.shape, generator=generator) for name, p in clipped.trained.items()}
+        norm = float(torch.cat([gradient.flatten() for gradient in gradients.values()]).norm())
+        for replica, scale in ((clipped, 1.0), (scaled, 0.5 / norm)):
+            own = {name: scale * gradient for name, gradient in gradients.items()}
+            replica.apply(own, {name: exact(gradient) for name, gradient in own.items() if is_factored(gradient)})
+    for name, parameter in clipped.trained.items():
+        assert torch.allclose(parameter, scaled.trained[name], rtol=1e-4, atol=1e-7), name
 
 
 def test_moments_are_saved_and_those_of_another_optimizer_are_refused() -> None:
@@ -99,16 +113,16 @@ def test_moments_are_saved_and_those_of_another_optimizer_are_refused() -> None:
     replica, plain = Replica(spec), Replica(other)
     named = dict(replica.model.named_parameters())
     gradients = {name: torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) for name, p in named.items()}
-    squares = {name: means(gradient) for name, gradient in gradients.items() if is_factored(gradient)}
-    replica.apply(gradients, squares)
+    projections = {name: exact(gradient) for name, gradient in gradients.items() if is_factored(gradient)}
+    replica.apply(gradients, projections)
     plain.apply(gradients)
     again = Replica(spec)
     again.load_state(replica.state(), 1)
     for each in (replica, again):
-        each.apply(gradients, squares)
+        each.apply(gradients, projections)
     assert replica.digest() == again.digest()
     assert sum(value.numel() for name, value in replica.state().items() if name.startswith(("rows/", "columns/"))) == (
-        sum(sum(means_.rows.shape) + sum(means_.columns.shape) for means_ in squares.values())
+        sum(len(own.rows) + len(own.columns) for own in projections.values())
     )
     for state, reader in ((plain.state(), Replica(spec)), (replica.state(), Replica(other))):
         with pytest.raises(ValueError, match="of every trained weight, and nothing else"):
