@@ -14,8 +14,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from rankdad.common.errors import RunFailedError
+from rankdad.common.gradients.projections import projections_of
+from rankdad.common.gradients.routes import Route
 from rankdad.common.models import build_model
 from rankdad.common.preparation import in_memory
+from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.replica import Replica
+from rankdad.common.run.seeds import derive
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import SiteData
 from rankdad.local.training import Result
@@ -398,3 +403,26 @@ def test_unequal_sites_train_as_one_pooled_batch_clipped_after_pooling(tmp_path:
         optimizer.step()
     for key, value in model.state_dict().items():
         assert torch.allclose(found[key], value, rtol=0, atol=1e-12), key
+
+
+def test_unequal_sites_divide_by_the_squares_of_one_pooled_batch(tmp_path: Path, site_data: Data) -> None:
+    """A factored second moment is that of all samples together, however they are dealt out."""
+    adam = {"name": "adam", "lr": 0.01, "second_moment": "factored"}
+    training = {"dtype": "float64", "epochs": 4, "batch_size": 500, "clip": 0.05, "validation": 0.0, "optimizer": adam}
+    spec = run_spec(method={"name": "dad", "wire": "float64"}, training=training)
+    data = site_data(spec)
+    found = final_weights(run(spec, data, tmp_path / "run"))
+    replica = Replica(spec)
+    plan = make_plan(spec, replica.model)
+    train = [part_of(site, "train") for site in data.values()]
+    inputs, labels = (torch.cat([getattr(own, name) for own in train]) for name in ("inputs", "labels"))
+    for step in range(1, 5):
+        replica.model.zero_grad()
+        nn.functional.cross_entropy(replica.model(inputs), labels).backward()
+        gradients = {name: p.grad.clone() for name, p in replica.trained.items() if p.grad is not None}
+        matrices = {name: gradient for name, gradient in gradients.items() if gradient.ndim > 1}
+        routes = [Route(name, tuple(matrix.shape)) for name, matrix in matrices.items()]
+        own = projections_of(routes, tuple(matrices.values()), derive(plan.seed, step))
+        replica.apply(gradients, dict(zip(matrices, own, strict=True)))
+    for key, value in replica.model.state_dict().items():
+        assert torch.allclose(found[key], value, rtol=0, atol=1e-10), key
