@@ -11,7 +11,7 @@ from torch import Tensor
 from rankdad.common.errors import NonFiniteError
 from rankdad.common.gradients.buckets import cut, routes_of
 from rankdad.common.gradients.factors import Factor, norms
-from rankdad.common.gradients.projections import Projections, projections_of
+from rankdad.common.gradients.projections import Projections, least_norm, projections_of
 from rankdad.common.gradients.routes import Payload, gather
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.seeds import derive
@@ -104,4 +104,6 @@ class Parts:
         of_begun = tuple(route for route, _ in begun), tuple(value for _, value in begun)
         seed = derive(self._plan.seed, self._step)
         projections = projections_of(*of_begun, seed) if self._projects else ()
-        self._take(Part(number, cut(bucket, whole), loss, math.hypot(*sizes), projections))
+        # Where gradients cancel out, rounding makes projections longer than the norm, and they would be refused.
+        norm = max(math.hypot(*sizes), least_norm(projections))
+        self._take(Part(number, cut(bucket, whole), loss, norm, projections))

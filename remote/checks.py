@@ -36,6 +36,7 @@ from rankdad.common.spec.tree import Node, names_in
 
 MAX_SIZE = 1e17  # of a gradient or buffer: squares stay numbers in float32, however many sites add up
 SLACK = 1.1  # of projections that the wire has rounded: half of a quarter of an octave
+TINY = 1e-30  # of those that are no normal numbers of the wire, which rounds them to few digits
 PLACES: Mapping[Literal["train", "validation", "test"], int] = {"train": 0, "validation": 1, "test": 2}
 SAME = {
     "version": "its version of rankdad differs",
@@ -135,11 +136,6 @@ class Checks:
         else:
             expected = sum(self._state.batch_size(place, ago) for place in places)
             self._check_count("m: the weight", step.weight, expected)
-        least, most = least_norm(step.projections), SLACK * step.norm
-        if not least <= most:
-            raise ProtocolError(
-                422, f"b: the projections are of a gradient of norm {least:.3g} or more, m says {step.norm:.3g}"
-            )
         method, payload = self._state.method, step.payload
         names = [slot.name for slot in self._plan.layout(exchange, up=site not in self._node.regions).slots]
         if isinstance(method, EdadMethod):  # whose gradients are made of what is sent
@@ -156,6 +152,17 @@ class Checks:
                     f"b: the gradient of {name} has a size of {size:.1e}, expected less than {most:.1e}: lower the "
                     "learning rate or clip",
                 )
+        size = least_norm(step.projections)
+        if not size < MAX_SIZE:
+            raise ProtocolError(
+                422,
+                f"b: the projections have a size of {size:.1e}, expected less than {MAX_SIZE:.1e}: lower the "
+                "learning rate or clip",
+            )
+        if size > SLACK * step.norm + TINY:
+            raise ProtocolError(
+                422, f"b: the projections are of a gradient of norm {size:.3g} or more, m says {step.norm:.3g}"
+            )
 
     def _check_hello(self, hello: Hello | RegionHello, samples: Mapping[str, Sequence[Sequence[int]]]) -> None:
         expected = {"version": self._plan.version, "plan_sha256": self._plan.sha256()}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rankdad.common.gradients.methods import Contribution, MethodState
 from rankdad.common.gradients.methods.base import shares
-from rankdad.common.gradients.projections import pooled_projections
+from rankdad.common.gradients.projections import least_norm, pooled_projections
 from rankdad.common.metrics import Tally, empty
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import (
@@ -85,7 +85,8 @@ def _step(
     loss = sum(part * step.loss for part, step in zip(parts, steps, strict=True))
     size = math.hypot(*(math.sqrt(part) * step.norm for part, step in zip(parts, steps, strict=True)))
     projections = pooled_projections([step.projections for step in steps], parts)
-    return Step(total, loss, size, payload, projections), state
+    # What the members' wire has rounded up is rounded once more.
+    return Step(total, loss, max(size, least_norm(projections)), payload, projections), state
 
 
 def _furthest(run: RunState, sketches: Sequence[Tensor]) -> Tensor:

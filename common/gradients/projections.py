@@ -7,7 +7,6 @@ gradient, and its squares are, in the mean over random signs, the pooled gradien
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -70,5 +69,7 @@ def pooled_projections(sent: Sequence[tuple[Projections, ...]], shares: Sequence
 
 def least_norm(projections: Sequence[Projections]) -> float:
     """Return the least norm that gradients with such projections have: that of each is at most its gradient's."""
-    sums = ((float(part.square().sum(dtype=torch.float64)) for part in own) for own in projections)
-    return math.sqrt(sum(map(max, sums)))
+    if not projections:
+        return 0.0
+    sizes = (torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in own]) for own in projections)
+    return float(torch.linalg.vector_norm(torch.stack([each.amax() for each in sizes])))

@@ -79,7 +79,7 @@ def pack(message: Message, plan: Plan, *, up: bool, region: bool = False) -> byt
         numbers = encode([array for slot in arrays for array in slot], plan.wire)
         projections = encode([part[None] for own in body.projections for part in own], projections_wire(plan.wire))
     except OverflowError:
-        raise _not_encoded(layout, arrays, plan.wire) from None
+        raise _not_encoded(layout, arrays, body.projections, plan.wire) from None
     rows = [len(slot_arrays[0]) for slot, slot_arrays in zip(layout.slots, arrays, strict=True) if not slot.fixed]
     head |= {
         "m": _MEASURES.pack(body.weight, body.loss, body.norm),
@@ -272,13 +272,18 @@ def _filled(layout: MessageLayout, counts: bytes) -> list[tuple[Slot, int]]:
     return filled
 
 
-def _not_encoded(layout: MessageLayout, arrays: list[tuple[Tensor, ...]], wire: str) -> RankdadError:
+def _not_encoded(
+    layout: MessageLayout, arrays: list[tuple[Tensor, ...]], projections: tuple[Projections, ...], wire: str
+) -> RankdadError:
     """Say which parameter's numbers cannot travel, and why."""
-    for slot, pair in zip(layout.slots, arrays, strict=True):
+    pairs = [(slot, pair, wire) for slot, pair in zip(layout.slots, arrays, strict=True)]
+    for slot, own in zip(layout.projections, projections, strict=True):
+        pairs.append((slot, tuple(part[None] for part in own), projections_wire(wire)))
+    for slot, pair, own_wire in pairs:
         if not all(finite(array) for array in pair):
             return NonFiniteError(f"the gradient of {slot.name}")
         try:
-            encode(pair, wire)
+            encode(pair, own_wire)
         except OverflowError:
             return RankdadError(f"the gradient of {slot.name} is too large for {wire}: choose a wider method.wire")
     raise AssertionError("called for arrays of which one cannot be encoded")

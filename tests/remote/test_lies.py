@@ -277,6 +277,22 @@ def test_a_norm_below_0_is_refused(tmp_path: Path, data: dict[str, SiteData]) ->
     assert "422 m: got norm -1.0, expected at most 1e+300 and at least 0" in run.refused
 
 
+def test_projections_that_would_be_infinite_in_the_weights_precision_are_refused(
+    tmp_path: Path, data: dict[str, SiteData]
+) -> None:
+    """Their squares made all sites' weights NaN, whatever norm was stated, where the wire holds larger numbers."""
+    run = Run(tmp_path, data, method=METHOD | {"wire": "float64"})
+
+    def lie(run: Run) -> Message | None:
+        step = step_of(8.0, 0.0, 1e25, 1e25)(run)
+        assert step is not None
+        assert isinstance(step.body, Step)
+        return replace(step, body=replace(step.body, norm=1e300))
+
+    honest_digest(run, lie)
+    assert any(said.startswith("422 b: the projections have a size of 6.9e+25, expected less") for said in run.refused)
+
+
 @pytest.mark.parametrize("lie", TAKEN)
 def test_a_liar_ends_its_own_part_alone(tmp_path: Path, data: dict[str, SiteData], lie: str) -> None:
     honest_digest(Run(tmp_path / "run", data), TAKEN[lie])

@@ -350,5 +350,9 @@ def test_projections_that_are_not_finite_are_refused_and_named() -> None:
     for number in (float("nan"), float("inf")):
         with pytest.raises(ProtocolError, match=r"b: the values of 5\.weight hold NaN or infinity"):
             unpack(body[:-4] + struct.pack("<f", number), plan, up=True)
+    for number, said in ((float("nan"), "holds NaN or infinity"), (1e60, "is too large for float32")):
+        wrong = Projections(*(number * part.double() for part in projections[-1]))
+        with pytest.raises(RankdadError, match=rf"the gradient of 5\.weight {said}"):
+            pack(replace(message, body=replace(got, projections=(*projections[:-1], wrong))), plan, up=True)
     with pytest.raises(RuntimeError, match="projections are not those of the plan"):
         pack(replace(message, body=Step(1.0, 0.5, 99.0, payload_of(plan, 1))), plan, up=True)
