@@ -14,7 +14,6 @@ from rankdad.common.gradients.factors import Factor, norms
 from rankdad.common.gradients.projections import Projections, least_norm, projections_of
 from rankdad.common.gradients.routes import Payload, gather
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.run.seeds import derive
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Parts:
 
     Args:
         plan: of the run.
-        projects: whether they have projections.
+        signs: seed of their projections' signs; None where the optimizer asks for none.
         step: number of the step, from 1.
         like: a tensor of the dtype and device of what the step did not use.
         gradients: returns the factors and other gradients of some parameters.
@@ -58,7 +57,7 @@ class Parts:
     def __init__(
         self,
         plan: Plan,
-        projects: bool,
+        signs: int | None,
         step: int,
         like: Tensor,
         gradients: Gradients,
@@ -67,7 +66,7 @@ class Parts:
         *,
         take: Take,
     ) -> None:
-        self._plan, self._projects, self._step, self._like = plan, projects, step, like
+        self._plan, self._signs, self._step, self._like = plan, signs, step, like
         self._gradients, self._loss, self._pooled, self._take = gradients, loss, pooled, take
         self._waits = [
             {name for route in routes_of(bucket, plan.routes) for name in (route.name, route.bias) if name}
@@ -102,8 +101,7 @@ class Parts:
             if not math.isfinite(size):
                 raise NonFiniteError(f"the gradient of {route.name} in step {self._step}")
         of_begun = tuple(route for route, _ in begun), tuple(value for _, value in begun)
-        seed = derive(self._plan.seed, self._step)
-        projections = projections_of(*of_begun, seed) if self._projects else ()
+        projections = () if self._signs is None else projections_of(*of_begun, self._signs)
         # Where gradients cancel out, rounding makes projections longer than the norm, and they would be refused.
         norm = max(math.hypot(*sizes), least_norm(projections))
         self._take(Part(number, cut(bucket, whole), loss, norm, projections))

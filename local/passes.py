@@ -117,7 +117,9 @@ class Passes:
         model = run.replica.model.train()
         first = next(model.parameters())
         like = torch.empty(0, dtype=first.dtype, device=first.device)
-        parts = partial(Parts, plan, self._spec.training.sends_projections, run.replica.step + 1, like, take=take)
+        step = run.replica.step + 1
+        signs = derive(plan.seed, f"{run.fold}/{step}" if run.fold else step)  # the same at all sites
+        parts = partial(Parts, plan, signs if self._spec.training.sends_projections else None, step, like, take=take)
         if not len(batch):
             parts(lambda names: ({}, {}), lambda: 0.0).finish()
             return moments

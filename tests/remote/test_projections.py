@@ -15,6 +15,7 @@ from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Kind, Message, Roster, Step
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.replica import Replica
+from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import TOP
@@ -54,7 +55,7 @@ def part_of(plan: Plan, value: Matrix) -> Part:
     found: tuple[dict[str, Factor], dict[str, Tensor]] = ({}, {route.name: value} if isinstance(value, Tensor) else {})
     if isinstance(value, Factor):
         found[0][route.name] = value
-    Parts(plan, True, 1, like.new_zeros(0), lambda names: found, lambda: 0.0, take=made.append).finish()
+    Parts(plan, derive(plan.seed, 1), 1, like.new_zeros(0), lambda names: found, lambda: 0.0, take=made.append).finish()
     return made[0]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import RunFailedError
+from rankdad.common.gradients.projections import projections_of
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.preparation import Preparing, in_memory
 from rankdad.common.protocol.codec import unpack
@@ -310,3 +312,21 @@ def test_a_site_that_comes_after_all_is_over_has_its_predictions_of_every_fold(t
             asked = late.send(updates[asked.round])
     assert sorted(tested) == [0, 1, 2, 3]
     assert all(torch.equal(outputs, before["alpha", fold]) for fold, outputs in tested.items())
+
+
+def test_signs_are_the_same_at_all_sites_and_others_in_each_step_of_every_fold(
+    tmp_path: Path, site_data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds = list[int]()
+
+    def seen(routes: Any, gradients: Any, seed: int) -> Any:
+        seeds.append(seed)
+        return projections_of(routes, gradients, seed)
+
+    monkeypatch.setattr("rankdad.local.parts.projections_of", seen)
+    optimizer = {"name": "adam", "lr": 0.01, "second_moment": "factored"}
+    spec = run_spec(evaluation={"name": "k-fold", "folds": 2}, training={"optimizer": optimizer})
+    run(spec, site_data(spec), tmp_path / "run")
+    counts = Counter(seeds)
+    assert set(counts.values()) == {len(SITES)}
+    assert len(counts) == json.loads((tmp_path / "run" / "summary.json").read_text())["steps"]
