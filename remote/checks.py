@@ -152,16 +152,10 @@ class Checks:
                     f"b: the gradient of {name} has a size of {size:.1e}, expected less than {most:.1e}: lower the "
                     "learning rate or clip",
                 )
-        size = least_norm(step.projections)
-        if not size < MAX_SIZE:
+        size, most = least_norm(step.projections), min(SLACK * step.norm + TINY, MAX_SIZE)
+        if not size <= most:
             raise ProtocolError(
-                422,
-                f"b: the projections have a size of {size:.1e}, expected less than {MAX_SIZE:.1e}: lower the "
-                "learning rate or clip",
-            )
-        if size > SLACK * step.norm + TINY:
-            raise ProtocolError(
-                422, f"b: the projections are of a gradient of norm {size:.3g} or more, m says {step.norm:.3g}"
+                422, f"b: projections of norm {size:.3g}, expected at most {most:.3g}: m: {step.norm:.3g}"
             )
 
     def _check_hello(self, hello: Hello | RegionHello, samples: Mapping[str, Sequence[Sequence[int]]]) -> None:
