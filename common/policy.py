@@ -114,7 +114,8 @@ class Policy(Part):
         least = 1 + spec.training.sends_projections if isinstance(spec.method, RankDad) else rows  # fewer, if it has to
         allows = f"at most {most} (rows_per_rank {self.rows_per_rank})"
         if least > most:
-            asks = f"needs at least {counted(least, 'row')} of a step of {counted(samples, 'sample')} here"
+            needs = f"needs at least {counted(least, 'row')}{_projected(spec)}"
+            asks = f"{needs} of a step of {counted(samples, 'sample')} here"
             raise refusal(_rank_field(spec.method), asks, allows, _fewer_per_row(samples, least), MORE_ROWS)
         for route in plan.routes:
             rank = min(route.matrix)
@@ -241,7 +242,7 @@ class Policy(Part):
             asks = f"asks for {method.name}, whose rank has no limit"
             raise refusal("method.name", asks, allows, dict.fromkeys(limits), _lost(method))
         if rows is not None and self.max_rank is not None and rows > self.max_rank:
-            asks, allows = f"asks for {rows} rows", f"at most {self.max_rank} (max_rank)"
+            asks, allows = f"asks for {rows} rows{_projected(spec)}", f"at most {self.max_rank} (max_rank)"
             raise refusal(_rank_field(method), asks, allows, {"max_rank": rows}, MORE_ROWS)
 
     def _limits(self, method: MethodSpec) -> dict[str, int]:
@@ -287,6 +288,10 @@ def refusal(field: str, asks: str, allows: str, change: dict[str, object], lets_
 def _fewer_per_row(samples: int, rows: int) -> dict[str, object]:
     """Return the line that lets out so many rows of a step of so many samples."""
     return {"rows_per_rank": samples // rows or None}
+
+
+def _projected(spec: RunSpec) -> str:
+    return ' (one for "second_moment": "factored")' if spec.training.sends_projections else ""
 
 
 def _rank_field(method: MethodSpec) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rankdad.common.gradients.projections import Projections
 
 EPSILON = 1e-8
+ROUNDING = 1e-10  # of the mean square: where rows add up to 0, as two classes' do, u of one sign leaves rounding alone
 MAX_STEP = 1.0  # root mean square of a matrix's step in learning rates: Adafactor's d
 
 
@@ -74,8 +75,9 @@ class FactoredAdam(torch.optim.Optimizer):
         if factored:
             for name, value in self._projections[parameter]._asdict().items():
                 state[name].lerp_((self._scale * value.to(parameter)).square(), 1 - betas[1])
-            rows, columns = (_scaled_roots(state[name] / second) for name in ("rows", "columns"))
-            roots = torch.outer(rows, columns).view_as(mean)
+            rows, columns = (state[name] / second for name in ("rows", "columns"))
+            least = ROUNDING * torch.maximum(rows.mean(), columns.mean())
+            roots = torch.outer(*(_scaled_roots(own.clamp(min=least)) for own in (rows, columns))).view_as(mean)
         else:
             roots = (state["exp_avg_sq"].lerp_(gradient.square(), 1 - betas[1]) / second).sqrt_()
         step = torch.div(mean, roots.add_(EPSILON), out=roots)  # one large tensor is made, and no other

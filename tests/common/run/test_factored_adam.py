@@ -94,6 +94,24 @@ def test_projections_that_tell_of_nothing_make_no_giant_step() -> None:
         assert float(moved.square().mean().sqrt()) <= 0.1 * (1 + 1e-6)
 
 
+def test_projections_that_are_rounding_alone_decide_nothing() -> None:
+    """Rows of two classes' last layer add up to 0: with equal signs Gᵀu differs from method to method."""
+    generator = torch.Generator().manual_seed(0)
+    row = torch.randn(32, generator=generator)
+    gradient = torch.stack([row, -row])
+    found = list[Tensor]()
+    for _ in range(2):
+        parameter = torch.nn.Parameter(torch.zeros(2, 32))
+        optimizer = FactoredAdam([parameter], LR, BETAS, 0.0)
+        parameter.grad = gradient.clone()
+        rows = gradient @ torch.ones(32) / 32**0.5
+        optimizer.see({parameter: Projections(rows, 1e-7 * torch.randn(32, generator=generator))})
+        optimizer.step()
+        found.append(parameter.detach())
+    assert torch.allclose(found[0], found[1], rtol=1e-5)
+    assert float(found[0].square().mean().sqrt()) <= LR * (1 + 1e-6)
+
+
 def test_a_gradient_that_is_clipped_is_divided_by_squares_of_what_is_left() -> None:
     """Else a step that is clipped to a hundredth would be a hundredth of a learning rate."""
     generator = torch.Generator().manual_seed(0)
