@@ -284,6 +284,8 @@ class Service:
         running = self.running.get(run)
         if running is None:
             entry = self.queue.entry(run)
+            if entry.state is State.RUNNING:  # this process has let it go: the next one goes on with it
+                raise ProtocolError(503, f"{run} goes on when the service has started again")
             if entry.state is not State.ENDED or not entry.open:
                 raise ProtocolError(410, f"{run}: {entry.state.value}" + f": {entry.reason}" * bool(entry.reason))
             if sum(one.entry.state is State.ENDED for one in self.running.values()) >= MAX_AGAIN:

@@ -227,6 +227,20 @@ def test_a_site_that_never_has_enough_does_not_fill_the_memory_with_runs_that_ha
     with_service(ask, tmp_path)
 
 
+def test_a_service_that_is_stopping_has_sites_wait_and_tells_none_that_its_run_is_over(tmp_path: Path) -> None:
+    """A site takes 410 for the end: one that asked while a run was let go, and the port still open, gave up."""
+
+    async def ask(service: Service) -> None:
+        run = await submitted(service)
+        service.queue.move(run, State.RUNNING, where=[State.WAITING])
+        await service.leave()
+        with pytest.raises(ProtocolError, match="goes on when the service has started again") as error:
+            await service.routes(run)
+        assert error.value.status == 503
+
+    with_service(ask, tmp_path)
+
+
 def test_the_board_names_methods_without_reading_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def look(service: Service) -> None:
         run = await submitted(service, method={"name": "powersgd", "rank": 2})
