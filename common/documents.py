@@ -248,7 +248,9 @@ def _problem(error: dict[str, Any], path: str, places: Mapping[str, list[str]]) 
     if kind == "extra_forbidden":
         name = str(error["loc"][-1])
         elsewhere = dict.fromkeys(places.get(name, ()))
-        if 0 < len(elsewhere) <= 3 and path.rpartition(".")[0] not in elsewhere:
+        if path.rpartition(".")[0] in elsewhere:
+            return f"{UNKNOWN}: {shown(error['loc'][-2])} has none, but others have: remove it or choose another"
+        if 0 < len(elsewhere) <= 3:
             return f"{UNKNOWN}: it belongs in {' or '.join(elsewhere)}"
         near = difflib.get_close_matches(name, sorted(_known_names(Part) - {name}), n=1, cutoff=0.7)
         return f"{UNKNOWN}: " + (f"did you mean {near[0]}?" if near else "remove it or correct its name")

@@ -132,11 +132,12 @@ def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, cons
     references = spec.evaluation.references
     histograms = "" if isinstance(spec.task, Regression) else ", with histograms of the risks"
     linear = ", the reference linear" * ("linear" in references)
+    projected = ", and a random projection of each" * spec.training.sends_projections
     lines = [
         f"rows: {len(label)} read, {data.dropped} left out, {len(described.inputs)} in Table 1",
         f"once: {numbers:,} sums a fold for the preparation{linear} and Table 1, over at least {data.fewest} {people} "
         "each",
-        f"every step: gradients as {spec.method.name} has them, at most {step_bytes(plan, up=True):,} bytes",
+        f"every step: gradients as {spec.method.name} has them{projected}, at most {step_bytes(plan, up=True):,} bytes",
         *(["every epoch: figures of the validation set"] if any(len(own.validation) for own in data.splits) else []),
         f"every fold: figures of the test set{histograms}{', and as many of each reference: ' * bool(references)}"
         f"{', '.join(references)}",

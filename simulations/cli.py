@@ -107,6 +107,9 @@ def simulate(
         raise UserError("FILE.json is missing: a run and its simulation, or --resume DIR")
     elif lockstep and relay is not None:
         raise UserError("--relay: --lockstep has no links that could be slow or faulty; leave one of the two out")
+    elif ledger and (lockstep or pooled):
+        one = "--lockstep" if lockstep else "--pooled"
+        raise UserError(f"--ledger: a run with {one} cannot go on after it was cut short; leave one of the two out")
     else:
         read = with_columns(reading(file, set_ or []))
         directory = place(read.run)

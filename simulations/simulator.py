@@ -29,7 +29,7 @@ from rankdad.common.spec.tree import TOP
 from rankdad.local.config import SiteConfig
 from rankdad.remote.auth import hashed
 from rankdad.remote.config import Access
-from rankdad.remote.persistence import LedgerOptions
+from rankdad.remote.persistence import LEDGER, LedgerOptions
 from rankdad.remote.run_directory import new_directory
 from rankdad.remote.server import listen
 from rankdad.remote.tracking import trackers_of
@@ -88,6 +88,9 @@ def simulate(
     import_before_forking()
     trackers_of(file.run, directory)  # before any process is made
     if not resume:
+        if (directory / LEDGER).exists():
+            problem = f"already holds a run: --resume {directory} goes on with it, if it was cut short"
+            raise UserError(f"{directory}: {problem}; or choose another --output, or remove it")
         new_directory(directory)
         write_json(directory / SIMULATION, file.model_dump(mode="json"))
     relay, nodes = file.simulation.relay, file.run.federation.nodes

@@ -272,6 +272,8 @@ def _norm(tensors: Iterable[Tensor]) -> float:
 def show_verification(spec: RunSpec, verifications: list[Verification], console: Console) -> bool:
     """Print every method's deviations, and return whether the exact methods are exact."""
     right = True
+    if spec.training.sends_projections:
+        console.print("bytes are without the projections of a factored second moment", highlight=False)
     for verification in verifications:
         exact, fine = verification.method in EXACT, verification.is_right(spec.training.dtype, spec.method.wire)
         right = right and fine

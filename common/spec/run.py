@@ -143,9 +143,11 @@ class RunSpec(Part):
             and training
             and training.sends_projections
         ):
+            preset = getattr(method, "preset", None)
+            got = f"{preset} has {method.local_steps}" if preset else f"got {method.local_steps}"
             raise ValueError(
-                f"local_steps: got {method.local_steps}, but training.optimizer.second_moment is factored, of "
-                "single batches: expected elementwise, or no local_steps"
+                f"local_steps: {got}, but training.optimizer.second_moment is factored, of single batches: expected "
+                "elementwise, or no local_steps"
             )
         return method
 

@@ -34,7 +34,8 @@ class Adam(Part):
     second_moment: Literal["elementwise", "factored"] = "elementwise"
     """What a step is divided by: the running mean of each square of the gradient that is applied; or, of a matrix, the
     outer product of its rows' and columns' mean squares, from a random projection that sites send as one pair of rows
-    more for each. That does not take a direction for noise because feedback brings it late and all at once."""
+    more for each, which a site's policy counts. That does not take a direction for noise because feedback brings it
+    late and all at once. Not with `local_steps`."""
 
 
 class Sgd(Part):

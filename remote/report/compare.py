@@ -98,6 +98,7 @@ def _facts(runs: Sequence[RunResults]) -> list[list[str]]:
         "events": [", ".join(_counted(one["events"]) for one in run.outcomes.values()) or "–" for run in runs],
         "sites": [f"{len(run.spec.federation.sites)}" for run in runs],
         "method": [_method(run) for run in runs],
+        "optimizer": [_optimizer(run) for run in runs],
         "model": [run.spec.model.name for run in runs],
         "evaluation": [run.spec.evaluation.name for run in runs],
         "repeats": [f"{getattr(run.spec.evaluation, 'repeats', 1)}" for run in runs],
@@ -117,8 +118,13 @@ def _counted(value: float | None) -> str:
 
 def _method(run: RunResults) -> str:
     rank, local = getattr(run.spec.method, "rank", None), run.spec.local_steps
-    between = f", local steps {local}" if local else ""
-    return run.spec.method.name + (f", rank {rank}" if rank else "") + between
+    between, wire = f", local steps {local}" if local else "", run.spec.method.wire
+    return run.spec.method.name + (f", rank {rank}" if rank else "") + between + f", {wire}" * (wire != "float32")
+
+
+def _optimizer(run: RunResults) -> str:
+    training = run.spec.training
+    return f"{training.optimizer.name} {training.optimizer.lr:g}" + ", factored" * training.sends_projections
 
 
 def _same_rows(runs: Sequence[RunResults]) -> bool:

@@ -40,7 +40,7 @@ def test_the_files_that_come_with_it_are_valid(name: str) -> None:
             "'powersdg', expected one of 'dsgd', 'dad', 'edad', 'top-rows', 'rank-dad', 'powersgd'",
         ),
         ('method={"rank":4}', "method", "no name"),
-        ('method={"name":"dsgd","rank":4}', "method.rank", "not known here"),
+        ('method={"name":"dsgd","rank":4}', "method.rank", 'not known here: "dsgd" has none, but others have'),
         ('method={"name":"rank-dad","rank":4,"budget":9000}', "method.budget", "is not known here: remove it or"),
         ('method={"name":"rank-dad","rank":4,"oversampling":4}', "method.oversampling", "is not known here: remove it"),
         ("training.optimizer.lr=-1", "training.optimizer.lr", "got -1"),

@@ -341,7 +341,11 @@ def test_an_unreadable_data_file_is_named(tmp_path: Path, refused: Callable[...,
 def test_an_output_that_already_holds_a_run_is_not_touched(tmp_path: Path, refused: Callable[..., str]) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")
-    assert "already holds a run" in refused("simulate", simulation(tmp_path), "--output", tmp_path / "run")
+    command = ("simulate", simulation(tmp_path), "--output", tmp_path / "run")
+    assert "already holds a run" in refused(*command)
+    (tmp_path / "run" / "ledger").mkdir()
+    assert f"--resume {tmp_path / 'run'} goes on with it" in refused(*command)
+    assert "--ledger: a run with --lockstep cannot go on" in refused(*command, "--lockstep", "--ledger")
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:

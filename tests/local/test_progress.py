@@ -122,6 +122,10 @@ def test_what_leaves_a_site_is_what_the_run_asks_for(tmp_path: Path) -> None:
     assert "histograms of the risks, and as many of each reference: local, linear" in second
     assert "for the preparation, the reference linear and Table 1" in second
     assert "the outcome never occurs in alpha's table: is it coded as elsewhere?" in second
+    assert "projection" not in first + second
+    factored = {"training": {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored"}}}
+    third = check(tmp_path, table(), factored, min_rows=4).output
+    assert "gradients as dsgd has them, and a random projection of each, at most" in third
 
 
 @pytest.mark.parametrize("what", ["cell", "policy"])

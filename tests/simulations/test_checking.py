@@ -46,6 +46,14 @@ def test_exact_methods_are_exact_and_the_rest_is_near_optimal(site_data: Data, d
     assert show_verification(spec, list(found.values()), Console(quiet=True))
 
 
+def test_bytes_that_are_not_verified_are_said(site_data: Data, capsys: pytest.CaptureFixture[str]) -> None:
+    for second_moment, said in (("elementwise", False), ("factored", True)):
+        spec = run_spec(training={"optimizer": {"name": "adam", "lr": 0.01, "second_moment": second_moment}})
+        data = {site: part_of(own, "train") for site, own in site_data(spec).items()}
+        assert show_verification(spec, verify(spec, data)[0], Console())
+        assert ("without the projections of a factored second moment" in capsys.readouterr().out) == said
+
+
 def test_an_exact_method_that_is_not_is_found_out(site_data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(contributions: list[Contribution]) -> Payload:
         """The plain mean of unequal sites."""

@@ -31,13 +31,16 @@ def made(directory: Path, auc: float, loss: float, **changes: object) -> Path:
 
 def test_each_run_has_a_column_and_the_best_of_a_row_a_star(tmp_path: Path) -> None:
     first = made(tmp_path / "first", 0.8, 0.5)
-    second = made(tmp_path / "second", 0.65, 0.4, method={"name": "rank-dad", "rank": 3})
+    factored = {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored"}}
+    method = {"name": "rank-dad", "rank": 3, "wire": "int8"}
+    second = made(tmp_path / "second", 0.65, 0.4, method=method, training=factored)
     table, _ = compare([first, second])
     rows = {name: cells for name, *cells in table.rows}
     assert table.head == ["", "first", "second"], "both are called small: their directories tell them apart"
     assert rows["AUC"] == ["0.800 (0.750 to 0.850) *", "0.650 (0.600 to 0.700)"]
     assert rows["loss"] == ["0.500", "0.400 *"], "less is better"
-    assert rows["method"] == ["dsgd", "rank-dad, rank 3"]
+    assert rows["method"] == ["dsgd", "rank-dad, rank 3, int8"]
+    assert rows["optimizer"][1] == "adam 0.01, factored"
     assert rows["epochs, best"] == ["4, 3", "4, 3"]
     done = command("compare", first, second, "--html", tmp_path / "page.html")
     assert done.exit_code == 0, done.output
