@@ -31,6 +31,8 @@ from rankdad.remote.table_one import outcome_names, table_one
 from rankdad.remote.view import size, times_fewer
 from rankdad.simulations.footprint import footprint
 
+EVEN = "batches are even: smaller here than this says if another site has more rows; the policy is asked again then"
+
 
 def check_policy(policy: Policy, spec: RunSpec, plan: Plan, data: Sequence[SiteData]) -> None:
     """Check a run of all these sites as each of them would.
@@ -138,6 +140,7 @@ def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, cons
         f"once: {numbers:,} sums a fold for the preparation{linear} and Table 1, over at least {data.fewest} {people} "
         "each",
         f"every step: gradients as {spec.method.name} has them{projected}, at most {step_bytes(plan, up=True):,} bytes",
+        *([EVEN] if spec.training.batches == "even" else []),
         *(["every epoch: figures of the validation set"] if any(len(own.validation) for own in data.splits) else []),
         f"every fold: figures of the test set{histograms}{', and as many of each reference: ' * bool(references)}"
         f"{', '.join(references)}",

@@ -123,8 +123,11 @@ def test_what_leaves_a_site_is_what_the_run_asks_for(tmp_path: Path) -> None:
     assert "for the preparation, the reference linear and Table 1" in second
     assert "the outcome never occurs in alpha's table: is it coded as elsewhere?" in second
     assert "projection" not in first + second
-    factored = {"training": {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored"}}}
+    assert "batches are even" not in first + second
+    factored: dict[str, Any] = {"training": {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored"}}}
+    factored["training"]["batches"] = "even"
     third = check(tmp_path, table(), factored, min_rows=4).output
+    assert "smaller here than this says if another site has more rows" in third
     assert "gradients as dsgd has them, and a random projection of each, at most" in third
 
 
@@ -171,7 +174,7 @@ def test_a_site_shows_its_own_run_to_who_has_its_token(tmp_path: Path, capsys: p
             token = Path(rest.splitlines()[0]).read_text().strip()
             with httpx.Client(trust_env=False, base_url=page) as client:
                 assert client.get("state", headers={"authorization": "Bearer wrong"}).status_code == 401
-                while not found or found[-1]["stand"]["step"] < 20:
+                while not found or found[-1]["curves"]["steps"]["x"][-1:] < [20]:  # drawn a moment after it is taken
                     time.sleep(0.05)
                     found.append(client.get("state", headers={"authorization": f"Bearer {token}"}).json())
 
