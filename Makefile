@@ -14,7 +14,7 @@ test: .venv/ready
 # What the project promises in figures, and properties on all their examples: several minutes. Processes often wait: three at once.
 slow: .venv/ready
 	$(BIN)/python -m pytest -m "(slow or hypothesis) and not alone and not exhaustive" --hypothesis-profile full -n 3 --dist loadgroup
-	$(BIN)/python -m pytest -m "slow and alone and not exhaustive" -s
+	$(BIN)/python -m pytest -m "slow and alone and not exhaustive" -s --reruns 2
 
 # Every case of what `slow` samples: an hour or more, before a release.
 exhaustive: .venv/ready

@@ -402,9 +402,6 @@ def test_a_site_checks_its_file_and_the_run_before_its_data(tmp_path: Path, refu
 @pytest.mark.slow
 @pytest.mark.alone
 def test_help_answers_in_under_half_a_second() -> None:
-    def seconds() -> float:
-        began = time.monotonic()
-        assert "simulate" in rankdad("--help").stdout
-        return time.monotonic() - began
-
-    assert min(seconds() for _ in range(3)) < 0.5
+    began = time.monotonic()
+    assert "simulate" in rankdad("--help").stdout
+    assert time.monotonic() - began < 0.5

@@ -64,16 +64,11 @@ def test_mnist_two_epochs() -> None:
 
 @pytest.mark.alone
 def test_a_step_costs_about_three_times_the_floor() -> None:
-    """The best of three; what fails is a step that costs twice the aim, since machines differ."""
-    ratios = []
-    for _ in range(3):
-        done = benchmark("step", "--sites", "4", timeout=300)
-        assert done.returncode == 0, done.stderr
-        print(done.stdout)
-        ratios.append(float(re.findall(r"([\d.]+) +│\s*$", done.stdout, flags=re.MULTILINE)[-1]))
-        if ratios[-1] <= 3:
-            break
-    assert min(ratios) <= 2 * 3, ratios
+    done = benchmark("step", "--sites", "4", timeout=300)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+    ratio = float(re.findall(r"([\d.]+) +│\s*$", done.stdout, flags=re.MULTILINE)[-1])
+    assert ratio <= 2 * 3, "machines differ"
 
 
 @pytest.mark.alone
@@ -86,14 +81,9 @@ def test_the_first_step_comes_within_two_and_a_half_imports() -> None:
 
 @pytest.mark.alone
 def test_a_step_that_can_be_gone_on_with_costs_a_tenth_or_two_milliseconds_more() -> None:
-    """Ledger, checkpoints every 50 steps and tokens; the best of three, and what fails costs twice as much."""
-    found = []
-    for _ in range(3):
-        done = benchmark("recovery", "--epochs", "10", timeout=300)
-        assert done.returncode == 0, done.stderr
-        print(done.stdout)
-        times, more = re.findall(r"tokens +│ [\d.]+ +│ ([\d.]+) +│ ([-+][\d.]+)", done.stdout)[0]
-        found.append((float(times), float(more)))
-        if found[-1][0] <= 1.1 or found[-1][1] <= 2:
-            break
-    assert min(times for times, _ in found) <= 1.2 or min(more for _, more in found) <= 4, found
+    """Ledger, checkpoints every 50 steps and tokens; what fails costs twice as much, since machines differ."""
+    done = benchmark("recovery", "--epochs", "10", timeout=300)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+    times, more = map(float, re.findall(r"tokens +│ [\d.]+ +│ ([\d.]+) +│ ([-+][\d.]+)", done.stdout)[0])
+    assert times <= 1.2 or more <= 4
