@@ -16,6 +16,7 @@ def test_buckets_hide_half_of_a_slow_links_time_on_the_papers_gru() -> None:
     assert hidden(one, many) >= 0.5
 
 
+@pytest.mark.slow
 def test_a_method_that_is_none_is_a_sentence() -> None:
     done = benchmark("overlap", "--method", "dsgd")
     assert done.returncode == 2

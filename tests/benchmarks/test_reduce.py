@@ -149,6 +149,7 @@ def test_patches_hold_what_is_next_to_each_other() -> None:
     assert int((networks.sequences(images) > 0).sum()) == 4
 
 
+@pytest.mark.slow
 def test_the_command_measures_what_it_has_data_for(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     images, labels = generator.integers(0, 256, (300, 28, 28), dtype=np.uint8), generator.integers(0, 10, 300)

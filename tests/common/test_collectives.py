@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -22,6 +23,7 @@ def exchanged() -> tuple[list[bytes], bytes, bytes, list[list[float]]]:
     )
 
 
+@pytest.mark.slow
 def test_bytes_and_rows_of_unequal_length_arrive_at_the_ranks_that_expect_them() -> None:
     ranks = run_ranks(3, exchanged)
     assert [gathered for gathered, _, _, _ in ranks] == [MESSAGES, [], []]

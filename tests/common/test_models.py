@@ -22,6 +22,7 @@ def test_a_factory_in_our_own_package_is_said_to_be_ours() -> None:
     assert error.value.field == "model.factory"
 
 
+@pytest.mark.slow
 def test_folders_of_the_users_are_in_nobodys_way(tmp_path: Path) -> None:
     """The working directory is searched first by `python -m`, and its `common.py` is the user's business."""
     for room in ROOMS:

@@ -61,7 +61,7 @@ def test_a_whole_run_with_start_kits(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive)])
 def test_a_stopped_aggregator_goes_on_and_its_sites_wait_for_it(tmp_path: Path, number: signal.Signals) -> None:
     file, undisturbed = long_run(tmp_path, {"name": "rank-dad", "rank": 2})
     port = free_port()

@@ -241,6 +241,7 @@ def test_a_site_that_dies_ends_the_simulation_with_its_name(tmp_path: Path) -> N
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_a_killed_aggregator_ends_the_simulation_and_the_summary_says_so(tmp_path: Path) -> None:
     process = start("simulate", simulation(tmp_path), "--output", tmp_path / "run", "--set", "run.training.epochs=9999")
     wait_for_line(process, "step 1 ")
@@ -262,6 +263,7 @@ def test_a_site_that_cannot_save_is_named_though_the_run_was_complete(tmp_path: 
     assert "the model cannot be written" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
     process = start("simulate", simulation(tmp_path), "--output", tmp_path / "run", "--set", "run.training.epochs=30")
     process.stdout.readline()

@@ -56,7 +56,10 @@ def faults_of(directory: Path) -> dict[str, Any]:
     return dict(json.loads((directory / "relay.json").read_text())["faults"])
 
 
-@pytest.mark.parametrize("method", [{}, {"method": IN_BUCKETS}], ids=["one message", "buckets"])
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param({}, id="one message", marks=pytest.mark.slow), pytest.param({"method": IN_BUCKETS}, id="buckets")],
+)
 def test_faults_of_every_kind_change_no_bit(tmp_path: Path, method: dict[str, Any]) -> None:
     file = simulation(tmp_path, training={"epochs": 4}, **method)
     relay = relay_file(tmp_path, seed=1, delay=1, jitter=1, bandwidth=10_000_000, faults=FAULTS)
@@ -94,6 +97,7 @@ def test_no_process_of_a_simulation_with_a_relay_is_left(tmp_path: Path, how: st
     assert json.loads((tmp_path / "run" / "relay.json").read_text())["connections"] >= 3
 
 
+@pytest.mark.slow
 def test_a_relay_that_dies_ends_the_simulation_with_its_name(tmp_path: Path) -> None:
     file, relay = simulation(tmp_path, training={"epochs": 9999}), relay_file(tmp_path)
     process = start("simulate", file, "--output", tmp_path / "run", "--relay", relay)

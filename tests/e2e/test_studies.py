@@ -49,6 +49,7 @@ def predictions(run: Path) -> pd.DataFrame:
     return pd.concat(pd.read_csv(path) for path in sorted(run.glob("sites/*/predictions/fold-*.csv")))
 
 
+@pytest.mark.slow
 def test_the_pooled_auc_is_that_of_all_scores_together(cancer: Path) -> None:
     table = predictions(cancer / "run")
     assert len(table) == 569
@@ -59,6 +60,7 @@ def test_the_pooled_auc_is_that_of_all_scores_together(cancer: Path) -> None:
     assert test["accuracy"] == pytest.approx((table["label"] == table["predicted"]).mean())
 
 
+@pytest.mark.slow
 def test_the_same_spec_gives_the_same_folds_and_weights(cancer: Path) -> None:
     done = rankdad("simulate", cancer / "cancer.json", "--output", cancer / "again", timeout=120)
     assert done.returncode == 0, done.stderr

@@ -94,7 +94,7 @@ def test_a_simulation_draws_where_the_terminal_can_be_drawn_on(
     assert "weights: equal at all sites" in whole.replace("\n", " ")
 
 
-@pytest.mark.parametrize("options", [(), ("--lockstep",)])
+@pytest.mark.parametrize("options", [(), pytest.param(("--lockstep",), marks=pytest.mark.exhaustive)])
 def test_without_a_terminal_every_epoch_is_one_short_line(tmp_path: Path, options: tuple[str, ...]) -> None:
     sites = [f"{number}-{'of-a-country-with-long-names-' * 2}"[:60] for number in range(5)]
     file = simulation(tmp_path, 200, federation={"sites": sites}, training={"epochs": 30})

@@ -83,6 +83,7 @@ def test_noise_and_intensity_are_as_large_as_asked() -> None:
     assert 1.55 < float(each.max()) < 1.7
 
 
+@pytest.mark.slow
 def test_only_training_varies_and_in_memory_as_where_it_is_read(tmp_path: Path) -> None:
     for seed, site in enumerate(("alpha", "beta")):
         write_volumes(tmp_path / "data" / site, 14, seed)

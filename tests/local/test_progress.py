@@ -157,6 +157,7 @@ def test_offline_goes_with_a_sites_file(tmp_path: Path) -> None:
     assert "is no site's file" in str(done.exception)
 
 
+@pytest.mark.slow
 def test_a_site_shows_its_own_run_to_who_has_its_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, policy, found = str(write_site(tmp_path / "data", 60, 0)), write_policy(tmp_path), list[dict[str, Any]]()
     changes = ALONE | {"method": {"name": "rank-dad", "rank": 2}, "record": {"spectra": 2}}

@@ -56,6 +56,7 @@ def at_a_rank() -> tuple[list[list[float]] | None, float, list[float], float]:
     return [m.reshape(-1).tolist() for m in (first.delta, first.activation, second, third)], found[1], flat, loss
 
 
+@pytest.mark.slow
 def test_rank_0_has_the_rows_of_all_in_their_order_and_the_sums_of_what_are_no_factors() -> None:
     answers = run_ranks(2, at_a_rank)
     parts = [parts_of(rank) for rank in range(2)]
@@ -207,5 +208,6 @@ def test_a_rank_that_cannot_go_on_is_named_at_once_by_ranks_that_hold_the_group(
     assert seconds < 8, "not only when its process has ended"
 
 
+@pytest.mark.slow
 def test_a_rank_that_stands_still_in_a_step_is_named_while_its_connections_are_open() -> None:
     assert answer_of(stands_still).startswith("rank 1 of 0 to 1 no longer answers: killed, stopped")

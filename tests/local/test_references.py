@@ -62,7 +62,7 @@ LOCAL = {"local_steps": 2, "outer": {"name": "adam"}}
         pytest.param({}, "factored", None, None, marks=pytest.mark.slow),
         (LOCAL, "elementwise", None, None),
         pytest.param({}, "elementwise", {"rank": [1, 2]}, None, marks=pytest.mark.slow),
-        ({}, "elementwise", {**DECAYS, "rank": [1, 2]}, DECAYS),
+        pytest.param({}, "elementwise", {**DECAYS, "rank": [1, 2]}, DECAYS, marks=pytest.mark.slow),
     ],
     ids=["plain", "factored", "local steps", "ranks", "decays"],
 )

@@ -91,6 +91,7 @@ def test_without_plotly_the_page_says_what_to_install(client: httpx.Client, monk
     assert client.get("/page/plotly.js", headers=bearer()).status_code == 404
 
 
+@pytest.mark.slow
 def test_viewers_are_told_of_changes_once_a_second_and_all_the_same(served: Served, client: httpx.Client) -> None:
     with client.stream("GET", "/page/events", headers=bearer()) as one, httpx.Client(trust_env=False) as beside:
         lines = one.iter_lines()

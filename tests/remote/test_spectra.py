@@ -36,6 +36,7 @@ def table(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text().splitlines()))
 
 
+@pytest.mark.slow
 def test_a_run_keeps_them_every_so_many_steps(site_data: Callable[..., dict[str, SiteData]], tmp_path: Path) -> None:
     changes: dict[str, Any] = {"method": {"name": "rank-dad", "rank": 3}, "training": {"epochs": 3, "validation": 0.2}}
     for name, every in (("with", 4), ("without", 0)):

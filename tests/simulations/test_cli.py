@@ -90,7 +90,9 @@ def test_specs_say_what_they_need_beyond_the_default_policy(name: str, sets: lis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["autism", "brain_age", "sex"])
+@pytest.mark.parametrize(
+    "name", ["autism", *(pytest.param(one, marks=pytest.mark.exhaustive) for one in ("brain_age", "sex"))]
+)
 def test_so_do_those_of_twenty_hospitals(name: str) -> None:
     if not (SHARED / "abide_freesurfer").exists():
         pytest.skip("no data of ABIDE")

@@ -31,6 +31,7 @@ def test_the_tail_alone_is_enough_to_recover_and_has_a_bound(tmp_path: Path, sit
         export(tmp_path / "run", 2, tmp_path / "exported")
 
 
+@pytest.mark.slow
 def test_candidates_take_no_more_disk_than_was_predicted(tmp_path: Path, site_data: Data) -> None:
     training = {"epochs": 2, "validation": 0.3}
     tuning = {"weight_decay": [0.0, 0.1, 0.5, 1.0]}

@@ -91,7 +91,7 @@ def test_an_aggregator_that_dies_in_a_run_of_a_quorum_goes_on_from_its_ledger(tm
     assert export(tmp_path / "run", None, tmp_path / "replayed").replica.digest() == digest
 
 
-@pytest.mark.parametrize("buckets", [1, 2])
+@pytest.mark.parametrize("buckets", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_what_a_site_keeps_does_not_grow_while_others_are_left_out_in_turn(
     tmp_path: Path, site_data: Data, buckets: int
 ) -> None:

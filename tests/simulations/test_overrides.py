@@ -152,7 +152,7 @@ OVERRIDES = {"alpha": {"epochs": 1, "batch_size": 12}, "gamma": {"batch_size": 4
     "method",
     [
         {"name": "top-k", "density": 0.1, "wire": "int8", "local_steps": 2},
-        {"name": "powersgd", "rank": 2, "local_steps": 2},
+        pytest.param({"name": "powersgd", "rank": 2, "local_steps": 2}, marks=pytest.mark.slow),
     ],
     ids=lambda method: method["name"],
 )

@@ -186,6 +186,7 @@ def test_scikit_learns_data_sets_are_what_weights_were_measured_on() -> None:
     assert lines[0].startswith("59,2,32.1,101,157,93.2,38,4,4.8598,87,151\n")
 
 
+@pytest.mark.slow
 def test_no_other_source_needs_scikit_learn() -> None:
     code = "import sys, rankdad.simulations.spec as s; assert not {'sklearn', 'scipy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -114,6 +114,7 @@ def crash_in_the_second_fold(tmp_path: Path, site_data: Data, pick: Callable[[li
     assert (exported.fold, exported.replica.digest()) == (2, run_state.replica.digest())
 
 
+@pytest.mark.slow
 def test_whoever_dies_in_a_later_fold_the_weights_and_figures_are_the_same(tmp_path: Path, site_data: Data) -> None:
     """Before its first step, when checkpoints are of the fold before; in it; and when it is over."""
     crash_in_the_second_fold(tmp_path, site_data, lambda second: [second[1], second[len(second) // 2], second[-1] + 1])

@@ -162,7 +162,13 @@ def test_a_lower_rank_sends_fewer_rows_both_ways(tmp_path: Path, site_data: Data
     assert up["1"] < up["2"]
 
 
-@pytest.mark.parametrize("victims", [("aggregator",), (SITES[0],), ("aggregator", *SITES)])
+@pytest.mark.parametrize(
+    "victims",
+    [
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (("aggregator",), (SITES[0],))),
+        ("aggregator", *SITES),
+    ],
+)
 def test_whoever_dies_goes_on_with_the_candidates_settings(
     tmp_path: Path, site_data: Data, victims: tuple[str, ...]
 ) -> None:

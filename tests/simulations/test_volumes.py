@@ -109,6 +109,7 @@ def test_a_volume_that_cannot_be_read_in_the_midst_of_training_is_named(
     assert "beta" in (tmp_path / "run" / "summary.json").read_text()
 
 
+@pytest.mark.slow
 def test_predictions_do_not_depend_on_how_volumes_are_read(tmp_path: Path, folder: Path) -> None:
     spec = volumes_spec(training={"epochs": 1})
     run(spec, read_volumes(spec, folder), tmp_path / "run")

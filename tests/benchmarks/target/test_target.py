@@ -157,6 +157,7 @@ def test_folders_of_tables_are_put_together_and_dealt_out_anew(tmp_path: Path) -
     assert torch.equal(inputs - 0.5 + ages, ends)
 
 
+@pytest.mark.slow
 def test_the_command_writes_curves_targets_and_a_picture(tmp_path: Path) -> None:
     words = ["target", str(DIGITS), *SMALL, "--method", '{"name":"dsgd"}', "--target", "auc=0.6", "--every", "0.5"]
     done = CliRunner().invoke(app, [*words, "--seeds", "0,1", "--sites", "even,own", "--output", str(tmp_path)])

@@ -110,6 +110,7 @@ def test_regions_are_those_of_the_first_subject_and_measures_go_by_their_second_
 
 
 @pytest.mark.shared_data
+@pytest.mark.slow
 def test_the_columns_of_a_real_consortium() -> None:
     root = SHARED / "abide_freesurfer"
     if not root.is_dir():

@@ -136,6 +136,7 @@ def test_a_file_that_changes_in_the_midst_of_training_is_named(tmp_path: Path, w
     assert torch.equal(in_memory(kept), expected), "what is kept is what training began with"
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_too_small_is_told_before_anything_is_read(tmp_path: Path, opened: list[str]) -> None:
     write_volumes(tmp_path, 6, 0)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
