@@ -34,7 +34,7 @@ def _first_step(file: Path) -> float:
         began = perf_counter()
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
-            seconds = next((perf_counter() - began for line in process.stdout if line.startswith("step 1 ")), None)
+            seconds = next((perf_counter() - began for line in process.stdout if line.startswith("step ")), None)
             process.stdout.read()
     if seconds is None:
         raise RuntimeError("the simulation ended before its first step")

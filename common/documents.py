@@ -249,7 +249,7 @@ def _problem(error: dict[str, Any], path: str, places: Mapping[str, list[str]]) 
         name = str(error["loc"][-1])
         elsewhere = dict.fromkeys(places.get(name, ()))
         if path.rpartition(".")[0] in elsewhere:
-            return f"{UNKNOWN}: {shown(error['loc'][-2])} has none, but others have: remove it or choose another"
+            return f"{UNKNOWN}: {shown(error['loc'][-2])} has none, but others have: remove it, or choose another name"
         if 0 < len(elsewhere) <= 3:
             return f"{UNKNOWN}: it belongs in {' or '.join(elsewhere)}"
         near = difflib.get_close_matches(name, sorted(_known_names(Part) - {name}), n=1, cutoff=0.7)
@@ -260,7 +260,8 @@ def _problem(error: dict[str, Any], path: str, places: Mapping[str, list[str]]) 
         return "has no name that tells its kind"
     if kind == "value_error":
         return visible(str(context["error"]))
-    return f"got {shown(error['input'])}, expected: {error['msg'][0].lower()}{error['msg'][1:]}"
+    said = f"{error['msg'][0].lower()}{error['msg'][1:]}"
+    return f"got {shown(error['input'])}, expected: {said}".replace("expected: input should be", "expected")
 
 
 def shown(value: object) -> str:

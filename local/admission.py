@@ -137,6 +137,8 @@ def _small_steps(policy: Policy, spec: RunSpec, data: SiteData, smallest: int) -
         yield (
             f"method: steps of {smallest} samples send {most} rows of a layer here, not {asked} "
             f"(rows_per_rank {policy.rows_per_rank})"
+            + ", the pair for second_moment among them"
+            * spec.training.sends_projections
         )
     binary = _binary_columns(data.samples.inputs)
     if 0 < smallest < BINARY_ROWS and binary:

@@ -115,7 +115,7 @@ class PlainView:
                 self._warn(line, "warning: ")
         if p.step and not self._begun:
             self._begun = True
-            self._say(f"step 1 of {p.steps}: loss {_number(p.loss)}")
+            self._say(f"step {p.step} of {p.steps}: loss {_number(p.loss)}")
         while p.ended:
             self._say(_epoch_line(p, p.ended.popleft()))
         for site, problem in p.problems.items():
@@ -356,7 +356,8 @@ def _bytes(p: Progress) -> str:
 
 def times_fewer(ratio: float) -> str:
     """Return how bytes compare with others, of which there are so many times as many."""
-    return f"{ratio:.1f} times fewer" if ratio >= 1 or not ratio else f"{1 / ratio:.1f} times more"
+    factor, word = (ratio, "fewer") if ratio >= 1 or not ratio else (1 / ratio, "more")
+    return f"{100 * (factor - 1):.1f} % {word}" if 1 <= factor < 1.05 else f"{factor:.1f} times {word}"
 
 
 def bound(error: float) -> str:

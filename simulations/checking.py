@@ -31,7 +31,7 @@ from rankdad.remote.table_one import outcome_names, table_one
 from rankdad.remote.view import size, times_fewer
 from rankdad.simulations.footprint import footprint
 
-EVEN = "batches are even: smaller here than this says if another site has more rows; the policy is asked again then"
+PROJECTED = "a pair of random projections of every matrix"  # for a factored second moment
 
 
 def check_policy(policy: Policy, spec: RunSpec, plan: Plan, data: Sequence[SiteData]) -> None:
@@ -66,7 +66,8 @@ def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
     up, down = step_bytes(plan, up=True), step_bytes(plan, up=False)
     console.print(
         f"{spec.method.name}, {counted(len(plan.sites), 'site')}: at most {up:,} bytes up and {down:,} down per site "
-        f"and step{_batches(spec)}, {times_fewer(2 * plan.dense_bytes / (up + down))} than "
+        f"and step{_batches(spec)}{f', {PROJECTED} included' * spec.training.sends_projections}, "
+        f"{times_fewer(2 * plan.dense_bytes / (up + down))} than "
         f"{'full gradients' if spec.local_steps is None else 'whole differences'} ({plan.dense_bytes:,})",
         highlight=False,
     )
@@ -134,13 +135,14 @@ def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, cons
     references = spec.evaluation.references
     histograms = "" if isinstance(spec.task, Regression) else ", with histograms of the risks"
     linear = ", the reference linear" * ("linear" in references)
-    projected = ", and a random projection of each" * spec.training.sends_projections
+    projected = f", and {PROJECTED}" * spec.training.sends_projections
+    even = f"batches are even: with fewer than {spec.training.batch_size} samples here if another site has more rows"
     lines = [
         f"rows: {len(label)} read, {data.dropped} left out, {len(described.inputs)} in Table 1",
         f"once: {numbers:,} sums a fold for the preparation{linear} and Table 1, over at least {data.fewest} {people} "
         "each",
         f"every step: gradients as {spec.method.name} has them{projected}, at most {step_bytes(plan, up=True):,} bytes",
-        *([EVEN] if spec.training.batches == "even" else []),
+        *([f"{even}; the policy is asked again then"] if spec.training.batches == "even" else []),
         *(["every epoch: figures of the validation set"] if any(len(own.validation) for own in data.splits) else []),
         f"every fold: figures of the test set{histograms}{', and as many of each reference: ' * bool(references)}"
         f"{', '.join(references)}",

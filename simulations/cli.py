@@ -101,7 +101,7 @@ def simulate(
         return
     if resume is not None:
         if file or output or sites or regions or data or set_ or lockstep or relay or device or pooled:
-            raise UserError("--resume: goes on with a run as it was; only --json and --allow-factory go with it")
+            raise UserError("--resume: goes on with a run as it was: only --json, -q and --allow-factory go with it")
         read, directory = _cut_short(resume), resume
     elif file is None:
         raise UserError("FILE.json is missing: a run and its simulation, or --resume DIR")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankdad.common.errors import DataError, UserError
+from rankdad.common.errors import DataError, UserError, counted
 from rankdad.common.preparation.labels import one_sided
 from rankdad.common.spec.patterns import escaped
 from rankdad.common.spec.table_schema import COLUMN
@@ -17,7 +17,7 @@ from rankdad.local.data.cells import LIMIT
 from rankdad.local.data.files import tables_in
 from rankdad.local.data.profile import MAX_LEVELS, WORDS, Column, Profile, compared, ordered, profile_of
 from rankdad.local.data.table_files import TABLES, read_guessing
-from rankdad.local.data.tables import nearest
+from rankdad.local.data.tables import no_column
 
 MANY_CLASSES = 10  # values of a label of whole numbers beyond which it is a number
 MANY_VISITS = 20  # rows of one patient
@@ -110,9 +110,7 @@ def guess_schema(found: Sequence[Hospital], label: str, positive: str | None) ->
     everywhere = [name for name in found[0].columns if all(name in one.columns for one in found)]
     for one in found:
         if label not in one.columns:
-            raise DataError(
-                " and ".join(map(str, one.tables)), f"has no column {label}", hint=nearest(label, list(one.columns))
-            )
+            raise no_column(" and ".join(map(str, one.tables)), label, list(one.columns))
     notes += [
         f"column {name} is no input: {one.site} has no such column"
         for one in found
@@ -166,6 +164,9 @@ def guess_schema(found: Sequence[Hospital], label: str, positive: str | None) ->
         worst = sorted(lacking, key=lacking.__getitem__, reverse=True)[:5]
         some = ", ".join(f"{name} {lacking[name]:.0%}" for name in worst)
         notes.append(f"gaps are filled with the mean of all hospitals (missing: impute): {some or 'none among inputs'}")
+    unlabelled = sum(one.columns[label].missing for one in found)
+    if unlabelled:
+        notes.append(f"{counted(unlabelled, 'row')} without a value of {label}: left out")
     return Guess(data, task, tuple(notes))
 
 

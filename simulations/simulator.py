@@ -202,7 +202,8 @@ class _Processes:
             for number, handler in previous.items():
                 signal.signal(number, handler)
         if stopped_by:
-            raise SimulationError(f"stopped by {stopped_by}; what was recorded lies in {self._directory}", 130)
+            go_on = f"; --resume {self._directory} goes on with it" if (self._directory / LEDGER).exists() else ""
+            raise SimulationError(f"stopped by {stopped_by}; what was recorded lies in {self._directory}{go_on}", 130)
         return self._judge()
 
     def _wait(self) -> None:

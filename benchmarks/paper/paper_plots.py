@@ -236,8 +236,9 @@ def time_to_target(speeds: pd.DataFrame) -> Figure | None:
                 said = f" never reached in {folds.isna().sum()} of {len(folds)} folds"
                 axes.text(0, place, said, va="center", fontsize=8)
             elif len(folds):
-                middle = folds.mean()
-                ends_at = [[middle - folds.min()], [folds.max() - middle]]
+                low, high = folds.min(), folds.max()
+                middle = min(max(folds.mean(), low), high)  # which rounding may put beside folds that are all equal
+                ends_at = [[middle - low], [high - middle]]
                 axes.barh(place, middle, color=_look(METHODS[key])[0], xerr=ends_at, error_kw={"lw": 1, "capsize": 2})
         axes.axvline(0, color=BLACK, lw=0.8)
     what = f"log2 of the speed-up over {METHODS[CRUDE].label} (1: twice as fast; lines: lowest and highest fold)"

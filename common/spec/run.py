@@ -144,10 +144,10 @@ class RunSpec(Part):
             and training.sends_projections
         ):
             preset = getattr(method, "preset", None)
-            got = f"{preset} has {method.local_steps}" if preset else f"got {method.local_steps}"
+            got = f"the preset {preset} has {method.local_steps}" if preset else f"got {method.local_steps}"
             raise ValueError(
-                f"local_steps: {got}, but training.optimizer.second_moment is factored, of single batches: expected "
-                "elementwise, or no local_steps"
+                f"local_steps: {got}, but training.optimizer.second_moment is factored, which is known of single "
+                f"batches alone: expected elementwise, or no {'preset' if preset else 'local_steps'}"
             )
         return method
 

@@ -46,8 +46,8 @@ class Table:
         names = self.frame.columns
         twice = names[names.duplicated() & (names != "")]  # spreadsheets leave columns without a name
         if len(twice):
-            headless = _headless([twice[0]]) or ": rename or remove one"
-            raise DataError(self.source, f"has two columns {shown(twice[0])}{headless}")
+            mend = _headless([twice[0]]) or ": rename or remove one"
+            raise DataError(self.source, f"has two columns {shown(twice[0])}{mend}")
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -251,7 +251,14 @@ def holder(tables: Sequence[Table], column: str) -> Table:
     if holding:
         raise DataError(where, f"both have a column {column}: rename or remove one")
     names = [str(name) for table in tables for name in table.frame.columns]
-    raise DataError(where, f"has no column {column}{_headless(names)}", hint=nearest(column, names))
+    raise no_column(where, column, names)
+
+
+def no_column(where: str | Path, column: str, names: Sequence[str]) -> DataError:
+    """Return the error that a table has no column of that name, but those."""
+    known, headless = [name for name in names if name], _headless(names)
+    others = f"; it has {', '.join(known[:10])}{', …' * (len(known) > 10)}" * bool(known and not headless)
+    return DataError(where, f"has no column {column}{headless}", hint=nearest(column, names) or others)
 
 
 def comma_number(text: str) -> float:
@@ -265,7 +272,9 @@ def whole_number(text: str) -> float:
 
 
 def _headless(names: Sequence[str]) -> str:
-    """Return what else is to be said of column names that look as if they were a sample's."""
+    """Return what else is to be said of column names that look as if they were a sample's, or a title."""
+    if len(names) > 1 and sum(map(bool, names)) == 1:
+        return f": its first row has {shown(max(names))} alone: remove what stands above the names of the columns"
     if all(math.isnan(number(name)) for name in names):
         return ""
     return ": its first row holds numbers, where the names of the columns are expected"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from rankdad.common.documents import Part
 from rankdad.common.errors import UserError
 from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric
 from rankdad.remote.report.metric_tables import NumberTable
@@ -15,7 +16,10 @@ from rankdad.remote.report.run_results import RunResults, damage_named, read_res
 from rankdad.remote.report.verdict import verdict
 from rankdad.remote.view import size
 
-LEGEND = "* is the best value of a row, if its 95 % interval, in brackets, overlaps no other and no run has other data"
+LEGEND = (
+    "* is the best value of a row; its 95 % interval, in brackets where there is one, overlaps no other; "
+    "there is none where a run has other data"
+)
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -78,7 +82,7 @@ def _best(runs: Sequence[RunResults], name: Metric) -> RunResults | None:
     for run in known:
         other = run.summary.metrics.intervals.get(name)
         overlap = own and other and own.low <= other.high and other.low <= own.high
-        if run is not best and (overlap or run.test[name] == best.test[name]):
+        if run is not best and (overlap or number(run.test[name]) == number(best.test[name])):
             return None
     return best
 
@@ -93,7 +97,7 @@ def _facts(runs: Sequence[RunResults]) -> list[list[str]]:
     """Return what else differs: how it was made, and what it cost."""
     member = "member" if any(run.summary.regions for run in runs) else "site"
     rows: dict[str, list[str]] = {
-        "rows tested": [_counted(run.test.get("samples")) + _other(run, runs[0]) for run in runs],
+        "rows tested": [_counted(run.test.get("samples")) + ", other data" * _other(run, runs) for run in runs],
         f"{runs[0].spec.group_noun}s": [_counted(run.test.get("groups")) for run in runs],
         "events": [", ".join(_counted(one["events"]) for one in run.outcomes.values()) or "–" for run in runs],
         "sites": [f"{len(run.spec.federation.sites)}" for run in runs],
@@ -117,25 +121,35 @@ def _counted(value: float | None) -> str:
 
 
 def _method(run: RunResults) -> str:
-    rank, local = getattr(run.spec.method, "rank", None), run.spec.local_steps
-    between, wire = f", local steps {local}" if local else "", run.spec.method.wire
-    return run.spec.method.name + (f", rank {rank}" if rank else "") + between + f", {wire}" * (wire != "float32")
+    method = run.spec.method
+    rank, local, preset = getattr(method, "rank", None), run.spec.local_steps, getattr(method, "preset", None)
+    between, said = f", local steps {local}" if local else "", {"name", "preset", "rank", "local_steps", "wire"}
+    rest = f", preset {preset}" if preset else _others(method, said)
+    wire = f", {method.wire}" * (method.wire != "float32")
+    return method.name + (f", rank {rank}" if rank else "") + between + wire + rest
 
 
 def _optimizer(run: RunResults) -> str:
-    training = run.spec.training
-    return f"{training.optimizer.name} {training.optimizer.lr:g}" + ", factored" * training.sends_projections
+    own, factored = run.spec.training.optimizer, run.spec.training.sends_projections
+    return f"{own.name} {own.lr:g}" + ", factored" * factored + _others(own, {"name", "lr", "second_moment"})
+
+
+def _others(part: Part, said: set[str]) -> str:
+    """Return the settings that are not the default, but for those that are said elsewhere."""
+    others = part.model_dump(mode="json", exclude=said, exclude_defaults=True)
+    return "".join(f", {name} {value}" for name, value in others.items())
 
 
 def _same_rows(runs: Sequence[RunResults]) -> bool:
     """Return whether all runs tested as many rows of the same sites, with as many events."""
-    return not any(_other(run, runs[0]) for run in runs)
+    return not any(_other(run, runs) for run in runs)
 
 
-def _other(run: RunResults, first: RunResults) -> str:
-    """Return what marks a run that did not test what the first one has."""
+def _other(run: RunResults, runs: Sequence[RunResults]) -> bool:
+    """Return whether a run has tested others than the first one that has tested any."""
+    first = next((one for one in runs if "samples" in one.test), run)
     tested, its = ((one.spec.federation.sites, one.test.get("samples"), _events(one)) for one in (run, first))
-    return "" if tested == its else ", other data"
+    return "samples" in run.test and tested != its
 
 
 def _events(run: RunResults) -> list[float]:

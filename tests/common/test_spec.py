@@ -30,7 +30,7 @@ def test_the_files_that_come_with_it_are_valid(name: str) -> None:
         (
             'method={"name":"rank-dad","rank":0}',
             "method.rank",
-            "got 0, expected: input should be greater than or equal to 1",
+            "got 0, expected greater than or equal to 1",
         ),
         ('method={"name":"rank-dad","rank":"4"}', "method.rank", 'got "4"'),
         ('method={"name":"rank-dad","rank":4,"feeedback":"both"}', "method.feeedback", "not known here"),
@@ -84,7 +84,7 @@ def test_the_files_that_come_with_it_are_valid(name: str) -> None:
         (
             "training.threads=1000000000",
             "training.threads",
-            "got 1000000000, expected: input should be less than or equal to 1024",
+            "got 1000000000, expected less than or equal to 1024",
         ),
         ("training.batch_size=1000000000000", "training.batch_size", "less than or equal to 1000000"),
         (f"model.hidden={[4] * 100_000}", "model.hidden", "at most 1000 items"),

@@ -80,7 +80,7 @@ def test_faults_of_every_kind_change_no_bit(tmp_path: Path, method: dict[str, An
 def test_no_process_of_a_simulation_with_a_relay_is_left(tmp_path: Path, how: str) -> None:
     file, relay = simulation(tmp_path, training={"epochs": 9999}), relay_file(tmp_path, delay=1)
     process = start("simulate", file, "--output", tmp_path / "run", "--relay", relay, new_session=True)
-    wait_for_line(process, "step 1 ")
+    wait_for_line(process, "step ")
     children = children_of(process)
     assert len(children) == 5
     if how == "terminal":
@@ -101,7 +101,7 @@ def test_no_process_of_a_simulation_with_a_relay_is_left(tmp_path: Path, how: st
 def test_a_relay_that_dies_ends_the_simulation_with_its_name(tmp_path: Path) -> None:
     file, relay = simulation(tmp_path, training={"epochs": 9999}), relay_file(tmp_path)
     process = start("simulate", file, "--output", tmp_path / "run", "--relay", relay)
-    wait_for_line(process, "step 1 ")
+    wait_for_line(process, "step ")
     children = children_of(process)
     os.kill(children[0], signal.SIGKILL)
     _, err = process.communicate(timeout=15)

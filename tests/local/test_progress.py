@@ -127,8 +127,8 @@ def test_what_leaves_a_site_is_what_the_run_asks_for(tmp_path: Path) -> None:
     factored: dict[str, Any] = {"training": {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored"}}}
     factored["training"]["batches"] = "even"
     third = check(tmp_path, table(), factored, min_rows=4).output
-    assert "smaller here than this says if another site has more rows" in third
-    assert "gradients as dsgd has them, and a random projection of each, at most" in third
+    assert "batches are even: with fewer than 8 samples here if another site has more rows" in third
+    assert "gradients as dsgd has them, and a pair of random projections of every matrix, at most" in third
 
 
 @pytest.mark.parametrize("what", ["cell", "policy"])

@@ -83,7 +83,7 @@ def test_what_regions_send_is_said_of_members() -> None:
 def test_plain_lines_say_each_thing_once() -> None:
     text = shown(running(), Waiting(("beta",), 25.0), terminal=False, ticks=5)
     assert text.count("epoch 1 of 4 · training loss 0.6000") == 1
-    assert text.count("step 1 of 40") == 1
+    assert text.count("step 10 of 40: loss 0.5000") == 1
     assert text.count("waiting for beta (25 s)") == 1
     assert "\x1b" not in text
 
@@ -135,7 +135,12 @@ def test_what_sites_write_is_no_markup(terminal: bool) -> None:
 
 
 def test_more_bytes_than_full_gradients_are_called_more() -> None:
-    assert (times_fewer(3.1), times_fewer(0.8)) == ("3.1 times fewer", "1.2 times more")
+    assert [times_fewer(ratio) for ratio in (3.1, 0.8, 1.02, 0.999)] == [
+        "3.1 times fewer",
+        "1.2 times more",
+        "2.0 % fewer",
+        "0.1 % more",
+    ]
 
 
 def test_a_quiet_run_leaves_what_is_wrong_with_the_data(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from benchmarks.paper.paper_plots import drawn
+from benchmarks.paper.paper_plots import drawn, time_to_target
 from benchmarks.paper.settings import SETTINGS
 from tests.benchmarks.paper.tables import curve, seconds, sizes, spectra, timing
 
@@ -79,6 +79,11 @@ def test_there_is_a_figure_for_every_table(figures: dict[str, Figure]) -> None:
     assert figures["figure-5-auc"].axes[0].get_ylabel() == "test AUC\n1 to 2 of 5 folds"
     (bar,) = figures["figure-5"].axes[0].containers[1]
     assert bar.get_width() == pytest.approx(1.0), "as many steps of half the time"
+
+
+def test_folds_that_are_all_equal_have_a_bar() -> None:
+    """Their mean was above all of them by rounding, and error bars have no negative length."""
+    assert time_to_target(pd.DataFrame({"link": "any", "method": ["rank-dad-4"] * 3, "log2": [0.1] * 3})) is not None
 
 
 def test_what_cannot_be_compared_is_not_drawn() -> None:

@@ -92,6 +92,10 @@ def test_a_subjects_file_that_is_no_text_is_said_without_its_name(tmp_path: Path
 
 
 TABLES: list[tuple[bytes, str]] = [
+    (
+        b"Patients 2024,,,\n" + TABLE,
+        "has no column id: its first row has 'Patients 2024' alone: remove what stands above",
+    ),
     (TABLE.partition(b"\n")[2], "has no column id: its first row holds numbers, where the names of the columns are"),
     (b"7,7\n8,8\n", "has two columns '7': its first row holds numbers, where"),
     (b"", "is empty, expected a row of column names"),

@@ -101,7 +101,7 @@ BAD: list[tuple[dict[str, Any], str | bytes | None, str | bytes | None, str]] = 
     ({}, 'subject,volume\ns1,"1\ns2,1\n', PEOPLE, "brains.csv: is not a readable table: EOF inside string .* row 2"),
     ({}, "subject,volume, volume\ns1,1,2\n", PEOPLE, "brains.csv: has two columns 'volume'"),
     ({}, BRAINS, PEOPLE.replace("age", "Age"), r"people.csv: has no column age; did you mean Age\?"),
-    ({}, BRAINS, PEOPLE.replace("group", "z"), "people.csv: has no column group$"),
+    ({}, BRAINS, PEOPLE.replace("group", "z"), "people.csv: has no column group; it has subject, volume, age, sex, z$"),
     ({}, BRAINS, PEOPLE.replace("age", "volume"), "has no column age"),
     ({}, BRAINS, PEOPLE.replace("group", "volume"), "people.csv: both have a column volume"),
     ({}, BRAINS.replace("1400", "1,400"), PEOPLE, "Expected 2 fields in line 3, saw 3"),

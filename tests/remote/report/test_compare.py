@@ -31,16 +31,16 @@ def made(directory: Path, auc: float, loss: float, **changes: object) -> Path:
 
 def test_each_run_has_a_column_and_the_best_of_a_row_a_star(tmp_path: Path) -> None:
     first = made(tmp_path / "first", 0.8, 0.5)
-    factored = {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored"}}
-    method = {"name": "rank-dad", "rank": 3, "wire": "int8"}
+    factored = {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored", "weight_decay": 0.1}}
+    method = {"name": "rank-dad", "rank": 3, "wire": "int8", "residual": "dense"}
     second = made(tmp_path / "second", 0.65, 0.4, method=method, training=factored)
     table, _ = compare([first, second])
     rows = {name: cells for name, *cells in table.rows}
     assert table.head == ["", "first", "second"], "both are called small: their directories tell them apart"
     assert rows["AUC"] == ["0.800 (0.750 to 0.850) *", "0.650 (0.600 to 0.700)"]
     assert rows["loss"] == ["0.500", "0.400 *"], "less is better"
-    assert rows["method"] == ["dsgd", "rank-dad, rank 3, int8"]
-    assert rows["optimizer"][1] == "adam 0.01, factored"
+    assert rows["method"] == ["dsgd", "rank-dad, rank 3, int8, residual dense"]
+    assert rows["optimizer"][1] == "adam 0.01, factored, weight_decay 0.1"
     assert rows["epochs, best"] == ["4, 3", "4, 3"]
     done = command("compare", first, second, "--html", tmp_path / "page.html")
     assert done.exit_code == 0, done.output
@@ -73,6 +73,11 @@ def test_no_run_is_the_best_within_chance_or_of_other_data(tmp_path: Path) -> No
     assert not any("*" in cell for cells in rows.values() for cell in cells)
     assert rows["rows tested"] == ["90", "91, other data"]
     assert (rows["repeats"], rows["groups"]) == (["1", "4"], ["–", "30"])
+    summary["metrics"] = {}
+    (other / "summary.json").write_text(json.dumps(summary | {"status": "interrupted"}))
+    rows = {name: cells for name, *cells in compare([other, runs[0], made(tmp_path / "d", 0.8, 0.50001)])[0].rows}
+    assert rows["rows tested"] == ["–", "90", "90"]
+    assert rows["loss"] == ["–", "0.500", "0.500"], "what looks equal has no star"
 
 
 def test_a_terminal_is_told_no_control_characters(tmp_path: Path) -> None:
