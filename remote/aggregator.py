@@ -302,11 +302,7 @@ class Aggregator:
         if self.barrier.failed:
             return self.barrier.stored
         if round_ > self.barrier.round:
-            raise ProtocolError(
-                409,
-                f"r: got round {round_}, but the run is in round {self.barrier.round}; an aggregator that was started "
-                "with an older copy of its directory cannot go on: take the newest",
-            )
+            raise self.barrier.refusal(round_)
         if round_ >= self.barrier.round - 1:
             self._rejoin(site)
         if round_ == self.barrier.round:

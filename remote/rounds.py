@@ -29,6 +29,8 @@ from rankdad.common.protocol.messages import Kind, Message
 from rankdad.common.spec import Federation
 from rankdad.remote.latecomers import Latecomers, LateContribution
 
+OLDER_COPY = "an aggregator that was started with an older copy of its directory cannot go on: take the newest"
+
 
 class BarrierState(Enum):
     """What the barrier is doing."""
@@ -128,6 +130,13 @@ class Barrier:
         barrier.round = round_
         return barrier
 
+    def refusal(self, round_: int) -> ProtocolError:
+        """Return what is said of a round that is not this one, contribution or question."""
+        state = "the run has ended" if self.state is BarrierState.ENDED else f"the run is in round {self.round}"
+        if round_ > self.round:
+            state += f"; {OLDER_COPY}"
+        return ProtocolError(409, f"r: got round {round_}, but {state}")
+
     def receive(
         self, site: str, body: bytes, message: Message, now: float, admit: Callable[[], None] = lambda: None
     ) -> list[Effect]:
@@ -152,8 +161,7 @@ class Barrier:
             self.rejoin(site)
             return [Answer((site,), self.stored)]
         if message.round != self.round or self.state is BarrierState.ENDED:
-            state = "the run has ended" if self.state is BarrierState.ENDED else f"the run is in round {self.round}"
-            raise ProtocolError(409, f"r: got round {message.round}, but {state}")
+            raise self.refusal(message.round)
         if site in self._bodies:
             if self._bodies[site] != body:
                 raise ProtocolError(409, f"{site} has already sent another contribution to round {self.round}")

@@ -79,9 +79,10 @@ def test_a_round_is_answered_to_all_and_again_to_whoever_asks(served: Served) ->
     assert ask(served, "GET", "/rounds/beta/0") == (200, update)
     assert ask(served, "POST", "/rounds/beta", served.hello("beta")) == (200, update)
     assert ask(served, "GET", "/rounds/beta/1") == (204, b"")
-    status, said = reason(ask(served, "GET", "/rounds/beta/2"))
-    assert status == 409
-    assert said.startswith("r: got round 2, but the run is in round 1; an aggregator that was started with an older")
+    for asked in (("GET", "/rounds/beta/2"), ("POST", "/rounds/beta", served.step("beta", 2))):
+        status, said = reason(ask(served, *asked))
+        assert status == 409
+        assert said.startswith("r: got round 2, but the run is in round 1; an aggregator that was started with an old")
 
 
 def test_a_long_wait_is_answered_not_yet_and_the_body_counts_once(tmp_path: Path) -> None:
