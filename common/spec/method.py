@@ -96,6 +96,9 @@ class RankDad(Buckets, LocalSteps):
     """Where the residual of a reduction is kept for the next step."""
     residual: Literal["factors", "dense"] = "factors"
     """How: as rows where a factor is captured, which is fast, or as a matrix, which forgets nothing."""
+    lazy: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """A site sends nothing of a parameter until what has gathered, gradient and residual, is so many times as large as
+    the step's own gradient; 0 sends at every step."""
     tolerance: Fraction = 0.0
     """A component whose singular value is below this part of the largest is not sent. Of published: the distance of two
     directions, one found after the other, at which the search ends."""
@@ -124,6 +127,12 @@ class RankDad(Buckets, LocalSteps):
             raise ValueError(f"the reducer published has feedback none, but feedback {self.feedback} is asked for")
         if self.reducer == "published" and self.rank < 2:
             raise ValueError("rank: got 1, expected at least 2: the reducer published does not send its last row")
+        return self
+
+    @model_validator(mode="after")
+    def _keeps_what_waits(self) -> RankDad:
+        if self.lazy and self.feedback not in ("site", "both"):
+            raise ValueError(f"lazy: got {self.lazy:g}, but with feedback {self.feedback} no site keeps what waits")
         return self
 
     @property
