@@ -84,7 +84,7 @@ class RankDad(Buckets, LocalSteps):
     name: Literal["rank-dad"]
     rank: UpToMillion
     """Largest number of rows of a factor on the wire."""
-    preset: Literal["converged", "authors"] | LocalPreset | None = None
+    preset: Literal["converged", "authors", LocalPreset] | None = None
     """\"converged\" is the paper's algorithm run until it has converged, at a fixed rank: reducer spi, no feedback.
     \"authors\" is what the authors' code does, faults included: reducer published, 5 iterations, tolerance 0.001, no
     feedback, rank 10 where none is given. The others are of local steps, as of dsgd."""
@@ -163,7 +163,7 @@ class TopK(LocalSteps):
     name: Literal["top-k"]
     density: Annotated[float, Field(gt=0, le=1)] = 0.01
     """Part of a weight's entries that travels, in each direction, equally many of every 4096."""
-    preset: Literal["sparseloco"] | LocalPreset | None = None
+    preset: Literal["sparseloco", LocalPreset] | None = None
     """\"sparseloco\": local steps, 64 of 4096 entries in 2 bits, residuals that decay; the others are of local steps,
     as of dsgd. What else is given stands."""
     feedback: Literal["none", "site", "aggregator", "both"] = "both"

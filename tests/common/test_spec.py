@@ -72,6 +72,7 @@ def test_the_files_that_come_with_it_are_valid(name: str) -> None:
         ('method={"name":"top-k","wire":"int2","feedback":"none"}', "method.top-k", "wire: got int2"),
         ('method={"name":"rank-dad","rank":2,"wire":"int4","preset":"converged"}', "method.rank-dad", "wire: got int4"),
         ('method={"name":"rank-dad","rank":2,"lazy":2,"feedback":"none"}', "method.rank-dad", "lazy: got 2, but"),
+        ('method={"name":"rank-dad","rank":2,"preset":"fast"}', "method.preset", "'converged', 'authors', 'fedavg'"),
         ('method={"name":"rank-dad","rank":2,"lazy":-1}', "method.lazy", "greater than or equal to 0"),
         ('method={"name":"edad","wire":"int8"}', "method.wire", 'got "int8"'),
         ('tuning={"weight_decay":[0.1]}', "tuning", "got 1 combinations, expected 2 to 16 to choose from"),
