@@ -97,8 +97,8 @@ class RankDad(Buckets, LocalSteps):
     residual: Literal["factors", "dense"] = "factors"
     """How: as rows where a factor is captured, which is fast, or as a matrix, which forgets nothing."""
     lazy: Annotated[float, Field(ge=0, le=100)] = 0.0
-    """A site sends nothing of a parameter until what has gathered, gradient and residual, is so many times as large as
-    the step's own gradient; 0 sends at every step."""
+    """After its first step a site sends no rows of a parameter until what has gathered, gradient and residual, is so
+    many times as large as the step's own gradient; 0 sends at every step, and up to 1 hardly any step is left out."""
     tolerance: Fraction = 0.0
     """A component whose singular value is below this part of the largest is not sent. Of published: the distance of two
     directions, one found after the other, at which the search ends."""
@@ -132,7 +132,11 @@ class RankDad(Buckets, LocalSteps):
     @model_validator(mode="after")
     def _keeps_what_waits(self) -> RankDad:
         if self.lazy and self.feedback not in ("site", "both"):
-            raise ValueError(f"lazy: got {self.lazy:g}, but with feedback {self.feedback} no site keeps what waits")
+            whose = f"the preset {self.preset} has" if self.preset in PRESETS else "there is"
+            raise ValueError(
+                f"lazy: got {self.lazy:g}, but {whose} feedback {self.feedback}, and no site keeps what waits: "
+                "expected 0, or feedback site or both"
+            )
         return self
 
     @property

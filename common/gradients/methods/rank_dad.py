@@ -121,16 +121,16 @@ class RankDadMethod(Method):
             self._meant(route, value, residuals.get(route.name), share) if feedback else value
             for route, value in zip(self._routes, payload, strict=True)
         ]
-        waits = self._waits(payload, meant, up=up) if feedback and self._spec.lazy else [False] * len(meant)
+        waits = self._waits(payload, meant, residuals, up=up) if feedback and self._spec.lazy else set[str]()
         components: list[Matrix] = []
         sent: list[Matrix] = []
         rows: list[int] = []  # kept of each; 0 lets a residual grow
-        for route, value, matrix, waiting in zip(self._routes, payload, meant, waits, strict=True):
+        for route, value, matrix in zip(self._routes, payload, meant, strict=True):
             rows.append(_rows_to_keep(route, matrix, value) if feedback else 0)
             # spi, which finds one row after the other, would take as long for each that is only kept.
             behind = 0 if self._spec.reducer == "spi" else rows[-1]
             limit = _limit(route, up, max_rows)
-            limit = 0 if waiting and limit is not None else limit
+            limit = 0 if route.name in waits and limit is not None else limit
             found = self._components(route, matrix, limit, behind, state, derive(seed, route.name))
             components.append(found)
             sent.append(found.leading(self._rows_to_send(found, limit)) if isinstance(found, Factor) else found)
@@ -151,12 +151,17 @@ class RankDadMethod(Method):
         # A layer that capture could not follow in this step, or once before, goes on as a matrix.
         return plus_matrix(value, residual.gradient() if isinstance(residual, Factor) else residual, share)
 
-    def _waits(self, payload: Payload, meant: Sequence[Matrix], *, up: bool) -> list[bool]:
-        """Tell which parameters wait for more: at a site where little has gathered, above where nobody sends rows."""
+    def _waits(self, payload: Payload, meant: Sequence[Matrix], residuals: Residuals, *, up: bool) -> set[str]:
+        """Return what waits for more: at a site, of what it keeps, where little has gathered; above, where none sends.
+
+        The first step, which nothing has gathered before, is sent.
+        """
+        names = [route.name for route in self._routes]
         if not up:
-            return [isinstance(value, Factor) and not value.rows for value in payload]
-        sizes = zip(norms(payload), norms(meant), strict=True)
-        return [gathered < self._spec.lazy * own for own, gathered in sizes]
+            pairs = zip(names, payload, strict=True)
+            return {name for name, value in pairs if isinstance(value, Factor) and not value.rows}
+        sizes = zip(names, norms(payload), norms(meant), strict=True)
+        return {name for name, own, gathered in sizes if name in residuals and gathered < self._spec.lazy * own}
 
     def _components(
         self, route: Route, matrix: Matrix, limit: int | None, kept: int, state: MethodState, seed: int
