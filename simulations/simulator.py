@@ -46,8 +46,8 @@ SIMULATION = "simulation.json"  # in a run's directory: what `--resume` goes on 
 class SimulationError(RankdadError):
     """A process of the simulation could not go on."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
-        self.exit_code = exit_code
+    def __init__(self, message: str, exit_code: int, quoted: Sequence[str] = ()) -> None:
+        self.exit_code, self.quoted = exit_code, tuple(quoted)
         super().__init__(message)
 
 
@@ -261,9 +261,9 @@ class _Processes:
         if everyone[culprit].exitcode == UserError.exit_code:
             whose = "" if culprit == "aggregator" else f"{culprit}: "  # the aggregator speaks of the file itself
             raise SimulationError(whose + last_error(log_path(self._directory, culprit)), UserError.exit_code)
-        lines = last_lines(log_path(self._directory, culprit))
+        lines = last_lines(log_path(self._directory, culprit)).splitlines()
         ended = f"{culprit} could not go on: {reason}{self._how_to_go_on()}"
-        raise SimulationError(f"{ended}\nits last lines:\n{lines or '(none)'}", 1)
+        raise SimulationError(ended, 1, ["its last lines:", *lines] if lines else ())
 
     def _how_to_go_on(self) -> str:
         return f"; --resume {self._directory} goes on with it" if (self._directory / LEDGER).exists() else ""
