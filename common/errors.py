@@ -46,9 +46,14 @@ def one_line(error: BaseException) -> str:
 
 
 class RankdadError(Exception):
-    """Something that ends a command with a sentence instead of a traceback."""
+    """Something that ends a command with a sentence instead of a traceback.
+
+    Attributes:
+        quoted: lines that stand below the sentence, such as the end of a log.
+    """
 
     exit_code = 1
+    quoted: tuple[str, ...] = ()
 
     @property
     def public_message(self) -> str:

@@ -177,7 +177,7 @@ class Policy(Part):
             "federation.drift",
             f"in the run {spec.name} the aggregator gives {site} other weights, those of {name} {apart:.3g} of their "
             f"size from the site's own, but its policy takes over none beyond {self.accept_replica:g} "
-            f'(accept_replica), and it stays as it is; "accept_replica": null in its policy file lets in any weights, '
+            f'(accept_replica), and it stays as it is; "accept_replica": null in its policy lets in any weights, '
             "those too that single samples can be read from",
         )
 
@@ -196,13 +196,13 @@ class Policy(Part):
                 "snapshot",
                 "the aggregator says that its ledger no longer reaches back to this site's checkpoint, and gives it "
                 "other weights, but its policy takes over none that are further from its own than "
-                f'{self.accept_replica:g} (accept_replica); "accept_replica": null in its policy file {lets_in}',
+                f'{self.accept_replica:g} (accept_replica); "accept_replica": null in its policy {lets_in}',
             )
         if self.accept_replica == 0:
             raise PolicyError(
                 "snapshot",
                 "the site has no checkpoint from which it could go on but the aggregator's, and its policy takes over "
-                f'no weights (accept_replica 0); "accept_replica": 0.001 in its policy file {lets_in}',
+                f'no weights (accept_replica 0); "accept_replica": 0.001 in its policy {lets_in}',
             )
 
     def warnings(self, spec: RunSpec) -> tuple[str, ...]:
@@ -279,9 +279,7 @@ def refusal(field: str, asks: str, allows: str, change: dict[str, object], lets_
     """Return the error that says what a run asks, what a policy allows, which line to change and what that lets out."""
     lines = " and ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in change.items())
     lets = "lets" if len(change) == 1 else "let"
-    sentence = (
-        f"the run {asks}, but this site's policy allows {allows}; {lines} in its policy file {lets} out {lets_out}"
-    )
+    sentence = f"the run {asks}, but this site's policy allows {allows}; {lines} in its policy {lets} out {lets_out}"
     return PolicyError(field, sentence)
 
 

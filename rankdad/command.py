@@ -52,5 +52,5 @@ def run(app: typer.Typer) -> None:
     try:
         app()
     except RankdadError as error:
-        end_with(visible(str(error), MAX_ERROR))
+        end_with("\n".join(visible(line, MAX_ERROR) for line in (str(error), *error.quoted)))
         sys.exit(error.exit_code)

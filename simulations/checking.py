@@ -165,7 +165,9 @@ def _batches(spec: RunSpec) -> str:
     """Say how many batches a step has where sites take steps of their own."""
     own = [spec.at(site).local_steps for site in spec.federation.sites]
     most = max((steps for steps in own if isinstance(steps, int)), default=0)
-    return " of an epoch" if "epoch" in own else f" of at most {most} batches" if most else ""
+    if "epoch" in own:
+        return " of an epoch" if set(own) == {"epoch"} else " of at most an epoch"
+    return f" of at most {most} batches" if most else ""
 
 
 def _slot_bytes(plan: Plan, *, up: bool) -> dict[str, int]:

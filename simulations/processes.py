@@ -80,8 +80,9 @@ def how_it_ended(process: BaseProcess) -> str:
 
 
 def last_error(log: Path) -> str:
-    """Return what a process has written of its end."""
-    return last_lines(log).rpartition("error: ")[2]
+    """Return what a process has written of its end; "" if it had no time to."""
+    _, found, error = last_lines(log).rpartition("error: ")
+    return error if found else ""
 
 
 def last_lines(path: Path) -> str:

@@ -46,8 +46,8 @@ SIMULATION = "simulation.json"  # in a run's directory: what `--resume` goes on 
 class SimulationError(RankdadError):
     """A process of the simulation could not go on."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
-        self.exit_code = exit_code
+    def __init__(self, message: str, exit_code: int, quoted: Sequence[str] = ()) -> None:
+        self.exit_code, self.quoted = exit_code, tuple(quoted)
         super().__init__(message)
 
 
@@ -202,8 +202,8 @@ class _Processes:
             for number, handler in previous.items():
                 signal.signal(number, handler)
         if stopped_by:
-            go_on = f"; --resume {self._directory} goes on with it" if (self._directory / LEDGER).exists() else ""
-            raise SimulationError(f"stopped by {stopped_by}; what was recorded lies in {self._directory}{go_on}", 130)
+            recorded = f"what was recorded lies in {self._directory}{self._how_to_go_on()}"
+            raise SimulationError(f"stopped by {stopped_by}; {recorded}", 130)
         return self._judge()
 
     def _wait(self) -> None:
@@ -224,7 +224,8 @@ class _Processes:
 
     def _tell(self, process: BaseProcess) -> None:
         """Tell all aggregators above a process that it has died."""
-        line = f"{process.name}\t{how_it_ended(process)}: {last_error(log_path(self._directory, process.name))}"
+        error = last_error(log_path(self._directory, process.name))
+        line = f"{process.name}\t{how_it_ended(process)}" + (f": {error}" if error else "")
         above = self._above.get(process.name)
         while above is not None:
             with contextlib.suppress(OSError):  # the aggregator may be gone too
@@ -260,8 +261,12 @@ class _Processes:
         if everyone[culprit].exitcode == UserError.exit_code:
             whose = "" if culprit == "aggregator" else f"{culprit}: "  # the aggregator speaks of the file itself
             raise SimulationError(whose + last_error(log_path(self._directory, culprit)), UserError.exit_code)
-        lines = last_lines(log_path(self._directory, culprit))
-        raise SimulationError(f"{culprit} could not go on: {reason}\nits last lines:\n{lines or '(none)'}", 1)
+        lines = last_lines(log_path(self._directory, culprit)).splitlines()
+        ended = f"{culprit} could not go on: {reason}{self._how_to_go_on()}"
+        raise SimulationError(ended, 1, ["its last lines:", *lines] if lines else ())
+
+    def _how_to_go_on(self) -> str:
+        return f"; --resume {self._directory} goes on with it" if (self._directory / LEDGER).exists() else ""
 
 
 def _interrupt(number: int, _frame: object) -> None:

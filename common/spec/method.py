@@ -84,7 +84,7 @@ class RankDad(Buckets, LocalSteps):
     name: Literal["rank-dad"]
     rank: UpToMillion
     """Largest number of rows of a factor on the wire."""
-    preset: Literal["converged", "authors"] | LocalPreset | None = None
+    preset: Literal["converged", "authors", LocalPreset] | None = None
     """\"converged\" is the paper's algorithm run until it has converged, at a fixed rank: reducer spi, no feedback.
     \"authors\" is what the authors' code does, faults included: reducer published, 5 iterations, tolerance 0.001, no
     feedback, rank 10 where none is given. The others are of local steps, as of dsgd."""
@@ -96,6 +96,9 @@ class RankDad(Buckets, LocalSteps):
     """Where the residual of a reduction is kept for the next step."""
     residual: Literal["factors", "dense"] = "factors"
     """How: as rows where a factor is captured, which is fast, or as a matrix, which forgets nothing."""
+    lazy: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """After its first step a site sends no rows of a parameter until what has gathered, gradient and residual, is so
+    many times as large as the step's own gradient; 0 sends at every step, and up to 1 hardly any step is left out."""
     tolerance: Fraction = 0.0
     """A component whose singular value is below this part of the largest is not sent. Of published: the distance of two
     directions, one found after the other, at which the search ends."""
@@ -126,6 +129,16 @@ class RankDad(Buckets, LocalSteps):
             raise ValueError("rank: got 1, expected at least 2: the reducer published does not send its last row")
         return self
 
+    @model_validator(mode="after")
+    def _keeps_what_waits(self) -> RankDad:
+        if self.lazy and self.feedback not in ("site", "both"):
+            whose = f"the preset {self.preset} has" if self.preset in PRESETS else "there is"
+            raise ValueError(
+                f"lazy: got {self.lazy:g}, but {whose} feedback {self.feedback}, and no site keeps what waits: "
+                "expected 0, or feedback site or both"
+            )
+        return self
+
     @property
     def rows(self) -> int:
         """How many rows of a factor travel at most."""
@@ -154,7 +167,7 @@ class TopK(LocalSteps):
     name: Literal["top-k"]
     density: Annotated[float, Field(gt=0, le=1)] = 0.01
     """Part of a weight's entries that travels, in each direction, equally many of every 4096."""
-    preset: Literal["sparseloco"] | LocalPreset | None = None
+    preset: Literal["sparseloco", LocalPreset] | None = None
     """\"sparseloco\": local steps, 64 of 4096 entries in 2 bits, residuals that decay; the others are of local steps,
     as of dsgd. What else is given stands."""
     feedback: Literal["none", "site", "aggregator", "both"] = "both"

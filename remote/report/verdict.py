@@ -126,7 +126,7 @@ def _sites(run: RunResults) -> Iterator[str]:
         where = f"At {len(worse)} of {len(rows)} {members}, {listed(worse)},"
         yield f"{where} it is by its {NAMES[name]} no better than {baseline_name(run)}."
     elif len(rows) > 1:
-        yield f"At each of the {len(rows)} {members} it is better than {baseline_name(run)}."
+        yield f"At each of the {len(rows)} {members} it is by its {NAMES[name]} better than {baseline_name(run)}."
     unsure = [site for site, row in run.by_site.items() if "auc_low" in row and row["auc_low"] <= 0.5]
     if unsure:
         yield f"It may rank no better than chance (the interval of the AUC includes 0.5) at {listed(unsure)}."

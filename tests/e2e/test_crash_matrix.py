@@ -20,7 +20,7 @@ from tests.e2e.failpoints import POINTS, Crash
 METHODS: dict[str, dict[str, Any]] = {
     "rank-dad": {"name": "rank-dad", "rank": 2},
     "powersgd": {"name": "powersgd", "rank": 2},
-    "local": {"name": "rank-dad", "rank": 2, "wire": "int8", "preset": "diloco", "local_steps": 2},
+    "local": {"name": "rank-dad", "rank": 2, "wire": "int8", "preset": "diloco", "local_steps": 2, "lazy": 1.5},
 }
 STEPS = 80  # 8 epochs of the largest site's 10 batches, or 16 of 5 times 2
 SITE = ("compute", "upload", "wait", "download", "half a checkpoint", "checkpoint in place")

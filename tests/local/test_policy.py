@@ -43,14 +43,14 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {},
         {"name": "dsgd"},
         r'method.name: .* dsgd, whose rank has no limit, .* rows_per_rank 4; "rows_per_rank": null in its policy '
-        "file lets out the whole gradient of a layer, .* a batch can be rebuilt from it$",
+        "lets out the whole gradient of a layer, .* a batch can be rebuilt from it$",
     ),
     (
         {},
         {"name": "dad"},
         r'method.name: .* dad, which sends unreduced .* \(methods\); "methods": \["dsgd", .*, "dad"\] '
         'and "rows_per_rank": null and "unreduced_factors": true in its '
-        "policy file let out what each sample .* raw data, to the aggregator and,",
+        "policy let out what each sample .* raw data, to the aggregator and,",
     ),
     ({}, {"name": "edad"}, "method.name: .* raw data, to the aggregator and all other sites"),
     (OPEN | {"unreduced_factors": False}, {"name": "top-rows"}, r'method.name: .*; "unreduced_factors": true in its'),
@@ -92,7 +92,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"rows_per_rank": 8},
         RANK_DAD | {"rank": 3},
         r"method.rank: .* gradient of 5.weight whole, of rank 3, .* 8 samples here, .* at most 2 .*; "
-        '"rows_per_rank": 4 in its policy file lets out the whole gradient',
+        '"rows_per_rank": 4 in its policy lets out the whole gradient',
     ),
     (
         {"min_rows": 9},

@@ -130,7 +130,7 @@ def test_gradients_that_overflow_float16_are_made_again(
             {"name": "rank-dad", "rank": 2, "reducer": "spi", "residual": "dense"},
             {"name": "rank-dad", "rank": 2, "wire": "int8", "tolerance": 0.3},
             {"name": "powersgd", "rank": 2, "wire": "bfloat16"},
-            {"name": "rank-dad", "rank": 2, "wire": "int4"},
+            {"name": "rank-dad", "rank": 2, "wire": "int4", "lazy": 2},
             {"name": "top-k", "density": 0.1, "wire": "int2"},
         ],
         3,

@@ -32,7 +32,7 @@ METHODS: list[dict[str, Any]] = [
     {"name": "dsgd"},
     {"name": "rank-dad", "rank": 2},
     {"name": "rank-dad", "rank": 1, "wire": "int8", "residual": "dense"},
-    {"name": "rank-dad", "rank": 1, "wire": "int8", "local_steps": 2, "moments": "reset"},
+    {"name": "rank-dad", "rank": 1, "wire": "int8", "local_steps": 2, "moments": "reset", "lazy": 1.5},
 ]
 NAMES = ["dsgd", "rank-dad", "int8", "local"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import NonFiniteError
-from rankdad.common.gradients.factors import Factor, Matrix
+from rankdad.common.gradients.factors import Factor, Matrix, norms
 from rankdad.common.gradients.methods.base import (
     Aggregated,
     Contribution,
@@ -32,6 +32,7 @@ from rankdad.common.gradients.reduction.feedback import (
     plus_matrix,
     plus_rows,
 )
+from rankdad.common.gradients.reduction.operators import empty_factor
 from rankdad.common.gradients.reduction.published import published
 from rankdad.common.gradients.reduction.spi import spi
 from rankdad.common.gradients.routes import Payload, Route
@@ -116,26 +117,26 @@ class RankDadMethod(Method):
     ) -> tuple[Payload, Residuals]:
         """Return what is sent, within rank, tolerance and the site's own limit, and what is kept."""
         residuals = state.residuals if feedback else {}
-        meant: list[Matrix] = []
+        meant = [
+            self._meant(route, value, residuals.get(route.name), share) if feedback else value
+            for route, value in zip(self._routes, payload, strict=True)
+        ]
+        waits = self._waits(payload, meant, residuals, up=up) if feedback and self._spec.lazy else set[str]()
         components: list[Matrix] = []
+        sent: list[Matrix] = []
         rows: list[int] = []  # kept of each; 0 lets a residual grow
-        for route, value in zip(self._routes, payload, strict=True):
-            matrix = self._meant(route, value, residuals.get(route.name), share) if feedback else value
+        for route, value, matrix in zip(self._routes, payload, meant, strict=True):
             rows.append(_rows_to_keep(route, matrix, value) if feedback else 0)
-            meant.append(matrix)
             # spi, which finds one row after the other, would take as long for each that is only kept.
             behind = 0 if self._spec.reducer == "spi" else rows[-1]
             limit = _limit(route, up, max_rows)
-            components.append(self._components(route, matrix, limit, behind, state, derive(seed, route.name)))
-        sent = tuple(
-            value.leading(self._rows_to_send(value, _limit(route, up, max_rows)))
-            if isinstance(value, Factor)
-            else value
-            for route, value in zip(self._routes, components, strict=True)
-        )
+            limit = 0 if route.name in waits and limit is not None else limit
+            found = self._components(route, matrix, limit, behind, state, derive(seed, route.name))
+            components.append(found)
+            sent.append(found.leading(self._rows_to_send(found, limit)) if isinstance(found, Factor) else found)
         if not feedback:
-            return sent, {}
-        return sent, {
+            return tuple(sent), {}
+        return tuple(sent), {
             route.name: self._residual(matrix, leading, part, kept, share)
             for route, matrix, leading, kept, part in zip(self._routes, meant, components, rows, sent, strict=True)
             if route.up is not None or not self._lossless(matrix)
@@ -150,12 +151,26 @@ class RankDadMethod(Method):
         # A layer that capture could not follow in this step, or once before, goes on as a matrix.
         return plus_matrix(value, residual.gradient() if isinstance(residual, Factor) else residual, share)
 
+    def _waits(self, payload: Payload, meant: Sequence[Matrix], residuals: Residuals, *, up: bool) -> set[str]:
+        """Return what waits for more: at a site, of what it keeps, where little has gathered; above, where none sends.
+
+        The first step, which nothing has gathered before, is sent.
+        """
+        names = [route.name for route in self._routes]
+        if not up:
+            pairs = zip(names, payload, strict=True)
+            return {name for name, value in pairs if isinstance(value, Factor) and not value.rows}
+        sizes = zip(names, norms(payload), norms(meant), strict=True)
+        return {name for name, own, gathered in sizes if name in residuals and gathered < self._spec.lazy * own}
+
     def _components(
         self, route: Route, matrix: Matrix, limit: int | None, kept: int, state: MethodState, seed: int
     ) -> Matrix:
         """Reduce a matrix to the rows that are sent, and behind them as many as are to be kept."""
         if limit is None:
             return matrix
+        if not limit + kept:
+            return empty_factor(matrix)
         basis = state.bases.get(route.name)
         try:
             return self._reduced(matrix, limit + kept, basis, seed, tolerance=0.0 if kept else self._spec.tolerance)
@@ -181,7 +196,7 @@ class RankDadMethod(Method):
 
     def _rows_to_send(self, components: Factor, limit: int | None) -> int:
         assert limit is not None
-        if components.rows <= limit or not self._spec.tolerance or self._spec.reducer == "published":
+        if not limit or components.rows <= limit or not self._spec.tolerance or self._spec.reducer == "published":
             return min(components.rows, limit)
         sizes = torch.linalg.vector_norm(
             components.delta[:limit], dim=1

@@ -62,6 +62,7 @@ def test_feedback_telescopes_at_the_site(dtype: str, wire: str, residual: str) -
     [
         ({"name": "rank-dad", "residual": "dense"}, "float64"),
         ({"name": "rank-dad", "residual": "dense"}, "int8"),
+        ({"name": "rank-dad", "residual": "dense", "lazy": 2.0}, "int8"),
         ({"name": "powersgd"}, "float64"),
     ],
 )
@@ -120,6 +121,39 @@ def test_powersgds_residual_stays_small_where_sites_differ() -> None:
         assert torch.allclose(scatter(plan.routes, update)["5.bias"], pooled_gradients(replica, batches)["5.bias"])
         sizes.append(max(float(torch.linalg.vector_norm(matrix_of(s.residuals["3.weight"]))) for s in states))
     assert max(sizes[40:]) < 2 * max(sizes[:20])
+
+
+@pytest.mark.parametrize(("residual", "reducer"), [("dense", "auto"), ("factors", "auto"), ("factors", "spi")])
+def test_a_lazy_site_waits_until_enough_has_gathered(residual: str, reducer: str) -> None:
+    """Of one gradient again and again k + 1 times as much has gathered after k steps of waiting: each third is sent."""
+    spec = {"name": "rank-dad", "rank": 2, "lazy": 2.9, "residual": residual, "reducer": reducer}
+    plan, replica, method = prepare(spec | {"wire": "float64"}, "float64", hidden=(256, 256))
+    at = next(i for i, route in enumerate(plan.routes) if route.captured and route.up)
+    gradient = site_gradients(plan, replica, batch_of(1, 0, "float64"))  # of rank 1: all of it is sent
+    state, aggregator = [MethodState()], MethodState()
+    for step in range(300):  # long enough for rows to be reduced while others are waited for
+        update, state, aggregator = exchange(method, [(1.0, gradient)], state, aggregator)
+        rows, once = update[at], matrix_of(gradient[at])
+        assert isinstance(rows, Factor)
+        assert (rows.rows > 0) == (step % 3 == 0), step
+        if rows.rows:
+            times = 3 if step else 1
+            assert torch.allclose(rows.gradient(), times * once, rtol=0, atol=1e-6 * float(once.abs().max()))
+
+
+def test_rows_that_wait_are_reduced_as_others_are() -> None:
+    plan, replica, method = prepare({"name": "rank-dad", "rank": 2, "lazy": 100}, "float32", hidden=(256, 256))
+    at = next(i for i, route in enumerate(plan.routes) if route.residual)
+    state, kept = MethodState(), []
+    for step in range(40):
+        exchange_ = method.step(site_gradients(plan, replica, batch_of(8, step, "float32")), 1.0, state, step)
+        update = next(exchange_)
+        assert (matrix_rows(update[at]) > 0) == (step == 0)
+        with pytest.raises(StopIteration) as end:
+            exchange_.send(update)
+        state = end.value.value
+        kept.append(matrix_rows(state.residuals[plan.routes[at].name]))
+    assert kept[-1] < 200 < sum(8 for _ in kept)
 
 
 def test_tolerance_holds_in_the_steps_that_reduce_the_residual_too() -> None:
