@@ -133,8 +133,7 @@ def verify(
 
 def _with_method(spec: RunSpec, method: Mapping[str, object]) -> RunSpec:
     wire = {"wire": spec.training.dtype} if method["name"] in EXACT else {}
-    sends = {"lazy": 0.0} if "lazy" in method else {}  # in the first step, which is what is verified
-    document = spec.model_dump(mode="json") | {"method": {**method, **wire, **sends}}
+    document = spec.model_dump(mode="json") | {"method": {**method, **wire}}
     document["record"]["spectra"] = 0  # which not every method has
     if spec.training.sends_projections:  # of gradients, which are what is verified
         document["training"]["optimizer"]["second_moment"] = "elementwise"
@@ -275,8 +274,6 @@ def show_verification(spec: RunSpec, verifications: list[Verification], console:
     right = True
     if spec.training.sends_projections:
         console.print("bytes are without the projections of a factored second moment", highlight=False)
-    if getattr(spec.method, "lazy", 0):
-        console.print("no parameter waits here, as with lazy 0", highlight=False)
     for verification in verifications:
         exact, fine = verification.method in EXACT, verification.is_right(spec.training.dtype, spec.method.wire)
         right = right and fine
