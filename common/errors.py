@@ -48,12 +48,37 @@ def one_line(error: BaseException) -> str:
 class RankdadError(Exception):
     """Something that ends a command with a sentence instead of a traceback.
 
+    Args:
+        sentence: what is wrong, what was expected, and what to do.
+        code: what kind of error it is, in words-with-hyphens: stable, so that programs and tests decide by it.
+        field: of the specification, the message or the command line; empty where it is none's.
+        site: whose it is, where that is known.
+        file: that holds what is wrong.
+        row: of the file, counted as the sentence counts.
+
     Attributes:
         quoted: lines that stand below the sentence, such as the end of a log.
     """
 
     exit_code = 1
     quoted: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        sentence: str,
+        *,
+        code: str = "error",
+        field: str = "",
+        site: str = "",
+        file: str | Path = "",
+        row: int | None = None,
+    ) -> None:
+        super().__init__(sentence)
+        self.code, self.field, self.site, self.file, self.row = code, field, site, str(file), row
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Travel between processes, whose constructor asks for other arguments than an exception keeps."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     @property
     def public_message(self) -> str:
@@ -70,9 +95,9 @@ class UserError(RankdadError):
 class SpecError(UserError):
     """A field of a JSON file does not hold what it should."""
 
-    def __init__(self, field: str, problem: str, *, file: str | Path | None = None) -> None:
-        self.field = field
-        super().__init__(f"{file}: {field}: {problem}" if file else f"{field}: {problem}")
+    def __init__(self, field: str, problem: str, *, code: str = "invalid", file: str | Path | None = None) -> None:
+        sentence = f"{file}: {field}: {problem}" if file else f"{field}: {problem}"
+        super().__init__(sentence, code=code, field=field, file=file or "")
 
 
 class DataError(UserError):
@@ -81,20 +106,30 @@ class DataError(UserError):
     Args:
         path: of the file.
         problem: what is wrong, with what it holds in quotes.
+        code: what kind of error it is.
+        field: of the specification that asks for what the file does not hold, or its column.
+        row: of the file.
         place: where in the file, such as row and column.
         called: what others hear in place of the file's name, where that is a subject's.
         hint: what others do not hear, since it comes from the file.
     """
 
-    def __init__(self, path: str | Path, problem: str, *, place: str = "", called: str = "", hint: str = "") -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        problem: str,
+        *,
+        code: str = "data",
+        field: str = "",
+        row: int | None = None,
+        place: str = "",
+        called: str = "",
+        hint: str = "",
+    ) -> None:
         self.path, self.problem = Path(path), f"{place}: {problem}" if place else problem
         kept = re.sub(HELD, "holds a value", re.sub(QUOTED, "a value", problem))  # a place may hold an apostrophe
         self._told = f"{called or self.path.name}: {place}{': ' * bool(place)}{kept}"
-        super().__init__(f"{path}: {self.problem}{hint}")
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Travel between processes, whose constructor asks for other arguments than an exception keeps."""
-        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
+        super().__init__(f"{path}: {self.problem}{hint}", code=code, field=field, file=path, row=row)
 
     @property
     def public_message(self) -> str:
@@ -105,13 +140,16 @@ class DataError(UserError):
 class PolicyError(UserError):
     """The spec asks for something that this site does not allow."""
 
-    def __init__(self, field: str, problem: str) -> None:
-        self.field, self.problem = field, problem
-        super().__init__(f"{field}: {problem}")
+    def __init__(self, field: str, problem: str, *, code: str = "policy") -> None:
+        self.problem = problem
+        super().__init__(f"{field}: {problem}", code=code, field=field)
 
 
 class FewSamplesError(PolicyError):
     """A site has fewer samples for a step, or for sums, than its policy asks for."""
+
+    def __init__(self, field: str, problem: str, *, code: str = "few-samples") -> None:
+        super().__init__(field, problem, code=code)
 
     @property
     def public_message(self) -> str:
@@ -122,6 +160,9 @@ class FewSamplesError(PolicyError):
 class UnreachableError(UserError):
     """Nobody answered at the aggregator's address within the time that the caller allowed."""
 
+    def __init__(self, sentence: str, *, code: str = "unreachable") -> None:
+        super().__init__(sentence, code=code)
+
 
 class ProtocolError(RankdadError):
     """A message has to be refused.
@@ -129,11 +170,14 @@ class ProtocolError(RankdadError):
     Args:
         status: HTTP status with which a server answers.
         reason: one line that names the field.
+        code: what kind of error it is.
+        field: of the message.
+        site: that sent it.
     """
 
-    def __init__(self, status: int, reason: str) -> None:
+    def __init__(self, status: int, reason: str, *, code: str = "refused", field: str = "", site: str = "") -> None:
         self.status = status
-        super().__init__(visible(reason))
+        super().__init__(visible(reason), code=code, field=field, site=site)
 
 
 class NonFiniteError(RankdadError):
@@ -144,19 +188,26 @@ class NonFiniteError(RankdadError):
     """
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"{what} holds NaN or infinity: lower the learning rate or clip")
+        super().__init__(f"{what} holds NaN or infinity: lower the learning rate or clip", code="not-finite", field=what)
 
 
 class ModelError(RankdadError):
     """The user's model raised an error in training or evaluation."""
 
     def __init__(self, error: BaseException) -> None:
-        super().__init__(f"the model raised {one_line(error)}")
+        super().__init__(f"the model raised {one_line(error)}", code="model-raised")
 
 
 class RunFailedError(RankdadError):
-    """The run ended because a site could not go on."""
+    """The run ended because a site could not go on.
 
-    def __init__(self, site: str, reason: str) -> None:
-        self.site, self.reason = site, visible(reason)
-        super().__init__(f"{site} could not go on: {self.reason}")
+    Args:
+        site: its name.
+        reason: what it said.
+        code: of the error at the site.
+        field: that the error at the site is about.
+    """
+
+    def __init__(self, site: str, reason: str, *, code: str = "site-failed", field: str = "") -> None:
+        self.reason = visible(reason)
+        super().__init__(f"{site} could not go on: {self.reason}", code=code, field=field, site=site)
