@@ -154,6 +154,7 @@ class FoldMetrics:
     def by_site(self) -> list[dict[str, Any]]:
         """Return a row for every site: samples, its metrics over all folds, their intervals, those of the others."""
         rows: list[dict[str, Any]] = []
+        weights = self._weights()
         for site in self._sites:
             tallies = self._of("models", site)
             model, baseline = self._mean(tallies), self._mean(self._of("baseline", site))
@@ -161,6 +162,7 @@ class FoldMetrics:
             row |= {"groups": self.groups(site)} if self._grouped else {}
             row["absent"] = model.absent
             row |= {str(name): value for name, value in model.values.items()}
+            row |= {"auc_weight": weights[site]} if weights else {}
             row |= {f"baseline_{name}": value for name, value in baseline.values.items()}
             row |= self._limits(tallies)
             for name in self._references:
@@ -170,6 +172,15 @@ class FoldMetrics:
                 row |= {f"{name}_{key}": value for key, value in self._limits(tallies).items()}
             rows.append(row)
         return rows
+
+    def _weights(self) -> dict[str, float]:
+        """Return each site's part in the AUC within sites, where that is of one outcome: that of its pairs."""
+        task = self._task
+        if isinstance(task, Regression) or (task.outputs != 1 and not _binary(task)):
+            return {}
+        counts = {site: parts(task, own).scores[-1].sum(1) for site, own in self._repeats("models")[0].items()}
+        pairs = {site: int(own.prod()) for site, own in counts.items()}
+        return {site: own / max(1, sum(pairs.values())) for site, own in pairs.items()}
 
     def _limits(self, tallies: list[Tally]) -> dict[str, float | None]:
         """Return the ends of the intervals that a row of a site has."""
@@ -291,13 +302,17 @@ class FoldMetrics:
         """
         part = parts(self._task, total)
         scores, clusters = part.scores, part.clusters
-        first = int(isinstance(self._task, Classification) and self._task.classes == 2)
+        first = int(_binary(self._task))
         chosen = range(first, len(scores)) if len(scores) <= MAX_OUTCOMES else range(0)
         pairs = {
             at: Pairs.of(scores[at], clusters.scores[at - first], clusters.count) if clusters else None for at in chosen
         }
         found = Risks.of if at_edges else Risks.plain
         return [(at, found(scores[at], self._log_odds[at], pairs[at])) for at in chosen]
+
+
+def _binary(task: TaskSpec) -> bool:
+    return isinstance(task, Classification) and task.classes == 2
 
 
 def _written(tally: Tally) -> str:

@@ -13,10 +13,23 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rankdad.common.metrics.risk import Curve, Risks, mean_curve, net_benefit, precision_recall, roc
-from rankdad.remote.report.plot_style import BLACK, BLUE, GREY, ORANGE, legend, plain_axes, shortened, wheel
+from rankdad.remote.report.plot_style import (
+    BLACK,
+    BLUE,
+    GREY,
+    ORANGE,
+    blank,
+    dress,
+    legend,
+    plain_axes,
+    shortened,
+    wheel,
+)
 from rankdad.remote.report.run_results import RunResults
+from rankdad.remote.report.site_calibration import by_site, furthest_off
 
 MAX_NAMED = 8  # outcomes in a legend
+MAX_SITES, COLUMNS = 24, 3  # small plots
 WORST = -0.05  # net benefit: treating all falls without end
 SQUARE = 4.4  # inches: height of a plot whose axes both run from 0 to 1
 
@@ -51,6 +64,40 @@ def calibration(run: RunResults) -> Figure | None:
     axes.set_xlim(-0.02, 1.02)
     axes.set_ylim(-0.14 if len(drawn) == 1 else -0.03, 1.03)
     legend(axes)
+    return figure
+
+
+def calibration_by_site(run: RunResults) -> Figure | None:
+    """Draw observed against predicted risk at each site, a small plot each; of one outcome alone."""
+    outcomes = list(run.outcomes.values())
+    sites = by_site(run, outcomes[0]["outcome"]) if len(outcomes) == 1 else {}
+    if len(sites) < 2:
+        return None
+    shown = furthest_off(sites, MAX_SITES)
+    figure, columns = blank(), min(COLUMNS, len(shown))
+    lines = -(-len(shown) // columns)
+    figure.set_figheight(0.5 + 1.7 * lines)
+    every = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flatten()
+    for axes in every[len(shown) :]:
+        axes.remove()
+    for axes, site in zip(every, shown, strict=False):
+        one = sites[site]
+        dress(axes, "", "")
+        axes.plot([0, 1], [0, 1], color=BLACK, ls=":", lw=1)
+        points = {
+            key: [group[key] for group in one.get("groups", [])] for key in ("predicted", "observed", "low", "high")
+        }
+        axes.vlines(points["predicted"], points["low"], points["high"], color=GREY, lw=1)
+        axes.plot(points["predicted"], points["observed"], "-o", color=BLUE, lw=1, ms=3)
+        mean, ratio = one["expected"] / one["samples"], one["observed_expected"]
+        if ratio:
+            axes.vlines([mean], mean * ratio["low"], mean * ratio["high"], color=ORANGE, lw=1.4)
+            axes.plot([mean], [mean * ratio["value"]], "s", color=ORANGE, ms=4)
+        axes.set_title(f"{shortened(site)} ({one['samples']})", fontsize=8, parse_math=False)
+        axes.tick_params(labelsize=7)
+        axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
+    figure.supxlabel("predicted risk", fontsize=9)
+    figure.supylabel("observed frequency", fontsize=9)
     return figure
 
 
