@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from rankdad.common.metrics import (
     Metrics,
@@ -21,18 +20,22 @@ from rankdad.common.metrics import (
     Tally,
     agreement,
     calibration,
+    calibration_by_site,
     cells,
     confusion,
     default_log_odds,
     empty,
+    expected,
     intervals,
     mean_intervals,
     mean_metrics,
     mean_over_sites,
+    mean_risk_summary,
     mean_tally,
     mean_values,
     parts,
     risk_summary,
+    site_alone,
     summarise,
     within_sites,
 )
@@ -128,9 +131,12 @@ class FoldMetrics:
 
     def _of(self, name: str, site: str | None = None) -> list[Tally]:
         """Return the sum of a site's tests, or all sites', in every repeat that counts."""
+        return [reduce(add, one.values()) if site is None else one[site] for one in self._repeats(name)]
+
+    def _repeats(self, name: str) -> list[dict[str, Tally]]:
+        """Return every site's tests in every repeat that counts."""
         repeats = self._tallies[name]
-        chosen = (repeats[at] for at in self._whole if at < len(repeats))
-        return [reduce(add, one.values()) if site is None else one[site] for one in chosen]
+        return [repeats[at] for at in self._whole if at < len(repeats)]
 
     def _mean(self, tallies: list[Tally]) -> Metrics:
         return mean_metrics([summarise(self._task, one) for one in tallies])
@@ -148,6 +154,7 @@ class FoldMetrics:
     def by_site(self) -> list[dict[str, Any]]:
         """Return a row for every site: samples, its metrics over all folds, their intervals, those of the others."""
         rows: list[dict[str, Any]] = []
+        weights = self._weights()
         for site in self._sites:
             tallies = self._of("models", site)
             model, baseline = self._mean(tallies), self._mean(self._of("baseline", site))
@@ -155,6 +162,7 @@ class FoldMetrics:
             row |= {"groups": self.groups(site)} if self._grouped else {}
             row["absent"] = model.absent
             row |= {str(name): value for name, value in model.values.items()}
+            row |= {"auc_weight": weights[site]} if weights else {}
             row |= {f"baseline_{name}": value for name, value in baseline.values.items()}
             row |= self._limits(tallies)
             for name in self._references:
@@ -164,6 +172,15 @@ class FoldMetrics:
                 row |= {f"{name}_{key}": value for key, value in self._limits(tallies).items()}
             rows.append(row)
         return rows
+
+    def _weights(self) -> dict[str, float]:
+        """Return each site's part in the AUC within sites, where that is of one outcome: that of its pairs."""
+        task = self._task
+        if isinstance(task, Regression) or (task.outputs != 1 and not _binary(task)):
+            return {}
+        counts = {site: parts(task, own).scores[-1].sum(1) for site, own in self._repeats("models")[0].items()}
+        pairs = {site: int(own.prod()) for site, own in counts.items()}
+        return {site: own / max(1, sum(pairs.values())) for site, own in pairs.items()}
 
     def _limits(self, tallies: list[Tally]) -> dict[str, float | None]:
         """Return the ends of the intervals that a row of a site has."""
@@ -176,8 +193,7 @@ class FoldMetrics:
     def _measured(self, name: str) -> dict[str, Any]:
         """Return intervals over all sites, and metrics over pairs of samples of one site."""
         limits = mean_intervals([intervals(self._task, one) for one in self._of(name)])
-        repeats = self._tallies[name]
-        within = [within_sites(self._task, list(repeats[at].values())) for at in self._whole if at < len(repeats)]
+        within = [within_sites(self._task, list(one.values())) for one in self._repeats(name)]
         return {
             "intervals": {key: asdict(interval) for key, interval in limits.items()},
             "within_sites": mean_values(within),
@@ -191,7 +207,7 @@ class FoldMetrics:
 
     def _summed_up(self) -> dict[str, Any]:
         task, totals = self._task, self._of("models")
-        total, mean = reduce(add, totals), mean_tally(totals)
+        total = reduce(add, totals)
         metrics = [self._mean(self._of("models", site)) for site in self._sites]
         sites = [one for one in metrics if one.samples]
         document: dict[str, Any] = {
@@ -211,41 +227,92 @@ class FoldMetrics:
         if not isinstance(task, Regression):
             document["confusion"] = confusion(task, total).tolist()
             document["calibration"] = calibration(task, total)
-            brier = parts(task, mean).brier.tolist()
-            document["risks"] = [{"outcome": at, **risk_summary(one, brier[at])} for at, one in self._risks(mean)]
+            guess = site_alone(task, list(self._repeats("models")[0].values()))  # labels are the same in all repeats
+            document["site_alone"] = {"auc": guess}
+            found = [
+                [
+                    {"outcome": at, **risk_summary(one, float(parts(task, own).brier[at]))}
+                    for at, one in self._risks(own)
+                ]
+                for own in totals
+            ]
+            document["risks"] = [mean_risk_summary(one) for one in zip(*found, strict=True)]
+            document["calibration_by_site"] = self._calibration_by_site()
         else:
-            document["agreement"] = agreement(parts(task, mean), self._scale)
+            document["agreement"] = agreement(parts(task, mean_tally(totals)), self._scale)
         return document
+
+    def _calibration_by_site(self) -> list[dict[str, Any]]:
+        """Return the calibration of every outcome's risks at every site."""
+        task, repeats = self._task, self._repeats("models")
+        found = [{site: dict(self._risks(own, at_edges=False)) for site, own in one.items()} for one in repeats]
+        outcomes = list(next(iter(found[0].values())))
+        return [
+            {
+                "outcome": at,
+                **calibration_by_site(
+                    [{site: own[at] for site, own in one.items()} for one in found],
+                    [
+                        {site: expected(task, total, at, own[site][at]) for site, total in one.items()}
+                        for one, own in zip(repeats, found, strict=True)
+                    ],
+                    groups=len(outcomes) == 1,
+                ),
+            }
+            for at in outcomes
+        ]
 
     def predictions(self) -> tuple[str, list[dict[str, Any]]]:
         """Return what curves are drawn from: a name, and how many samples were predicted how, all sites together."""
-        task, total = self._task, mean_tally(self._of("models"))
+        task, totals = self._task, self._of("models")
         if isinstance(task, Regression):
-            found = cells(parts(task, total).grid, self._scale, self._centre)
+            found = cells(parts(task, mean_tally(totals)).grid, self._scale, self._centre)
             return "differences", [dict(zip(("average", "low", "high", "samples"), one, strict=True)) for one in found]
         rows = []
-        for outcome, one in self._risks(total):
-            for at in (one.negatives + one.positives).nonzero().flatten().tolist():
-                counts = {"negatives": _count(one.negatives[at]), "positives": _count(one.positives[at])}
-                effects = {f"{name}_effect": float(effect[at]) for name, effect in one.effects.items()}
-                rows.append({"outcome": outcome, "bin": at, "low": float(one.edges[at]), **counts, **effects})
+        for repeat, total in enumerate(totals, start=1):
+            which = {"repeat": repeat} if len(totals) > 1 else {}
+            for outcome, one in self._risks(total):
+                for at in (one.negatives + one.positives).nonzero().flatten().tolist():
+                    counts = {"negatives": int(one.negatives[at]), "positives": int(one.positives[at])}
+                    effects = {f"{name}_effect": float(effect[at]) for name, effect in one.effects.items()}
+                    place = {"outcome": outcome, **which, "bin": at, "low": float(one.edges[at])}
+                    rows.append({**place, **counts, **effects})
         return "risks", rows
 
-    def _risks(self, total: Tally) -> list[tuple[int, Risks]]:
-        """Return the predictions of every outcome: of the second of two classes, or of every class or label."""
+    def calibration_rows(self) -> list[dict[str, Any]]:
+        """Return a row for every outcome and site: how many had it, how many were predicted to, calibration."""
+        rows = []
+        for one in self.summary().get("calibration_by_site", []):
+            for site in one["sites"]:
+                row = {"outcome": one["outcome"], **{name: site[name] for name in ("site", "samples", "events")}}
+                row["expected"] = site["expected"]
+                for name in ("observed_expected", "in_the_large", "slope"):
+                    estimate = site[name] if name == "observed_expected" else site["recalibration"].get(name)
+                    ends = {"": "value", "_low": "low", "_high": "high"}
+                    row |= {f"{name}{end}": estimate and estimate[key] for end, key in ends.items()}
+                rows.append(row)
+        return rows
+
+    def _risks(self, total: Tally, *, at_edges: bool = True) -> list[tuple[int, Risks]]:
+        """Return the predictions of every outcome: of the second of two classes, or of every class or label.
+
+        Args:
+            total: of samples.
+            at_edges: whether what groups make of figures at every edge is asked for.
+        """
         part = parts(self._task, total)
         scores, clusters = part.scores, part.clusters
-        first = int(isinstance(self._task, Classification) and self._task.classes == 2)
+        first = int(_binary(self._task))
         chosen = range(first, len(scores)) if len(scores) <= MAX_OUTCOMES else range(0)
         pairs = {
             at: Pairs.of(scores[at], clusters.scores[at - first], clusters.count) if clusters else None for at in chosen
         }
-        return [(at, Risks.of(scores[at], self._log_odds[at], pairs[at])) for at in chosen]
+        found = Risks.of if at_edges else Risks.plain
+        return [(at, found(scores[at], self._log_odds[at], pairs[at])) for at in chosen]
 
 
-def _count(number: Tensor) -> int | float:
-    """Return a count; the mean of several repeats' may be no whole number."""
-    return int(number) if number == number.floor() else float(number)
+def _binary(task: TaskSpec) -> bool:
+    return isinstance(task, Classification) and task.classes == 2
 
 
 def _written(tally: Tally) -> str:

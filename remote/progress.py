@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -191,6 +191,12 @@ class Progress:
             else:
                 setattr(self, name, value)
         self.sites = tuple(self.sites)
+
+    def warn(self, kind: str, sites: Iterable[str]) -> None:
+        """Take note of what is odd about some sites' data; a site is named once, however often it is."""
+        known = self.warnings.get(kind, [])
+        if found := list(dict.fromkeys([*known, *sites])):
+            self.warnings[kind] = found
 
     @property
     def members(self) -> str:

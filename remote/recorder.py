@@ -228,7 +228,7 @@ class Recorder:
         elif isinstance(update, Comparison | Farewell):
             progress.drift = max(progress.drift or 0.0, update.drift)
             if isinstance(update, Comparison) and update.replica:
-                progress.warnings["weights-made-equal-after-a-comparison"] = [site for site, _ in self._sent(ready)]
+                progress.warn("weights-made-equal-after-a-comparison", [site for site, _ in self._sent(ready)])
             if isinstance(update, Farewell):
                 progress.weights_sha256 = dict(update.weights_sha256)
 
@@ -237,7 +237,7 @@ class Recorder:
         self.progress.tuning = began(self._spec, list(hello.samples.values()))
         self.progress.dropped |= hello.dropped
         for warning, sites in hello.warnings.items():
-            self.progress.warnings.setdefault(warning, []).extend(sites)
+            self.progress.warn(warning, sites)
         self.summarise()
 
     def _record_sums(self, ready: Ready, update: Sums) -> None:
@@ -247,7 +247,7 @@ class Recorder:
         if described := self._preparing.described(update.stage, last):
             self.progress.table1 = table_one(self._spec, described)
             for kind, sites in self.progress.table1["worries"].items():
-                self.progress.warnings[kind] = sites
+                self.progress.warn(kind, sites)
             self.summarise()
         if self._totals.keys() == set(self._preparing.stages):
             with contextlib.suppress(ValueError):  # totals that lead to no finite numbers end the run
@@ -357,10 +357,10 @@ class Recorder:
         self._track(pooled, epoch)
         if pooled.split == "test":
             progress.study.add(models, baselines, references)
-            for place in sorted(ready.missing):
-                progress.warnings.setdefault("left-out-of-a-test", []).append(self._sites[place])
+            progress.warn("left-out-of-a-test", [self._sites[place] for place in sorted(ready.missing)])
             self._next_fold(pooled.fold)
             self._write_table("sites", progress.study.by_site())
+            self._write_table("calibration", progress.study.calibration_rows())
             self._write_table(*progress.study.predictions())
         else:
             self.history.add_epoch(epoch)

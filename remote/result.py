@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rankdad.common.errors import counted
+from rankdad.common.metrics.site_calibration import SURE
 from rankdad.common.spec.tasks import shown
 from rankdad.remote.view import figures, size, times_fewer
 
@@ -16,6 +17,14 @@ def _study(metrics: dict[str, Any], noun: str) -> Iterator[str]:
         label, low, high = shown(name), interval["low"], interval["high"]
         method = interval["method"].replace("over groups", f"over {noun}s")
         yield f"         95 % interval of {label}: {low:.4f} to {high:.4f} ({method})"
+    within, alone = metrics["within_sites"].get("auc"), metrics.get("site_alone", {}).get("auc")
+    if within is not None and alone is not None:
+        yield f"         AUC within sites {within:.4f} (weighted by their pairs), of the site alone {alone:.4f}"
+    for one in metrics.get("calibration_by_site", []):
+        if any(p is not None and p < SURE for p in one["differ"].values()):
+            ratios = {site["site"]: site["observed_expected"] for site in one["sites"]}
+            each = ", ".join(f"{site} {ratio['value']:.2f}" for site, ratio in ratios.items() if ratio)
+            yield f"         calibration differs between sites: observed/expected of outcome {one['outcome']}: {each}"
     spreads = {"folds": metrics["folds"], "sites": metrics["sites"]}
     for over, by_metric in spreads.items():
         several = {name: spread for name, spread in by_metric.items() if spread["sd"] is not None}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
 from statistics import fmean
+from typing import Any
 
 from rankdad.common.metrics.intervals import Interval
 from rankdad.common.metrics.summary import Metrics
@@ -46,6 +47,23 @@ def mean_intervals(found: Sequence[Mapping[Metric, Interval]]) -> dict[Metric, I
         for name, interval in found[0].items()
         if all(name in one for one in found)
     }
+
+
+def mean_document(found: Sequence[Any]) -> Any:
+    """Return the mean of documents as JSON, number by number.
+
+    What one of them lacks has no mean: a key that is not in all, an item behind the end of the shortest list, None.
+    """
+    first = found[0]
+    if all(one == first for one in found):  # counts stay whole, and text stays text
+        return first
+    if any(one is None for one in found):
+        return None
+    if isinstance(first, dict):
+        return {key: mean_document([one[key] for one in found]) for key in first if all(key in one for one in found)}
+    if isinstance(first, list):
+        return [mean_document(items) for items in zip(*found, strict=False)]
+    return fmean(found)
 
 
 def mean_tally(found: Sequence[Tally]) -> Tally:

@@ -7,8 +7,8 @@ half a bin. What depends on where scores lie within their bins comes with the la
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -18,12 +18,12 @@ from torch import Tensor
 from rankdad.common.metrics.auc import bin_edges, pairs
 from rankdad.common.metrics.clusters import Pairs
 from rankdad.common.metrics.intervals import QUANTILE, auc_deviation, wilson
+from rankdad.common.metrics.recalibration import Estimate, recalibrations
+from rankdad.common.metrics.repeats import mean_document
 
 RISKS = (0.05, 0.1, 0.2, 0.3, 0.5)  # named thresholds
 GROUPS = 10  # of the calibration plot
 JOINT = NormalDist().inv_cdf(0.5 + 0.95**0.5 / 2)  # two independent intervals hold both at once with 95 %
-STEPS = 60  # of Newton's method
-STEEPEST = 1e3  # a larger slope is that of classes that are told apart without error
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +48,12 @@ class Risks:
     @classmethod
     def of(cls, scores: Tensor, base: float, pairs: Pairs | None = None) -> Risks:
         """Return those of an output's histograms [2, BINS] around its base."""
-        effects = {} if pairs is None else pairs.at_edges()
-        return cls(bin_edges(base), scores[0].double(), scores[1].double(), effects, pairs)
+        return replace(cls.plain(scores, base, pairs), effects={} if pairs is None else pairs.at_edges())
+
+    @classmethod
+    def plain(cls, scores: Tensor, base: float, pairs: Pairs | None = None) -> Risks:
+        """Return the same without `effects`."""
+        return cls(bin_edges(base), scores[0].double(), scores[1].double(), pairs=pairs)
 
     @property
     def counts(self) -> tuple[float, float]:
@@ -169,17 +173,23 @@ def thresholds(risks: Risks) -> list[dict[str, Any]]:
     return [threshold(risks, edge, name) for name, edge in sorted(edges.items(), key=lambda one: one[1])]
 
 
-def calibration_groups(risks: Risks) -> list[dict[str, float]]:
+def calibration_groups(risks: Risks, fewest: int = 1) -> list[dict[str, float]]:
     """Return predicted and observed risk of about ten equally large groups of neighbouring bins.
+
+    Args:
+        risks: of all samples.
+        fewest: samples of a group; of fewer in all there is no group.
 
     Returns:
         For each group `predicted`, its largest `error`, `observed` with Wilson's `low` and `high`, and `count`.
     """
     both, points = risks.negatives + risks.positives, risks.edges.sigmoid()
     total = both.sum()
-    if not total:
+    if total < fewest or not total:
         return []
     place = ((both.cumsum(0) - both / 2) / total * GROUPS).long().clamp_max(GROUPS - 1)
+    if fewest > 1:
+        place = _merged(place, both, fewest)
     middle, half = (points[1:] + points[:-1]) / 2, (points[1:] - points[:-1]) / 2
     sums = torch.zeros(4, GROUPS, dtype=torch.float64)
     sums.index_add_(1, place, torch.stack([both, risks.positives, both * middle, both * half]))
@@ -202,81 +212,22 @@ def calibration_groups(risks: Risks) -> list[dict[str, float]]:
     ]
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A coefficient with its interval of 95 %, and how far the bins may put it off, to first order."""
-
-    value: float
-    low: float
-    high: float
-    error: float
+def _merged(place: Tensor, counts: Tensor, fewest: int) -> Tensor:
+    """Join each group of too few samples with the groups after it, the last one with that before it."""
+    sizes, to, held = torch.zeros(GROUPS).double().index_add_(0, place, counts).tolist(), [0] * GROUPS, 0.0
+    group = 0
+    for at, size in enumerate(sizes):
+        to[at], held = group, held + size
+        if held >= fewest:
+            group, held = group + 1, 0.0
+    if held and group:
+        to = [min(one, group - 1) for one in to]
+    return torch.tensor(to)[place]
 
 
 def recalibration(risks: Risks) -> dict[str, Estimate]:
-    """Return what log-odds need to be right: log-odds of the outcome = intercept + slope · predicted log-odds.
-
-    Returns:
-        `slope` (below 1: predictions are too extreme) and `intercept`, fitted together by maximum likelihood, and
-        `in_the_large`, the intercept where the slope is kept at 1 (below 0: risks are too high). Empty where there is
-        no maximum: one outcome alone, one prediction for all, or classes that are told apart without error.
-
-    Source: D. R. Cox, Biometrika 45 (1958) 562.
-    """
-    used = (risks.negatives + risks.positives) > 0
-    low, high = risks.edges[:-1][used], risks.edges[1:][used]
-    z, half = (low + high) / 2, (high - low) / 2
-    zeros, ones = risks.negatives[used], risks.positives[used]
-    if not zeros.sum() or not ones.sum() or len(z) < 2:
-        return {}
-    both = None if risks.pairs is None else (risks.pairs, used)
-    whole = _maximum(torch.stack([torch.ones_like(z), z]), torch.zeros_like(z), zeros, ones, half, both)
-    large = _maximum(torch.ones_like(z)[None], z, zeros, ones, half, both)
-    if whole is None or large is None:
-        return {}
-    return {"slope": whole[1], "intercept": whole[0], "in_the_large": large[0]}
-
-
-def _maximum(
-    x: Tensor, offset: Tensor, zeros: Tensor, ones: Tensor, half: Tensor, grouped: tuple[Pairs, Tensor] | None
-) -> list[Estimate] | None:
-    """Fit log-odds = offset + coefficients · x by Newton's method; x [coefficients, bins], its last row the scores.
-
-    Of samples in groups `grouped` are their pairs, and which of all bins these are.
-    """
-    both, several = zeros + ones, len(x) > 1
-    found = torch.zeros(len(x), dtype=torch.float64)
-    for _ in range(STEPS):
-        p = (offset + found @ x).sigmoid()
-        fisher = (x * (both * p * (1 - p))) @ x.T
-        change = torch.linalg.pinv(fisher, hermitian=True) @ (x @ (ones - both * p))
-        longest = float(change.abs().max())
-        found = found + change / max(1.0, longest)  # a step of more than 1 would overshoot
-        if not longest < STEEPEST or float(found.abs().max()) > STEEPEST:
-            return None
-        if longest < 1e-10:
-            break
-    else:
-        return None
-    p = (offset + found @ x).sigmoid()
-    if torch.linalg.matrix_rank(fisher, hermitian=True) < len(x):
-        return None
-    inverse = torch.linalg.inv(fisher)
-    # A sample's score moves by at most half its bin; the gradient of the likelihood with it, and so the coefficients.
-    steepness, error = found[-1] if several else torch.tensor(1.0), torch.zeros(len(x), dtype=torch.float64)
-    for count, outcome in ((zeros, 0.0), (ones, 1.0)):
-        moved = -steepness * p * (1 - p) * x
-        if several:
-            moved[-1] += outcome - p
-        error += (inverse @ moved).abs() @ (count * half)
-    variance = inverse.diagonal()
-    if grouped is not None:
-        pairs, used = grouped
-        influence = torch.zeros(len(x), 2, len(used), dtype=torch.float64)
-        influence[:, :, used] = (inverse @ x).unsqueeze(1) * torch.stack([-p, 1 - p])
-        variance = ((variance + pairs.added(influence)) * pairs.factor).clamp_min(0)
-    spread = QUANTILE * variance.sqrt()
-    rows = torch.stack([found, found - spread, found + spread, error], dim=1).tolist()
-    return [Estimate(*row) for row in rows]
+    """Return what log-odds need to be right; see `recalibrations`."""
+    return recalibrations(risks.edges, risks.negatives[None], risks.positives[None], [risks.pairs])[0]
 
 
 def net_benefit(risks: Risks) -> dict[str, Tensor]:
@@ -329,6 +280,38 @@ def risk_summary(risks: Risks, brier: float) -> dict[str, Any]:
         "calibration_groups": calibration_groups(risks),
         "thresholds": thresholds(risks),
     }
+
+
+def mean_risk_summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the mean of what is said of each repetition of a cross-validation, thresholds by name."""
+    named = [one | {"thresholds": {row["name"]: row for row in one["thresholds"]}} for one in found]
+    mean: dict[str, Any] = mean_document(named)
+    rows = sorted(mean["thresholds"].values(), key=lambda row: float(row["risk"]))
+    return mean | {"thresholds": rows}
+
+
+def mean_curve(curves: Sequence[Curve]) -> Curve:
+    """Return the mean height of curves at every place, whose area is the mean of their areas; of bands likewise."""
+    if len(curves) == 1:
+        return curves[0]
+    x, y = _mean_line([(one.x, one.y) for one in curves])
+    low, high = (_mean_line([getattr(one, name) for one in curves]) for name in ("low", "high"))
+    return Curve(x, y, low, high)
+
+
+def _mean_line(lines: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return the mean of lines that never go back; where one is upright, so is the mean."""
+    places = torch.cat([x for x, _ in lines]).unique()
+    first, last = torch.zeros(2, len(places), dtype=torch.float64)
+    for x, y in lines:
+        before, after = torch.searchsorted(x, places), torch.searchsorted(x, places, right=True)
+        right, left = before.clamp_max(len(x) - 1), (after - 1).clamp_min(0)
+        share = ((places - x[left]) / (x[right] - x[left]).clamp_min(1e-300)).clamp(0, 1)
+        between = y[left] + share * (y[right] - y[left])
+        there = after > before
+        first += torch.where(there, y[right], between) / len(lines)
+        last += torch.where(there, y[left], between) / len(lines)
+    return places.repeat_interleave(2), torch.stack([first, last], 1).flatten()
 
 
 def _brier_interval(risks: Risks, value: float) -> dict[str, list[float]]:

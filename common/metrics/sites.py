@@ -40,7 +40,8 @@ def within_sites(task: TaskSpec, tallies: Sequence[Tally]) -> dict[Metric, float
     """Return metrics within sites, which cannot be improved by knowing which site a sample comes from.
 
     Regression: r2 and pearson_r after subtracting each site's own mean from its labels and from its outputs.
-    Otherwise: the AUC over pairs of samples of one site, all sites' concordant pairs by all sites' pairs.
+    Otherwise: the AUC over pairs of samples of one site, all sites' concordant pairs by all sites' pairs. That is the
+    mean of the sites' own AUCs, each weighted by its number of pairs of a sample with the outcome and one without it.
 
     Args:
         task: what was predicted.
@@ -61,6 +62,16 @@ def within_sites(task: TaskSpec, tallies: Sequence[Tally]) -> dict[Metric, float
         product += products - labels / part.samples * outputs
         errors += deviations(outputs - labels, square, part.samples)
     return {"r2": r_squared(errors, label), "pearson_r": correlation(label, output, product)}
+
+
+def site_alone(task: TaskSpec, tallies: Sequence[Tally]) -> float | None:
+    """Return the AUC of a guess that gives each sample the share of its site's that have the outcome."""
+    counts = torch.stack([parts(task, total).scores.sum(2) for total in tallies], dim=2).double()  # [outputs, 2, sites]
+    shares = counts[:, 1] / counts.sum(1).clamp_min(1)
+    scores = torch.zeros_like(counts)
+    for own, share, bins in zip(counts, shares, scores, strict=True):  # sites with the same share are one bin
+        bins.index_add_(1, share.unique(return_inverse=True)[1], own)
+    return mean_auc(*pairs(scores))[0]
 
 
 def _spread(values: Sequence[float | None]) -> Spread:

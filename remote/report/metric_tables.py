@@ -41,6 +41,7 @@ def metrics_table(run: RunResults) -> NumberTable:
     """Return a row for every metric: over all samples, its interval, and its spread over folds and sites."""
     metrics, test = run.summary.metrics, run.test
     baseline, within = finite(metrics.baseline), finite(metrics.within_sites)
+    alone = finite(metrics.site_alone)
     unseen = isinstance(run.spec.evaluation, LeaveOneSiteOut)
     rows = []
     for name in run.spec.task.metrics:
@@ -55,7 +56,10 @@ def metrics_table(run: RunResults) -> NumberTable:
             "sites: mean ± SD": _spread(sites, digits),
             "sites with it": having if sites.count + sites.missing else "–",
             "within sites": number(within.get(name), digits),
-            "guess without site" if unseen else "site-only guess": number(baseline.get(name), digits),
+            "site alone": number(alone.get(name), digits),
+            "guess without site" if unseen else "site-only guess": number(
+                None if name in alone else baseline.get(name), digits
+            ),
         }
         rows.append(row)
     head = [column for column in rows[0] if {row[column] for row in rows} != {"–"}]
@@ -77,8 +81,10 @@ def site_table(run: RunResults, rows: Mapping[str, Mapping[str, float]]) -> Numb
         both = name not in RANKED and any(BASELINE + name in row for row in rows.values())
         digits = _digits(name, median(row[name] for row in rows.values() if name in row))
         columns += [(key, digits) for key in ([name, BASELINE + name] if both else [name])]
-        groups.append((NAMES[name], 1 + both))
-        head += ["model", "guess"] if both else ["model"]
+        weighted = name == "auc" and any("auc_weight" in row for row in rows.values())
+        columns += [("auc_weight", 3)] * weighted
+        groups.append((NAMES[name], 1 + both + weighted))
+        head += ["model", *["guess"] * both, *["weight"] * weighted]
     cells = [
         ["all sites together" if site == "pooled" else site, number(row.get("samples"), 0)]
         + ([number(row.get("absent"), 0)] if absent else [])
@@ -106,10 +112,10 @@ def threshold_table(one: Mapping[str, Any]) -> NumberTable:
     return NumberTable(["threshold", "risk from", *names.values()], rows)
 
 
-def risk_table(outcomes: Mapping[str, Mapping[str, Any]]) -> NumberTable:
+def risk_table(run: RunResults) -> NumberTable:
     """Return a row for every outcome: how many have it, how well they are ranked, and whether risks are right."""
-    rows = []
-    for name, one in outcomes.items():
+    rows, metrics = [], run.summary.metrics
+    for name, one in run.outcomes.items():
         found, interval = one["recalibration"], one["auc_interval"]
         cells = [number(one["auc"]) + (f" ({number(interval[0])} to {number(interval[1])})" if interval else "")]
         cells += [_bounded(one["average_precision"], one["average_precision_error"])]
@@ -119,7 +125,11 @@ def risk_table(outcomes: Mapping[str, Mapping[str, Any]]) -> NumberTable:
     head = ["outcome", "events", "AUC", "average precision", "Brier score (of the base rate)", "calibration slope"]
     head += ["intercept", "intercept at slope 1"]
     if len(rows) == 1:  # is read more easily from top to bottom
-        return NumberTable(["", rows[0][0]], [list(pair) for pair in zip(head[1:], rows[0][1:], strict=True)])
+        figures = dict(zip(head[1:], rows[0][1:], strict=True))
+        beside = {"AUC within sites": metrics.within_sites, "AUC of the site alone": metrics.site_alone}
+        figures |= {label: number(found["auc"]) for label, found in beside.items() if "auc" in found}
+        order = sorted(figures, key=lambda label: label not in ("events", "AUC", *beside))
+        return NumberTable(["", rows[0][0]], [[label, figures[label]] for label in order])
     return NumberTable(head, rows)
 
 

@@ -158,6 +158,21 @@ def baseline_name(run: RunResults) -> str:
     return "a guess from the other sites' labels" if unseen else "a guess that knows only the site"
 
 
+def sent(run: RunResults) -> str:
+    """Return what sites sent of their test samples."""
+    if isinstance(run.spec.task, Regression):
+        what = "sums of labels, predictions and errors, and how many samples lie in which cell of mean and error"
+        known = "labels and predictions"
+    else:
+        what = "how many samples with and without each outcome have a score in which of 1,000 bins, and other counts"
+        known = "scores and labels"
+    return (
+        f"Of what they tested sites sent no inputs and no names, but counts and sums: {what}. Of a test set of few "
+        f"samples these are as good as the samples' {known}, though not whose they are. Of fewer than its policy's "
+        "min_rows a site sends none."
+    )
+
+
 def explained(run: RunResults) -> list[str]:
     """Return how much of the pooled metrics the site alone explains, and what is left within sites."""
     if not run.summary.metrics.baseline:
@@ -192,6 +207,7 @@ def _classification(run: RunResults) -> Iterator[str]:
     if isinstance(run.spec.evaluation, LeaveOneSiteOut):
         yield UNSEEN
     else:
+        guess |= finite(run.summary.metrics.site_alone)
         names = [name for name in ("auc", "accuracy") if name in guess]
         reached = " and ".join(f"an {NAMES[name]} of {number(guess[name])}" for name in names)
         yield f"A guess that knows only the site, the frequencies of the labels it trains on, reaches {reached}."
@@ -206,7 +222,8 @@ def _classification(run: RunResults) -> Iterator[str]:
 
 
 def _interval_against_guess(run: RunResults, name: str) -> Iterator[str]:
-    guess, interval = run.summary.metrics.baseline.get(name), run.summary.metrics.intervals.get(name)
+    metrics = run.summary.metrics
+    guess, interval = (metrics.baseline | metrics.site_alone).get(name), metrics.intervals.get(name)
     if guess is None or interval is None or name not in run.test:
         return
     model = f"The model's {NAMES[name]} is {number(run.test[name])}, and its 95 % interval"

@@ -12,11 +12,24 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankdad.common.metrics.risk import Curve, Risks, net_benefit, precision_recall, roc
-from rankdad.remote.report.plot_style import BLACK, BLUE, GREY, ORANGE, legend, plain_axes, shortened, wheel
+from rankdad.common.metrics.risk import Curve, Risks, mean_curve, net_benefit, precision_recall, roc
+from rankdad.remote.report.plot_style import (
+    BLACK,
+    BLUE,
+    GREY,
+    ORANGE,
+    blank,
+    dress,
+    legend,
+    plain_axes,
+    shortened,
+    wheel,
+)
 from rankdad.remote.report.run_results import RunResults
+from rankdad.remote.report.site_calibration import by_site, furthest_off
 
 MAX_NAMED = 8  # outcomes in a legend
+MAX_SITES, COLUMNS = 24, 3  # small plots
 WORST = -0.05  # net benefit: treating all falls without end
 SQUARE = 4.4  # inches: height of a plot whose axes both run from 0 to 1
 
@@ -54,12 +67,47 @@ def calibration(run: RunResults) -> Figure | None:
     return figure
 
 
+def calibration_by_site(run: RunResults) -> Figure | None:
+    """Draw observed against predicted risk at each site, a small plot each; of one outcome alone."""
+    outcomes = list(run.outcomes.values())
+    sites = by_site(run, outcomes[0]["outcome"]) if len(outcomes) == 1 else {}
+    if len(sites) < 2:
+        return None
+    shown = furthest_off(sites, MAX_SITES)
+    figure, columns = blank(), min(COLUMNS, len(shown))
+    lines = -(-len(shown) // columns)
+    figure.set_figheight(0.5 + 1.7 * lines)
+    every = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flatten()
+    for axes in every[len(shown) :]:
+        axes.remove()
+    for axes, site in zip(every, shown, strict=False):
+        one = sites[site]
+        dress(axes, "", "")
+        axes.plot([0, 1], [0, 1], color=BLACK, ls=":", lw=1)
+        points = {
+            key: [group[key] for group in one.get("groups", [])] for key in ("predicted", "observed", "low", "high")
+        }
+        axes.vlines(points["predicted"], points["low"], points["high"], color=GREY, lw=1)
+        axes.plot(points["predicted"], points["observed"], "-o", color=BLUE, lw=1, ms=3)
+        mean, ratio = one["expected"] / one["samples"], one["observed_expected"]
+        if ratio:
+            axes.vlines([mean], mean * ratio["low"], mean * ratio["high"], color=ORANGE, lw=1.4)
+            axes.plot([mean], [mean * ratio["value"]], "s", color=ORANGE, ms=4)
+        axes.set_title(f"{shortened(site)} ({one['samples']})", fontsize=8, parse_math=False)
+        axes.tick_params(labelsize=7)
+        axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
+    figure.supxlabel("predicted risk", fontsize=9)
+    figure.supylabel("observed frequency", fontsize=9)
+    return figure
+
+
 def decision_curve(run: RunResults) -> Figure | None:
     """Draw net benefit against the risk from which on one would act; of one outcome alone."""
     drawn = list(_outcomes(run))
     if len(drawn) != 1:
         return None
-    curve = {name: values.numpy() for name, values in net_benefit(drawn[0][2]).items()}
+    found = [net_benefit(one) for one in drawn[0][2]]
+    curve = {name: np.mean([one[name].numpy() for one in found], axis=0) for name in found[0]}
     inside = (curve["risk"] >= 0.01) & (curve["risk"] <= 0.99)
     top = max(float(curve["model"][inside].max()), float(curve["all"][inside].max()), 0.01)
     useful = inside & (curve["model"] > WORST)
@@ -74,11 +122,11 @@ def decision_curve(run: RunResults) -> Figure | None:
     return figure
 
 
-def _outcomes(run: RunResults) -> Iterator[tuple[str, dict[str, Any], Risks]]:
-    """Yield the outcomes that some samples have and others not: name, figures and predictions."""
+def _outcomes(run: RunResults) -> Iterator[tuple[str, dict[str, Any], list[Risks]]]:
+    """Yield the outcomes that some samples have and others not: name, figures and predictions of each repetition."""
     for name, one in run.outcomes.items():
         risks = run.risks_of(one["outcome"])
-        if risks is not None and min(risks.counts) > 0:
+        if risks and min(risks[0].counts) > 0:
             yield name, one, risks
 
 
@@ -90,7 +138,7 @@ def _curves(
         return None
     figure, axes = plain_axes(x, y, height=SQUARE)
     for place, (name, _, risks) in enumerate(drawn):
-        curve = make(risks)
+        curve = mean_curve([make(one) for one in risks])
         if len(drawn) == 1:
             grid = np.linspace(0, 1, 201)
             low, high = (np.interp(grid, *_ascending(*ends)) for ends in (curve.low, curve.high))
@@ -100,7 +148,7 @@ def _curves(
     if diagonal:
         axes.plot([0, 1], [0, 1], color=BLACK, ls=":", lw=1, label="guess")
     elif len(drawn) == 1:
-        negatives, positives = drawn[0][2].counts
+        negatives, positives = drawn[0][2][0].counts
         axes.axhline(positives / (negatives + positives), color=BLACK, ls=":", lw=1, label="guess")
     axes.set_xlim(-0.02, 1.02)
     axes.set_ylim(-0.02, 1.03)
@@ -114,9 +162,10 @@ def _ascending(x: object, y: object) -> tuple[Any, Any]:
     return xs[order], ys[order]
 
 
-def _spikes(axes: Axes, risks: Risks) -> None:
+def _spikes(axes: Axes, risks: list[Risks]) -> None:
     """Draw how many predictions there are of which risk, below the axis."""
-    points = ((risks.edges[1:] + risks.edges[:-1]) / 2).sigmoid().numpy()
-    counts, edges = np.histogram(points, bins=50, range=(0, 1), weights=(risks.negatives + risks.positives).numpy())
+    points = ((risks[0].edges[1:] + risks[0].edges[:-1]) / 2).sigmoid().numpy()
+    weights = sum((one.negatives + one.positives).numpy() for one in risks)
+    counts, edges = np.histogram(points, bins=50, range=(0, 1), weights=weights)
     heights = counts / max(counts.max(), 1) * 0.09
     axes.bar(edges[:-1], heights, np.diff(edges), bottom=-0.12, align="edge", color=GREY, lw=0, label="how many")

@@ -12,7 +12,13 @@ from matplotlib.figure import Figure
 from rankdad.remote.report.evaluation_plots import confusion, forest
 from rankdad.remote.report.number_plots import bland_altman, residuals
 from rankdad.remote.report.plot_style import MEASURES, png, svg
-from rankdad.remote.report.risk_plots import calibration, decision_curve, precision_recall_curves, roc_curves
+from rankdad.remote.report.risk_plots import (
+    calibration,
+    calibration_by_site,
+    decision_curve,
+    precision_recall_curves,
+    roc_curves,
+)
 from rankdad.remote.report.run_results import RunResults
 from rankdad.remote.report.spectrum_plots import rank_over_steps, spectrum
 from rankdad.remote.report.training_plots import losses, losses_by_step, metric_by_epoch
@@ -26,6 +32,7 @@ def figures(run: RunResults) -> dict[str, Figure]:
         "roc": roc_curves(run),
         "precision_recall": precision_recall_curves(run),
         "calibration": calibration(run),
+        "calibration_by_site": calibration_by_site(run),
         "decision_curve": decision_curve(run),
         "bland_altman": bland_altman(run),
         "residuals": residuals(run),

@@ -12,6 +12,7 @@ from rankdad.remote.report import narrative
 from rankdad.remote.report.references import reference_table
 from rankdad.remote.report.rendering import render
 from rankdad.remote.report.run_results import BASELINE, RANKED, RunResults, damage_named, read_results
+from rankdad.remote.report.site_calibration import site_calibration_table
 from rankdad.remote.report.study_table import left_out, table_one
 from rankdad.remote.report.tuning import price, tuning_table
 from rankdad.remote.report.verdict import verdict
@@ -28,6 +29,8 @@ CAPTIONS = {
     "every threshold.",
     "calibration": "Observed frequency against predicted risk, in ten groups of about equal size; on the dotted line "
     "risks are right. Bars below, where there are such: how many rows were given which risk.",
+    "calibration_by_site": "Observed frequency against predicted risk at each site, in groups of at least 20 rows, "
+    "with 95 % intervals; the square is all of a site's rows. Of many sites those are drawn that are furthest off.",
     "decision_curve": "Decision curve: net benefit of acting on the model's risk from a threshold on, against acting "
     "on all or on nobody. The model is worth using where its line is the highest.",
     "bland_altman": "Bland–Altman: difference between prediction and label against their mean; the darker, the more "
@@ -95,7 +98,12 @@ def report_page(run: RunResults) -> str:
         table_one=table_one(run),
         columns_left_out=left_out(run),
         metrics=tables.metrics_table(run),
-        risks=tables.risk_table(run.outcomes) if run.outcomes else None,
+        risks=tables.risk_table(run) if run.outcomes else None,
+        site_calibrations={
+            name: table
+            for name, one in run.outcomes.items()
+            if len(run.outcomes) <= MAX_THRESHOLD_TABLES and (table := site_calibration_table(run, one["outcome"]))
+        },
         thresholds={
             name: tables.threshold_table(one)
             for name, one in run.outcomes.items()

@@ -75,7 +75,9 @@ class RunMetrics(Part, extra="ignore"):
     intervals: dict[str, Interval] = Field(default={})
     """By metric; some have none."""
     within_sites: Values = Field(default={})
-    """With each site's mean taken out."""
+    """With each site's mean taken out; an AUC over pairs of samples of one site."""
+    site_alone: Values = Field(default={})
+    """AUC of a guess that gives each sample its site's share of the outcome."""
     baseline: Values = Field(default={})
     """Of a guess that knows only the site."""
     references: dict[str, ReferenceMetrics] = Field(default={})
@@ -84,6 +86,8 @@ class RunMetrics(Part, extra="ignore"):
     """Counts by true and predicted class; or by label, true and predicted value."""
     risks: tuple[dict[str, Any], ...] = ()
     """What predicted risks of each outcome are worth: see `common.metrics.risk.risk_summary`."""
+    calibration_by_site: tuple[dict[str, Any], ...] = ()
+    """Of each outcome's risks: see `common.metrics.site_calibration.calibration_by_site`."""
     agreement: dict[str, Any] = Field(default={})
     """How predicted numbers differ from true ones: see `common.metrics.agreement.agreement`."""
 
@@ -196,19 +200,11 @@ class RunResults:
         rows = rows_of(self.tests)
         return rows.get("pooled", {}) if len(self.tests) == 1 else {}
 
-    def risks_of(self, outcome: int) -> Risks | None:
-        """Return the predictions of an outcome; None where there are none."""
-        rows = self.risks[self.risks["outcome"] == outcome].dropna()
-        if rows.empty:
-            return None
-        bins, base = torch.tensor(rows["bin"].astype(int).to_numpy()), bin_edges(0.0)
-        counts = torch.zeros(2, BINS, dtype=torch.float64)
-        counts[:, bins] = torch.tensor(rows[["negatives", "positives"]].to_numpy(float).T)
-        risks = Risks.of(counts, float(rows["low"].iloc[0]) - float(base[bins[0]]))
-        # Between two bins that hold samples counts are those of the edge above.
-        place = torch.searchsorted(bins, torch.arange(BINS + 1)).clamp_max(len(bins) - 1)
-        written = {name.removesuffix(EFFECT): rows[name] for name in rows.columns if name.endswith(EFFECT)}
-        return replace(risks, effects={name: torch.tensor(own.to_numpy(float))[place] for name, own in written.items()})
+    def risks_of(self, outcome: int) -> list[Risks]:
+        """Return the predictions of an outcome, of each repetition of a cross-validation; none where there are none."""
+        rows = self.risks[self.risks["outcome"] == outcome]
+        repeats = [own for _, own in rows.groupby("repeat")] if "repeat" in rows else [rows]
+        return [_risks(own.dropna()) for own in repeats if len(own.dropna())]
 
     @property
     def outcomes(self) -> dict[str, dict[str, Any]]:
@@ -228,6 +224,18 @@ class RunResults:
     def by_site(self) -> dict[str, dict[str, float]]:
         """Finite metrics of every site, and those of the baseline, whose names begin with `baseline_`."""
         return rows_of(self.sites)
+
+
+def _risks(rows: pd.DataFrame) -> Risks:
+    """Return the predictions that a table's rows hold, a bin each."""
+    bins, base = torch.tensor(rows["bin"].astype(int).to_numpy()), bin_edges(0.0)
+    counts = torch.zeros(2, BINS, dtype=torch.float64)
+    counts[:, bins] = torch.tensor(rows[["negatives", "positives"]].to_numpy(float).T)
+    risks = Risks.of(counts, float(rows["low"].iloc[0]) - float(base[bins[0]]))
+    # Between two bins that hold samples counts are those of the edge above.
+    place = torch.searchsorted(bins, torch.arange(BINS + 1)).clamp_max(len(bins) - 1)
+    written = {name.removesuffix(EFFECT): rows[name] for name in rows.columns if name.endswith(EFFECT)}
+    return replace(risks, effects={name: torch.tensor(own.to_numpy(float))[place] for name, own in written.items()})
 
 
 def finite(values: Mapping[str, float | None]) -> dict[str, float]:

@@ -10,7 +10,10 @@ from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.remote.report.narrative import NAMES, baseline_name, count, listed, number, percent, rows_tested
 from rankdad.remote.report.references import worth
 from rankdad.remote.report.run_results import BASELINE, RunResults, finite
+from rankdad.remote.report.site_calibration import told_apart
+from rankdad.remote.table_one import outcome_names
 
+RARE = 0.1  # recall of a class below which it is named
 CLOSE = 0.1  # of a slope from 1, or an intercept from 0: as good as right
 
 
@@ -19,7 +22,8 @@ def verdict(run: RunResults) -> list[str]:
     if not run.test.get("samples"):
         return []
     regression = isinstance(run.spec.task, Regression)
-    found = [" ".join([*_studied(run), *_quality(run)]), " ".join(_number(run) if regression else _risk(run))]
+    found = [" ".join([*_studied(run), *_quality(run), *_of_hospitals(run), *_missed(run)])]
+    found += [" ".join(_number(run) if regression else _risk(run))]
     return [text for text in [*found, " ".join(worth(run)), *_sites(run)] if text]
 
 
@@ -64,9 +68,46 @@ def _quality(run: RunResults) -> Iterator[str]:
     if name == "mae":
         yield f"On average its predictions are {_short(test['mae'])} off{within}."
     else:
-        which = "with the outcome above one without it" if _only_outcome(run) else "of a class above one of another"
         pairs = percent(test["auc"], int(test["auc"] > 0.985))
-        yield f"It ranks a row {which} in {pairs} of pairs: AUC {number(test['auc'])}{within}."
+        area = f"AUC {number(test['auc'])}{within}"
+        if _only_outcome(run):
+            yield f"It ranks a row with the outcome above one without it in {pairs} of pairs: {area}."
+        else:
+            classes = isinstance(run.spec.task, Classification)
+            which = "a class above one of the others" if classes else "with a label above one without it"
+            mean = f"on average over {run.spec.task.outputs} {'classes' if classes else 'labels'}"
+            yield f"It ranks a row {'of ' * classes}{which} in {pairs} of pairs, {mean}: {area}."
+
+
+def _of_hospitals(run: RunResults) -> Iterator[str]:
+    """Yield what is left of the AUC within hospitals, and what the hospital alone tells."""
+    metrics = run.summary.metrics
+    within, alone = metrics.within_sites.get("auc"), metrics.site_alone.get("auc")
+    if within is None or alone is None or len(run.by_site) < 2:
+        return
+    weights = (
+        "with the outcome and one without it" if _only_outcome(run) else "of a class, or with a label, and another"
+    )
+    yield (
+        f"Within hospitals its AUC is {number(within)}: the mean of the hospitals' own, each weighted by its pairs of "
+        f"a row {weights}. A guess by the hospital alone, its share of the outcome for each of its rows, reaches "
+        f"{number(alone)}."
+    )
+
+
+def _missed(run: RunResults) -> Iterator[str]:
+    """Yield every class, or label, of which the model finds hardly a row."""
+    found, named, classes = dict[str, float | None](), outcome_names(run.spec), run.spec.task.name == "classification"
+    for place, row in enumerate(run.confusion):
+        missed, hits = (sum(row) - row[place], row[place]) if classes else row[2:]
+        found[named(place)] = hits / (missed + hits) if missed + hits else None
+    hardly = [
+        f"{name} (recall {percent(share)})" for name, share in found.items() if share is not None and share < RARE
+    ]
+    if hardly:
+        yield f"It finds hardly a row of {', '.join(hardly)}."
+    if untested := [name for name, share in found.items() if share is None]:
+        yield f"No row of {', '.join(untested)} was tested."
 
 
 def _risk(run: RunResults) -> Iterator[str]:
@@ -77,6 +118,8 @@ def _risk(run: RunResults) -> Iterator[str]:
         if {"accuracy"} <= guess.keys() & test.keys():
             right, guessed = percent(test["accuracy"]), percent(guess["accuracy"])
             yield f"It is right in {right} of cases; {baseline_name(run)} is in {guessed}."
+        for name, several in run.outcomes.items():
+            yield from told_apart(run, several["outcome"], f"the risks of {name}")
         return
     if one["brier_skill"] is not None:
         skill, rate = one["brier_skill"], one["events"] / one["samples"]
@@ -85,11 +128,11 @@ def _risk(run: RunResults) -> Iterator[str]:
             f"The squared error of its risks (Brier score {number(one['brier'])}) is {better} than if every row were "
             f"given the base rate of {percent(rate)} ({number(one['brier_of_prevalence'])})."
         )
-    yield from calibrated(one)
+    yield from list(told_apart(run, one["outcome"])) or calibrated(one)
 
 
 def calibrated(one: dict[str, Any]) -> Iterator[str]:
-    """Yield whether an outcome's predicted risks can be taken at their word."""
+    """Yield whether an outcome's predicted risks can be taken at their word, where hospitals do not differ in that."""
     slope, large = (one["recalibration"].get(name) for name in ("slope", "in_the_large"))
     if slope is None or large is None:
         return

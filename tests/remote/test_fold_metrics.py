@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import auc, average_precision_score, roc_auc_score
 
 from rankdad.common.metrics import Tally, empty, summarise
-from rankdad.common.spec.tasks import TaskSpec
+from rankdad.common.metrics.risk import mean_curve, precision_recall, roc
+from rankdad.common.spec.tasks import Classification, TaskSpec
 from rankdad.remote.fold_metrics import FoldMetrics
+from rankdad.remote.report.run_results import PlanSummary, RunResults, Summary
 from tests.common.metrics.samples import TASKS, draw, pooled, tallied
+from tests.conftest import run_spec
 
 SITES = ("alpha", "beta", "gamma")
 
@@ -80,3 +87,46 @@ def test_a_fold_that_tests_nothing_and_a_site_that_is_away_are_no_figures() -> N
     assert study.summary()["folds"]["loss"]["sd"] is None, "there is one fold"
     assert [row["samples"] for row in study.by_site()] == [40, 0, 0]
     assert study.by_site()[1]["loss"] is None
+
+
+def test_repeats_of_models_on_other_scales_have_one_auc_in_figures_curves_and_thresholds() -> None:
+    """Added up, scores of a model that is sure and of one that is not, or is biased, rank rows worse than either."""
+    task = Classification(classes=2)
+    study = FoldMetrics(task, SITES, per_repeat=1)
+    log_odds, labels = [], draw(task, 300, 0)[1]
+    for repeat, (scale, bias) in enumerate(((1.0, -3.0), (0.5, 3.0))):
+        noise = torch.randn(300, generator=torch.Generator().manual_seed(repeat), dtype=torch.float64)
+        log_odds.append(scale * (noise + 1.5 * labels) + bias)
+        outputs = torch.stack([torch.zeros(300), log_odds[-1]], dim=1)
+        parts = zip(SITES, outputs.split(100), labels.split(100), strict=True)
+        study.add({site: tallied(task, x, y) for site, x, y in parts}, {})
+    assert study.pooled is not None
+    theirs = np.mean([roc_auc_score(labels, one) for one in log_odds])
+    assert roc_auc_score(labels.repeat(2), torch.cat(log_odds)) < theirs - 0.05, "which all together do not reach"
+    (found,) = study.summary()["risks"]
+    assert study.pooled.values["auc"] == pytest.approx(theirs, abs=2e-3)
+    assert found["auc"] == pytest.approx(study.pooled.values["auc"], abs=1e-12)
+    assert found["auc_interval"] == pytest.approx(
+        [study.summary()["intervals"]["auc"][end] for end in ("low", "high")], abs=1e-12
+    )
+    assert (found["samples"], found["events"]) == (300, int(labels.sum()))
+    precision = np.mean([average_precision_score(labels, one) for one in log_odds])
+    assert found["average_precision"] == pytest.approx(precision, abs=0.01)
+    fits = [LogisticRegression(C=np.inf, tol=1e-12).fit(one[:, None], labels).coef_[0, 0] for one in log_odds]
+    assert found["recalibration"]["slope"]["value"] == pytest.approx(np.mean(fits), rel=0.01)
+    named = {row["name"]: row for row in found["thresholds"]}
+    at_half = [float((one[labels == 1] > 0).double().mean()) for one in log_odds]
+    assert named["risk of 50 %"]["sensitivity"]["value"] == pytest.approx(np.mean(at_half), abs=0.02)
+    assert named["sensitivity of 90 %"]["sensitivity"]["value"] == pytest.approx(0.9, abs=0.01)
+    by_group = found["calibration_groups"]
+    assert sum(one["count"] for one in by_group) == pytest.approx(300, abs=30)
+
+    empty_table = pd.DataFrame()
+    rows = pd.DataFrame(study.predictions()[1])
+    run = RunResults(run_spec(), PlanSummary(), Summary(), empty_table, empty_table, empty_table, rows)
+    read = run.risks_of(1)
+    assert len(read) == 2
+    drawn = mean_curve([roc(one) for one in read])
+    assert auc(drawn.x, drawn.y) == pytest.approx(found["auc"], abs=1e-9), "the area below the curve that is drawn"
+    drawn = mean_curve([precision_recall(one) for one in read])
+    assert auc(drawn.x, drawn.y) == pytest.approx(precision, abs=0.02)

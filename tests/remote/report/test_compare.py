@@ -47,7 +47,7 @@ def test_each_run_has_a_column_and_the_best_of_a_row_a_star(tmp_path: Path) -> N
     assert "0.800 (0.750 to 0.850) *" in done.output
     page = (tmp_path / "page.html").read_text()
     assert "0.800 (0.750 to 0.850) *" in page
-    assert "It ranks a row of a class above one of another in 80\N{NO-BREAK SPACE}% of pairs" in page
+    assert "It ranks a row of a class above one of the others in 80\N{NO-BREAK SPACE}% of pairs" in page
 
 
 def test_traffic_is_that_of_the_whole_run(tmp_path: Path) -> None:

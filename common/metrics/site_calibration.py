@@ -1,0 +1,94 @@
+"""Whether predicted risks are right at each site: errors of opposite sign cancel over all sites together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from rankdad.common.metrics.intervals import QUANTILE, wilson
+from rankdad.common.metrics.recalibration import recalibrations
+from rankdad.common.metrics.repeats import mean_document
+from rankdad.common.metrics.risk import Risks, calibration_groups
+from rankdad.common.metrics.sums import Tally, parts
+from rankdad.common.spec.tasks import Classification, TaskSpec
+
+FEWEST = 20  # samples of a point of a site's calibration plot
+SURE = 0.05  # p of Cochran's Q below which sites differ
+COMPARED = ("in_the_large", "slope")
+
+
+def calibration_by_site(
+    repeats: Sequence[Mapping[str, Risks]], expected: Sequence[Mapping[str, float]], *, groups: bool
+) -> dict[str, Any]:
+    """Return one outcome's calibration at every site that has tested samples, as JSON.
+
+    Args:
+        repeats: each site's predictions, of every repetition of a cross-validation, whose mean counts.
+        expected: sums of the same predicted risks.
+        groups: whether to return the points of a plot of each site.
+
+    Returns:
+        `sites`: of each its `samples`, `events`, the sum of predicted risks (`expected`), `observed_expected` with
+        Wilson's interval of the observed share over the predicted mean, `recalibration` and `groups`. `differ`: p of
+        Cochran's Q that the sites' calibration in the large, and their slopes, are all the same; None of fewer than
+        two.
+    """
+    found = [_of_sites(*one, groups) for one in zip(repeats, expected, strict=True)]
+    sites = [mean_document([one[site] for one in found]) for site in found[0] if all(site in one for one in found)]
+    estimates = {name: [one["recalibration"].get(name) for one in sites] for name in COMPARED}
+    return {"differ": {name: _heterogeneity(several) for name, several in estimates.items()}, "sites": sites}
+
+
+def expected(task: TaskSpec, total: Tally, outcome: int, risks: Risks) -> float:
+    """Return the sum of an outcome's predicted risks; of one of several classes it is only known by bins of scores."""
+    if isinstance(task, Classification) and task.classes > 2:
+        middle = ((risks.edges[1:] + risks.edges[:-1]) / 2).sigmoid()
+        return float(((risks.negatives + risks.positives) * middle).sum())
+    return float(parts(task, total).confidence[0 if isinstance(task, Classification) else outcome].sum())
+
+
+def _of_sites(risks: Mapping[str, Risks], expected: Mapping[str, float], groups: bool) -> dict[str, Any]:
+    tested = {site: one for site, one in risks.items() if sum(one.counts)}
+    edges = next(iter(tested.values())).edges
+    zeros, ones = (torch.stack([getattr(one, name) for one in tested.values()]) for name in ("negatives", "positives"))
+    fits = recalibrations(edges, zeros, ones, [one.pairs for one in tested.values()])
+    rows = {}
+    for (site, one), fit in zip(tested.items(), fits, strict=True):
+        negatives, positives = one.counts
+        row: dict[str, Any] = {
+            "site": site,
+            "samples": round(negatives + positives),
+            "events": round(positives),
+            "expected": expected[site],
+            "observed_expected": _ratio(one, expected[site]),
+            "recalibration": {name: asdict(estimate) for name, estimate in fit.items()},
+        }
+        rows[site] = row | ({"groups": calibration_groups(one, FEWEST)} if groups else {})
+    return rows
+
+
+def _ratio(risks: Risks, expected: float) -> dict[str, float] | None:
+    """Return how many times as many have the outcome as were predicted to, with its interval."""
+    negatives, positives = risks.counts
+    if not expected > 0:
+        return None
+    samples, effect = torch.tensor(negatives + positives, dtype=torch.float64), torch.tensor(1.0)
+    if risks.pairs is not None:
+        members = torch.ones_like(risks.pairs.counts)
+        effect = risks.pairs.design_effects(members * torch.tensor([[0.0], [1.0]]), members)
+    low, high = (float(end) * float(samples) / expected for end in wilson(positives / effect, samples / effect))
+    return {"value": positives / expected, "low": low, "high": high}
+
+
+def _heterogeneity(estimates: Sequence[Mapping[str, float] | None]) -> float | None:
+    """Return p of Cochran's Q; None of fewer than two estimates. Source: W. G. Cochran, Biometrics 10 (1954) 101."""
+    known = [(one["value"], (one["high"] - one["low"]) / (2 * QUANTILE)) for one in estimates if one is not None]
+    values, errors = torch.tensor([one for one in known if one[1] > 0], dtype=torch.float64).reshape(-1, 2).unbind(1)
+    if len(values) < 2:
+        return None
+    weights = errors.pow(-2)
+    q = (weights * (values - (weights * values).sum() / weights.sum()).square()).sum()
+    return float(torch.special.gammaincc(torch.tensor((len(values) - 1) / 2, dtype=torch.float64), q / 2))

@@ -1,0 +1,90 @@
+"""Whether risks are right at each hospital: in words and as a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rankdad.common.metrics.site_calibration import SURE
+from rankdad.remote.report.metric_tables import NumberTable
+from rankdad.remote.report.narrative import listed, number
+from rankdad.remote.report.run_results import RunResults
+
+
+def by_site(run: RunResults, outcome: int) -> dict[str, dict[str, Any]]:
+    """Return an outcome's calibration at every hospital that has tested rows."""
+    found = (one["sites"] for one in run.summary.metrics.calibration_by_site if one["outcome"] == outcome)
+    return {one["site"]: one for sites in found for one in sites}
+
+
+def differs(run: RunResults, outcome: int) -> list[str]:
+    """Return in what hospitals differ more than chance makes them: `in_the_large`, `slope`."""
+    for one in run.summary.metrics.calibration_by_site:
+        if one["outcome"] == outcome:
+            return [name for name, p in one["differ"].items() if p is not None and p < SURE]
+    return []
+
+
+def told_apart(run: RunResults, outcome: int, risks: str = "its risks") -> Iterator[str]:
+    """Yield where an outcome's risks are wrong, if hospitals differ in that; else nothing."""
+    differ, sites = differs(run, outcome), by_site(run, outcome)
+    if not differ:
+        return
+    ratios = {site: one["observed_expected"]["value"] for site, one in sites.items() if one["observed_expected"]}
+    furthest = sorted(ratios, key=lambda site: -abs(_log(ratios[site])))
+    each = listed([f"{number(ratios[site], 2)} at {site}" for site in furthest])
+    yield f"Whether {risks} are right depends on the hospital: observed/expected is {each}."
+    large, slope = (_beyond(sites, *pair) for pair in (("in_the_large", 0.0), ("slope", 1.0)))
+    if any(large):
+        where = [f"too {word} at {listed(there)}" for word, there in zip(("high", "low"), large, strict=True) if there]
+        cancels = ", errors that cancel in the figures of all rows together" if all(large) else ""
+        yield f"On the whole they are {' and '.join(where)}{cancels}."
+    if "slope" in differ and slope[0]:
+        yield f"High risks are too high and low ones too low at {listed(slope[0])} (calibration slope below 1)."
+    if "slope" in differ and slope[1]:
+        yield f"Risks are too close to the average at {listed(slope[1])} (calibration slope above 1)."
+
+
+def _beyond(sites: Mapping[str, Mapping[str, Any]], name: str, right: float) -> tuple[list[str], list[str]]:
+    """Return the hospitals of which an interval lies below the right value, and above it."""
+    known = {site: one["recalibration"][name] for site, one in sites.items() if name in one["recalibration"]}
+    below = [site for site, one in known.items() if one["high"] < right]
+    return below, [site for site, one in known.items() if one["low"] > right]
+
+
+def _log(ratio: float) -> float:
+    return math.log(ratio) if ratio > 0 else -math.inf
+
+
+def site_calibration_table(run: RunResults, outcome: int) -> NumberTable | None:
+    """Return a row for every hospital: how many had the outcome and were predicted to, calibration; None of one."""
+    sites = by_site(run, outcome)
+    if len(sites) < 2:
+        return None
+    rows = [
+        [
+            site,
+            f"{one['events']:,} of {one['samples']:,}",
+            number(one["expected"], 1),
+            *(
+                _cell(found)
+                for found in (one["observed_expected"], *map(one["recalibration"].get, ("in_the_large", "slope")))
+            ),
+        ]
+        for site, one in sites.items()
+    ]
+    return NumberTable(["site", "events", "expected", "observed/expected", "in the large", "slope"], rows)
+
+
+def _cell(one: Mapping[str, float] | None) -> str:
+    if one is None:
+        return "–"
+    return f"{number(one['value'], 2)} ({number(one['low'], 2)} to {number(one['high'], 2)})"
+
+
+def furthest_off(sites: Mapping[str, Mapping[str, Any]], most: int) -> Sequence[str]:
+    """Return hospitals in their order; of too many those whose observed/expected is furthest from 1."""
+    off = {site: abs(_log((one["observed_expected"] or {"value": 1.0})["value"])) for site, one in sites.items()}
+    chosen = sorted(off, key=lambda site: -off[site])[:most]
+    return [site for site in sites if site in set(chosen)]
