@@ -60,7 +60,7 @@ def read_freesurfer(
     for column in sorted(wanted):
         holder(tables, column)
     tables = [replace(table, frame=table.frame[[c for c in table.frame if c in wanted]]) for table in tables]
-    cells, names = [_cells(row, file, regions, refused) for row, file in enumerate(files)], tables[0].texts(data.key)
+    cells, names = [_cells(row, file, regions, refused) for row, file in enumerate(files)], tables[0].ids(data.key)
     frame = pd.DataFrame(cells, index=pd.Index(names, dtype=object), columns=pd.Index(regions), dtype=object)
     tables.append(Table(folder, frame))
     notes += told + left_out
@@ -95,7 +95,7 @@ def _files(table: Table, key: str, folder: Path) -> list[Path]:
     Raises:
         DataError: a name is none, or leads out of the folder.
     """
-    names = table.texts(key)
+    names = table.ids(key)
     for row, name in enumerate(names):
         if not is_within(folder / name, folder):
             table.refuse(row, key, f"{shown(name)} leads out of the folder, or is not a file's name")

@@ -18,7 +18,7 @@ from rankdad.local.data.file_samples import FileSamples
 from rankdad.local.data.formats import check_fits
 from rankdad.local.data.reading import MISSING, Array, Reading, shown
 from rankdad.local.data.table_files import read_table
-from rankdad.local.data.tables import Table, holder, keys_of
+from rankdad.local.data.tables import Table, holder, keys_of, told_apart
 
 Load = Callable[[Path], Array]
 Fault = Callable[[int, str], DataError]
@@ -70,10 +70,10 @@ def read_listed(
         path,
         samples_of_files(path, files, data, dtype, load, fault),
         as_labels(data, labels),
-        keys=tuple(table.texts(data.key or data.image)),
-        groups=None if group is None else tuple(table.texts(group)),
+        keys=tuple(table.ids(data.key or data.image)),
+        groups=None if group is None else tuple(table.ids(group)),
         dropped=whole - len(table),
-        notes=notes,
+        notes=notes if group is None else notes + told_apart(table, group, table.ids(group)),
     )
 
 
@@ -106,7 +106,7 @@ def _predicted(table: Table, data: NiftiData | ImagesData, dtype: str, load: Loa
         table.source,
         samples_of_files(table.source, files, data, dtype, load, fault),
         None if labels is None else as_labels(data, labels[kept]),
-        keys=tuple(used.texts(names[0])),
+        keys=tuple(used.ids(names[0])),
         notes=notes,
         rows=all_rows((table,), names, beside, refused, unlabelled),
     )

@@ -15,6 +15,7 @@ import pandas as pd
 from rankdad.common.errors import DataError, UserError
 from rankdad.common.files import check_file
 from rankdad.local.data.formats import check_fits
+from rankdad.local.data.reading import EXACT
 
 MEMORY_FACTOR = 20  # times its XML's size that a workbook takes as cells, at most
 CELL = 100  # bytes that a cell takes, about
@@ -96,7 +97,7 @@ def _cells(path: Path, sheet: Any) -> list[list[Any]]:
 def _valued(cell: Any) -> Any:
     """Return what a workbook's cell holds: "" for an error such as #N/A, an integer where there are no decimals."""
     value = "" if cell.data_type == "e" else _plain(cell.value)
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    return float(value) if isinstance(value, int) and abs(value) >= EXACT else value  # a workbook keeps 15 digits
 
 
 def read_parquet(path: Path, _sheet: str | None = None) -> pd.DataFrame:
@@ -131,14 +132,14 @@ def read_parquet(path: Path, _sheet: str | None = None) -> pd.DataFrame:
 
 
 def _plain(cell: Any) -> Any:
-    """Return a number as it is, and everything else as text without spaces around it; "" where there is nothing."""
+    """Return a number, without decimals where there are none; else text without spaces around it, "" for nothing."""
     if cell is None or cell is pd.NA or cell is pd.NaT or (isinstance(cell, float) and cell != cell):
         return ""
     if isinstance(cell, bool) or not isinstance(cell, int | float):
         if isinstance(cell, datetime.datetime) and cell.time() == datetime.time():
             cell = cell.date()
         return str(cell).strip()
-    return cell
+    return int(cell) if isinstance(cell, float) and cell.is_integer() and abs(cell) < EXACT else cell
 
 
 def _need(library: str, path: Path, extra: str) -> Any:

@@ -124,7 +124,7 @@ def test_subjects_have_groups_kept_columns_and_gaps_like_the_rows_of_any_table(t
     for path in (folder, folder / "people.csv"):
         found = read_samples(spec, path)
         assert np.isnan(found.inputs).tolist() == [[False, False, False, True], [False, True, False, False]]
-        assert found.groups == ("1", "f2")
+        assert found.groups == ("01", "f2")
         assert found.covariates is not None
         assert found.covariates.tolist() == [[99, 1560284.5], [101, 1.4e6]]
         assert found.labels is not None
