@@ -23,7 +23,7 @@ def monai_network(spec: Monai, shape: tuple[int, ...], outputs: int) -> nn.Modul
         from monai.networks.nets.efficientnet import EfficientNetBN
     except ImportError:
         raise UserError("model.name: monai needs MONAI, which is not installed: pip install 'rankdad[monai]'") from None
-    layout, (channels, *space) = channels_first(spec, shape, spec.dims)
+    layout, (channels, *space) = channels_first(spec, shape)
     if min(space) < spec.least_side:
         raise SpecError(
             "model.network",
