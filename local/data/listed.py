@@ -22,7 +22,15 @@ from rankdad.local.data.tables import Table, holder, keys_of, told_apart
 
 Load = Callable[[Path], Array]
 Fault = Callable[[int, str], DataError]
-MAKES = {"reader", "shape", "normalise", "mode", "size", "resize"}  # of a schema, what decides what is read of a file
+MAKES = {
+    "reader",
+    "shape",
+    "orientation",
+    "normalise",
+    "mode",
+    "size",
+    "resize",
+}  # of a schema, what decides what is read of a file
 
 
 def read_listed(
@@ -171,7 +179,9 @@ def samples_of_files(
             check_file(files[row])
             return load(files[row])
         except DataError as error:
-            raise fault(row, error.problem) from None
+            told = fault(row, error.problem)
+            told.code, told.field = error.code, error.field or told.field
+            raise told from None
 
     recipe = data.model_dump_json(include=MAKES)
 

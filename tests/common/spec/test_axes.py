@@ -17,13 +17,16 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.axes import channel_axis, space
 from tests.conftest import run_spec
 
-TABLE = {"file": "t.csv", "label": "y", "values": [0, 1, 2]}
-NPZ, FUNCTION = {"reader": "npz"}, {"reader": "function", "function": "ours:read"}
-NIFTI, IMAGES = {"reader": "nifti", **TABLE}, {"reader": "images", **TABLE}
-LINEAR, CNN, CNN3D = ({"name": name} for name in ("linear", "cnn", "cnn3d"))
-CNN, CNN3D = CNN | {"filters": [4]}, CNN3D | {"filters": [4]}
-VIT = {"name": "vit", "patch": 2, "width": 8, "heads": 2, "depth": 1}
-GRU = {"name": "gru", "hidden": [4]}
+TABLE: dict[str, Any] = {"file": "t.csv", "label": "y", "values": [0, 1, 2]}
+NPZ: dict[str, Any] = {"reader": "npz"}
+FUNCTION: dict[str, Any] = {"reader": "function", "function": "ours:read"}
+NIFTI: dict[str, Any] = {"reader": "nifti", **TABLE}
+IMAGES: dict[str, Any] = {"reader": "images", **TABLE}
+LINEAR: dict[str, Any] = {"name": "linear"}
+CNN: dict[str, Any] = {"name": "cnn", "filters": [4]}
+CNN3D: dict[str, Any] = {"name": "cnn3d", "filters": [4]}
+VIT: dict[str, Any] = {"name": "vit", "patch": 2, "width": 8, "heads": 2, "depth": 1}
+GRU: dict[str, Any] = {"name": "gru", "hidden": [4]}
 
 CASES: list[tuple[dict[str, Any], dict[str, Any], int | None, tuple[int, ...]]] = [
     # data, model, the axis of channels, the axes of space
