@@ -19,6 +19,8 @@ Array = NDArray[Any]
 MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null", "none"})  # in small letters
 EXACT = 10**15  # a real number in a cell has fewer digits than this that are sure
 ROUNDED = re.compile(r"[+-]?\d(\.\d+)?[eE]\+\d{2,}")  # as programs shorten numbers of many digits
+BROKEN = re.compile(r"=.*|#(REF!|DIV/0!|VALUE!|NAME\?|NUM!|NULL!|SPILL!|CALC!)", re.DOTALL)  # of a workbook
+BROKEN_ADVICE = "a formula without a result: open the workbook, mend and save it, or export it anew"
 LOST_DIGITS = "an identifier that has lost digits: make the column text where it comes from, and export it anew"
 MOST = 1e100  # of what is summed up over samples and sites with its squares
 

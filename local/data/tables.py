@@ -17,7 +17,7 @@ from rankdad.common.errors import DataError
 from rankdad.common.spec.table_schema import canonical, composed
 from rankdad.common.spec.written import Written
 from rankdad.local.data.dialect import Decimals
-from rankdad.local.data.reading import LOST_DIGITS, MISSING, has_lost_digits, number, shown
+from rankdad.local.data.reading import BROKEN, BROKEN_ADVICE, LOST_DIGITS, MISSING, has_lost_digits, number, shown
 
 POINTED = re.compile(r"(\d+)\.0+")
 
@@ -76,6 +76,9 @@ class Table:
         for row, (text, cell) in enumerate(zip(found, self.frame[column].tolist(), strict=True)):
             if has_lost_digits(text, cell):
                 self.refuse(row, column, f"holds {shown(text)}, {LOST_DIGITS}", code="identifier-rounded")
+                found[row] = ""
+            elif BROKEN.fullmatch(text):
+                self.refuse(row, column, f"holds {shown(text)}, {BROKEN_ADVICE}", code="formula")
                 found[row] = ""
             elif (pointed := POINTED.fullmatch(text)) and pointed[1] in known:
                 problem = f"holds {shown(text)}, other rows hold {shown(pointed[1])}: write each identifier in one way"
