@@ -29,6 +29,7 @@ def monai_network(spec: Monai, shape: tuple[int, ...], outputs: int) -> nn.Modul
             "model.network",
             f"{spec.network} halves what it is given too often for data.shape {list(shape)}, expected at least "
             f"{spec.least_side} along each axis of space",
+            code="shape-does-not-fit",
         )
     common: dict[str, Any] = {"spatial_dims": spec.dims, "norm": spec.norm_layer}
     if spec.network.startswith("DenseNet"):

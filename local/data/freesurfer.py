@@ -97,7 +97,7 @@ def freesurfer_columns(path: Path, data: FreesurferData) -> list[str]:
     table = read_one(folder, each(data.covariates)[0], data)[0] if path is folder else read_table(path, data)
     holder((table,), data.key)
     if not len(table):
-        raise DataError(table.source, "has no rows")
+        raise DataError(table.source, "has no rows", code="no-rows")
     return list(dict.fromkeys(names[-1] for names, _ in _values(_files(table.take([0]), data.key, folder)[0])))
 
 
@@ -149,7 +149,7 @@ def _values(file: Path) -> list[tuple[tuple[str, ...], str]]:
     try:
         lines = [line.strip(" ") for line in file.read_text(encoding="utf-8-sig").splitlines()]
     except UnicodeDecodeError:
-        raise DataError(file, "is not text in UTF-8") from None
+        raise DataError(file, "is not text in UTF-8", code="not-utf-8") from None
     except OSError as error:
         raise DataError(file, f"cannot be read: {error.strerror or error}") from None
     found = list(_classical(file, lines) if any(line.startswith("#") for line in lines) else _pairs(file, lines))
@@ -218,5 +218,7 @@ def _pairs(file: Path, lines: Iterable[str]) -> Iterator[tuple[tuple[str, ...], 
         if not is_number and row == held[0][0]:
             continue
         if not tab:
-            raise DataError(file, f"row {row}: has no tab, expected a name, a tab and a number")
+            raise DataError(
+                file, f"row {row}: has no tab, expected a name, a tab and a number", code="line-malformed", row=row
+            )
         yield (name.strip(),), value.strip()

@@ -50,7 +50,7 @@ class Table:
         twice = names[names.duplicated() & (names != "")]  # spreadsheets leave columns without a name
         if len(twice):
             mend = _headless([twice[0]]) or ": rename or remove one"
-            raise DataError(self.source, f"has two columns {shown(twice[0])}{mend}")
+            raise DataError(self.source, f"has two columns {shown(twice[0])}{mend}", code="column-repeated")
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -148,7 +148,9 @@ def append(tables: Sequence[Table]) -> Table:
             for name in whole.frame.columns:
                 if name and name not in other.frame:
                     problem = f"has no column {shown(name)}, unlike {Path(whole.source).name}"
-                    raise DataError(other.source, f"{problem}: files of one table have the same columns")
+                    raise DataError(
+                        other.source, f"{problem}: files of one table have the same columns", code="columns-differ"
+                    )
     frames = {Path(table.source).name: table.frame[columns] for table in tables}
     decimals = first.decimals
     for table in tables[1:]:
@@ -222,7 +224,7 @@ def aligned(
         for row, text in enumerate(holder((replace(table, refused={}),), key).ids(key)):
             places.setdefault(form(text), []).append(row)
         if not len(table):
-            raise DataError(table.source, "has no rows")
+            raise DataError(table.source, "has no rows", code="no-rows")
         for row, name in enumerate(keys):
             if len(places.get(name, ())) != 1 or name.lower() in MISSING:
                 if name.lower() in MISSING:
@@ -302,7 +304,9 @@ def holder(tables: Sequence[Table], column: str) -> Table:
     sources = [table.source for table in holding or tables]
     where = " and ".join([str(sources[0]), *(Path(source).name for source in sources[1:])])
     if holding:
-        raise DataError(where, f"both have a column {column}: rename or remove one")
+        raise DataError(
+            where, f"both have a column {column}: rename or remove one", code="column-repeated", field=column
+        )
     names = [str(name) for table in tables for name in table.frame.columns]
     raise no_column(where, column, names)
 
@@ -311,7 +315,13 @@ def no_column(where: str | Path, column: str, names: Sequence[str]) -> DataError
     """Return the error that a table has no column of that name, but those."""
     known, headless = [name for name in names if name], _headless(names)
     others = f"; it has {', '.join(known[:10])}{', …' * (len(known) > 10)}" * bool(known and not headless)
-    return DataError(where, f"has no column {column}{headless}", hint=nearest(column, names) or others)
+    return DataError(
+        where,
+        f"has no column {column}{headless}",
+        hint=nearest(column, names) or others,
+        code="column-missing",
+        field=column,
+    )
 
 
 def comma_number(text: str) -> float:
