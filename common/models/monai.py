@@ -22,7 +22,11 @@ def monai_network(spec: Monai, shape: tuple[int, ...], outputs: int) -> nn.Modul
         from monai.networks import nets
         from monai.networks.nets.efficientnet import EfficientNetBN
     except ImportError:
-        raise UserError("model.name: monai needs MONAI, which is not installed: pip install 'rankdad[monai]'") from None
+        raise UserError(
+            "model.name: monai needs MONAI, which is not installed: pip install 'rankdad[monai]'",
+            code="not-installed",
+            field="model.name",
+        ) from None
     layout, (channels, *space) = channels_first(spec, shape)
     if min(space) < spec.least_side:
         raise SpecError(

@@ -151,7 +151,7 @@ def _values(file: Path) -> list[tuple[tuple[str, ...], str]]:
     except UnicodeDecodeError:
         raise DataError(file, "is not text in UTF-8", code="not-utf-8") from None
     except OSError as error:
-        raise DataError(file, f"cannot be read: {error.strerror or error}") from None
+        raise DataError(file, f"cannot be read: {error.strerror or error}", code="cannot-read") from None
     found = list(_classical(file, lines) if any(line.startswith("#") for line in lines) else _pairs(file, lines))
     if not found:
         expected = "expected aseg.stats, aparc.stats, or lines of a name, a tab and a number"

@@ -130,7 +130,7 @@ def _picture(file: Path, data: ImagesData) -> Array:
             # by its stream: of a path Pillow 13 maps an uncompressed TIFF, and mixes up the rows of one on its side
             with file.open("rb") as stream, Image.open(stream, formats=FORMATS) as image:
                 if getattr(image, "is_animated", False):  # to count them may take as long as the file likes
-                    raise DataError(file, "holds several pictures, expected one")
+                    raise DataError(file, "holds several pictures, expected one", code="several-pictures")
                 size = image.size
                 if image.format != "TIFF" and image.getexif().get(ORIENTATION) in ON_ITS_SIDE:  # which Pillow turns
                     size = size[::-1]

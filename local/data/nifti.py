@@ -93,7 +93,7 @@ def _voxels(file: Path, stream: IO[bytes], expected: tuple[int, ...], orientatio
     header.check_fix(logger=silent)
     kind, axes = header.get_data_dtype(), tuple(map(int, header.get_data_shape()))
     if kind.kind not in "biuf":
-        raise DataError(file, f"holds {kind}, expected one number a voxel")
+        raise DataError(file, f"holds {kind}, expected one number a voxel", code="voxels-not-numbers")
     turns, turned = None, axes
     if orientation == "canonical":
         turns = _turns(file, header)
@@ -117,7 +117,9 @@ def _voxels(file: Path, stream: IO[bytes], expected: tuple[int, ...], orientatio
     while piece := stream.read(1 << 20):  # to its end, where gzip has its checksum
         read += len(piece)
         if read > MAX_BESIDE:
-            raise DataError(file, f"goes on behind its voxels for more than {MAX_BESIDE:,} bytes")
+            raise DataError(
+                file, f"goes on behind its voxels for more than {MAX_BESIDE:,} bytes", code="trailing-bytes"
+            )
     if turns is not None:
         voxels = apply_orientation(voxels.reshape(*(*axes, 1, 1)[:3], -1), turns)
     return voxels

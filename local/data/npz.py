@@ -242,7 +242,7 @@ def _texts(path: str | Path, name: str, array: Array, count: int) -> tuple[str, 
     try:
         cells = array.reshape(-1).astype(np.str_ if array.dtype.kind in "US" else array.dtype).tolist()
     except UnicodeDecodeError:
-        raise DataError(path, f"{name} holds bytes that are not ASCII, expected text") from None
+        raise DataError(path, f"{name} holds bytes that are not ASCII, expected text", code="not-ascii") from None
     whole = (int(cell) if isinstance(cell, float) and cell.is_integer() else cell for cell in cells)
     texts = tuple(composed(str(cell).strip()) for cell in whole)
     for row, (text, cell) in enumerate(zip(texts, cells, strict=True)):
