@@ -52,12 +52,11 @@ def _kept(model: ModelSpec, shape: tuple[int, ...]) -> int:
     if isinstance(model, Gru | Lstm):
         return inputs + shape[0] * sum(model.hidden) * (8 if isinstance(model, Lstm) else 6)
     if isinstance(model, Vit):
-        tokens = inputs // channels_first(model, shape, 2)[1][0] // model.patch**2
+        tokens = inputs // channels_first(model, shape)[1][0] // model.patch**2
         return inputs + tokens * model.width * model.depth * (8 + 2 * model.expansion)
     if isinstance(model, Cnn | Cnn3d):
-        dims = 2 if isinstance(model, Cnn) else 3
-        places = math.prod(channels_first(model, shape, dims)[1][1:])
-        halved = (filters * places >> dims * block for block, filters in enumerate(model.filters))
+        places = math.prod(channels_first(model, shape)[1][1:])
+        halved = (filters * places >> model.dims * block for block, filters in enumerate(model.filters))
         return inputs + 2 * model.convolutions * sum(halved)
     return inputs
 

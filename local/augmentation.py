@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from rankdad.common.errors import RankdadError, SpecError, UserError
 from rankdad.common.run.seeds import derive
 from rankdad.common.spec import RunSpec
-from rankdad.common.spec.augmentation import Augmentation, Crop, Flip, Intensity, Noise, space
+from rankdad.common.spec.augmentation import Augmentation, Crop, Flip, Intensity, Noise
+from rankdad.common.spec.axes import space
 from rankdad.common.spec.monai_transforms import MonaiTransform, Transforms
 
 Vary = Callable[[Tensor, Generator], Tensor]
@@ -38,7 +39,7 @@ class Augmenting:
     _steps: tuple[Vary, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        axes = space(self.spec.data)
+        axes = space(self.spec.data, self.spec.model)
         steps = tuple(_vary(entry, axes) for entry in self.spec.training.augmentation)
         object.__setattr__(self, "_steps", steps)
 
@@ -73,7 +74,7 @@ def check_augmentation_here(spec: RunSpec) -> None:
     dtype = getattr(torch, spec.training.dtype)
     for place, entry in enumerate(spec.training.augmentation):
         if isinstance(entry, MonaiTransform):
-            vary = _transform(entry.model_copy(update={"prob": 1.0}), space(spec.data))
+            vary = _transform(entry.model_copy(update={"prob": 1.0}), space(spec.data, spec.model))
             sample = torch.rand(spec.data.shape, generator=Generator().manual_seed(0), dtype=dtype)
             try:
                 vary(sample, Generator().manual_seed(0))

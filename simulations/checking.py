@@ -18,7 +18,6 @@ from rankdad.common.policy import Policy
 from rankdad.common.preparation import Preparing, Rows
 from rankdad.common.preparation.description import sums
 from rankdad.common.preparation.labels import counts_of, one_sided
-from rankdad.common.preparation.moments import channels_of
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_counts, parts
@@ -153,7 +152,7 @@ def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, cons
 
 
 def _table_of(spec: RunSpec, site: str, rows: Rows) -> dict[str, Any]:
-    own: dict[str, Any] = table_one(spec, {site: sums(spec.task, rows, channels_of(spec.data.shape))})["sites"][site]
+    own: dict[str, Any] = table_one(spec, {site: sums(spec.task, rows)})["sites"][site]
     return own
 
 

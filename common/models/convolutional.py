@@ -18,9 +18,8 @@ def convolutional(spec: Cnn | Cnn3d, shape: tuple[int, ...], outputs: int) -> nn
     Raises:
         SpecError: inputs are no images, or no volumes, or too small for so many blocks.
     """
-    dims = 2 if isinstance(spec, Cnn) else 3
-    convolution, pool = (nn.Conv2d, nn.MaxPool2d) if dims == 2 else (nn.Conv3d, nn.MaxPool3d)
-    layout, (channels, *space) = channels_first(spec, shape, dims)
+    convolution, pool = (nn.Conv2d, nn.MaxPool2d) if spec.dims == 2 else (nn.Conv3d, nn.MaxPool3d)
+    layout, (channels, *space) = channels_first(spec, shape)
     halved = len(spec.filters) - 1
     if min(space) < 2**halved:
         raise SpecError(
@@ -40,7 +39,7 @@ def convolutional(spec: Cnn | Cnn3d, shape: tuple[int, ...], outputs: int) -> nn
                 nn.ReLU(),
             ]
             channels = filters
-    layers += [nn.AdaptiveAvgPool2d(1) if dims == 2 else nn.AdaptiveAvgPool3d(1), nn.Flatten()]
+    layers += [nn.AdaptiveAvgPool2d(1) if spec.dims == 2 else nn.AdaptiveAvgPool3d(1), nn.Flatten()]
     if spec.dropout:
         layers.append(nn.Dropout(spec.dropout))
     return nn.Sequential(*layers, nn.Linear(channels, outputs))

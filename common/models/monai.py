@@ -27,7 +27,7 @@ def monai_network(spec: Monai, shape: tuple[int, ...], outputs: int) -> nn.Modul
             code="not-installed",
             field="model.name",
         ) from None
-    layout, (channels, *space) = channels_first(spec, shape, spec.dims)
+    layout, (channels, *space) = channels_first(spec, shape)
     if min(space) < spec.least_side:
         raise SpecError(
             "model.network",

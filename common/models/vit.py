@@ -98,7 +98,7 @@ def vit(spec: Vit, shape: tuple[int, ...], outputs: int) -> nn.Module:
     Raises:
         SpecError: inputs are no images, or not made of whole patches.
     """
-    layout, (channels, height, width) = channels_first(spec, shape, 2)
+    layout, (channels, height, width) = channels_first(spec, shape)
     if height % spec.patch or width % spec.patch:
         raise SpecError(
             "model.patch",

@@ -61,12 +61,12 @@ def contradiction(task: TaskSpec, sums: dict[str, Tensor], levels: Tensor) -> st
     return None
 
 
-def sums(task: TaskSpec, rows: Rows, channels: int) -> dict[str, Tensor]:
-    """Return a site's sums of the rows that may leave it."""
+def sums(task: TaskSpec, rows: Rows) -> dict[str, Tensor]:
+    """Return a site's sums of a table's rows that may leave it."""
     number, given = isinstance(task, Regression), rows.labels.to(torch.float64)
     label_squares = (given - given.mean()).square().sum() if number and len(given) else torch.tensor(0.0)
-    counts, totals = moments.sums(rows.inputs, channels)
-    deviations, squares = moments.squares(rows.inputs, moments.means(counts, totals))
+    counts, totals = moments.sums(rows.inputs, 0)
+    deviations, squares = moments.squares(rows.inputs, moments.means(counts, totals), 0)
     return {
         "table-rows": torch.tensor(float(len(given))),
         "table-groups": torch.tensor(float(rows.people)),

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rankdad.common.preparation.moments import channels_of
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.axes import channel_axis
 from rankdad.common.spec.data import TableData, covariate_width
 
 
@@ -18,6 +18,7 @@ class Layout:
     """The columns of inputs and covariates.
 
     Args:
+        axis: of a sample, of which each place has a mean and a scale of its own; None where all of it has one.
         channels: how many means and scales the inputs have.
         positions: how many values of a channel an input has.
         levels: bool [channels], whether a column says 0 or 1: of a categorical input's level, or of a missing value.
@@ -25,6 +26,7 @@ class Layout:
         covariates: how many columns the covariates have; a categorical one has one less than it has levels.
     """
 
+    axis: int | None
     channels: int
     positions: int
     levels: Tensor
@@ -33,13 +35,18 @@ class Layout:
 
     @classmethod
     def of(cls, spec: RunSpec) -> Layout:
-        """Return the layout of a run's data."""
+        """Return the layout of a run's data.
+
+        Raises:
+            SpecError: it is not plain which axis of a sample is its channels.
+        """
         data, combat = spec.data, spec.preparation.harmonise
-        channels = channels_of(data.shape)
+        axis = channel_axis(data, spec.model)
+        channels = 1 if axis is None else data.shape[axis]
         positions = math.prod(data.shape) // channels
         if not isinstance(data, TableData):
             none = torch.zeros(0, dtype=torch.int64)
-            return cls(channels, positions, torch.zeros(channels, dtype=torch.bool), none, 0)
+            return cls(axis, channels, positions, torch.zeros(channels, dtype=torch.bool), none, 0)
         keep = combat.keep if combat else ()
         levels: list[bool] = []
         measured: list[bool] = []
@@ -49,4 +56,4 @@ class Layout:
             measures = combat is not None and column not in data.categorical and column not in keep
             measured += [measures] * width + [False] * len(indicated)
         kept = covariate_width(data, keep)
-        return cls(channels, positions, torch.tensor(levels), torch.tensor(measured).nonzero().flatten(), kept)
+        return cls(axis, channels, positions, torch.tensor(levels), torch.tensor(measured).nonzero().flatten(), kept)

@@ -17,35 +17,30 @@ BLOCK = 2**22  # numbers that are held in float64 at a time: volumes are large
 ROUND_OFF = 64 * torch.finfo(torch.float64).eps  # less than that of a mean is no deviation from it
 
 
-def channels_of(shape: tuple[int, ...]) -> int:
-    """Return how many channels an input of this shape has.
+def by_channel(inputs: Tensor, axis: int | None) -> Tensor:
+    """Return inputs [samples, *shape] as [samples · positions, channels].
 
-    A table's row has its columns, [time, features] its features, and [channels, …] of three and more dimensions its
-    first axis. An image without channels must not come as [height, width], which nothing tells from a series.
+    Args:
+        inputs: of samples.
+        axis: of a sample that is its channels; None where it has none.
     """
-    if len(shape) <= 2:
-        return shape[-1] if shape else 1
-    return shape[0]
-
-
-def by_channel(inputs: Tensor) -> Tensor:
-    """Return inputs [samples, *shape] as [samples · positions, channels]."""
-    if inputs.ndim <= 3:
-        return inputs.reshape(-1, inputs.shape[-1] if inputs.ndim > 1 else 1)
-    return inputs.movedim(1, -1).reshape(-1, inputs.shape[1])
+    if axis is None:
+        return inputs.reshape(-1, 1)
+    return inputs.movedim(axis + 1, -1).reshape(-1, inputs.shape[axis + 1])
 
 
 def present(inputs: Tensor) -> Tensor:
-    """Return which samples have any value, NaN being none, in each channel, bool [samples, channels]."""
+    """Return which samples have any value, NaN being none, in each place of the last axis, bool [samples, places].
+
+    Values may be missing in a table's columns and a series' features alone, which are the last axis.
+    """
     given = inputs.isnan().logical_not()
-    if inputs.ndim <= 2:
-        return given.reshape(len(inputs), -1)
-    return given.any(1) if inputs.ndim == 3 else given.flatten(2).any(2)
+    return given.flatten(1, -2).any(1) if inputs.ndim > 2 else given.reshape(len(inputs), -1)
 
 
-def along_channels(values: Tensor, dimensions: int) -> Tensor:
-    """Return one value per channel so that it broadcasts against inputs of so many dimensions."""
-    return values.reshape(-1, *[1] * (dimensions - 2)) if dimensions > 3 else values
+def along_channels(values: Tensor, axis: int | None, dimensions: int) -> Tensor:
+    """Return one value per channel so that it broadcasts against samples of so many dimensions."""
+    return values if axis is None else values.reshape(-1, *[1] * (dimensions - 1 - axis))
 
 
 def blocks(inputs: Inputs) -> Iterator[Tensor]:
@@ -54,11 +49,12 @@ def blocks(inputs: Inputs) -> Iterator[Tensor]:
     yield from inputs.split(max(1, BLOCK // per_sample))
 
 
-def sums(inputs: Inputs, channels: int) -> tuple[Tensor, Tensor]:
+def sums(inputs: Inputs, axis: int | None) -> tuple[Tensor, Tensor]:
     """Return how many values every channel has, and their sum; NaN is none."""
+    channels = 1 if axis is None else inputs.shape[axis + 1]
     counts, totals = torch.zeros(2, channels, dtype=torch.float64)
     for block in blocks(inputs):
-        values = by_channel(block).to(torch.float64)
+        values = by_channel(block, axis).to(torch.float64)
         counts = counts + values.isnan().logical_not().sum(0)
         totals = totals + values.nansum(0)
     return counts, totals
@@ -69,11 +65,11 @@ def means(counts: Tensor, totals: Tensor) -> Tensor:
     return torch.where(counts > 0, totals / counts.clamp(min=1), 0.0)
 
 
-def squares(inputs: Inputs, around: Tensor) -> tuple[Tensor, Tensor]:
+def squares(inputs: Inputs, around: Tensor, axis: int | None) -> tuple[Tensor, Tensor]:
     """Return the sums of every channel's deviations from a number, and of their squares."""
     deviations, totals = torch.zeros_like(around), torch.zeros_like(around)
     for block in blocks(inputs):
-        away = by_channel(block).to(torch.float64) - around
+        away = by_channel(block, axis).to(torch.float64) - around
         deviations = deviations + away.nansum(0)
         totals = totals + away.square().nansum(0)
     return deviations, totals
@@ -92,8 +88,8 @@ def mean_and_scale(counts: Tensor, around: Tensor, deviations: Tensor, totals: T
     return mean, torch.where(deviation > ROUND_OFF * mean.abs(), deviation, 1.0)
 
 
-def own_mean_and_scale(inputs: Inputs, channels: int) -> tuple[Tensor, Tensor]:
+def own_mean_and_scale(inputs: Inputs, axis: int | None) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of one site's inputs."""
-    counts, totals = sums(inputs, channels)
+    counts, totals = sums(inputs, axis)
     around = means(counts, totals)
-    return mean_and_scale(counts, around, *squares(inputs, around))
+    return mean_and_scale(counts, around, *squares(inputs, around, axis))

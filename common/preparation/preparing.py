@@ -162,7 +162,7 @@ class Preparing:
         inputs, effects = self._harmonised(fit.pooled, rows)
         mean = scale = None
         if self._standardise == "site":
-            mean, scale = self._but_levels(*moments.own_mean_and_scale(inputs, self._layout.channels))
+            mean, scale = self._but_levels(*moments.own_mean_and_scale(inputs, self._layout.axis))
         return OwnFit(mean, scale, *(effects or ()))
 
     @overload
@@ -198,12 +198,12 @@ class Preparing:
             return inputs.to(dtype)
         prepared, done = torch.empty(inputs.shape, dtype=dtype), 0
         for block in moments.blocks(inputs):
-            values, dimensions = block.to(torch.float64), block.ndim
+            values, at = block.to(torch.float64), (self._layout.axis, block.ndim - 1)
             if fit.fill is not None:
                 values = torch.where(values.isnan(), fit.fill, values)
             if known.mean is not None and known.scale is not None:
-                values = values - moments.along_channels(known.mean, dimensions)
-                values = values / moments.along_channels(known.scale, dimensions)
+                values = values - moments.along_channels(known.mean, *at)
+                values = values / moments.along_channels(known.scale, *at)
             prepared[done : done + len(block)] = values
             done += len(block)
         return prepared
@@ -271,9 +271,9 @@ class Preparing:
         of_all = combat.pooled(before["site-effects"], before["residuals"]) if self._combat else None
         measured, _ = self._harmonised(of_all, rows)
         if stage == "sums":
-            counts, sums = moments.sums(measured, self._layout.channels)
+            counts, sums = moments.sums(measured, self._layout.axis)
             return {"counts": counts, "sums": sums}
-        deviations, squares = moments.squares(measured, moments.means(*before["sums"].values()))
+        deviations, squares = moments.squares(measured, moments.means(*before["sums"].values()), self._layout.axis)
         return {"deviations": deviations, "squares": squares}
 
     def _described(self, stage: str, rows: Rows | None) -> dict[str, Tensor]:
@@ -282,7 +282,7 @@ class Preparing:
             return {}
         if rows is None:
             return {field.name: torch.zeros(field.shape, dtype=torch.float64) for field in self._table}
-        return description.sums(self._task, rows, self._layout.channels)
+        return description.sums(self._task, rows)
 
     def _harmonised(self, of_all: combat.Pooled | None, rows: Rows) -> tuple[Inputs, combat.SiteEffects | None]:
         """Return a site's training inputs without its effects, and these."""

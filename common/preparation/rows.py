@@ -42,8 +42,7 @@ class Rows:
         if not isinstance(self.inputs, Tensor) or not has_gaps(self.inputs):
             return self
         few = count_behind(moments.present(self.inputs), self.groups) < fewest
-        inputs = self.inputs.masked_fill(moments.along_channels(few, self.inputs.ndim), math.nan)
-        return replace(self, inputs=inputs)
+        return replace(self, inputs=self.inputs.masked_fill(few, math.nan))
 
 
 def count_behind(members: Tensor, groups: Tensor | None) -> Tensor:

@@ -26,6 +26,7 @@ from rankdad.common.errors import DataError, UserError, one_line
 from rankdad.common.preparation.moments import along_channels
 from rankdad.common.run.artifacts import SavedModel, assemble
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.axes import channel_axis
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.tasks import MultiLabel, Regression
 
@@ -70,6 +71,7 @@ class Standalone(nn.Module):
         self.dtype: torch.dtype = getattr(torch, spec.training.dtype)
         self.tokens = spec.data.tokens is not None
         self.task = spec.task
+        self.axis = channel_axis(spec.data, spec.model)
         for name, value in (("fill", fit.fill), ("mean", known.mean), ("scale", known.scale)):
             if value is None or self.tokens:  # torch.export takes no buffer that is None
                 setattr(self, name, None)
@@ -85,9 +87,9 @@ class Standalone(nn.Module):
             if self.fill is not None:
                 prepared = torch.where(prepared.isnan(), self.fill, prepared)
             if self.mean is not None and self.scale is not None:
-                dimensions = inputs.ndim
-                prepared = prepared - along_channels(self.mean, dimensions)
-                prepared = prepared / along_channels(self.scale, dimensions)
+                dimensions = inputs.ndim - 1
+                prepared = prepared - along_channels(self.mean, self.axis, dimensions)
+                prepared = prepared / along_channels(self.scale, self.axis, dimensions)
         outputs: Tensor = self.network(prepared if self.tokens else prepared.to(self.dtype)).to(torch.float64)
         if isinstance(self.task, Regression):
             outputs = outputs * self.target[1] + self.target[0]

@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rankdad.common.documents import Part
-from rankdad.common.spec.data import AnyData, NpzData, TableData
-from rankdad.common.spec.images import FunctionData, ImagesData, NiftiData
+from rankdad.common.spec.axes import space
+from rankdad.common.spec.data import AnyData, TableData
+from rankdad.common.spec.model import ModelSpec
 from rankdad.common.spec.monai_transforms import MonaiTransform, Transforms, check_size, check_transform
 from rankdad.common.spec.numbers import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 
-FEW = 4  # channels at most, where nothing says which end of the shape they are
 Axis = Annotated[int, Field(ge=0, le=15)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 
@@ -62,34 +62,23 @@ class Intensity(Part):
 Augmentation = Flip | Crop | Noise | Intensity | Transforms
 
 
-def space(data: AnyData) -> tuple[int, ...]:
-    """Return the axes of a sample's shape that are of space; none of a table, tokens or a series of the reader ts."""
-    axes = tuple(range(len(data.shape)))
-    if isinstance(data, NiftiData):
-        return axes[-3:]
-    if isinstance(data, ImagesData):
-        return axes[1:]
-    if not isinstance(data, NpzData | FunctionData) or data.tokens is not None or len(axes) < 2:
-        return ()
-    if len(axes) == 2 or min(data.shape[0], data.shape[-1]) > FEW:
-        return axes[-3:]
-    return axes[:-1] if data.shape[-1] <= FEW else axes[1:]
-
-
-def check_augmentation(entries: Sequence[Augmentation], data: AnyData) -> None:
+def check_augmentation(entries: Sequence[Augmentation], data: AnyData, model: ModelSpec) -> None:
     """Check that samples can be varied so.
 
     Raises:
         ValueError: naming the entry.
+        SpecError: it is not plain which axes of a sample are of space.
     """
     for place, entry in enumerate(entries):
         name = f"augmentation[{place}]: {entry.name}"
         if isinstance(data, TableData) or data.tokens is not None:
             what = "a table's columns have" if isinstance(data, TableData) else "tokens have"
             raise ValueError(f"{name}: {what} meanings of their own, expected pictures, volumes or series")
-        shape, axes = list(data.shape), space(data)
+        shape, axes = list(data.shape), space(data, model)
         if isinstance(entry, Flip | Crop | MonaiTransform) and not axes:
-            raise ValueError(f"{name}: samples of shape {shape} have no axes of space, expected pictures or volumes")
+            grey = "; a picture without channels has the shape [1, height, width]" * (len(shape) == 2)
+            problem = f"samples of shape {shape} have no axes of space, expected pictures or volumes"
+            raise ValueError(f"{name}: {problem}{grey}")
         if isinstance(entry, Flip) and (wrong := [axis for axis in entry.axes if axis not in axes]):
             raise ValueError(f"{name}: got the axis {wrong[0]}, expected some of {list(axes)} of data.shape {shape}")
         if isinstance(entry, Crop):

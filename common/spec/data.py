@@ -171,8 +171,9 @@ class CsvData(TableData):
 class FreesurferData(TableData):
     """FreeSurfer's statistics, one text file per subject, and a table that lists them.
 
-    `features` are regions, by StructName, or measures. The files are as FreeSurfer writes aseg.stats, or have a name, a
-    tab and a number on every line.
+    `features` are measures, or regions: of aseg.stats and wmparc.stats by StructName, which stands for the volume; of
+    aparc.stats by the names of aparcstats2table, such as lh_bankssts_thickness. Other files have a name, a tab and a
+    number on every line.
     """
 
     reader: Literal["freesurfer"]

@@ -39,15 +39,17 @@ class ListedData(Tabular):
 
 
 class NiftiData(ListedData):
-    """Volumes in NIfTI files (.nii, .nii.gz), all of one shape: bring them into one space and orientation before."""
+    """Volumes in NIfTI files (.nii, .nii.gz), all of one shape: bring them into one space before."""
 
     reader: Literal["nifti"]
     """File format."""
     file: FileName
     """Name of the table in the site's data folder."""
     shape: Annotated[tuple[PositiveInt, ...], Field(min_length=3, max_length=4)]
-    """Shape of a volume: the three axes of the files, in their order, or a number of channels before them, which is the
-    files' last axis."""
+    """Shape of a volume: its three axes, or a number of channels before them, which is the files' last axis."""
+    orientation: Literal["canonical", "stored"] = "canonical"
+    """Turn every volume so that its axes go from left to right, from back to front and from below upwards (RAS), as far
+    as whole axes do; or leave all of them as they are stored, whatever their headers say."""
     normalise: Literal["none", "volume"] = "none"
     """Leave voxels as they are, or give every volume the mean 0 and the standard deviation 1."""
 

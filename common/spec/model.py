@@ -122,6 +122,9 @@ class Vit(Network):
     }
     sized_by = "model.width"
 
+    dims: ClassVar[int] = 2
+    """Axes of space: height and width."""
+
     name: Literal["vit"]
     width: UpToMillion
     """Width of a token."""
@@ -182,6 +185,9 @@ class Cnn(Convolutional):
         "deep": {"filters": (64, 128, 256, 512), "convolutions": 2},
     }
 
+    dims: ClassVar[int] = 2
+    """Axes of space: height and width."""
+
     name: Literal["cnn"]
     channels: Literal["first", "last"] | None = None
     """Where channels stand in an image's three dimensions; null where only one end of them is 4 or less."""
@@ -194,6 +200,9 @@ class Cnn3d(Convolutional):
     """A small convolutional network on volumes."""
 
     presets: ClassVar[Presets] = {"small": {"filters": (16, 32, 64)}, "deep": {"filters": (32, 64, 128, 256, 256)}}
+
+    dims: ClassVar[int] = 3
+    """Axes of space: depth, height and width."""
 
     name: Literal["cnn3d"]
     channels: Literal["first", "last"] | None = None

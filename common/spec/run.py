@@ -131,8 +131,8 @@ class RunSpec(Part):
     @field_validator("training")
     @classmethod
     def _samples_can_be_varied(cls, training: Training, info: ValidationInfo) -> Training:
-        if info.data.get("data") is not None:
-            check_augmentation(training.augmentation, info.data["data"])
+        if "data" in info.data and "model" in info.data:
+            check_augmentation(training.augmentation, info.data["data"], info.data["model"])
         return training
 
     @field_validator("method")

@@ -12,7 +12,7 @@ import numpy as np
 from rankdad.common.errors import DataError
 from rankdad.common.spec.table_schema import Labelled, canonical
 from rankdad.common.spec.written import YEAR, Comparison, Date, Tabular
-from rankdad.local.data.reading import MISSING, MOST, Array, number, shown
+from rankdad.local.data.reading import BROKEN, BROKEN_ADVICE, MISSING, MOST, Array, number, shown
 from rankdad.local.data.tables import Table, holder
 
 LABEL_RULE = ": data.positive is a rule for numbers; write one, or list what stands for missing in data.missing_values"
@@ -39,7 +39,9 @@ def column_numbers(table: Table, column: str, dtype: str = "float64", hint: str 
     if wrong:
         hint = hint or _advice(table, column, texts, wrong)
     for row in wrong:
-        table.refuse(row, column, f"holds {shown(texts[row])}, expected a finite number of at most {most:.0e}", hint)
+        problem = f"holds {shown(texts[row])}, expected a finite number of at most {most:.0e}"
+        code = "formula" if BROKEN.fullmatch(texts[row]) else "not-a-number"
+        table.refuse(row, column, problem, hint, code=code)
         found[row] = math.nan
     return found
 
@@ -47,6 +49,8 @@ def column_numbers(table: Table, column: str, dtype: str = "float64", hint: str 
 def _advice(table: Table, column: str, texts: Sequence[str], wrong: Sequence[int]) -> str:
     """Return what to do about cells that are no numbers: what to write, or which field of the schema helps."""
     text = texts[wrong[0]]
+    if BROKEN.fullmatch(text):
+        return f": {BROKEN_ADVICE}"
     if column in (table.decimals.doubtful or {}) and re.search(r"\d[.,]\d", text):
         return f": it {(table.decimals.doubtful or {})[column]}"
     if re.fullmatch(r"[+-]?\d+([.,]\d+)+", text) and not DATE.match(text):
@@ -90,7 +94,8 @@ def column_codes(
         code = places.get(canonical(text), code)
         if code is None:
             some = ", ".join(list(places)[:10]) + ", …" * (len(places) > 10)
-            table.refuse(row, column, f"holds {shown(text)}, expected one of {some}", hint)
+            advice, kind = (f": {BROKEN_ADVICE}", "formula") if BROKEN.fullmatch(text) else (hint, "level-unknown")
+            table.refuse(row, column, f"holds {shown(text)}, expected one of {some}", advice, code=kind)
             code = math.nan
         codes.append(code)
     return np.array(codes, np.float64)
@@ -114,8 +119,17 @@ def _days(table: Table, column: str, date: Date) -> Array:
             try:
                 days[row] = date.day(text)
             except ValueError as error:
-                table.refuse(row, column, f"holds {shown(text)}, {error}")
+                code = "formula" if BROKEN.fullmatch(text) else "not-a-date"
+                advice = f": {BROKEN_ADVICE}" if code == "formula" else _count_of_days(text)
+                table.refuse(row, column, f"holds {shown(text)}, {error}", advice, code=code)
     return days
+
+
+def _count_of_days(text: str) -> str:
+    """Return what to do about a number that a workbook would show as a date; "" about anything else."""
+    if not re.fullmatch(r"[1-9]\d{4}(\.\d+)?", text):
+        return ""
+    return ": it may be a day as workbooks count them: format the column as dates where it comes from"
 
 
 def labels_of(data: Labelled, tables: Sequence[Table]) -> Array:

@@ -10,10 +10,9 @@ import numpy as np
 from rankdad.common.errors import DataError, UserError
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.patterns import fits
-from rankdad.common.spec.table_schema import canonical
 from rankdad.local.data.cells import as_labels, column_codes, column_dates, column_numbers, known_labels, labels_of
 from rankdad.local.data.reading import MISSING, AllRows, Array, Reading, shown
-from rankdad.local.data.tables import Table, holder
+from rankdad.local.data.tables import Table, holder, told_apart
 
 
 def encode(
@@ -69,7 +68,8 @@ def encode(
     groups: list[str] | None = None
     if training and data.group is not None:
         table = holder(tables, data.group)
-        groups = [canonical(text) for text in table.texts(data.group)]
+        groups = table.ids(data.group)
+        notes += told_apart(table, data.group, groups)
         gaps.note(table, data.group, np.array([text.lower() in MISSING for text in groups], bool))
 
     if refused is None:
@@ -95,7 +95,7 @@ def encode(
         source,
         encoded,
         None if labels is None else as_labels(data, labels[kept]),
-        keys=left.names() if key is None else tuple(left.texts(key)),
+        keys=left.names() if key is None else tuple(left.ids(key)),
         groups=None if groups is None else tuple(groups[row] for row in kept),
         covariates=np.column_stack(kept_columns)[kept] if kept_columns else None,
         dropped=dropped + rows - len(kept),

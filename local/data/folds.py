@@ -1,7 +1,8 @@
 """Which samples a site trains on, validates and tests with, in every fold. Pure functions of keys, labels and the spec.
 
 A sample's fold follows from a hash of its key, or of its group's: it depends on nothing else at this site or at others,
-so that it does not move when rows are sorted or added. Only stratified folds depend on who else is of its class.
+so that it does not move when rows are sorted or added. Stratified folds depend on who else is of its class, too; a
+holdout, which has a size, on who else there is; and where samples have no keys, both on their places.
 """
 
 from __future__ import annotations
@@ -87,19 +88,22 @@ def _with_candidates(spec: RunSpec, splits: Sequence[Split]) -> tuple[Split, ...
 
 
 def _holdout(spec: RunSpec, reading: Reading, site_index: int) -> Split:
-    """Split by the data's own `split` where they have one, else by fractions of a seeded permutation.
+    """Split by the data's own `split` where they have one, else by fractions of an order that follows from the seed.
 
     A test set of the data's own leaves validation to be drawn from the rest. Groups stay together: of those in which a
     part ends, all samples are in it.
     """
     assert reading.labels is not None
     count = len(reading.labels)
-    generator = torch.Generator().manual_seed(derive(spec.seed, "split", site_index))
-    order = torch.randperm(count, generator=generator)
-    unit = order.argsort()  # of a sample: its own place, or that of the first of its group
-    if reading.groups is not None:
-        of = torch.from_numpy(np.unique(reading.groups, return_inverse=True)[1])
-        unit = torch.full((count,), count).scatter_reduce(0, of, unit, "amin")[of]
+    names = reading.groups or reading.keys
+    if names is None:  # then nothing tells samples apart but their places
+        generator = torch.Generator().manual_seed(derive(spec.seed, "split", site_index))
+        order = torch.randperm(count, generator=generator)
+        unit = order.argsort()
+    else:
+        units, of = np.unique(np.array(names, object), return_inverse=True)
+        hashes = np.array([derive("split", spec.seed, str(name)) for name in units], np.uint64)
+        unit = torch.from_numpy(hashes.argsort().argsort()[of])
         order = unit.argsort(stable=True)
     if reading.split is None:
         parts = torch.full((count,), TRAIN)

@@ -20,6 +20,18 @@ from rankdad.local.data.table_files import read_table
 from rankdad.local.data.tables import Table, aligned, holder, join, nearest, subjects_file
 
 COLUMNS = ("Index", "SegId", "NVoxels", "Volume_mm3", "StructName")  # of aseg.stats, where it does not say
+VOLUME = "Volume_mm3"
+NUMBERS = ("Index", "SegId")  # of regions: they say nothing of a subject
+MEASURES = {  # what aparcstats2table calls the columns of aparc.stats
+    "SurfArea": "area",
+    "GrayVol": "volume",
+    "ThickAvg": "thickness",
+    "ThickStd": "thicknessstd",
+    "MeanCurv": "meancurv",
+    "GausCurv": "gauscurv",
+    "FoldInd": "foldind",
+    "CurvInd": "curvind",
+}
 
 
 def read_freesurfer(
@@ -60,7 +72,7 @@ def read_freesurfer(
     for column in sorted(wanted):
         holder(tables, column)
     tables = [replace(table, frame=table.frame[[c for c in table.frame if c in wanted]]) for table in tables]
-    cells, names = [_cells(row, file, regions, refused) for row, file in enumerate(files)], tables[0].texts(data.key)
+    cells, names = [_cells(row, file, regions, refused) for row, file in enumerate(files)], tables[0].ids(data.key)
     frame = pd.DataFrame(cells, index=pd.Index(names, dtype=object), columns=pd.Index(regions), dtype=object)
     tables.append(Table(folder, frame))
     notes += told + left_out
@@ -95,7 +107,7 @@ def _files(table: Table, key: str, folder: Path) -> list[Path]:
     Raises:
         DataError: a name is none, or leads out of the folder.
     """
-    names = table.texts(key)
+    names = table.ids(key)
     for row, name in enumerate(names):
         if not is_within(folder / name, folder):
             table.refuse(row, key, f"{shown(name)} leads out of the folder, or is not a file's name")
@@ -116,13 +128,14 @@ def _cells(row: int, file: Path, names: Sequence[str], refused: dict[int, DataEr
                 found.setdefault(name, set()).add(value)
         for name in names:
             if name not in found:
-                raise DataError(
-                    file, f"has no region or measure {name}{nearest(name, list(found))}", code="region-missing"
-                )
+                problem = f"has no region or measure {name}{nearest(name, list(found))}"
+                raise DataError(file, problem, code="region-missing", field=name)
             if len(found[name]) > 1:
-                raise DataError(file, f"has {len(found[name])} different values of {name}", code="values-differ")
+                problem = f"has {len(found[name])} different values of {name}"
+                raise DataError(file, problem, code="region-repeated", field=name)
     except DataError as error:
-        named = DataError(error.path, error.problem, code=error.code, field=error.field, called=subjects_file(row))
+        kind = {"code": error.code, "field": error.field}
+        named = DataError(error.path, error.problem, row=error.row, called=subjects_file(row), **kind)
         if refused is None:
             raise named from None
         refused[row] = named
@@ -139,28 +152,61 @@ def _values(file: Path) -> list[tuple[tuple[str, ...], str]]:
         raise DataError(file, "is not text in UTF-8", code="not-utf-8") from None
     except OSError as error:
         raise DataError(file, f"cannot be read: {error.strerror or error}", code="cannot-read") from None
-    found = list(_classical(lines) if any(line.startswith("#") for line in lines) else _pairs(file, lines))
+    found = list(_classical(file, lines) if any(line.startswith("#") for line in lines) else _pairs(file, lines))
     if not found:
-        raise DataError(
-            file, "holds no regions: expected aseg.stats, or lines of a name, a tab and a number", code="no-regions"
-        )
+        expected = "expected aseg.stats, aparc.stats, or lines of a name, a tab and a number"
+        raise DataError(file, f"holds no regions: {expected}", code="statistics-empty")
     return found
 
 
-def _classical(lines: Iterable[str]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield measures, under both of their names, and the table's volumes."""
+def _classical(file: Path, lines: Sequence[str]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield measures, under both of their names, and what the table says of each region.
+
+    A table with volumes (aseg.stats, wmparc.stats) yields these, by region. Of any other, as aparc.stats, all columns
+    are yielded, under the names that FreeSurfer's aparcstats2table gives them, such as lh_bankssts_thickness.
+
+    Raises:
+        DataError: a line is none that FreeSurfer writes, or lines are missing.
+    """
     columns: tuple[str, ...] = COLUMNS
-    for line in lines:
-        if line.startswith("# Measure "):
-            fields = [field.strip() for field in line.removeprefix("# Measure ").split(",")]
-            if len(fields) >= 4:
-                yield (fields[0], fields[1]), fields[-2]
-        elif line.startswith("# ColHeaders "):
-            columns = tuple(line.split()[2:])
-        elif line and not line.startswith("#"):
-            cells = dict(zip(columns, line.split(), strict=False))
-            if "StructName" in cells and "Volume_mm3" in cells:
-                yield (cells["StructName"],), cells["Volume_mm3"]
+    said: dict[str, str] = {}
+    regions = 0
+    for row, line in enumerate(lines, 1):
+        word, _, rest = line.removeprefix("#").strip().partition(" ")
+        if line.startswith("#"):
+            fields = [field.strip() for field in rest.split(",")]
+            if word == "Measure" and len(fields) < 3:
+                raise _odd(file, row, "is cut short, expected a measure's names, its value and its unit")
+            if word == "Measure":
+                yield tuple(fields[:-2][:2]), fields[-2]
+            elif word == "ColHeaders":
+                columns = tuple(rest.split())
+                if "StructName" not in columns:
+                    raise _odd(file, row, "names no column StructName, expected a table of regions")
+            said[word] = rest.strip()
+        elif line:
+            cells, regions = line.split(), regions + 1
+            if len(cells) != len(columns) and ("ColHeaders" in said or len(cells) < len(columns)):
+                raise _odd(file, row, f"has {len(cells)} cells, expected {len(columns)}, as ColHeaders names them")
+            found = dict(zip(columns, cells, strict=False))
+            region = found.pop("StructName")
+            if VOLUME in found:
+                yield (region,), found[VOLUME]
+                continue
+            side = f"{said['hemi']}_" * ("hemi" in said)
+            for column, value in found.items():
+                if column not in NUMBERS:
+                    yield (f"{side}{region}_{MEASURES.get(column, column)}",), value
+    for word, count in (("NTableCols", len(columns)), ("NRows", regions)):
+        if said.get(word, "").isdecimal() and int(said[word]) != count:
+            problem = f"is cut short, or was edited: {word} is {said[word]}, and its table has {count}"
+            raise DataError(file, problem, code="statistics-incomplete")
+    if "ColHeaders" in said and not regions:
+        raise DataError(file, "is cut short: no region follows ColHeaders", code="statistics-incomplete")
+
+
+def _odd(file: Path, row: int, problem: str) -> DataError:
+    return DataError(file, problem, code="statistics-incomplete", row=row, place=f"row {row}")
 
 
 def _pairs(file: Path, lines: Iterable[str]) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
+ORIENTATION = 0x0112  # the tag of EXIF that says which way up a picture is
+ON_ITS_SIDE = (5, 6, 7, 8)  # its values by which height and width change places
+TRANSPARENT = ("LA", "PA", "RGBA")  # kinds of pixels
 
 
 def read_images(path: Path, data: ImagesData, dtype: str, *, beside: Sequence[str] | None) -> Reading:
@@ -112,8 +115,8 @@ def _entries(folder: Path, inner: Path) -> list[os.DirEntry[str]]:
 
 
 def _picture(file: Path, data: ImagesData) -> Array:
-    """Return a picture's pixels [channels, height, width] from 0 to 1."""
-    from PIL import Image
+    """Return a picture's pixels [channels, height, width] from 0 to 1, upright as viewers show it."""
+    from PIL import Image, ImageOps
 
     if file.suffix.lower() not in ENDINGS:
         raise DataError(
@@ -124,14 +127,19 @@ def _picture(file: Path, data: ImagesData) -> Array:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(file, formats=FORMATS) as image:
+            # by its stream: of a path Pillow 13 maps an uncompressed TIFF, and mixes up the rows of one on its side
+            with file.open("rb") as stream, Image.open(stream, formats=FORMATS) as image:
                 if getattr(image, "is_animated", False):  # to count them may take as long as the file likes
                     raise DataError(file, "holds several pictures, expected one", code="several-pictures")
-                if image.size != (width, height) and not data.resize:  # before its pixels are read
-                    own = f"{image.height} × {image.width}"
+                size = image.size
+                if image.format != "TIFF" and image.getexif().get(ORIENTATION) in ON_ITS_SIDE:  # which Pillow turns
+                    size = size[::-1]
+                if size != (width, height) and not data.resize:  # before its pixels are read
+                    own = f"{size[1]} × {size[0]}"
                     problem = f"is {own} pixels in height and width, expected {height} × {width}: set data.resize"
-                    raise DataError(file, f"{problem} to true to scale pictures", code="picture-shape")
-                picture = _coloured(file, image, data.mode)
+                    problem += " to true to scale pictures"
+                    raise DataError(file, problem, code="size-mismatch", field="data.size")
+                picture = _coloured(file, ImageOps.exif_transpose(image), data.mode)
             if picture.size != (width, height):
                 picture = picture.resize((width, height), Image.Resampling.BILINEAR)
     except DataError:
@@ -148,13 +156,25 @@ def _picture(file: Path, data: ImagesData) -> Array:
 
 
 def _coloured(file: Path, image: PIL.Image.Image, mode: str) -> PIL.Image.Image:
-    """Return a picture in 8 bits a channel, or, if it has 16, as grey real numbers from 0 to 1."""
+    """Return a picture in 8 bits a channel, or, if it has 16, as grey real numbers from 0 to 1.
+
+    Raises:
+        DataError: it is neither grey nor RGB, nor has a palette of such; or something shines through it.
+    """
     from PIL import Image
 
     if image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image) / 65535).astype(np.float32))
     if image.mode in ("I", "F"):
-        raise DataError(file, "has pixels of 32 bits, expected 8 or 16", code="depth-unexpected")
-    if image.mode == "P":  # its palette may hold transparency, which grey cannot be made of directly
+        raise DataError(file, "has pixels of 32 bits, expected 8 or 16", code="pixels-unknown")
+    if image.mode not in ("1", "L", "P", "RGB", *TRANSPARENT):
+        problem = f"has pixels in {image.mode}, expected grey or RGB: convert it where its colours are known"
+        raise DataError(file, problem, code="pixels-unknown")
+    if image.mode in ("P", *TRANSPARENT) or "transparency" in image.info:  # grey is not made of a palette directly
         image = image.convert("RGBA")
+        least, _ = image.getchannel("A").getextrema()
+        if least != 255:
+            raise DataError(
+                file, "is transparent in places: save it on the background that is meant", code="transparent"
+            )
     return image.convert("RGB" if mode == "rgb" else "L")

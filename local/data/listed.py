@@ -18,11 +18,19 @@ from rankdad.local.data.file_samples import FileSamples
 from rankdad.local.data.formats import check_fits
 from rankdad.local.data.reading import MISSING, Array, Reading, shown
 from rankdad.local.data.table_files import read_table
-from rankdad.local.data.tables import Table, holder, keys_of
+from rankdad.local.data.tables import Table, holder, keys_of, told_apart
 
 Load = Callable[[Path], Array]
 Fault = Callable[[int, str], DataError]
-MAKES = {"reader", "shape", "normalise", "mode", "size", "resize"}  # of a schema, what decides what is read of a file
+MAKES = {
+    "reader",
+    "shape",
+    "orientation",
+    "normalise",
+    "mode",
+    "size",
+    "resize",
+}  # of a schema, what decides what is read of a file
 
 
 def read_listed(
@@ -70,10 +78,10 @@ def read_listed(
         path,
         samples_of_files(path, files, data, dtype, load, fault),
         as_labels(data, labels),
-        keys=tuple(table.texts(data.key or data.image)),
-        groups=None if group is None else tuple(table.texts(group)),
+        keys=tuple(table.ids(data.key or data.image)),
+        groups=None if group is None else tuple(table.ids(group)),
         dropped=whole - len(table),
-        notes=notes,
+        notes=notes if group is None else notes + told_apart(table, group, table.ids(group)),
     )
 
 
@@ -106,7 +114,7 @@ def _predicted(table: Table, data: NiftiData | ImagesData, dtype: str, load: Loa
         table.source,
         samples_of_files(table.source, files, data, dtype, load, fault),
         None if labels is None else as_labels(data, labels[kept]),
-        keys=tuple(used.texts(names[0])),
+        keys=tuple(used.ids(names[0])),
         notes=notes,
         rows=all_rows((table,), names, beside, refused, unlabelled),
     )
@@ -171,7 +179,9 @@ def samples_of_files(
             check_file(files[row])
             return load(files[row])
         except DataError as error:
-            raise fault(row, error.problem) from None
+            told = fault(row, error.problem)
+            told.code, told.field = error.code, error.field or told.field
+            raise told from None
 
     recipe = data.model_dump_json(include=MAKES)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -55,7 +55,7 @@ def _volume(file: Path, data: NiftiData, dtype: str) -> Array:
     expected = (*data.shape[-3:], *data.shape[:-3])  # a file's channels are its last axis
     try:
         with np.errstate(all="ignore"), opened(file) as stream:  # what does not fit into the dtype is told below
-            voxels = _voxels(file, stream, expected, dtype)
+            voxels = _voxels(file, stream, expected, data.orientation, dtype)
     except DataError:
         raise
     except Exception as error:  # damaged bytes make nibabel raise errors of many kinds
@@ -72,10 +72,14 @@ def _volume(file: Path, data: NiftiData, dtype: str) -> Array:
     return voxels.reshape(expected) if len(data.shape) == 3 else np.moveaxis(voxels.reshape(expected), -1, 0)
 
 
-def _voxels(file: Path, stream: IO[bytes], expected: tuple[int, ...], dtype: str) -> Array:
-    """Return the voxels of an open file. Extensions of its header, which may be as large as they like, are not read."""
+def _voxels(file: Path, stream: IO[bytes], expected: tuple[int, ...], orientation: str, dtype: str) -> Array:
+    """Return the voxels of an open file, turned as the schema says.
+
+    Extensions of its header, which may be as large as they like, are not read.
+    """
     import nibabel
     from nibabel.arrayproxy import ArrayProxy
+    from nibabel.orientations import apply_orientation
 
     head = stream.read(max(HEADERS))
     sizes = {order: int.from_bytes(head[:4], order) for order in ("little", "big")}
@@ -90,8 +94,15 @@ def _voxels(file: Path, stream: IO[bytes], expected: tuple[int, ...], dtype: str
     kind, axes = header.get_data_dtype(), tuple(map(int, header.get_data_shape()))
     if kind.kind not in "biuf":
         raise DataError(file, f"holds {kind}, expected one number a voxel", code="voxels-not-numbers")
-    if _plain(axes) != _plain(expected):  # before the voxels are read
-        raise DataError(file, f"has shape {list(axes)}, expected {list(expected)}", code="shape-differs")
+    turns, turned = None, axes
+    if orientation == "canonical":
+        turns = _turns(file, header)
+        three, order = (*axes, 1, 1)[:3], turns[:, 0].argsort().tolist()
+        turned = (*(three[old] for old in order), *axes[3:])
+    if _plain(turned) != _plain(expected):  # before the voxels are read
+        how = " from left to right, back to front and below upwards" * (turned != axes)
+        problem = f"has shape {list(turned)}{how}, expected {list(expected)}"
+        raise DataError(file, problem, code="shape-mismatch", field="data.shape")
     begin, slope = float(header["vox_offset"]), float(header["scl_slope"])
     if not 0 <= begin <= MAX_BESIDE:
         raise DataError(
@@ -109,7 +120,36 @@ def _voxels(file: Path, stream: IO[bytes], expected: tuple[int, ...], dtype: str
             raise DataError(
                 file, f"goes on behind its voxels for more than {MAX_BESIDE:,} bytes", code="trailing-bytes"
             )
+    if turns is not None:
+        voxels = apply_orientation(voxels.reshape(*(*axes, 1, 1)[:3], -1), turns)
     return voxels
+
+
+def _turns(file: Path, header: Any) -> Array:
+    """Return to which axis each of a file's three goes, and whether it is turned over, so that they are canonical.
+
+    Raises:
+        DataError: its header does not say how it is oriented, or says two things.
+    """
+    from nibabel.orientations import io_orientation
+
+    codes = {name: int(header[f"{name}_code"]) for name in ("sform", "qform")}
+    forms = {name: getattr(header, f"get_{name}")() for name, code in codes.items() if code > 0}
+    instead = 'mend its header, or set data.orientation to "stored" for all sites'
+    if not forms:
+        problem = f"does not say how it is oriented (sform_code and qform_code are 0): {instead}"
+        raise DataError(file, problem, code="orientation-unknown", field="data.orientation")
+    found = {name: io_orientation(form) if np.isfinite(form).all() else np.full((3, 2), np.nan)
+             for name, form in forms.items()}  # fmt: skip
+    for name, turns in found.items():
+        if not np.isfinite(turns).all():
+            problem = f"says nothing of how some axis is oriented ({name}): {instead}"
+            raise DataError(file, problem, code="orientation-unknown", field="data.orientation")
+    first, *others = found.values()
+    if not all(np.array_equal(first, other) for other in others):
+        problem = f"is oriented in one way by its sform, in another by its qform: {instead}"
+        raise DataError(file, problem, code="orientation-contradicts", field="data.orientation")
+    return np.asarray(first)
 
 
 def _plain(axes: tuple[int, ...]) -> tuple[int, ...]:

@@ -13,10 +13,10 @@ from rankdad.common.errors import DataError, one_line
 from rankdad.common.files import check_file
 from rankdad.common.spec.data import NpzData, TsData
 from rankdad.common.spec.images import FunctionData
-from rankdad.common.spec.table_schema import canonical
+from rankdad.common.spec.table_schema import composed
 from rankdad.common.spec.tasks import Classification, MultiLabel, TaskSpec
 from rankdad.local.data.formats import HEAD, check_fits, format_of
-from rankdad.local.data.reading import MISSING, Array, Reading, shown
+from rankdad.local.data.reading import LOST_DIGITS, MISSING, Array, Reading, has_lost_digits, shown
 
 ArrayData = NpzData | TsData | FunctionData
 READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -83,7 +83,7 @@ def samples_of(
         labels,
         split,
         keys,
-        None if groups is None else tuple(map(canonical, groups)),
+        groups,
         notes=notes,
     )
 
@@ -240,25 +240,30 @@ def _texts(path: str | Path, name: str, array: Array, count: int) -> tuple[str, 
             code="shape-differs",
         )
     try:
-        texts = tuple(str(text).strip() for text in array.reshape(-1).astype(np.str_).tolist())
+        cells = array.reshape(-1).astype(np.str_ if array.dtype.kind in "US" else array.dtype).tolist()
     except UnicodeDecodeError:
         raise DataError(path, f"{name} holds bytes that are not ASCII, expected text", code="not-ascii") from None
-    for row, text in enumerate(texts):
+    whole = (int(cell) if isinstance(cell, float) and cell.is_integer() else cell for cell in cells)
+    texts = tuple(composed(str(cell).strip()) for cell in whole)
+    for row, (text, cell) in enumerate(zip(texts, cells, strict=True)):
         if text.lower() in MISSING:
-            raise DataError(path, f"{name} is missing in row {row}", code="value-missing")
+            raise DataError(path, f"{name} is missing in row {row}", code="key-missing", field=name, row=row)
         if "\0" in text:
-            raise DataError(
-                path, f"{name} holds the character NUL in row {row}, which no text has", code="character-nul"
-            )
+            problem = f"{name} holds the character NUL in row {row}, which no text has"
+            raise DataError(path, problem, code="not-text", field=name, row=row)
+        if has_lost_digits(text, cell):
+            problem = f"{name} holds {shown(text)} in row {row}, {LOST_DIGITS}"
+            raise DataError(path, problem, code="identifier-rounded", field=name, row=row)
     return texts
 
 
 def _check_distinct(path: str | Path, keys: Sequence[str]) -> None:
     rows: dict[str, int] = {}
     for row, text in enumerate(keys):
-        before = rows.setdefault(canonical(text), row)
+        before = rows.setdefault(text, row)
         if before != row:
-            raise DataError(path, f"key holds {shown(text)} in row {row} and in row {before}", code="key-repeated")
+            problem = f"key holds {shown(text)} in row {row} and in row {before}"
+            raise DataError(path, problem, code="key-repeated", field="key", row=row)
 
 
 def _inputs(path: str | Path, array: Array, data: ArrayData, dtype: str, lengths: Array | None) -> Array:

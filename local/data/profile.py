@@ -16,7 +16,7 @@ from rankdad.common.errors import visible
 from rankdad.common.spec.table_schema import canonical
 from rankdad.common.spec.written import Date
 from rankdad.local.data.cells import DATE, LIMIT
-from rankdad.local.data.reading import MISSING, Array, shown
+from rankdad.local.data.reading import BROKEN, BROKEN_ADVICE, MISSING, Array, shown
 from rankdad.local.data.tables import Table
 
 Kind = Literal["number", "levels", "date", "id", "text", "empty"]
@@ -139,6 +139,8 @@ def _column(table: Table, name: str) -> Column:
             advice = "write limits of detection as numbers, or list them in data.missing_values to have them imputed"
         said = f"{len(held) - len(numbers)} cells are no plain numbers, such as {shown(next(iter(others)))}"
         remarks.append(f"{said}: {advice}")
+    if broken := [text for text in held if BROKEN.fullmatch(text)]:
+        remarks.append(f"{len(broken)} cells hold {shown(broken[0])} or the like, {BROKEN_ADVICE}")
     if kind == "id":
         remarks.append("it names rows: no input, but data.key or data.group, or leave it out by data.exclude")
     summary: dict[str, float] = {}
@@ -167,6 +169,8 @@ def _ends(held: Sequence[str]) -> tuple[str, ...]:
 
 def _kind(name: str, held: Sequence[str], numbers: Array, counts: Mapping[str, int]) -> Kind:
     alone = len(counts) == len(held) and len(held) > MAX_LEVELS
+    if 2 * sum(bool(BROKEN.fullmatch(text)) for text in held) > len(held):
+        return "text"
     if 2 * sum(bool(DATE.match(text)) for text in held) > len(held):
         return "date"
     if 2 * max(len(numbers), sum(bool(NUMBER.fullmatch(text)) for text in held)) >= len(held):

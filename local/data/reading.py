@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null", "none"})  # in small letters
+EXACT = 10**15  # a real number in a cell has fewer digits than this that are sure
+ROUNDED = re.compile(r"[+-]?\d(\.\d+)?[eE]\+\d{2,}")  # as programs shorten numbers of many digits
+BROKEN = re.compile(r"=.*|#(REF!|DIV/0!|VALUE!|NAME\?|NUM!|NULL!|SPILL!|CALC!)", re.DOTALL)  # of a workbook
+BROKEN_ADVICE = "a formula without a result: open the workbook, mend and save it, or export it anew"
+LOST_DIGITS = "an identifier that has lost digits: make the column text where it comes from, and export it anew"
 MOST = 1e100  # of what is summed up over samples and sites with its squares
 
 
@@ -86,3 +92,13 @@ def number(text: str) -> float:
 def shown(text: str) -> str:
     """Return a cell as it stands in an error."""
     return repr(text if len(text) <= 40 else text[:37] + "...")
+
+
+def has_lost_digits(text: str, cell: object = None) -> bool:
+    """Tell whether an identifier was rounded on its way, so that several may have become one.
+
+    Args:
+        text: it, as it stands there.
+        cell: what held it, where that is not text.
+    """
+    return ROUNDED.fullmatch(text) is not None or (isinstance(cell, float) and abs(cell) >= EXACT)

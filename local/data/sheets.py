@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import importlib
+import io
+import re
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pandas as pd
 
 from rankdad.common.errors import DataError, UserError
 from rankdad.common.files import check_file
 from rankdad.local.data.formats import check_fits
+from rankdad.local.data.reading import EXACT
 
 MEMORY_FACTOR = 20  # times its XML's size that a workbook takes as cells, at most
 CELL = 100  # bytes that a cell takes, about
@@ -31,13 +36,16 @@ def read_workbook(path: Path, sheet: str | None) -> pd.DataFrame:
     openpyxl = _need("openpyxl", path, "excel")
     check_file(path)
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(path) as archive, warnings.catch_warnings(), path.open("rb") as file:
             check_fits(path, "its cells", MEMORY_FACTOR * sum(part.file_size for part in archive.infolist()))
-        with warnings.catch_warnings(), path.open("rb") as file:
             warnings.simplefilter("ignore")  # of styles that openpyxl does not know
             book = openpyxl.load_workbook(file, read_only=True, data_only=True, keep_links=False)
             names = [found.title for found in book.worksheets]
-            sheets = {found.title: _cells(path, found) for found in book.worksheets if sheet in (None, found.title)}
+            sheets = {
+                found.title: _cells(path, found, _unvalued(path, archive.read(found._worksheet_path)))
+                for found in book.worksheets
+                if sheet in (None, found.title)
+            }
     except OSError as error:
         raise DataError(path, f"cannot be read: {error.strerror or error}", code="cannot-read") from None
     except DataError:
@@ -82,8 +90,44 @@ def named(path: Path, cells: pd.DataFrame) -> pd.DataFrame:
     return cells.iloc[1:].set_axis(cells.iloc[0].tolist(), axis=1)
 
 
-def _cells(path: Path, sheet: Any) -> list[list[Any]]:
+def _unvalued(path: Path, xml: bytes) -> dict[int, dict[int, str]]:
+    """Return a sheet's formulas whose values the file does not hold, by row and column from 1, each after a "=".
+
+    openpyxl reads them as empty cells. Programs that write workbooks without computing them leave such.
+
+    Raises:
+        DataError: cells are merged, of which all but the first are empty.
+    """
+    found: dict[int, dict[int, str]] = {}
+    if not re.search(rb"<(\w+:)?(f|mergeCell)[ />]", xml):
+        return found
+    row = column = 0
+    for event, part in ElementTree.iterparse(io.BytesIO(xml), ("start", "end")):
+        kind = part.tag.rpartition("}")[2]
+        if kind == "row" and event == "start":
+            row, column = int(part.get("r", row + 1)), 0
+        elif kind == "c" and event == "start":
+            letters = (part.get("r") or "").rstrip("0123456789")
+            place = functools.reduce(lambda number, letter: 26 * number + ord(letter) - 64, letters, 0)
+            column = place or column + 1
+        elif kind == "c":
+            held = {own.tag.rpartition("}")[2]: own.text or "" for own in part}
+            empty = "v" in held and part.get("t") == "str"  # a text without letters, which is a value
+            if "f" in held and not held.get("v") and not empty:
+                found.setdefault(row, {})[column] = f"={held['f'] or '…'}"
+            part.clear()
+        elif kind == "mergeCell" and event == "start":
+            problem = (
+                f"has merged cells, {part.get('ref')}, of which all but the first are empty: unmerge and fill them"
+            )
+            raise DataError(path, problem, code="cells-merged")
+    return found
+
+
+def _cells(path: Path, sheet: Any, unvalued: Mapping[int, Mapping[int, str]]) -> list[list[Any]]:
     """Return a sheet's rows up to the last one that is not empty, each up to its last such cell.
+
+    A formula whose value the file does not hold is itself what its cell holds: no gap, no number, no identifier.
 
     Raises:
         DataError: they do not fit into memory: two cells far from each other make a large table.
@@ -95,6 +139,9 @@ def _cells(path: Path, sheet: Any) -> list[list[Any]]:
         if number > ROWS or len(row) > COLUMNS:
             raise DataError(path, f"has a sheet of more than {ROWS:,} rows or {COLUMNS:,} columns", code="too-large")
         cells = [_valued(cell) for cell in row]
+        for column, formula in unvalued.get(number, {}).items():
+            cells += [""] * (column - len(cells))
+            cells[column - 1] = formula
         while cells and cells[-1] == "":
             cells.pop()
         if cells:
@@ -108,9 +155,9 @@ def _cells(path: Path, sheet: Any) -> list[list[Any]]:
 
 
 def _valued(cell: Any) -> Any:
-    """Return what a workbook's cell holds: "" for an error such as #N/A, an integer where there are no decimals."""
-    value = "" if cell.data_type == "e" else _plain(cell.value)
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    """Return what a workbook's cell holds; a number that may have lost digits has decimals, which identifiers lack."""
+    value = _plain(cell.value)
+    return float(value) if isinstance(value, int) and abs(value) >= EXACT else value  # a workbook keeps 15 digits
 
 
 def read_parquet(path: Path, _sheet: str | None = None) -> pd.DataFrame:
@@ -147,14 +194,14 @@ def read_parquet(path: Path, _sheet: str | None = None) -> pd.DataFrame:
 
 
 def _plain(cell: Any) -> Any:
-    """Return a number as it is, and everything else as text without spaces around it; "" where there is nothing."""
+    """Return a number, without decimals where there are none; else text without spaces around it, "" for nothing."""
     if cell is None or cell is pd.NA or cell is pd.NaT or (isinstance(cell, float) and cell != cell):
         return ""
     if isinstance(cell, bool) or not isinstance(cell, int | float):
         if isinstance(cell, datetime.datetime) and cell.time() == datetime.time():
             cell = cell.date()
         return str(cell).strip()
-    return cell
+    return int(cell) if isinstance(cell, float) and cell.is_integer() and abs(cell) < EXACT else cell
 
 
 def _need(library: str, path: Path, extra: str) -> Any:

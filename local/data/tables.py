@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from typing import Any
 import pandas as pd
 
 from rankdad.common.errors import DataError
-from rankdad.common.spec.table_schema import canonical
+from rankdad.common.spec.table_schema import canonical, composed
 from rankdad.common.spec.written import Written
 from rankdad.local.data.dialect import Decimals
-from rankdad.local.data.reading import MISSING, number, shown
+from rankdad.local.data.reading import BROKEN, BROKEN_ADVICE, LOST_DIGITS, MISSING, has_lost_digits, number, shown
+
+POINTED = re.compile(r"(\d+)\.0+")
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +57,33 @@ class Table:
 
     def texts(self, column: str) -> list[str]:
         """Return a column's cells as text without spaces around it; "" where there is nothing."""
+        return self._texts(column, canonical)
+
+    def _texts(self, column: str, form: Callable[[str], str]) -> list[str]:
         cells: list[Any] = self.frame[column].tolist()
         texts = ["" if cell is None or cell is pd.NA or cell != cell else str(cell).strip() for cell in cells]
         lacking = self.written.tokens_of(column)
-        return ["" if canonical(text) in lacking else text for text in texts] if lacking else texts
+        return ["" if form(text) in lacking else text for text in texts] if lacking else texts
+
+    def ids(self, column: str) -> list[str]:
+        """Return a column's identifiers as the text by which they are compared: 007 is not 7, and 1E2 is not 100.
+
+        Raises:
+            DataError: one has lost digits, such as 1.23E+11, or stands there as 12 and as 12.0.
+        """
+        found = [composed(text) for text in self._texts(column, composed)]
+        known = set(found)
+        for row, (text, cell) in enumerate(zip(found, self.frame[column].tolist(), strict=True)):
+            if has_lost_digits(text, cell):
+                self.refuse(row, column, f"holds {shown(text)}, {LOST_DIGITS}", code="identifier-rounded")
+                found[row] = ""
+            elif BROKEN.fullmatch(text):
+                self.refuse(row, column, f"holds {shown(text)}, {BROKEN_ADVICE}", code="formula")
+                found[row] = ""
+            elif (pointed := POINTED.fullmatch(text)) and pointed[1] in known:
+                problem = f"holds {shown(text)}, other rows hold {shown(pointed[1])}: write each identifier in one way"
+                self.refuse(row, column, problem, code="identifier-twice-written")
+        return found
 
     def numbers(self, column: str) -> list[float]:
         """Return a column's cells as numbers; NaN where there is none, or one that might be another."""
@@ -82,19 +108,20 @@ class Table:
             return Path(self.source).parent / label[0], f"row {label[1]}"
         return (Path(self.source, label), "") if isinstance(label, str) else (Path(self.source), f"row {label}")
 
-    def error(self, row: int, column: str, problem: str, hint: str = "") -> DataError:
+    def error(self, row: int, column: str, problem: str, hint: str = "", *, code: str = "cell") -> DataError:
         """Return the error that names a cell; others do not hear the hint."""
         file, place = self.place(row)
         where, called = (f"{place}, column {column}", "") if place else (f"column {column}", subjects_file(row))
-        return DataError(file, problem, place=where, called=called, hint=hint, code="value-unusable")
+        number = int(place.removeprefix("row ")) if place else None
+        return DataError(file, problem, code=code, field=column, row=number, place=where, called=called, hint=hint)
 
-    def refuse(self, row: int, column: str, problem: str, hint: str = "") -> None:
+    def refuse(self, row: int, column: str, problem: str, hint: str = "", *, code: str = "cell") -> None:
         """Refuse a row, or the whole table for it.
 
         Raises:
             DataError: names the cell.
         """
-        error = self.error(row, column, problem, hint)
+        error = self.error(row, column, problem, hint, code=code)
         if self.refused is None:
             raise error
         self.refused.setdefault(row, error)
@@ -132,7 +159,7 @@ def append(tables: Sequence[Table]) -> Table:
 
 
 def join(
-    tables: Sequence[Table], key: str, missing: str, form: Callable[[str], str] = canonical
+    tables: Sequence[Table], key: str, missing: str, form: Callable[[str], str] = str
 ) -> tuple[list[Table], tuple[str, ...], int]:
     """Return the rows whose keys are in all tables, in the first one's order.
 
@@ -140,7 +167,7 @@ def join(
         tables: one, or several.
         key: the column.
         missing: "refuse" raises an error where a key is not in all tables; else it is left out.
-        form: returns the text by which keys are compared.
+        form: returns the text by which keys are compared, where several mean the same.
 
     Returns:
         The tables, the key left in the first alone; what is to be told of keys that were left out; how many these are.
@@ -155,19 +182,18 @@ def join(
         for table, own, other, others in ((first, ours, second, theirs), (second, theirs, first, ours)):
             alone = [row for found, row in own.items() if found not in others]
             if alone:
-                named = shown(table.texts(key)[alone[0]])
-                problem = f"{len(alone)} of {len(own)} keys are not in {Path(other.source).name}, the first is {named}"
+                named = table.ids(key)[alone[0]]
+                problem = f"{len(alone)} of {len(own)} keys are not in {Path(other.source).name}"
+                problem += f", the first is {shown(named)}"
+                hint, code = _otherwise_written(named, others), "key-not-in-all"
                 if missing == "refuse":
                     problem += "; complete the tables, or set data.missing to drop"
-                    raise table.error(alone[0], key, problem)
-                notes.append(str(table.error(alone[0], key, f"{problem}; they are left out")))
+                    raise table.error(alone[0], key, problem, hint, code=code)
+                notes.append(str(table.error(alone[0], key, f"{problem}; they are left out", hint, code=code)))
         if not ours.keys() & theirs and len(first) and len(second):
-            raise DataError(
-                first.source,
-                f"column {key}: no key is in {Path(second.source).name} too",
-                code="no-key-in-common",
-                field=key,
-            )
+            problem = f"column {key}: no key is in {Path(second.source).name} too"
+            hint = _otherwise_written(next(iter(ours)), theirs)
+            raise DataError(first.source, problem, code="keys-disjoint", field=key, hint=hint)
         everywhere &= theirs.keys()
         anywhere |= theirs.keys()
     kept = [found for found in ours if found in everywhere]
@@ -177,7 +203,7 @@ def join(
 
 
 def aligned(
-    tables: Sequence[Table], key: str, refused: dict[int, DataError], form: Callable[[str], str] = canonical
+    tables: Sequence[Table], key: str, refused: dict[int, DataError], form: Callable[[str], str] = str
 ) -> list[Table]:
     """Return tables with a row for each of the first one's, which is refused where its key is not once in all.
 
@@ -185,51 +211,73 @@ def aligned(
         tables: one, or several.
         key: the column.
         refused: by position, why.
-        form: returns the text by which keys are compared.
+        form: returns the text by which keys are compared, where several mean the same.
 
     Raises:
         DataError: a table has no such column, or no rows.
     """
     first = replace(tables[0], refused=refused)
-    keys = [form(text) for text in holder((first,), key).texts(key)]
+    keys = [form(text) for text in holder((first,), key).ids(key)]
     found = [first]
     for table in tables[1:]:
         places: dict[str, list[int]] = {}
-        for row, text in enumerate(holder((table,), key).texts(key)):
+        for row, text in enumerate(holder((replace(table, refused={}),), key).ids(key)):
             places.setdefault(form(text), []).append(row)
         if not len(table):
             raise DataError(table.source, "has no rows", code="no-rows")
         for row, name in enumerate(keys):
             if len(places.get(name, ())) != 1 or name.lower() in MISSING:
-                often = "twice" if name in places else "not"
+                if name.lower() in MISSING:
+                    first.refuse(row, key, "is missing, expected a key", code="key-missing")
+                    continue
+                often, code = ("twice", "key-repeated") if name in places else ("not", "key-not-in-all")
                 problem = f"{shown(name)} is {often} in {Path(table.source).name}"
-                first.refuse(row, key, "is missing, expected a key" if name.lower() in MISSING else problem)
+                first.refuse(row, key, problem, _otherwise_written(name, places), code=code)
         rows = [places.get(name, [0])[0] for name in keys]
         found.append(replace(table, frame=table.frame.drop(columns=key).iloc[rows], refused=refused))
     return found
 
 
-def keys_of(table: Table, key: str, form: Callable[[str], str] = canonical) -> dict[str, int]:
+def _otherwise_written(key: str, others: Iterable[str]) -> str:
+    """Return a hint to the key that a number may be elsewhere; "" if none is written so."""
+    if key in others:
+        return ""
+    alike = next((other for other in others if canonical(other) == canonical(key)), None)
+    same = "if it is the same, write it alike; identifiers are compared as text"
+    return "" if alike is None else f"; there is {shown(alike)}: {same}"
+
+
+def told_apart(table: Table, column: str, ids: Sequence[str]) -> tuple[str, ...]:
+    """Return what is to be told of identifiers that are one number, written in two ways; nothing if there are none."""
+    seen: dict[str, str] = {}
+    for text in dict.fromkeys(ids):
+        if (other := seen.setdefault(canonical(text), text)) != text:
+            both = f"{shown(other)} and {shown(text)} are two, since identifiers are compared as text"
+            return (f"{table.source}: column {column}: {both}: if they are one, write it alike",)
+    return ()
+
+
+def keys_of(table: Table, key: str, form: Callable[[str], str] = str) -> dict[str, int]:
     """Return each key's position in a table.
 
     Args:
         table: where.
         key: the column.
-        form: returns the text by which keys are compared.
+        form: returns the text by which keys are compared, where several mean the same.
 
     Raises:
         DataError: a key is missing, or stands there twice.
     """
     positions: dict[str, int] = {}
-    for row, text in enumerate(holder((table,), key).texts(key)):
+    for row, text in enumerate(holder((table,), key).ids(key)):
         if text.lower() in MISSING:
-            raise table.error(row, key, "is missing, expected a key")
+            raise table.error(row, key, "is missing, expected a key", code="key-missing")
         before = positions.setdefault(form(text), row)
         if before != row:
             file, place = table.place(before)
             other = f"{file.name}, {place}" if isinstance(table.frame.index, pd.MultiIndex) else place
             several = "; if rows may have it in common, take it for data.group and leave data.key out"
-            raise table.error(row, key, f"{shown(text)} stands in {other} too{several}")
+            raise table.error(row, key, f"{shown(text)} stands in {other} too{several}", code="key-repeated")
     return positions
 
 

@@ -183,8 +183,8 @@ def test_table_one_of_a_region_is_that_of_its_rows_together() -> None:
     parts = [Rows(torch.randn(n, 3).double() + n, torch.randn(n).double() * n) for n in (4, 9, 1)]
     together = Rows(torch.cat([in_memory(part.inputs) for part in parts]), torch.cat([part.labels for part in parts]))
     task = Regression(name="regression")
-    found = description.joined_squares([description.sums(task, part, 3) for part in parts])
-    expected = description.sums(task, together, 3)
+    found = description.joined_squares([description.sums(task, part) for part in parts])
+    expected = description.sums(task, together)
     for name, value in found.items():
         assert torch.allclose(value, expected[name], rtol=1e-12), name
     assert set(found) == {"table-squares", "table-label-squares"}

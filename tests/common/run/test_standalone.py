@@ -17,7 +17,7 @@ from torch import Tensor
 from rankdad.common.errors import UserError
 from rankdad.common.models import build_network
 from rankdad.common.preparation import Fit, OwnFit, Preparing
-from rankdad.common.preparation.moments import channels_of
+from rankdad.common.preparation.layout import Layout
 from rankdad.common.run.artifacts import SavedModel, save_model
 from rankdad.common.run.saved import saved_model
 from rankdad.common.run.standalone import DOCUMENT, Standalone, save_onnx, save_torch
@@ -56,7 +56,7 @@ def trained(**changes: Any) -> SavedModel:
         return torch.rand(width, generator=generator, dtype=torch.float64) + 0.5
 
     known: dict[str, Any] = {}
-    channels = channels_of(spec.data.shape)
+    channels = Layout.of(spec).channels
     if spec.preparation.standardise != "none":
         known = {"mean": numbers(channels), "scale": numbers(channels)}
     if getattr(spec.data, "missing", "") == "impute":

@@ -68,7 +68,7 @@ def test_several_labels_are_0_or_1(tmp_path: Path) -> None:
 
 def test_groups_are_compared_as_keys_are(tmp_path: Path) -> None:
     found = read_samples(run_of(group="family"), write(tmp_path))
-    assert found.groups == ("f1", "F2", "1")
+    assert found.groups == ("f1", "F2", "01")
     assert read_samples(run_of(group="gone"), tmp_path, beside=()).groups is None
 
 
@@ -163,7 +163,7 @@ def test_what_is_to_be_imputed_is_nan_and_what_lacks_a_label_is_left_out(tmp_pat
     found = read_samples(run_of(missing="impute", group="family"), write(tmp_path, BRAINS + rows))
     assert same(found.inputs, [[15, 1, 0], [14, 0, 1], [13, 0, 1], [NAN, 1, 0], [3, NAN, NAN]])
     assert found.keys == ("s1", "s2", "s3", "s4", "s5")
-    assert found.groups == ("f1", "F2", "1", "f4", "f5")
+    assert found.groups == ("f1", "F2", "01", "f4", "f5")
     assert found.dropped == 3
     assert [note.partition(": ")[2] for note in found.notes] == [
         "row 7, column age: is missing; 3 of 8 rows lack a value and are left out",

@@ -171,6 +171,24 @@ def test_a_site_is_tested_by_a_model_of_all_others(refit: bool) -> None:
             assert (own == 2).all() if fold == site else not (own == 2).any()
 
 
+@settings(max_examples=examples(40))
+@given(keys=KEYS, data=st.data(), marked=st.booleans(), grouped=st.booleans(), seed=st.integers(0, 99))
+def test_a_holdout_follows_from_keys_in_any_order_of_rows(
+    keys: list[str], data: st.DataObject, marked: bool, grouped: bool, seed: int
+) -> None:
+    size, spec = len(keys), run_spec(seed=seed, training={"test": 0.3, "validation": 0.2})
+    groups = data.draw(st.lists(st.sampled_from("abcdefgh"), min_size=size, max_size=size)) if grouped else None
+    split = np.arange(size) % 3 // 2 * 2 if marked else None  # a test set of the data's own
+    found = by_key(spec, reading_of(keys, None, groups, split))
+    order = data.draw(st.permutations(range(size)))
+    moved = [None if part is None else [part[row] for row in order] for part in (groups, split)]
+    names = [keys[row] for row in order]
+    turned = reading_of(names, None, moved[0], None if split is None else np.array(moved[1]))
+    assert by_key(spec, turned, site=2) == found
+    if not grouped and not marked:
+        assert Counter(parts[0] for parts in found.values())[2] == round(0.3 * size)
+
+
 def test_a_split_of_the_datas_own_goes_with_a_holdout_alone() -> None:
     reading = reading_of(list("abcd"), split=np.array([0, 0, 1, 2]))
     (split,) = folds(run_spec(), reading, 0)

@@ -70,9 +70,9 @@ GREY16 = (np.arange(24, dtype=np.uint16) * 2849).reshape(4, 6)  # up to 65527
         (GREY16, GREY16 / 65535),
         ((GREY16 // 257).astype(np.uint8), (GREY16 // 257) / 255),
         (GREY16 > 9999, GREY16 > 9999),
-        (np.dstack([GREY16 // 257] * 3 + [GREY16 * 0]).astype(np.uint8), (GREY16 // 257) / 255),
+        (np.dstack([GREY16 // 257] * 3 + [GREY16 * 0 + 255]).astype(np.uint8), (GREY16 // 257) / 255),
     ],
-    ids=["16 bits", "8 bits", "1 bit", "transparent"],
+    ids=["16 bits", "8 bits", "1 bit", "an alpha channel"],
 )
 def test_pixels_are_from_0_to_1_whatever_the_file_holds(tmp_path: Path, mode: str, pixels: Any, grey: Any) -> None:
     save(tmp_path / "cat" / "1.png", pixels)
@@ -91,6 +91,57 @@ def test_other_sizes_are_scaled_only_where_the_schema_says_so(tmp_path: Path) ->
     save(tmp_path / "cat" / "1.png", np.repeat(np.repeat(GREY16, 3, 0), 3, 1))
     found = np.asarray(read_samples(spec_of(resize=True, mode="grey"), tmp_path).inputs)[0, 0]
     assert np.allclose(found[1:-1, 1:-1], (GREY16 / 65535)[1:-1, 1:-1], atol=0.02)
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "tif"])
+@pytest.mark.parametrize("orientation", range(9))  # 0 is none of EXIF's
+def test_a_picture_is_upright_as_its_exif_says(tmp_path: Path, ending: str, orientation: int) -> None:
+    upright = np.repeat(np.repeat(GREY16.reshape(4, 6) // 257, 8, 0), 8, 1).astype(np.uint8)
+    # EXIF 2.32, 4.6.4.A: where row 0 and column 0 of what is stored are in the picture, (top or bottom, left or right)
+    stored = [upright, upright, upright[:, ::-1], np.rot90(upright, 2), upright[::-1]]
+    stored += [upright.T, np.rot90(upright), np.rot90(upright, 2).T, np.rot90(upright, -1)]
+    picture = Image.fromarray(np.ascontiguousarray(stored[orientation]))
+    exif = picture.getexif()
+    exif[0x0112] = orientation
+    (tmp_path / "cat").mkdir()
+    picture.save(tmp_path / "cat" / f"1.{ending}", exif=exif, quality=100)
+    found = np.asarray(read_samples(spec_of(mode="grey", size=[32, 48]), tmp_path).inputs)[0, 0]
+    np.testing.assert_allclose(found, upright / 255, atol=0.02)
+
+
+PALETTE = Image.fromarray(RED).quantize(4)
+CLEAR = Image.fromarray(np.dstack([RED, np.full((4, 6), 255, np.uint8)]))
+CLEAR.putpixel((2, 1), (255, 0, 51, 0))
+
+
+@pytest.mark.parametrize(
+    ("picture", "options", "ending", "code"),
+    [
+        (PALETTE, {}, "png", None),
+        (PALETTE.convert("PA"), {}, "tif", None),
+        (Image.fromarray(RED).convert("YCbCr"), {}, "tif", "pixels-unknown"),
+        (Image.fromarray(RED).convert("CMYK"), {}, "jpg", "pixels-unknown"),
+        (Image.fromarray(RED).convert("CMYK"), {}, "tif", "pixels-unknown"),
+        (CLEAR, {}, "png", "transparent"),
+        (CLEAR.convert("LA"), {}, "png", "transparent"),
+        (Image.fromarray(RED), {"transparency": (255, 0, 51)}, "png", "transparent"),
+        (Image.fromarray(RED), {"transparency": (1, 2, 3)}, "png", None),
+        (PALETTE, {"transparency": PALETTE.getpixel((0, 0))}, "png", "transparent"),
+        (Image.fromarray(np.ones((4, 6), np.int32)), {}, "tif", "pixels-unknown"),
+    ],
+)
+def test_colours_are_those_that_are_seen_or_refused(
+    tmp_path: Path, picture: Image.Image, options: dict[str, Any], ending: str, code: str | None
+) -> None:
+    (tmp_path / "cat").mkdir()
+    picture.save(tmp_path / "cat" / f"1.{ending}", **options)
+    if code is None:
+        found = np.asarray(read_samples(spec_of(), tmp_path).inputs)[0]
+        assert np.allclose(found, np.array([1, 0, 0.2])[:, None, None] * np.ones((4, 6)))
+        return
+    with pytest.raises(DataError) as error:
+        read_samples(spec_of(), tmp_path)
+    assert (error.value.code, error.value.file) == (code, str(tmp_path))
 
 
 def cut(path: Path) -> None:

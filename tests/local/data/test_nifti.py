@@ -6,12 +6,14 @@ import gzip
 import struct
 import sys
 import tracemalloc
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
 import nibabel
 import numpy as np
 import pytest
+from nibabel.orientations import axcodes2ornt, ornt_transform
 
 from rankdad.common.errors import DataError, SpecError, UserError
 from rankdad.common.spec import RunSpec
@@ -99,6 +101,72 @@ def test_a_files_last_axis_are_the_channels(
     found = read_samples(spec_of(shape=shape), path).inputs[0]
     expected = voxels.reshape(3, 4, 5, -1)
     assert np.array_equal(found, (np.moveaxis(expected, -1, 0) if moved else expected[..., 0]).astype(np.float32))
+
+
+def turned(voxels: np.ndarray[Any, Any], codes: str, affine: Any = None) -> Any:
+    """The same volume, stored so that its axes go where these letters say."""
+    image = nibabel.Nifti1Image(voxels, np.diag([1.5, 2, 3, 1]) if affine is None else affine)
+    return image.as_reoriented(ornt_transform(axcodes2ornt("RAS"), axcodes2ornt(codes)))
+
+
+SIDES = ("RL", "AP", "IS")
+ORIENTATIONS = ["".join(sides) for axes in permutations(SIDES) for sides in product(*axes)]
+
+
+@pytest.mark.parametrize("codes", ORIENTATIONS)
+def test_however_a_volume_is_stored_it_is_the_same(tmp_path: Path, codes: str) -> None:
+    path, voxels = write(tmp_path, "image,group\na.nii,control\nb.nii.gz,patient\n"), VOXELS + 0.5
+    turned(voxels, codes).to_filename(tmp_path / "a.nii")
+    tilt = np.array([[0.96, -0.28, 0, 5], [0.28, 0.96, 0, -7], [0, 0, 1, 9], [0, 0, 0, 1]])  # by 16 degrees
+    turned(np.stack([voxels], -1), codes, tilt).to_filename(tmp_path / "b.nii.gz")
+    assert np.array_equal(read_samples(spec_of(), path).inputs, [voxels, voxels])
+    stored = np.asarray(nibabel.Nifti1Image.from_filename(tmp_path / "a.nii").dataobj)
+    (tmp_path / "people.csv").write_text("image,group\na.nii,control\n")
+    found = read_samples(spec_of(orientation="stored", shape=list(stored.shape)), path)
+    assert np.array_equal(np.asarray(found.inputs)[0], stored)
+
+
+def test_channels_stay_with_their_volume(tmp_path: Path) -> None:
+    path, voxels = write(tmp_path, "image,group\na.nii,control\n"), np.random.default_rng(0).normal(size=(3, 4, 5, 2))
+    turned(voxels, "PSL").to_filename(tmp_path / "a.nii")
+    found = np.asarray(read_samples(spec_of(shape=[2, 3, 4, 5]), path).inputs)[0]
+    assert np.array_equal(found, np.moveaxis(voxels, -1, 0).astype(np.float32))
+
+
+def forms(sform: Any, qform: Any, shape: tuple[int, ...] = (3, 4, 5)) -> nibabel.Nifti1Image:
+    image = nibabel.Nifti1Image(VOXELS.reshape(shape), None)
+    image.header.set_qform(np.eye(4) if qform is None else qform, 0 if qform is None else 1)
+    image.header.set_sform(np.eye(4) if sform is None else sform, 0 if sform is None else 1)
+    return nibabel.Nifti1Image(VOXELS.reshape(shape), None, image.header)
+
+
+FLAT = np.diag([1.0, 1, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("image", "code", "field"),
+    [
+        (forms(None, None), "orientation-unknown", "data.orientation"),
+        (forms(FLAT, None), "orientation-unknown", "data.orientation"),
+        (forms(np.full((4, 4), np.nan), None), "orientation-unknown", "data.orientation"),
+        (forms(np.diag([-1, 1, 1, 1]), np.eye(4)), "orientation-contradicts", "data.orientation"),
+        (turned(VOXELS.reshape(5, 4, 3), "RAS"), "shape-mismatch", "data.shape"),
+        (turned(VOXELS.reshape(5, 3, 4), "SRA"), None, ""),
+        (forms(None, np.diag([-1, -1, 1, 1])), None, ""),
+    ],
+)
+def test_what_does_not_say_how_it_is_oriented_is_refused(tmp_path: Path, image: Any, code: Any, field: str) -> None:
+    path = write(tmp_path, "image,group\na.nii,control\n")
+    image.to_filename(tmp_path / "a.nii")
+    if code is None:
+        expected = nibabel.as_closest_canonical(nibabel.Nifti1Image.from_filename(tmp_path / "a.nii")).dataobj
+        assert np.array_equal(read_samples(spec_of(shape=list(expected.shape)), path).inputs[0], np.asarray(expected))
+        return
+    with pytest.raises(DataError) as error:
+        read_samples(spec_of(), path)
+    assert (error.value.code, error.value.field, error.value.row) == (code, field, 2)
+    if field == "data.orientation":
+        assert np.array_equal(read_samples(spec_of(orientation="stored"), path).inputs[0], VOXELS)
 
 
 def change(name: str, edit: Any) -> Any:

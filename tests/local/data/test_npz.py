@@ -81,7 +81,7 @@ BAD: list[tuple[TaskSpec, dict[str, Any], str]] = [
     (LABELS, {"y": np.zeros((2, 4))}, r"y has shape \[2, 4\], expected \[4, 2\]"),
     (LABELS, {"y": [["0", "1"]] * 4}, "y holds text or objects"),
     (CLASSES, {"y": [0, 1, 3, 1]}, "y holds 3 in row 2, expected whole numbers from 0 to 2"),
-    (CLASSES, {"key": ["a", "b", "1", "01"]}, "key holds '01' in row 3 and in row 2"),
+    (CLASSES, {"key": ["a", "b", "01", "01"]}, "key holds '01' in row 3 and in row 2"),
     (CLASSES, {"key": ["a", "b", "", "c"]}, "key is missing in row 2"),
     (CLASSES, {"key": ["a", "b"]}, r"key has shape \[2\], expected one text or number for each sample"),
     (CLASSES, {"key": np.zeros((4, 2))}, r"key has shape \[4, 2\]"),
