@@ -94,7 +94,8 @@ def run_site(
         RankdadError: in training: this site or another could not go on.
     """
     output, ranks = Path(config.output), ranks or Alone()
-    with log_names(site=config.name), AggregatorClient(config) as client, ExitStack() as names:
+    look = signals.while_waiting if signals else lambda: None
+    with log_names(site=config.name), AggregatorClient(config, look=look) as client, ExitStack() as names:
         offered = client.run()
         with _reporting_failure(client, config):
             try:
