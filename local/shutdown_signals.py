@@ -43,8 +43,8 @@ class ShutdownSignals:
 
     def __enter__(self) -> ShutdownSignals:
         self._process = os.getpid()
-        handlers = {signal.SIGINT: self._handle, signal.SIGTERM: self._handle, signal.SIGALRM: self._end_now}
-        self._previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        self._previous = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._end_now)
         return self
 
     def __exit__(
