@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rankdad.common.documents import load_json
 from rankdad.common.errors import UserError, visible
-from rankdad.common.files import make_folder
+from rankdad.common.files import make_folder, owned
 from rankdad.common.spec.tree import TOP
 
 PLAN = "plan.json"
@@ -25,6 +25,26 @@ def new_directory(directory: Path) -> None:
     if (directory / "run.json").exists():
         raise UserError(f"{directory}: already holds a run; choose another --output or remove it")
     make_folder(directory)
+
+
+@contextlib.contextmanager
+def own_directory(directory: Path, name: str, *, new: bool) -> Iterator[None]:
+    """Keep a run's directory to this process within a `with`.
+
+    Args:
+        directory: of the run.
+        name: of its aggregator.
+        new: whether the run begins.
+
+    Raises:
+        UserError: see `new_directory` and `owned`.
+    """
+    if new:
+        new_directory(directory)
+    with owned(directory, name, "--output"):
+        if new:
+            new_directory(directory)  # nobody has begun one in the meantime
+        yield
 
 
 def owner_of(directory: Path) -> str | None:

@@ -23,9 +23,10 @@ from rankdad.common.files import is_within, make_folder
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.tree import TOP
 from rankdad.local.data import SiteData
 from rankdad.remote.aggregator import Aggregator
-from rankdad.remote.run_directory import new_directory
+from rankdad.remote.run_directory import own_directory
 from rankdad.simulations.dealing import dealt_data, write_sites
 from rankdad.simulations.lockstep import Said, Trainers, carry, looking_on, predicting, write_results
 from rankdad.simulations.resolving import with_columns
@@ -66,7 +67,7 @@ def simulate(
         file = _agreed(star, path, read)
         star.patience = file.run.federation.timeout or star.patience
         directory = Path(folders.enter_context(TemporaryDirectory())) if star.rank else place(file.run)
-        star.agree(lambda: new_directory(directory))
+        star.agree(lambda: folders.enter_context(own_directory(directory, TOP, new=True)))
         look = folders.enter_context(looking_on(json_output=json_output, quiet=quiet))
         failure = _run(star, file, directory, allow_factories, look)
         if failure:

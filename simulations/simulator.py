@@ -30,7 +30,7 @@ from rankdad.local.config import SiteConfig
 from rankdad.remote.auth import hashed
 from rankdad.remote.config import Access
 from rankdad.remote.persistence import LEDGER, LedgerOptions
-from rankdad.remote.run_directory import new_directory
+from rankdad.remote.run_directory import own_directory
 from rankdad.remote.server import listen
 from rankdad.remote.tracking import trackers_of
 from rankdad.simulations.dealing import write_sites
@@ -80,14 +80,13 @@ def simulate(
     """
     import_before_forking()
     trackers_of(file.run, directory)  # before any process is made
-    if not resume:
-        if (directory / LEDGER).exists():
-            problem = f"already holds a run: --resume {directory} goes on with it, if it was cut short"
-            raise UserError(f"{directory}: {problem}; or choose another --output, or remove it")
-        new_directory(directory)
-        write_json(directory / SIMULATION, file.model_dump(mode="json"))
+    if not resume and (directory / LEDGER).exists():
+        problem = f"already holds a run: --resume {directory} goes on with it, if it was cut short"
+        raise UserError(f"{directory}: {problem}; or choose another --output, or remove it")
     relay, nodes = file.simulation.relay, file.run.federation.nodes
-    with contextlib.ExitStack() as sockets:
+    with own_directory(directory, TOP, new=not resume), contextlib.ExitStack() as sockets:
+        if not resume:
+            write_json(directory / SIMULATION, file.model_dump(mode="json"))
         listening = {name: sockets.enter_context(listen("127.0.0.1", 0)) for name in nodes}
         relaying = sockets.enter_context(listen("127.0.0.1", 0)) if relay else None
         urls = {name: _url(socket) for name, socket in listening.items()}
@@ -105,7 +104,8 @@ def simulate(
             name: partial(aggregator_process, file, directory, regions.get(name), *options) for name in nodes
         }
         processes = _Processes(file, directory, listening, relaying, configs, aggregators, logs)
-    return processes.run()
+        sockets.close()  # the processes have their own
+        return processes.run()
 
 
 def _url(listening: socket.socket) -> str:
