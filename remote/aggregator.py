@@ -61,7 +61,10 @@ class PausedError(RankdadError):
     """
 
     def __init__(self, round_: int, cause: Exception) -> None:
-        why = f"the run is paused: round {round_} could not be aggregated {MAX_TRIES} times, by an error of the aggregator's own"
+        why = (
+            f"the run is paused: round {round_} could not be aggregated {MAX_TRIES} times, by an error of the "
+            "aggregator's own"
+        )
         self._told = f"{why} ({type(cause).__name__}): its log says more"
         super().__init__(f"{why}: {one_line(cause)}; the aggregator, started again, goes on with it", code="run-paused")
 
@@ -290,7 +293,7 @@ class Aggregator:
         try:
             update = self._make(ready)
         except RunFailedError as error:
-            return self.fail(error.site, error.reason)
+            return self.fail(error.site, error.reason, status="failed" if ready.round else "refused")
         except Exception as error:
             self._retry_at, self._delay, self._tries = self._clock() + self._delay, 2 * self._delay, self._tries + 1
             if self._tries < MAX_TRIES:
@@ -352,7 +355,9 @@ class Aggregator:
         self._departed.add(site)
         present = len(self.children) - len(self._departed)
         if present < self.barrier.quorum:
-            return self._fail(site, self.recorder.progress.problems.get(site, reason))
+            problem = self.recorder.progress.problems.get(site)
+            refused = problem is not None and self.barrier.round == 0
+            return self._fail(site, problem or reason, "refused" if refused else "failed")
         return self.barrier.depart(site, self._clock())
 
     def _hear_failure(self, site: str, failure: Failure) -> list[Effect]:
@@ -516,6 +521,9 @@ class Aggregator:
             self._publish()
         finally:
             self.persistence.close()
+        if self._outcome[0] == "refused":
+            self.persistence.remove()
+            return
         best, final = self.state.best_weights, self.state.replica.weights()
         last = min(self.state.fold, self.plan.folds - 1)
         fit = None

@@ -105,7 +105,7 @@ def run_aggregator(
     if progress.status == "interrupted":
         go_on = "; the same command goes on with it" if ledger is not None and lifeline is None else ""
         raise InterruptedRunError(f"{progress.reason or interrupted}; what was recorded lies in {output}{go_on}")
-    if progress.status == "failed":
+    if progress.status in ("failed", "refused"):
         site, _, reason = progress.reason.partition(": ")
         raise RunFailedError(site, reason)
 

@@ -17,14 +17,31 @@ PLAN = "plan.json"
 
 
 def new_directory(directory: Path) -> None:
-    """Make a run's directory.
+    """Make a run's directory; one whose run was refused is taken over.
 
     Raises:
         UserError: it cannot be made, or already holds a run.
     """
-    if (directory / "run.json").exists():
-        raise UserError(f"{directory}: already holds a run; choose another --output or remove it")
+    run, summary = directory / "run.json", directory / "summary.json"
+    if run.exists():
+        if not _was_refused(summary):
+            raise UserError(
+                f"{directory}: already holds a run; choose another --output or remove it",
+                code="directory-holds-a-run",
+                field="--output",
+                file=directory,
+            )
+        for path in (run, summary):
+            path.unlink()
     make_folder(directory)
+
+
+def _was_refused(path: Path) -> bool:
+    try:
+        summary = load_json(path)
+    except UserError:
+        return False
+    return isinstance(summary, dict) and summary.get("status") == "refused"
 
 
 @contextlib.contextmanager

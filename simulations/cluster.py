@@ -106,11 +106,10 @@ def _run(
     data = _data(star, file, directory / "sites", ranks, allow_factories)
     replica = partial(Replica, spec, allow_factories, weights=simulation.weights_folder)
 
-    def begun() -> tuple[Tree | None, Trainers]:
-        tree = None if star.rank else Tree(spec, replica, directory)
-        trainers = Trainers(
+    trainers = star.agree(  # first: a run that a site refuses leaves nothing behind
+        lambda: Trainers(
             spec,
-            tree.top.plan if tree else make_plan(spec, replica().model),
+            make_plan(spec, replica().model),
             data,
             allowed_factories=allow_factories,
             devices=simulation.here(),
@@ -118,9 +117,8 @@ def _run(
             policies=dict.fromkeys(data, simulation.policy),
             tested=predicting(directory, spec, data),
         )
-        return tree, trainers
-
-    tree, trainers = star.agree(begun)
+    )
+    tree = star.agree(lambda: None if star.rank else Tree(spec, replica, directory))
     failure = _follow(star, trainers) if tree is None else _lead(star, trainers, tree, ranks, on_round)
     star.agree(lambda: write_results(directory, spec, data, trainers.results))
     if star.rank:

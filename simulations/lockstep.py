@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
@@ -23,7 +23,7 @@ from rankdad.common.errors import RankdadError, RunFailedError
 from rankdad.common.policy import EVERYTHING, Policy
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Ask, Message
-from rankdad.common.protocol.plan import Plan
+from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.artifacts import save_model
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
@@ -159,21 +159,20 @@ def run(
         PolicyError: a site's policy does not allow the run.
         RunFailedError: a site could not go on, and the run not without it.
     """
-    tree = Tree(spec, partial(Replica, spec, allowed_factories, weights=weights), directory)
-    try:
-        trainers = Trainers(
-            spec,
-            tree.top.plan,
-            {site: data[site] for site in tree.top.plan.sites},
-            allowed_factories=allowed_factories,
-            devices=devices,
-            weights=weights,
-            policies=policies,
-            tested=tested,
-        )
+    replica = partial(Replica, spec, allowed_factories, weights=weights)
+    plan = make_plan(spec, replica().model)
+    trainers = Trainers(  # first: a run that a site refuses leaves nothing behind
+        spec,
+        plan,
+        {site: data[site] for site in plan.sites},
+        allowed_factories=allowed_factories,
+        devices=devices,
+        weights=weights,
+        policies=policies,
+        tested=tested,
+    )
+    with closing(Tree(spec, replica, directory)) as tree:
         carry(tree, trainers.advance, on_round)
-    finally:
-        tree.close()
     if tree.top.barrier.failed:
         raise trainers.failures[0]
     return trainers.results
