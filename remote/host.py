@@ -83,6 +83,7 @@ class Host:
         self._unacknowledged = set(aggregator.children)
         self._departed: set[str] = set()
         self.seen: dict[str, float] = {}  # when each site last asked something, in seconds of the time of day
+        self.joined: set[str] = set()  # sites that have sent anything: `rankdad check` asks, and goes
         self._present: set[str] = set()  # have contributed since they came
         self._problems: dict[str, str] = {}  # of sites, as last logged
         self._held: dict[str, list[Held]] = {}
@@ -116,6 +117,7 @@ class Host:
             ProtocolError: it has to be refused; nothing has changed then.
         """
         self._heard.set()
+        self.joined.add(site)
         if self.crashed:
             raise ProtocolError(500, "the aggregator has to be started again")
         with self._hold(site, connection) as held:

@@ -19,9 +19,11 @@ from rankdad.common.protocol.codec import unpack
 from rankdad.common.protocol.messages import Failure, Roster
 from rankdad.local.drivers.http import AggregatorClient
 from rankdad.remote.aggregator import Update
+from rankdad.remote.auth import Identity, hashed
 from rankdad.remote.connections import Timeouts
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.rounds import Ready
+from rankdad.remote.standing import standings
 from tests.conftest import SITES, site_config
 from tests.remote.serving import Served, serving
 
@@ -366,3 +368,26 @@ def test_a_body_must_not_be_slow(tmp_path: Path) -> None:
         answer = slow.makefile("rb").read()
     assert answer.startswith(b"HTTP/1.1 408")
     assert b"the body came slower than 100000 bytes per second" in answer
+
+
+def test_a_site_that_has_only_looked_is_not_gone(tmp_path: Path) -> None:
+    """As `rankdad check SITE.json` does: it says by its token who it is, asks for the run, and sends nothing."""
+    (tmp_path / "token").write_text("a" * 43)
+    identity = Identity(SITES, {"alpha": hashed("a" * 43)})
+    with serving(tmp_path / "run", identity) as served:
+
+        def alpha() -> str:
+            return standings(served.host)[0].kind
+
+        config = site_config(served.port, token_file=str(tmp_path / "token"), allow_plain_http=True)
+        assert alpha() == "absent"
+        with AggregatorClient(config) as client:
+            client.run()
+            assert alpha() == "awaited"
+        served.until(lambda: not served.host.connected())
+        assert alpha() == "absent"
+        with AggregatorClient(config) as client:
+            client.run()
+            client.give_up(b"?")  # whatever it sends
+        served.until(lambda: not served.host.connected())
+        assert alpha() == "gone"
