@@ -107,7 +107,9 @@ def run_site(
                 ) from None
             names.enter_context(owned(output, config.name))
             if number is not None and (offered.get("id"), offered.get("resumes")) != (number, True):
-                raise SpecError("id", f"{config.aggregator} has begun anew a run that was allowed here once")
+                raise SpecError(
+                    "id", f"{config.aggregator} has begun anew a run that was allowed here once", code="run-begun-anew"
+                )
             ranks.introduce(offered)
             own = taking_part(config, offered, lambda name: names.enter_context(log_names(run=name)))
             spec, policy, plan, data = own.spec, own.policy, own.plan, own.data
@@ -331,7 +333,9 @@ def offered_spec(config: SiteConfig, offered: Mapping[str, object]) -> RunSpec:
     if offered.get("version") != __version__:
         raise UserError(
             f"{config.aggregator} runs rankdad {visible(str(offered.get('version')), 63)}, this site {__version__}: "
-            "install the same"
+            "install the same",
+            code="version-differs",
+            field="version",
         )
     return _own(config, validate(RunSpec, offered.get("run"), file=config.aggregator), config.aggregator)
 
@@ -341,11 +345,12 @@ def _own(config: SiteConfig, spec: RunSpec, source: str) -> RunSpec:
     if config.spec is not None:
         expected = validate(RunSpec, load_json(config.spec), file=config.spec)
         if expected.sha256() != spec.sha256():
-            raise SpecError("spec", f"{config.spec} is not the run that {source} offers")
+            raise SpecError("spec", f"{config.spec} is not the run that {source} offers", code="run-differs")
     if config.name not in spec.federation.sites:
         raise SpecError(
             "name",
             f"{config.name} is not a site of this run, expected one of {', '.join(spec.federation.sites[:20])}"
             + ", …" * (len(spec.federation.sites) > 20),
+            code="site-unknown",
         )
     return spec

@@ -107,7 +107,7 @@ def run_aggregator(
         raise InterruptedRunError(f"{progress.reason or interrupted}; what was recorded lies in {output}{go_on}")
     if progress.status in ("failed", "refused"):
         site, _, reason = progress.reason.partition(": ")
-        raise RunFailedError(site, reason)
+        raise RunFailedError(site, reason, code=progress.code, field=progress.about)
 
 
 def _begin(
@@ -138,7 +138,9 @@ def _begin(
                 there = ask(upstream, plan, spec.federation)
             if there != aggregator.run_id:
                 raise UserError(
-                    f"--upstream: {upstream.aggregator} has another run than {output}: choose another --output"
+                    f"--upstream: {upstream.aggregator} has another run than {output}: choose another --output",
+                    code="run-differs",
+                    field="--upstream",
                 )
     return aggregator
 

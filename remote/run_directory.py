@@ -84,7 +84,11 @@ def check_owner(directory: Path, name: str) -> None:
     """
     if (owner := owner_of(directory)) not in (None, name):
         there, here = (f"region {one}" if one != TOP else "the aggregator above all" for one in (owner, name))
-        raise UserError(f"--output: {directory} is the directory of {there}, and this is {here}: choose its own")
+        raise UserError(
+            f"--output: {directory} is the directory of {there}, and this is {here}: choose its own",
+            code="directory-of-another",
+            field="--output",
+        )
 
 
 class Table:
@@ -115,7 +119,7 @@ class Table:
         try:
             self._writer.writerow(values)
         except OSError as error:
-            raise UserError(f"{self._path}: cannot be written: {error.strerror}") from None
+            raise UserError(f"{self._path}: cannot be written: {error.strerror}", code="cannot-write") from None
 
     def size(self) -> int:
         """Return how many bytes stand."""

@@ -195,7 +195,7 @@ class Consider:
         with ServiceClient(self.config, patience=0.1) as client:  # the agent tries again
             offer = client.offer(self.offered.run)
         if (offer.run, offer.id) != (self.offered.run, self.offered.id):
-            raise UserError("the service names another run than it offers")
+            raise UserError("the service names another run than it offers", code="run-differs")
         return offer
 
 

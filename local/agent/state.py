@@ -136,7 +136,7 @@ class RunFolder:
                 os.close(file)
             sync_path(path.parent)
         except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+            raise UserError(f"{path}: cannot be written: {error.strerror}", code="cannot-write") from None
 
 
 def runs_folder(config: SiteConfig) -> Path:
