@@ -315,7 +315,9 @@ def _reporting_failure(client: AggregatorClient, config: SiteConfig) -> Iterator
         if isinstance(error, RankdadError) and (error.code, error.site) == ("folder-in-use", config.name):
             raise  # the site takes part already, by that process
         reason = public_reason(error, config)
-        client.give_up(pack_failure(failure_message(config.name, 0, RankdadError(reason), final=False)))
+        client.give_up(
+            pack_failure(failure_message(config.name, 0, RankdadError(reason, code="aggregator-failed"), final=False))
+        )
         raise
 
 

@@ -104,7 +104,9 @@ def run_aggregator(
             _log.warning("the sites' final weights differ; do they compute on different hardware?")
     if progress.status == "interrupted":
         go_on = "; the same command goes on with it" if ledger is not None and lifeline is None else ""
-        raise InterruptedRunError(f"{progress.reason or interrupted}; what was recorded lies in {output}{go_on}")
+        raise InterruptedRunError(
+            f"{progress.reason or interrupted}; what was recorded lies in {output}{go_on}", code="interrupted"
+        )
     if progress.status in ("failed", "refused"):
         site, _, reason = progress.reason.partition(": ")
         raise RunFailedError(site, reason, code=progress.code, field=progress.about)

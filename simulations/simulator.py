@@ -84,7 +84,9 @@ def simulate(
     trackers_of(file.run, directory)  # before any process is made
     if not resume and (directory / LEDGER).exists():
         problem = f"already holds a run: --resume {directory} goes on with it, if it was cut short"
-        raise UserError(f"{directory}: {problem}; or choose another --output, or remove it")
+        raise UserError(
+            f"{directory}: {problem}; or choose another --output, or remove it", code="cannot-resume", field="--output"
+        )
     relay, nodes = file.simulation.relay, file.run.federation.nodes
     with own_directory(directory, TOP, new=not resume), contextlib.ExitStack() as sockets:
         if not resume:
