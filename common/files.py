@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from rankdad.common.errors import DataError, UserError
+from rankdad.common.errors import DataError, UserError, visible
+
+LOCK = "lock"  # in a folder that one process at a time writes into: whose it is
 
 
 def is_within(path: Path, folder: Path) -> bool:
@@ -78,6 +84,55 @@ def make_folder(path: Path, *, private: bool = False) -> Path:
     except OSError as error:
         raise UserError(f"{path}: cannot be made: {error.strerror}", code="cannot-write") from None
     return path
+
+
+@contextmanager
+def owned(folder: Path, owner: str, field: str = "output") -> Iterator[None]:
+    """Keep a folder to this process within a `with`, and to its owner afterwards: two would mix what they write.
+
+    Args:
+        folder: which is there.
+        owner: a site's name, or what else writes into the folder.
+        field: that names the folder.
+
+    Raises:
+        UserError: another process has the folder, or it is another owner's, or it cannot be written.
+    """
+    path = folder / LOCK
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be written: {error.strerror}", code="cannot-write", field=field, file=path
+        ) from None
+    try:
+        before = visible(os.pread(file, 1 << 10, 0).decode(errors="replace").strip(), 63)
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, no child process keeps it
+        except OSError as error:
+            held = error.errno in (errno.EACCES, errno.EAGAIN)
+            raise UserError(
+                f"{field}: {folder} is in use by {before or 'another process'}: stop that first, or choose another "
+                "folder"
+                if held
+                else f"{field}: {folder} cannot be locked ({error.strerror}): choose a folder on another disk",
+                code="folder-in-use" if held else "cannot-lock",
+                field=field,
+                site=before,
+                file=path,
+            ) from None
+        if before not in ("", owner):
+            raise UserError(
+                f"{field}: {folder} is {before}'s, and this is {owner}: choose another folder, or remove that one",
+                code="folder-of-another",
+                field=field,
+                site=before,
+                file=path,
+            )
+        os.pwrite(file, f"{owner}\n".encode(), 0)
+        yield
+    finally:
+        os.close(file)
 
 
 def sync_path(path: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PATIENCE = 120.0  # seconds without progress
-PORTS = {"aggregator": 8765, "coinstac": 8881}
+PORTS = {"aggregator": 8765, "serve": 8765, "coinstac": 8881}
 LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 SEEN = Path("/tmp/rankdad-health")  # the last look, and when progress was seen last: its time of change
 
@@ -31,14 +31,14 @@ def find(proc: Path) -> tuple[Path, list[str]] | None:
 
 
 def port_of(words: Sequence[str]) -> int | None:
-    """Return the port at which a command answers; None if it answers at none."""
+    """Return the port at which a command answers; None if it answers at none, or at any that is free."""
     port = PORTS.get(words[0] if words else "coinstac")
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if port is not None and word == "--port":
             port = int(following)
         elif port is not None and word.startswith("--port="):
             port = int(word.removeprefix("--port="))
-    return port
+    return port or None
 
 
 def is_open(proc: Path, port: int) -> bool:

@@ -27,7 +27,7 @@ else
 fi
 
 # The image has scikit-learn's digits as a file, and no scikit-learn.
-if grep -q '"source": {"name": "digits"}' /run.json; then
+if tr -d '[:space:]' </run.json | grep -q '"source":{"name":"digits"}'; then
     set -- --set 'simulation.source={"name": "npz", "path": "/opt/rankdad/digits.npz"}'
 fi
 $as_owner rankdad split /run.json --output /tmp/split "$@"
@@ -38,7 +38,7 @@ for site in $parties; do
     cp /tmp/split/"$site"/policy.json "/kits/$site/"
 done
 
-if grep -qsE '"status": "(completed|failed)"' /results/aggregator/summary.json; then
+if grep -qsE '"status": "(completed|failed|refused)"' /results/aggregator/summary.json; then
     aside="earlier/$(date -u +%Y%m%d-%H%M%S)"
     for party in $parties; do
         mkdir -p "/results/$aside/$party"

@@ -84,21 +84,25 @@ def logs(
     ca: Ca = None,
 ) -> None:
     """Print a run's log."""
+    import codecs
     import time
 
     from rankdad.common.protocol.service import OPEN
 
     with _service(to, token_file, ca) as client:
-        after = 0
+        after, decoder, line = 0, codecs.getincrementaldecoder("utf-8")("replace"), ""
         while True:
             over = not follow or client.run(run).state not in OPEN
-            while text := client.log(run, after):
-                after += len(text)
-                for line in text.decode(errors="replace").splitlines():
-                    typer.echo(visible(line, 4000))
+            while piece := client.log(run, after):  # which may end within a line, and within a letter
+                after += len(piece)
+                *lines, line = (line + decoder.decode(piece)).split("\n")
+                for whole in lines:
+                    typer.echo(visible(whole, 4000))
             if over:
                 break
             time.sleep(LOOK)
+        if line := line + decoder.decode(b"", final=True):
+            typer.echo(visible(line, 4000))
         described = client.run(run)
     typer.echo(f"{run}: {_state(described)}", err=True)
 

@@ -19,6 +19,7 @@ from rankdad.common import __version__
 from rankdad.common.devices import device_here
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import RankdadError, SpecError, UnreachableError, UserError, visible
+from rankdad.common.files import owned
 from rankdad.common.logs import MAX_LINE, log_names, progress
 from rankdad.common.memory import check_memory
 from rankdad.common.policy import Policy
@@ -94,15 +95,17 @@ def run_site(
         RankdadError: in training: this site or another could not go on.
     """
     output, ranks = Path(config.output), ranks or Alone()
-    with log_names(site=config.name), AggregatorClient(config) as client, ExitStack() as names:
+    look = signals.while_waiting if signals else lambda: None
+    with log_names(site=config.name), AggregatorClient(config, look=look) as client, ExitStack() as names:
         offered = client.run()
         with _reporting_failure(client, config):
             try:
                 output.mkdir(parents=True, exist_ok=True, mode=0o700)  # predictions name patients
             except OSError as error:
                 raise UserError(
-                    f"output: {output} cannot be made: {error.strerror}", code="cannot-write", field="output"
+                    f"output: {output} cannot be made: {error.strerror}", code="cannot-make", field="output"
                 ) from None
+            names.enter_context(owned(output, config.name))
             if number is not None and (offered.get("id"), offered.get("resumes")) != (number, True):
                 raise SpecError(
                     "id", f"{config.aggregator} has begun anew a run that was allowed here once", code="run-begun-anew"
@@ -309,9 +312,12 @@ def _reporting_failure(client: AggregatorClient, config: SiteConfig) -> Iterator
     except (ShutdownError, UnreachableError, RefusedError, LostRankError):
         raise
     except Exception as error:
-        code, field = (error.code, error.field) if isinstance(error, RankdadError) else ("unexpected-error", "")
-        said = RankdadError(public_reason(error, config), code=code, field=field)
-        client.give_up(pack_failure(failure_message(config.name, 0, said, final=False)))
+        if isinstance(error, RankdadError) and (error.code, error.site) == ("folder-in-use", config.name):
+            raise  # the site takes part already, by that process
+        reason = public_reason(error, config)
+        client.give_up(
+            pack_failure(failure_message(config.name, 0, RankdadError(reason, code="aggregator-failed"), final=False))
+        )
         raise
 
 

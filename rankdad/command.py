@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from rankdad.common.errors import RankdadError, UserError
+from rankdad.common import __version__
+from rankdad.common.errors import RankdadError, UserError, visible
 from rankdad.common.logs import LogOptions, end_with, set_up
 
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log every round, too.")]
@@ -30,7 +31,12 @@ def new_app(summary: str, several: Collection[str] = ()) -> typer.Typer:
     """
     app = typer.Typer(help=summary, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-    def begin(context: typer.Context) -> None:
+    def begin(
+        context: typer.Context,
+        version: Annotated[
+            bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version, and end.")
+        ] = False,
+    ) -> None:
         if is_launched() and context.invoked_subcommand not in several:
             name = context.invoked_subcommand
             raise UserError(
@@ -39,6 +45,12 @@ def new_app(summary: str, several: Collection[str] = ()) -> typer.Typer:
 
     app.callback()(begin)
     return app
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"rankdad {__version__}")
+        raise typer.Exit
 
 
 def is_launched() -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-from rankdad.common.errors import ProtocolError, RankdadError, RunFailedError, UserError, visible
+from rankdad.common.errors import ProtocolError, RankdadError, RunFailedError, UserError, one_line, visible
 from rankdad.common.gradients.methods import MethodState
 from rankdad.common.gradients.wire import is_lossless
 from rankdad.common.preparation import Preparing
@@ -38,7 +38,7 @@ from rankdad.remote.run_directory import check_owner, new_directory
 from rankdad.remote.tracking import trackers_of
 
 MAX_SNAPSHOTS = 3  # that a site is given in a round
-MIN_DELAY, MAX_DELAY = 1.0, 60.0  # seconds between two tries to aggregate a round
+MIN_DELAY, MAX_TRIES = 1.0, 3  # seconds until a round is aggregated again, then twice as many; and how often at all
 
 Answers = dict[str, bytes]  # by site
 _log = logging.getLogger(__name__)
@@ -50,6 +50,28 @@ class HalfwayError(Exception):
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
         self.cause = cause
+
+
+class PausedError(RankdadError):
+    """The aggregator has given up a round: nothing goes on before another process tries it.
+
+    Args:
+        round_: its number.
+        cause: of the last try's failure.
+    """
+
+    def __init__(self, round_: int, cause: Exception) -> None:
+        why = (
+            f"the run is paused: round {round_} could not be aggregated {MAX_TRIES} times, by an error of the "
+            "aggregator's own"
+        )
+        self._told = f"{why} ({type(cause).__name__}): its log says more"
+        super().__init__(f"{why}: {one_line(cause)}; the aggregator, started again, goes on with it", code="run-paused")
+
+    @property
+    def public_message(self) -> str:
+        """What sites may hear of it: not the error's words, which may come from what another site has sent."""
+        return self._told
 
 
 @dataclass(frozen=True)
@@ -125,7 +147,8 @@ class Aggregator:
         self.barrier = Barrier.of(spec.federation, self.children, clock(), self.state.round, len(self.plan.stages))
         self._lossless = is_lossless(self.plan.wire, next(replica.model.parameters()).dtype)
         self._pending: Ready | None = None  # a round that could not be aggregated yet
-        self._delay, self._retry_at = MIN_DELAY, 0.0
+        self._delay, self._retry_at, self._tries = MIN_DELAY, 0.0, 0
+        self.paused: PausedError | None = None  # by a round that it has given up
         self._departed: set[str] = set()
         self._updates: dict[int, bytes] = {}  # of the last rounds, as many as a step in buckets has
         self._given: dict[tuple[str, int], int] = {}  # snapshots to each site in the present round
@@ -163,6 +186,7 @@ class Aggregator:
             ProtocolError: it has to be refused; nothing has changed then.
             UserError: the disk is full or broken.
             HalfwayError: only another process can go on.
+            PausedError: likewise, after the round could not be aggregated again and again.
             Exception: the round could not be aggregated; `tick` tries again.
         """
         return self._answers(self._receive(site, body))
@@ -177,7 +201,7 @@ class Aggregator:
         if self.ended:
             return {}
         if self._pending is not None:
-            return self._complete(self._pending) if now >= self._retry_at else {}
+            return self._complete(self._pending) if now >= self._retry_at and self.paused is None else {}
         effects = self.barrier.tick(now)
         late = limit is not None and self.barrier.round > 0 and now - self.barrier.began > limit
         if effects or not late or self.barrier.has_quorum:
@@ -274,11 +298,16 @@ class Aggregator:
         try:
             update = self._make(ready)
         except RunFailedError as error:
-            return self.fail(error.site, error.reason, code=error.code, field=error.field)
-        except Exception:
-            self._retry_at, self._delay = self._clock() + self._delay, min(2 * self._delay, MAX_DELAY)
-            raise
-        self._pending, self._delay = None, MIN_DELAY
+            return self.fail(error.site, error.reason, status="failed" if ready.round else "refused")
+        except Exception as error:
+            self._retry_at, self._delay, self._tries = self._clock() + self._delay, 2 * self._delay, self._tries + 1
+            if self._tries < MAX_TRIES:
+                raise
+            if not self.persistence.keeps:  # no other process could go on
+                return self.fail(AGGREGATOR, f"an error of the aggregator's own ({type(error).__name__})")
+            self.paused = PausedError(ready.round, error)
+            raise PausedError(ready.round, error) from error  # the one that stays holds no frames
+        self._pending, self._delay, self._tries = None, MIN_DELAY, 0
         return {} if update is None else self._conclude(ready, update, perf_counter() - began)
 
     def _make(self, ready: Ready) -> Update | None:
@@ -334,8 +363,9 @@ class Aggregator:
         self._departed.add(site)
         present = len(self.children) - len(self._departed)
         if present < self.barrier.quorum:
-            problem = self.recorder.progress.problems.get(site, failure.reason)
-            return self._fail(failure.model_copy(update={"reason": problem}))
+            problem = self.recorder.progress.problems.get(site)
+            refused = problem is not None and self.barrier.round == 0
+            return self._fail(site, problem or reason, "refused" if refused else "failed")
         return self.barrier.depart(site, self._clock())
 
     def _hear_failure(self, site: str, failure: Failure) -> list[Effect]:
@@ -505,6 +535,9 @@ class Aggregator:
             self._publish()
         finally:
             self.persistence.close()
+        if self._outcome[0] == "refused":
+            self.persistence.remove()
+            return
         best, final = self.state.best_weights, self.state.replica.weights()
         last = min(self.state.fold, self.plan.folds - 1)
         fit = None

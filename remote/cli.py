@@ -86,7 +86,7 @@ def aggregator(
     from rankdad.remote.persistence import LEDGER, LedgerOptions
     from rankdad.remote.process import run_aggregator
     from rankdad.remote.result import show_result
-    from rankdad.remote.run_directory import new_directory
+    from rankdad.remote.run_directory import own_directory
     from rankdad.remote.server import listen
     from rankdad.remote.upstream import above, check_not_here, check_region
 
@@ -102,8 +102,6 @@ def aggregator(
             field="--upstream",
         )
     access.check(spec.federation.nodes[config.name if config else TOP].children)
-    if not (ledger and (output / LEDGER).exists()):
-        new_directory(output)
     if not ledger and spec.federation.required_sites < len(spec.federation.sites):
         raise UserError(
             "--no-ledger: federation.quorum lets sites be late, and these catch up from the ledger",
@@ -114,7 +112,8 @@ def aggregator(
     run = partial(
         run_aggregator, ledger=options, access=access, weights=weights, upstream=config, device=device or "cpu"
     )
-    with listen(host, port) as listening:
+    begins, owner = not (ledger and (output / LEDGER).exists()), config.name if config else TOP
+    with own_directory(output, owner, new=begins), listen(host, port) as listening:
         address, bound = listening.getsockname()[:2]
         address = f"[{address}]" if ":" in address else address
         if config is not None:

@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 
 from rankdad.common.errors import ProtocolError, RankdadError, UnreachableError, UserError, one_line
-from rankdad.remote.aggregator import Aggregator, Answers, HalfwayError
+from rankdad.remote.aggregator import Aggregator, Answers, HalfwayError, PausedError
 from rankdad.remote.audit import Audit
 from rankdad.remote.connections import Timeouts
 from rankdad.remote.early import Early, EarlyContributions
@@ -83,6 +83,7 @@ class Host:
         self._unacknowledged = set(aggregator.children)
         self._departed: set[str] = set()
         self.seen: dict[str, float] = {}  # when each site last asked something, in seconds of the time of day
+        self.joined: set[str] = set()  # sites that have sent anything: `rankdad check` asks, and goes
         self._present: set[str] = set()  # have contributed since they came
         self._problems: dict[str, str] = {}  # of sites, as last logged
         self._held: dict[str, list[Held]] = {}
@@ -116,6 +117,7 @@ class Host:
             ProtocolError: it has to be refused; nothing has changed then.
         """
         self._heard.set()
+        self.joined.add(site)
         if self.crashed:
             raise ProtocolError(500, "the aggregator has to be started again", code="aggregator-stopped")
         with self._hold(site, connection) as held:
@@ -189,7 +191,13 @@ class Host:
 
     @contextlib.contextmanager
     def _hold(self, site: str, connection: HttpConnection) -> Iterator[Held]:
-        """Let a request wait for the next answer to its site."""
+        """Let a request wait for the next answer to its site.
+
+        Raises:
+            ProtocolError: the run is paused; the site tries again for as long as its patience lasts.
+        """
+        if (paused := self.aggregator.paused) is not None and not self.aggregator.ended:
+            raise _refusal_of(paused)
         loop = asyncio.get_running_loop()
         held = Held(site, connection, loop.create_future(), self.aggregator.barrier.round)
         self._held.setdefault(site, []).append(held)
@@ -239,6 +247,12 @@ class Host:
             return
         except HalfwayError as error:
             self._crash(error.cause)
+            return
+        except PausedError as error:
+            _log.error("%s", error)
+            self.audit.note("paused", reason=str(error))
+            self.enter(partial(self.aggregator.note_problem, AGGREGATOR, str(error)))
+            self._refuse_all(_refusal_of(error))
             return
         except Exception as error:  # nothing has changed, and the aggregator tries again
             self._refuse_all(self.note_fault(error))
@@ -397,6 +411,10 @@ class Host:
             self.error = self.error or error
         if self._worker is not None:
             self._worker.shutdown()
+
+
+def _refusal_of(paused: PausedError) -> ProtocolError:
+    return ProtocolError(500, paused.public_message, code=paused.code)
 
 
 def _answer(waiting: asyncio.Future[bytes | None], body: bytes | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,6 +166,12 @@ class Persistence:
             UserError: another process does.
         """
         return self._ledger is None or self._ledger.relock()
+
+    def remove(self) -> None:
+        """Remove what is kept, of a run that was refused: nobody goes on with it."""
+        if self._ledger:
+            for folder in (self._ledger.folder, self._checkpoints.folder):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
         """Close the files."""

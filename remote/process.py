@@ -107,7 +107,7 @@ def run_aggregator(
         raise InterruptedRunError(
             f"{progress.reason or interrupted}; what was recorded lies in {output}{go_on}", code="interrupted"
         )
-    if progress.status == "failed":
+    if progress.status in ("failed", "refused"):
         site, _, reason = progress.reason.partition(": ")
         raise RunFailedError(site, reason, code=progress.code, field=progress.about)
 

@@ -104,7 +104,7 @@ class Progress:
         seconds: in all rounds so far.
         up: bytes of all steps' contributions so far.
         down: bytes of all steps' updates so far, every site's copy counted.
-        status: running, completed, failed or interrupted.
+        status: running, completed, failed, interrupted, or refused before its first round.
         reason: why it did not complete.
         code: of the error that ended it.
         about: field that the error is about.

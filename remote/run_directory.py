@@ -5,30 +5,63 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rankdad.common.documents import load_json
 from rankdad.common.errors import UserError, visible
-from rankdad.common.files import make_folder
+from rankdad.common.files import make_folder, owned
 from rankdad.common.spec.tree import TOP
 
 PLAN = "plan.json"
 
 
 def new_directory(directory: Path) -> None:
-    """Make a run's directory.
+    """Make a run's directory; one whose run was refused is taken over.
 
     Raises:
         UserError: it cannot be made, or already holds a run.
     """
-    if (directory / "run.json").exists():
-        raise UserError(
-            f"{directory}: already holds a run; choose another --output or remove it",
-            code="already-there",
-            field="--output",
-        )
+    run, summary = directory / "run.json", directory / "summary.json"
+    if run.exists():
+        if not _was_refused(summary):
+            raise UserError(
+                f"{directory}: already holds a run; choose another --output or remove it",
+                code="directory-holds-a-run",
+                field="--output",
+                file=directory,
+            )
+        for path in (run, summary):
+            path.unlink()
     make_folder(directory)
+
+
+def _was_refused(path: Path) -> bool:
+    try:
+        summary = load_json(path)
+    except UserError:
+        return False
+    return isinstance(summary, dict) and summary.get("status") == "refused"
+
+
+@contextlib.contextmanager
+def own_directory(directory: Path, name: str, *, new: bool) -> Iterator[None]:
+    """Keep a run's directory to this process within a `with`.
+
+    Args:
+        directory: of the run.
+        name: of its aggregator.
+        new: whether the run begins.
+
+    Raises:
+        UserError: see `new_directory` and `owned`.
+    """
+    if new:
+        new_directory(directory)
+    with owned(directory, name, "--output"):
+        if new:
+            new_directory(directory)  # nobody has begun one in the meantime
+        yield
 
 
 def owner_of(directory: Path) -> str | None:

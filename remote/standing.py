@@ -42,10 +42,8 @@ def standings(host: Host) -> list[Standing]:
     def kind(site: str) -> Kind:
         if site in problems:
             return "stopped"
-        if site not in host.seen:
-            return "absent"
         if site not in connected:
-            return "gone"
+            return "gone" if site in host.joined else "absent"
         if site in status.without:
             return "behind"
         return "awaited" if site in status.waiting_for else "in"

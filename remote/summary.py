@@ -26,7 +26,7 @@ def summary(progress: Progress) -> dict[str, Any]:
         "regions": progress.regions,
         "steps": progress.step,
         "epochs": progress.epoch,
-        "best_epoch": progress.best_epoch + 1,  # as people count them
+        "best_epoch": progress.best_epoch + 1 if progress.epoch else 0,  # as people count them; 0 is none
         "seconds": progress.seconds,
         "seconds_per_step": progress.step_seconds / max(1, progress.step),
         "bytes_up_per_site_step": progress.per_site_step(progress.up),

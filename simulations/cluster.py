@@ -23,9 +23,10 @@ from rankdad.common.files import is_within, make_folder
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.tree import TOP
 from rankdad.local.data import SiteData
 from rankdad.remote.aggregator import Aggregator
-from rankdad.remote.run_directory import new_directory
+from rankdad.remote.run_directory import own_directory
 from rankdad.simulations.dealing import dealt_data, write_sites
 from rankdad.simulations.lockstep import Said, Trainers, carry, looking_on, predicting, write_results
 from rankdad.simulations.resolving import with_columns
@@ -66,7 +67,7 @@ def simulate(
         file = _agreed(star, path, read)
         star.patience = file.run.federation.timeout or star.patience
         directory = Path(folders.enter_context(TemporaryDirectory())) if star.rank else place(file.run)
-        star.agree(lambda: new_directory(directory))
+        star.agree(lambda: folders.enter_context(own_directory(directory, TOP, new=True)))
         look = folders.enter_context(looking_on(json_output=json_output, quiet=quiet))
         failure = _run(star, file, directory, allow_factories, look)
         if failure:
@@ -106,11 +107,10 @@ def _run(
     data = _data(star, file, directory / "sites", ranks, allow_factories)
     replica = partial(Replica, spec, allow_factories, weights=simulation.weights_folder)
 
-    def begun() -> tuple[Tree | None, Trainers]:
-        tree = None if star.rank else Tree(spec, replica, directory)
-        trainers = Trainers(
+    trainers = star.agree(  # first: a run that a site refuses leaves nothing behind
+        lambda: Trainers(
             spec,
-            tree.top.plan if tree else make_plan(spec, replica().model),
+            make_plan(spec, replica().model),
             data,
             allowed_factories=allow_factories,
             devices=simulation.here(),
@@ -118,9 +118,8 @@ def _run(
             policies=dict.fromkeys(data, simulation.policy),
             tested=predicting(directory, spec, data),
         )
-        return tree, trainers
-
-    tree, trainers = star.agree(begun)
+    )
+    tree = star.agree(lambda: None if star.rank else Tree(spec, replica, directory))
     failure = _follow(star, trainers) if tree is None else _lead(star, trainers, tree, ranks, on_round)
     star.agree(lambda: write_results(directory, spec, data, trainers.results))
     if star.rank:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
@@ -23,11 +23,12 @@ from rankdad.common.errors import RankdadError, RunFailedError
 from rankdad.common.policy import EVERYTHING, Policy
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Ask, Message
-from rankdad.common.protocol.plan import Plan
+from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.artifacts import save_model
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.tree import TOP
 from rankdad.common.terminal import console_here
 from rankdad.local.admission import admitted
 from rankdad.local.alone import own_splits
@@ -36,7 +37,7 @@ from rankdad.local.prediction import write_predictions
 from rankdad.local.trained_rows import write_trained_rows
 from rankdad.local.training import Result, TrainingState, train
 from rankdad.remote.aggregator import Aggregator
-from rankdad.remote.run_directory import new_directory
+from rankdad.remote.run_directory import own_directory
 from rankdad.remote.view import View, Waiting, view_of
 from rankdad.simulations.dealing import dealt_data
 from rankdad.simulations.pooling import SITE, pooled_data, pooled_spec
@@ -158,21 +159,20 @@ def run(
         PolicyError: a site's policy does not allow the run.
         RunFailedError: a site could not go on, and the run not without it.
     """
-    tree = Tree(spec, partial(Replica, spec, allowed_factories, weights=weights), directory)
-    try:
-        trainers = Trainers(
-            spec,
-            tree.top.plan,
-            {site: data[site] for site in tree.top.plan.sites},
-            allowed_factories=allowed_factories,
-            devices=devices,
-            weights=weights,
-            policies=policies,
-            tested=tested,
-        )
+    replica = partial(Replica, spec, allowed_factories, weights=weights)
+    plan = make_plan(spec, replica().model)
+    trainers = Trainers(  # first: a run that a site refuses leaves nothing behind
+        spec,
+        plan,
+        {site: data[site] for site in plan.sites},
+        allowed_factories=allowed_factories,
+        devices=devices,
+        weights=weights,
+        policies=policies,
+        tested=tested,
+    )
+    with closing(Tree(spec, replica, directory)) as tree:
         carry(tree, trainers.advance, on_round)
-    finally:
-        tree.close()
     if tree.top.barrier.failed:
         raise trainers.failures[0]
     return trainers.results
@@ -200,28 +200,28 @@ def simulate(
         on_round: called after every round, in place of anything that is said.
     """
     torch.set_num_threads(file.run.training.threads)
-    new_directory(directory)
-    spec, data = file.run, dealt_data(file, directory / "sites", allow_factories)
-    policies: dict[str, Policy] | None = dict.fromkeys(data, file.simulation.policy)
-    if pooled:
-        together, everything = pooled_spec(spec, data), pooled_data(data)
-        everything = replace(everything, splits=own_splits(spec, together, everything.splits))
-        spec, data, policies = together, {SITE: everything}, None
-    with looking_on(json_output=json_output, quiet=quiet) if on_round is None else nullcontext(on_round) as look:
-        results = run(
-            spec,
-            data,
-            directory,
-            allowed_factories=allow_factories,
-            devices=file.simulation.here(),
-            weights=file.simulation.weights_folder,
-            policies=policies,
-            on_round=look,
-            tested=predicting(directory, spec, data),
-        )
-    write_results(directory, spec, data, results)
-    summary: dict[str, Any] = load_json(directory / "summary.json")
-    return summary
+    with own_directory(directory, TOP, new=True):
+        spec, data = file.run, dealt_data(file, directory / "sites", allow_factories)
+        policies: dict[str, Policy] | None = dict.fromkeys(data, file.simulation.policy)
+        if pooled:
+            together, everything = pooled_spec(spec, data), pooled_data(data)
+            everything = replace(everything, splits=own_splits(spec, together, everything.splits))
+            spec, data, policies = together, {SITE: everything}, None
+        with looking_on(json_output=json_output, quiet=quiet) if on_round is None else nullcontext(on_round) as look:
+            results = run(
+                spec,
+                data,
+                directory,
+                allowed_factories=allow_factories,
+                devices=file.simulation.here(),
+                weights=file.simulation.weights_folder,
+                policies=policies,
+                on_round=look,
+                tested=predicting(directory, spec, data),
+            )
+        write_results(directory, spec, data, results)
+        summary: dict[str, Any] = load_json(directory / "summary.json")
+        return summary
 
 
 @contextmanager

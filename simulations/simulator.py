@@ -16,7 +16,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from rankdad.local.config import SiteConfig
 from rankdad.remote.auth import hashed
 from rankdad.remote.config import Access
 from rankdad.remote.persistence import LEDGER, LedgerOptions
-from rankdad.remote.run_directory import new_directory
+from rankdad.remote.run_directory import own_directory
 from rankdad.remote.server import listen
 from rankdad.remote.tracking import trackers_of
 from rankdad.simulations.dealing import write_sites
@@ -51,13 +51,6 @@ class SimulationError(RankdadError):
     ) -> None:
         self.exit_code, self.quoted = exit_code, tuple(quoted)
         super().__init__(message, code=code, field=field, site=site)
-
-
-class InterruptedSimulation(Exception):  # noqa: N818
-    """Ctrl-C, or SIGTERM to the simulator: the signal's name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
 
 
 def simulate(
@@ -89,18 +82,15 @@ def simulate(
     """
     import_before_forking()
     trackers_of(file.run, directory)  # before any process is made
-    if not resume:
-        if (directory / LEDGER).exists():
-            problem = f"already holds a run: --resume {directory} goes on with it, if it was cut short"
-            raise UserError(
-                f"{directory}: {problem}; or choose another --output, or remove it",
-                code="cannot-resume",
-                field="--output",
-            )
-        new_directory(directory)
-        write_json(directory / SIMULATION, file.model_dump(mode="json"))
+    if not resume and (directory / LEDGER).exists():
+        problem = f"already holds a run: --resume {directory} goes on with it, if it was cut short"
+        raise UserError(
+            f"{directory}: {problem}; or choose another --output, or remove it", code="cannot-resume", field="--output"
+        )
     relay, nodes = file.simulation.relay, file.run.federation.nodes
-    with contextlib.ExitStack() as sockets:
+    with own_directory(directory, TOP, new=not resume), contextlib.ExitStack() as sockets:
+        if not resume:
+            write_json(directory / SIMULATION, file.model_dump(mode="json"))
         listening = {name: sockets.enter_context(listen("127.0.0.1", 0)) for name in nodes}
         relaying = sockets.enter_context(listen("127.0.0.1", 0)) if relay else None
         urls = {name: _url(socket) for name, socket in listening.items()}
@@ -118,7 +108,8 @@ def simulate(
             name: partial(aggregator_process, file, directory, regions.get(name), *options) for name in nodes
         }
         processes = _Processes(file, directory, listening, relaying, configs, aggregators, logs)
-    return processes.run()
+        sockets.close()  # the processes have their own
+        return processes.run()
 
 
 def _url(listening: socket.socket) -> str:
@@ -195,29 +186,31 @@ class _Processes:
             reading.close()
 
     def run(self) -> dict[str, Any]:
-        previous = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-        stopped_by = ""
+        stopped, wake = Pipe(duplex=False)
+        signals, handler = (signal.SIGINT, signal.SIGTERM), partial(_note, wake)
+        previous = {number: signal.signal(number, handler) for number in signals}
         try:
-            self._wait()
-        except InterruptedSimulation as interrupted:
-            stopped_by = interrupted.name
+            self._wait(stopped)
         finally:
             for number in previous:
                 signal.signal(number, signal.SIG_IGN)
+            stopped_by = stopped.recv() if stopped.poll() else ""
             self._end(at_once=bool(stopped_by))
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+            for number, before in previous.items():
+                signal.signal(number, before)
         if stopped_by:
             recorded = f"what was recorded lies in {self._directory}{self._how_to_go_on()}"
             raise SimulationError(f"stopped by {stopped_by}; {recorded}", 130, code="stopped")
         return self._judge()
 
-    def _wait(self) -> None:
-        """Wait until all have ended well, or tell the aggregator which process has not."""
+    def _wait(self, stopped: Connection) -> None:
+        """Wait until all have ended well or a signal has come, or tell the aggregator which process has not."""
         everyone = (*self._aggregators.values(), *self._sites.values())
         running: dict[Any, BaseProcess] = {process.sentinel: process for process in everyone}
         while running:
-            for sentinel in wait([*running, *(process.sentinel for process in self._relays)]):
+            for sentinel in wait([stopped, *running, *(process.sentinel for process in self._relays)]):
+                if sentinel is stopped:
+                    return
                 process = running.pop(sentinel, *self._relays)
                 process.join()
                 if process.exitcode == 0 and process not in self._relays:  # which ends when it is told to
@@ -277,5 +270,6 @@ class _Processes:
         return f"; --resume {self._directory} goes on with it" if (self._directory / LEDGER).exists() else ""
 
 
-def _interrupt(number: int, _frame: object) -> None:
-    raise InterruptedSimulation(signal.Signals(number).name)
+def _note(wake: Connection, number: int, _frame: object) -> None:
+    """Take a signal: whoever waits finds its name."""
+    wake.send(signal.Signals(number).name)

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from rankdad.common.collectives import JOINING, not_joined, receive_bytes, send_bytes
 from rankdad.common.errors import RankdadError, visible
+from rankdad.common.logs import end_with
 
 T = TypeVar("T")
 PATIENCE = 1800.0  # seconds for which a process is waited for that still lives
@@ -171,7 +172,7 @@ def joined() -> Iterator[Star]:
 
     Raises:
         UserError: they do not come together.
-        RankdadError: SIGTERM.
+        SystemExit: SIGTERM.
     """
     previous = signal.signal(signal.SIGTERM, _stop_soon)
     try:
@@ -193,4 +194,6 @@ def _stop_soon(_number: int, _frame: FrameType | None) -> None:
 
 
 def _stop(_number: int, _frame: FrameType | None) -> None:
-    raise RefusedError(f"rank {os.environ.get('RANK', '?')}: stopped by SIGTERM", 128 + signal.SIGTERM, "stopped")
+    """End this process: by no error of ours, which whatever runs at the moment would take for its own."""
+    end_with(f"rank {os.environ.get('RANK', '?')}: stopped by SIGTERM")
+    raise SystemExit(128 + signal.SIGTERM)

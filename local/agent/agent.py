@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 
 from rankdad.common.errors import RankdadError, UserError
+from rankdad.common.files import make_folder, owned
 from rankdad.common.logs import LogOptions
 from rankdad.common.protocol.service import Answer, Offered, Offers, Reply
 from rankdad.local.agent.processes import (
@@ -26,7 +28,7 @@ from rankdad.local.agent.processes import (
     Worker,
     page_token,
 )
-from rankdad.local.agent.state import Considered, Decision, RunFolder, agent_lock
+from rankdad.local.agent.state import Considered, Decision, RunFolder, runs_folder
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.service import ServiceClient
 
@@ -93,10 +95,11 @@ class Agent:
         """Stay until SIGINT or SIGTERM comes.
 
         Raises:
-            UserError: the output folder cannot be used, or another agent does.
+            UserError: the output folder cannot be used, or another process does.
         """
-        with agent_lock(self._config) as lock, self._signals():
-            self._own = (lock, self._reading, self._writing)
+        make_folder(runs_folder(self._config), private=True)
+        with owned(Path(self._config.output), self._config.name), self._signals():
+            self._own = (self._reading, self._writing)
             self._listener = self._work(Listen(self._config, self._logs))
             _log.info("stays for %s, and takes part in what its policy allows", self._config.aggregator)
             if self._page:

@@ -18,7 +18,7 @@ from threading import Thread
 from typing import Literal
 
 from rankdad.common.documents import Part
-from rankdad.common.errors import DataError, PolicyError, RankdadError, SpecError, UnreachableError, UserError, one_line
+from rankdad.common.errors import DataError, PolicyError, RankdadError, SpecError, UserError, one_line
 from rankdad.common.logs import LogOptions, log_names, set_up
 from rankdad.common.protocol.service import Offer, Offered
 from rankdad.local.agent.state import Considered, RunFolder
@@ -225,11 +225,8 @@ class Train:
             sys.stdout = log
             set_up(self.logs, log)
             try:
-                with folder.locked() as ours:
-                    if not ours:
-                        raise UnreachableError(f"{self.run}: another process of this site trains it", code="locked")
-                    with ShutdownSignals() as signals:
-                        run_site(config, signals, number=self.number, saved=folder.finish, page=self.page)
+                with ShutdownSignals() as signals:
+                    run_site(config, signals, number=self.number, saved=folder.finish, page=self.page)
                 outcome = Outcome(kind="done")
             except Exception as error:
                 known = isinstance(error, RankdadError)

@@ -15,8 +15,6 @@ import fcntl
 import getpass
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -139,47 +137,6 @@ class RunFolder:
             sync_path(path.parent)
         except OSError as error:
             raise UserError(f"{path}: cannot be written: {error.strerror}", code="cannot-write") from None
-
-    @contextmanager
-    def locked(self) -> Iterator[bool]:
-        """Keep the run to this process; yield whether that is so, or another one trains it."""
-        with _lock(self.path / "lock") as file:
-            yield file is not None
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[int | None]:
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}", code="cannot-write") from None
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield None
-        else:
-            yield file
-    finally:
-        os.close(file)
-
-
-@contextmanager
-def agent_lock(config: SiteConfig) -> Iterator[int]:
-    """Be the only agent of a site's output folder; yield the lock's file.
-
-    Raises:
-        UserError: there is another one.
-    """
-    make_folder(runs_folder(config), private=True)
-    with _lock(Path(config.output) / "agent.lock") as file:
-        if file is None:
-            raise UserError(
-                f"output: another agent is at work in {config.output}; stop that one first",
-                code="locked",
-                field="output",
-            )
-        yield file
 
 
 def runs_folder(config: SiteConfig) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpcore
@@ -13,6 +13,7 @@ import httpx
 
 MIN_BYTES_PER_SECOND = 10_000  # bytes per second of the slowest link: what moves faster may take its time
 MAX_HEAD_BYTES = 1 << 17  # bytes of all that is no body: status lines, headers, sizes of chunks, trailers
+LOOK = 0.2  # seconds between two looks at whether to go on waiting
 PIECE_BYTES = 1 << 16  # sent at once: few enough for the slowest link, within the time for which it may stand still
 ERRORS = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.ProxyError, httpcore.TimeoutException)
 
@@ -32,6 +33,7 @@ class BoundedTransport(httpx.BaseTransport):
         context: for addresses with https://.
         proxy: through which the aggregator is reached.
         backend: opens connections.
+        look: called again and again while an answer is waited for: what it raises ends the request.
 
     Raises:
         TooLargeError: more has come than any answer has.
@@ -44,10 +46,11 @@ class BoundedTransport(httpx.BaseTransport):
         context: ssl.SSLContext | None = None,
         proxy: httpx.Proxy | None = None,
         backend: httpcore.NetworkBackend | None = None,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         options: dict[str, Any] = {
             "ssl_context": context,
-            "network_backend": _Backend(backend or httpcore.SyncBackend()),
+            "network_backend": _Backend(backend or httpcore.SyncBackend(), look),
         }
         if proxy is None:
             self._pool = httpcore.ConnectionPool(**options)
@@ -112,8 +115,8 @@ class _Body(httpx.SyncByteStream):
 class _Stream(httpcore.NetworkStream):
     """What moves on a connection, now in one direction, now in the other, with a time and a size for each."""
 
-    def __init__(self, stream: httpcore.NetworkStream) -> None:
-        self._stream = stream
+    def __init__(self, stream: httpcore.NetworkStream, look: Callable[[], None]) -> None:
+        self._stream, self._look = stream, look
         self._reads: bool | None = None
         self._moved, self._until = 0, 0.0
         self.allowed = MAX_HEAD_BYTES  # bytes that may come
@@ -121,7 +124,7 @@ class _Stream(httpcore.NetworkStream):
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         self._turn(True, timeout or 0.0)
         try:
-            data = self._stream.read(max_bytes, self._left(httpcore.ReadTimeout))
+            data = self._come(max_bytes)
         except httpcore.ReadTimeout:
             if self._moved:
                 raise httpcore.ReadError(
@@ -133,9 +136,17 @@ class _Stream(httpcore.NetworkStream):
             raise TooLargeError
         return data
 
+    def _come(self, max_bytes: int) -> bytes:
+        while True:
+            self._look()
+            seconds = min(LOOK, self._left(httpcore.ReadTimeout))
+            with contextlib.suppress(httpcore.ReadTimeout):
+                return self._stream.read(max_bytes, seconds)
+
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._turn(False, timeout or 0.0)
         for start in range(0, len(buffer), PIECE_BYTES):
+            self._look()
             piece = buffer[start : start + PIECE_BYTES]
             self._stream.write(piece, self._left(httpcore.WriteTimeout))
             self._move(len(piece), timeout or 0.0)
@@ -158,15 +169,15 @@ class _Stream(httpcore.NetworkStream):
         self._stream.close()
 
     def start_tls(self, *arguments: Any, **options: Any) -> httpcore.NetworkStream:
-        return _Stream(self._stream.start_tls(*arguments, **options))
+        return _Stream(self._stream.start_tls(*arguments, **options), self._look)
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
 
 
 class _Backend(httpcore.NetworkBackend):
-    def __init__(self, backend: httpcore.NetworkBackend) -> None:
-        self._backend = backend
+    def __init__(self, backend: httpcore.NetworkBackend, look: Callable[[], None]) -> None:
+        self._backend, self._look = backend, look
 
     def connect_tcp(self, *arguments: Any, **options: Any) -> httpcore.NetworkStream:
-        return _Stream(self._backend.connect_tcp(*arguments, **options))
+        return _Stream(self._backend.connect_tcp(*arguments, **options), self._look)

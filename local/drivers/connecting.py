@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,8 +24,12 @@ ALERTS = {  # by which the aggregator refuses this site's certificate
 }
 
 
-def open_transport(config: Member) -> BoundedTransport:
+def open_transport(config: Member, look: Callable[[], None] = lambda: None) -> BoundedTransport:
     """Return the way to the aggregator, on which no connection is open yet.
+
+    Args:
+        config: of whoever asks.
+        look: see `BoundedTransport`.
 
     Raises:
         UserError: an address, a certificate or a key cannot be used.
@@ -39,7 +44,7 @@ def open_transport(config: Member) -> BoundedTransport:
                 field, f"{shown} is not an address, expected such as {example}", code="address-malformed"
             ) from None
     context = _context(config) if config.aggregator.startswith("https:") else None
-    return BoundedTransport(context, httpx.Proxy(config.proxy) if config.proxy else None)
+    return BoundedTransport(context, httpx.Proxy(config.proxy) if config.proxy else None, look=look)
 
 
 def _context(config: Member) -> ssl.SSLContext:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http.cookiejar import CookieJar
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
@@ -19,7 +19,7 @@ from rankdad.common.memory import available
 from rankdad.common.protocol.message_sizes import body_limit
 from rankdad.common.protocol.plan import Plan
 from rankdad.local.config import Member, SiteConfig
-from rankdad.local.drivers.bounded import TooLargeError
+from rankdad.local.drivers.bounded import LOOK, TooLargeError
 from rankdad.local.drivers.connecting import open_transport, said_by_tls
 
 MIN_DELAY, MAX_DELAY = 0.1, 10.0  # seconds between two tries to reach the aggregator
@@ -65,6 +65,7 @@ class Client:
         prompt: seconds in which a connection stands, and an answer comes that waits for nobody.
         held: seconds after which a request that waits for others is sent again: it is answered earlier.
         limit: bytes of an answer.
+        look: called again and again while somebody is waited for: what it raises ends the wait.
     """
 
     def __init__(
@@ -76,11 +77,13 @@ class Client:
         prompt: float = 10.0,
         held: float = 60.0,
         limit: int = MAX_RUN_BYTES,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
+        self._look = look
         self._config, self._prompt, self._held, self._limit = config, prompt, held, limit
         self._url, self._patience = config.aggregator.rstrip("/"), config.patience
         self._met = False  # whether anybody has answered
-        token, transport = config.token(), transport or open_transport(config)
+        token, transport = config.token(), transport or open_transport(config, lambda: self._look())
         proof = {} if token is None else {"authorization": f"Bearer {token}"}
         self._client = httpx.Client(
             headers={"accept-encoding": "identity", **headers, **proof},
@@ -148,8 +151,14 @@ class Client:
                 )
             pause = min(delay, left)
             _log.warning("%s: %s; trying again in %.1f s, for %.0f s more", self._url, problem, pause, left)
-            time.sleep(pause)  # nobody is there to be asked
+            self._pause(pause)  # nobody is there to be asked
             delay = min(delay * 2, MAX_DELAY)
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self._look()
+            time.sleep(min(left, LOOK))
 
     def _problem(self, error: httpx.TransportError) -> str:
         """Return in words what broke a link.
@@ -196,6 +205,7 @@ class AggregatorClient(Client):
         prompt: likewise.
         held: likewise.
         report: seconds between two lines that say that others are waited for.
+        look: see `Client`; not called once this site says that it has done, or cannot go on.
     """
 
     def __init__(
@@ -207,8 +217,9 @@ class AggregatorClient(Client):
         prompt: float = 10.0,
         held: float = 60.0,
         report: float = 60.0,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(config, transport, headers=headers, prompt=prompt, held=held)
+        super().__init__(config, transport, headers=headers, prompt=prompt, held=held, look=look)
         self._report, self._knows_run = report, False
         self._rounds = httpx.URL(f"{self._url}/rounds/{config.name}")  # once: httpx takes its time to read one
 
@@ -239,7 +250,7 @@ class AggregatorClient(Client):
 
     def give_up(self, body: bytes) -> None:
         """Say that this site cannot go on, unless nobody answers within seconds."""
-        self._patience = min(self._patience, self._prompt)
+        self._patience, self._look = min(self._patience, self._prompt), lambda: None
         with contextlib.suppress(RankdadError):
             self._send(self._request("POST", self._rounds, body))
 
@@ -262,7 +273,7 @@ class AggregatorClient(Client):
             if answer.status_code != ACCEPTED:
                 return answer.content if answer.status_code == OK else None
             if time.monotonic() - asked < MIN_WAIT:
-                time.sleep(MIN_DELAY)
+                self._pause(MIN_DELAY)
 
     def exchange(self, body: bytes, round_: int, computed: float | None = None) -> bytes:
         """Send a contribution, and return its round's update.
@@ -285,7 +296,7 @@ class AggregatorClient(Client):
                 _log.debug("round %d: %d bytes sent, %d received", round_, len(body), len(answer.content))
                 return answer.content
             if time.monotonic() - asked < MIN_WAIT:
-                time.sleep(delay)
+                self._pause(delay)
                 delay = min(delay * 2, MAX_DELAY)
             request = self._asking(round_) if answer.status_code == ACCEPTED else send
             waited = time.monotonic() - since
@@ -308,7 +319,7 @@ class AggregatorClient(Client):
 
     def done(self) -> None:
         """Say that this site has all that it needs of the run: the aggregator need not stay for it."""
-        self._patience = min(self._patience, MAX_FINAL_PATIENCE)
+        self._patience, self._look = min(self._patience, MAX_FINAL_PATIENCE), lambda: None
         with contextlib.suppress(RankdadError):
             self._send(self._request("POST", f"{self._rounds}/done", b""))
 

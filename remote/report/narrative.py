@@ -26,6 +26,7 @@ STATUS = {
     "completed": "The run is complete.",
     "failed": "The run failed.",
     "interrupted": "The run was interrupted.",
+    "refused": "The run was refused before anything was trained.",
     "running": "The run is not over: it was still going on when this page was made, or it was cut off.",
 }
 WARNINGS = {

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
-import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
-from rankdad.common.errors import UserError
-from rankdad.common.files import make_folder
+from rankdad.common.files import make_folder, owned
 from rankdad.remote.audit import AUDIT, Audit
 from rankdad.remote.config import Access
 from rankdad.remote.consortium import Consortium
@@ -26,30 +22,6 @@ from rankdad.remote.service.running import Options
 from rankdad.remote.service.service import RUNS, Service
 
 _log = logging.getLogger("rankdad")
-
-
-@contextmanager
-def locked(directory: Path, what: str) -> Iterator[None]:
-    """Keep a directory to this process.
-
-    Raises:
-        UserError: another one has it.
-    """
-    path = directory / "lock"
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}", code="cannot-write") from None
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(
-                f"{directory}: another {what} is at work there; stop that one first", code="locked"
-            ) from None
-        yield
-    finally:
-        os.close(file)
 
 
 def serve_consortium(
@@ -72,7 +44,7 @@ def serve_consortium(
     for folder in (directory, directory / RUNS, directory / LOGS):
         make_folder(folder, private=True)
     with (
-        locked(directory, "rankdad serve"),
+        owned(directory, "rankdad serve"),
         closing(Queue(directory / FILE)) as queue,
         closing(Audit(directory / AUDIT)) as audit,
         asyncio.Runner(loop_factory=uvloop_factory()) as runner,

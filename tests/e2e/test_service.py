@@ -61,9 +61,9 @@ def test_two_runs_end_with_the_weights_of_lockstep(tmp_path: Path, data: Path) -
         found = all_.until_over(*runs)
         assert {run.state for run in found.values()} == {State.ENDED}, all_.said()
         said = rankdad("serve", all_.folder / "consortium.json", "--output", all_.directory, "--port", 0, status=2)
-        assert "another rankdad serve is at work there" in said
+        assert "is in use by rankdad serve" in said
         said = rankdad("site", all_.folder / "alpha/SITE.json", "--stay", status=2)
-        assert "another agent is at work" in said
+        assert "is in use by alpha" in said
         rankdad("fetch", runs[0], "--to", all_.url, "--output", tmp_path / "fetched")
         assert load_json(tmp_path / "fetched/summary.json") == all_.summary(runs[0])
         assert not {"ledger", "checkpoints", "audit.jsonl"} & {path.name for path in (tmp_path / "fetched").iterdir()}

@@ -14,13 +14,15 @@ import msgpack
 import pytest
 import torch
 
-from rankdad.common.errors import ProtocolError, SpecError
+from rankdad.common.errors import ProtocolError, SpecError, UserError
 from rankdad.common.gradients.factors import Factor
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Failure, Hello, Kind, Message, Step
 from rankdad.common.run.replica import Replica
 from rankdad.remote.aggregator import Aggregator
+from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.report.run_report import report
+from rankdad.remote.run_directory import new_directory
 from tests.conftest import SITES, run_spec
 
 
@@ -196,3 +198,26 @@ def test_rounds_that_a_late_site_asks_for(tmp_path: Path) -> None:
         with pytest.raises(ProtocolError, match="round 3 is no longer kept") as error:
             made.recorded("alpha", 3)
         assert error.value.status == 410
+
+
+@pytest.mark.parametrize("ledger", [None, LedgerOptions()])
+def test_a_run_that_a_site_refuses_is_refused_and_leaves_its_directory_free(
+    tmp_path: Path, ledger: LedgerOptions | None
+) -> None:
+    spec = run_spec()
+    for after in ("refused", "failed"):  # the second time alpha's process dies without a word
+        made = Aggregator(spec, Replica(spec), tmp_path, time.perf_counter, ledger=ledger)
+        if after == "refused":
+            made.note_problem("alpha", "its policy allows no such run")
+        made.depart("alpha", "ended with status 2")
+        made.close()
+        summary = json.loads((tmp_path / "summary.json").read_text())
+        assert (summary["status"], summary["epochs"], summary["best_epoch"]) == (after, 0, 0)
+        assert ("its policy" in summary["reason"]) is (after == "refused")
+        page = report(tmp_path)
+        assert "No site warned about its data" not in page
+        assert "interrupted" not in page.partition("<style")[0] + page.rpartition("</style>")[2]
+        assert (tmp_path / "ledger").exists() is (ledger is not None and after == "failed")
+    with pytest.raises(UserError) as taken:
+        new_directory(tmp_path)
+    assert (taken.value.code, taken.value.field) == ("directory-holds-a-run", "--output")

@@ -9,18 +9,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
 
+from rankdad.common.errors import RankdadError
 from rankdad.common.protocol.codec import unpack
-from rankdad.common.protocol.messages import Roster
+from rankdad.common.protocol.messages import Failure, Roster
 from rankdad.local.drivers.http import AggregatorClient
 from rankdad.remote.aggregator import Update
+from rankdad.remote.auth import Identity, hashed
 from rankdad.remote.connections import Timeouts
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.rounds import Ready
+from rankdad.remote.standing import standings
 from tests.conftest import SITES, site_config
 from tests.remote.serving import Served, serving
 
@@ -186,7 +189,7 @@ def test_a_round_that_cannot_be_aggregated_is_tried_again_and_the_sites_wait(
 
     def faulty(ready: Ready) -> Update:
         tries.append(time.monotonic())
-        if len(tries) < 4:
+        if len(tries) < 3:
             raise MemoryError
         return aggregate(ready)
 
@@ -202,13 +205,83 @@ def test_a_round_that_cannot_be_aggregated_is_tried_again_and_the_sites_wait(
         site.start()
     for site in sites:
         site.join(10)
-    assert len(tries) == 4
-    first, second, third = (after - before for before, after in itertools.pairwise(tries))
-    assert first < second < third, "later and later"
+    assert len(tries) == 3
+    first, second = (after - before for before, after in itertools.pairwise(tries))
+    assert first < second, "later and later"
     assert set(updates) == set(SITES)
     (update,) = set(updates.values())
     assert isinstance(unpack(update, served.aggregator.plan, up=False).body, Roster)
     assert (served.aggregator.barrier.round, served.aggregator.recorder.progress.problems) == (1, {})
+
+
+def exchange_steps(served: Served, patience: float) -> dict[str, bytes | RankdadError]:
+    """Send every site's contribution to the first step, and return what becomes of it."""
+    outcomes: dict[str, bytes | RankdadError] = {}
+
+    def take_part(site: str) -> None:
+        with AggregatorClient(site_config(served.port, name=site, patience=patience)) as client:
+            try:
+                outcomes[site] = client.exchange(served.step(site, 1), 1)
+            except RankdadError as error:
+                outcomes[site] = error
+
+    sites = [threading.Thread(target=take_part, args=(site,)) for site in SITES]
+    for site in sites:
+        site.start()
+    for site in sites:
+        site.join(10)
+    return outcomes
+
+
+def test_a_method_that_fails_each_time_pauses_the_run_and_another_process_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = list[str]()
+
+    def faulty(*arguments: object) -> NoReturn:
+        tries.append("")
+        raise IndexError("patient 4711")
+
+    with serving(tmp_path / "run", ledger=LedgerOptions()) as served:
+        complete_hello(served)
+        method = type(served.aggregator.state.method)
+        monkeypatch.setattr(method, "aggregate", faulty)
+        monkeypatch.setattr(served.aggregator, "_delay", 0.05)
+        outcomes = exchange_steps(served, 0.6)
+        assert {getattr(outcome, "code", "") for outcome in outcomes.values()} == {"unreachable"}, "they wait"
+        assert all("IndexError" in str(outcome) and "4711" not in str(outcome) for outcome in outcomes.values())
+        assert len(tries) == 3
+        paused = served.aggregator.paused
+        assert paused is not None
+        assert paused.code == "run-paused"
+        assert ask(served, "POST", "/rounds/alpha", served.step("alpha", 1))[0] == 500
+        assert ask(served, "GET", "/rounds/alpha/1")[0] == 500
+        assert ask(served, "GET", "/rounds/alpha/0")[0] == 200, "what is complete is given"
+        problems = json.loads((served.directory / "summary.json").read_text())["problems"]
+        assert set(problems) == {"aggregator"}
+        (line,) = [line for line in served.audited() if line["what"] == "paused"]
+        assert line["reason"] == problems["aggregator"]
+        assert not served.aggregator.ended
+    monkeypatch.undo()
+    with serving(tmp_path / "run", ledger=LedgerOptions()) as served:
+        served.aggregator.resume()
+        outcomes = exchange_steps(served, 5.0)
+        assert {type(outcome) for outcome in outcomes.values()} == {bytes}
+        assert (served.aggregator.barrier.round, served.aggregator.recorder.progress.problems) == (2, {})
+
+
+def test_a_method_that_fails_each_time_ends_a_run_that_nobody_could_go_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(tmp_path / "run") as served:
+        complete_hello(served)
+        monkeypatch.setattr(type(served.aggregator.state.method), "aggregate", lambda *arguments: 1 / 0)
+        monkeypatch.setattr(served.aggregator, "_delay", 0.02)
+        outcomes = exchange_steps(served, 5.0)
+        answers = [answer for answer in outcomes.values() if isinstance(answer, bytes)]
+        bodies = [unpack(answer, served.aggregator.plan, up=False).body for answer in answers]
+        assert [isinstance(body, Failure) and body.site for body in bodies] == ["aggregator"] * len(SITES)
+        assert served.aggregator.outcome[0] == "failed"
 
 
 def test_the_round_of_a_large_plan_leaves_the_event_loop_and_others_are_answered_meanwhile(
@@ -295,3 +368,26 @@ def test_a_body_must_not_be_slow(tmp_path: Path) -> None:
         answer = slow.makefile("rb").read()
     assert answer.startswith(b"HTTP/1.1 408")
     assert b"the body came slower than 100000 bytes per second" in answer
+
+
+def test_a_site_that_has_only_looked_is_not_gone(tmp_path: Path) -> None:
+    """As `rankdad check SITE.json` does: it says by its token who it is, asks for the run, and sends nothing."""
+    (tmp_path / "token").write_text("a" * 43)
+    identity = Identity(SITES, {"alpha": hashed("a" * 43)})
+    with serving(tmp_path / "run", identity) as served:
+
+        def alpha() -> str:
+            return standings(served.host)[0].kind
+
+        config = site_config(served.port, token_file=str(tmp_path / "token"), allow_plain_http=True)
+        assert alpha() == "absent"
+        with AggregatorClient(config) as client:
+            client.run()
+            assert alpha() == "awaited"
+        served.until(lambda: not served.host.connected())
+        assert alpha() == "absent"
+        with AggregatorClient(config) as client:
+            client.run()
+            client.give_up(b"?")  # whatever it sends
+        served.until(lambda: not served.host.connected())
+        assert alpha() == "gone"
