@@ -87,5 +87,5 @@ class ShutdownSignals:
 
     def _end_now(self, *_: object) -> None:
         with contextlib.suppress(Exception):  # such as a stream that is being written to
-            end_with(str(ShutdownError(self._number)))
+            end_with(ShutdownError(self._number))
         os._exit(128 + self._number)

@@ -314,10 +314,9 @@ def _reporting_failure(client: AggregatorClient, config: SiteConfig) -> Iterator
     except Exception as error:
         if isinstance(error, RankdadError) and (error.code, error.site) == ("folder-in-use", config.name):
             raise  # the site takes part already, by that process
-        reason = public_reason(error, config)
-        client.give_up(
-            pack_failure(failure_message(config.name, 0, RankdadError(reason, code="aggregator-failed"), final=False))
-        )
+        code, field = (error.code, error.field) if isinstance(error, RankdadError) else ("unexpected-error", "")
+        said = RankdadError(public_reason(error, config), code=code, field=field)
+        client.give_up(pack_failure(failure_message(config.name, 0, said, final=False)))
         raise
 
 

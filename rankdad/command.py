@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from rankdad.common import __version__
-from rankdad.common.errors import RankdadError, UserError, visible
+from rankdad.common.errors import RankdadError, UserError
 from rankdad.common.logs import LogOptions, end_with, set_up
 
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log every round, too.")]

@@ -298,13 +298,15 @@ class Aggregator:
         try:
             update = self._make(ready)
         except RunFailedError as error:
-            return self.fail(error.site, error.reason, status="failed" if ready.round else "refused")
+            status = "failed" if ready.round else "refused"
+            return self.fail(error.site, error.reason, status=status, code=error.code, field=error.field)
         except Exception as error:
             self._retry_at, self._delay, self._tries = self._clock() + self._delay, 2 * self._delay, self._tries + 1
             if self._tries < MAX_TRIES:
                 raise
             if not self.persistence.keeps:  # no other process could go on
-                return self.fail(AGGREGATOR, f"an error of the aggregator's own ({type(error).__name__})")
+                reason = f"an error of the aggregator's own ({type(error).__name__})"
+                return self.fail(AGGREGATOR, reason, code="aggregator-failed")
             self.paused = PausedError(ready.round, error)
             raise PausedError(ready.round, error) from error  # the one that stays holds no frames
         self._pending, self._delay, self._tries = None, MIN_DELAY, 0
@@ -365,7 +367,8 @@ class Aggregator:
         if present < self.barrier.quorum:
             problem = self.recorder.progress.problems.get(site)
             refused = problem is not None and self.barrier.round == 0
-            return self._fail(site, problem or reason, "refused" if refused else "failed")
+            said = failure.model_copy(update={"reason": problem or failure.reason})
+            return self._fail(said, "refused" if refused else "failed")
         return self.barrier.depart(site, self._clock())
 
     def _hear_failure(self, site: str, failure: Failure) -> list[Effect]:

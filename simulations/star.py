@@ -195,5 +195,5 @@ def _stop_soon(_number: int, _frame: FrameType | None) -> None:
 
 def _stop(_number: int, _frame: FrameType | None) -> None:
     """End this process: by no error of ours, which whatever runs at the moment would take for its own."""
-    end_with(f"rank {os.environ.get('RANK', '?')}: stopped by SIGTERM")
+    end_with(RankdadError(f"rank {os.environ.get('RANK', '?')}: stopped by SIGTERM", code="stopped"))
     raise SystemExit(128 + signal.SIGTERM)
