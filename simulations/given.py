@@ -21,6 +21,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.method import named_method
 from rankdad.common.spec.table_schema import canonical
 from rankdad.common.spec.written import Written
+from rankdad.local.data.dialect import BLANK
 from rankdad.local.data.tables import Table
 from rankdad.simulations.resolving import with_columns
 from rankdad.simulations.spec import SimulationFile, changed, numbered
@@ -222,11 +223,14 @@ def write_frame(frame: pd.DataFrame, run: RunSpec, called: str, path: Path) -> N
     if not len(frame) or not len(frame.columns):
         raise DataError(called, "is empty, expected a row for each sample", code="no-rows")
     Table(called, frame)  # refuses two columns of one name
-    mark = data.decimal or "."
+    if data.columns and set(names) != set(data.columns):
+        problem = f"has the columns {', '.join(map(str, names))}, where data.columns names others"
+        raise DataError(called, problem, code="columns-mismatch", field="data.columns")
+    mark, blank = data.decimal or ".", "NA" if data.delimiter == BLANK else ""
     cells = frame.astype(object).map(lambda value: _cell(value, mark))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        cells.to_csv(path, index=False, sep=data.delimiter or ",")
+        cells.replace("", blank).to_csv(path, index=False, sep=data.delimiter or ",")
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}", code="cannot-write") from None
     held: NDArray[np.bool_] = (cells.map(str.strip) != "").any(axis=1).to_numpy()

@@ -11,6 +11,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.table_schema import Labelled
 from rankdad.common.spec.written import Written
 from rankdad.local.data.cells import labels_of
+from rankdad.local.data.dialect import BLANK
 from rankdad.local.data.reading import MISSING, Array
 from rankdad.local.data.sheets import READERS, read_parquet, read_workbook
 from rankdad.local.data.tables import Table, holder
@@ -60,4 +61,6 @@ class TableDataset:
         else:
             assert isinstance(run.data, Written)
             separator = run.data.delimiter or ("\t" if kind == ".tsv" else ",")
+            if separator == BLANK:
+                frame = frame.replace("", "NA")  # which needs a mark, where blanks separate
             frame.to_csv(path, index=False, sep=separator)

@@ -39,14 +39,17 @@ YEAR = 365.25  # days
 class Written(Part):
     """How the cells of tables are written; what is null is found in each file."""
 
-    delimiter: Literal[",", ";", "\t", "|"] | None = None
-    """What separates a table's columns; null finds it, in each file by itself."""
+    delimiter: Literal[",", ";", "\t", "|", " "] | None = None
+    """What separates a table's columns, " " being any number of blanks; null finds it, in each file by itself."""
     decimal: Literal[".", ","] | None = None
     """What stands before a number's decimals; null finds it, in each file by itself, and refuses what could be read in
     two ways, such as 1,234."""
     encoding: Encoding | None = None
     """How letters are written in files that are not in UTF-8, such as cp1252, which Excel writes in the west of Europe;
     null refuses them."""
+    columns: Annotated[tuple[Column, ...], Field(max_length=100_000)] = ()
+    """Names of a table's columns, in order, where its first row names none; nothing where it does. A file whose first
+    row has these very names, in any order, is read by that."""
     sheet: Annotated[str, Field(min_length=1, max_length=31)] | None = None
     """Name of a workbook's sheet; null takes the only one that is not empty."""
     missing_values: tuple[Level, ...] | dict[Column, tuple[Level, ...]] = ()

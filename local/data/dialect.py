@@ -16,6 +16,7 @@ from rankdad.common.errors import DataError
 from rankdad.local.data.reading import shown
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+BLANK = " "  # any number of them, where nothing else separates columns
 SAMPLE = 1 << 16  # bytes in which the delimiter is looked for
 POINTED = (";", "\t", "|")  # separate columns also where a point stands between thousands
 DECIMALS = re.compile(r"^[+-]?\d*([.,])\d+(?:[eE][+-]?\d+)?$", re.MULTILINE)  # of numbers with one mark
@@ -46,8 +47,9 @@ def delimiter_of(path: Path, sample: str) -> str:
             if len(found) > 2 and found[1] > 1 and len(set(found[1:])) == 1:
                 title = f"holds {shown(sample.strip().splitlines()[0])}, where the next ones have {found[1]} cells"
                 expected = f"separated by {DELIMITERS[delimiter]}: remove what stands above the names of the columns"
-                raise DataError(path, f"{title} {expected}", place="row 1", code="header-unusable", row=1)
-        return ","
+                raise DataError(path, f"{title} {expected}", place="row 1", code="title-above-names", row=1)
+        words = {len(line.split()) for line in sample.splitlines() if line.strip()}
+        return BLANK if len(words) == 1 and words.pop() > 1 else ","
     even = [delimiter for delimiter in able if len(set(widths[delimiter])) == 1] or able
     if len(even) > 1:
         if even == able and "," in able and not any(len(set(widths[one])) == 1 for one in able):

@@ -27,10 +27,10 @@ ROWS, COLUMNS = 1 << 20, 1 << 14  # of a sheet, at most
 
 
 def read_workbook(path: Path, sheet: str | None) -> pd.DataFrame:
-    """Return the rows of a workbook's sheet; the names of its columns are in its first row.
+    """Return the cells of a workbook's sheet.
 
     Raises:
-        DataError: it is no workbook, it is not plain which sheet is meant, or the first row is empty.
+        DataError: it is no workbook, or it is not plain which sheet is meant.
         UserError: the library is not installed.
     """
     openpyxl = _need("openpyxl", path, "excel")
@@ -71,23 +71,7 @@ def read_workbook(path: Path, sheet: str | None) -> pd.DataFrame:
         raise DataError(path, f"{what}: {expected}", code="sheets-several", field="data.sheet")
     (cells,) = filled
     width = max(map(len, cells))
-    return named(path, pd.DataFrame([[*row, *[""] * (width - len(row))] for row in cells], dtype=object))
-
-
-def named(path: Path, cells: pd.DataFrame) -> pd.DataFrame:
-    """Return a table's rows under the names in its first row, numbered as in the file, where that is row 1.
-
-    Raises:
-        DataError: there are no names.
-    """
-    cells.index += 1
-    if not (cells.iloc[0] != "").any():
-        raise DataError(
-            path,
-            "has nothing in its first row, expected a row of column names and a row for each sample",
-            code="header-missing",
-        )
-    return cells.iloc[1:].set_axis(cells.iloc[0].tolist(), axis=1)
+    return pd.DataFrame([[*row, *[""] * (width - len(row))] for row in cells], dtype=object)
 
 
 def _unvalued(path: Path, xml: bytes) -> dict[int, dict[int, str]]:
@@ -212,7 +196,7 @@ def _need(library: str, path: Path, extra: str) -> Any:
         raise UserError(f"{path}: {said}", code="not-installed") from None
 
 
-# By a name's ending: (path, data.sheet) → rows under the names of their columns, with cells as `_plain` has them.
+# By a name's ending: (path, data.sheet) → cells as `_plain` has them; of Parquet under the names of their columns.
 READERS: dict[str, Callable[[Path, str | None], pd.DataFrame]] = {
     ".xlsx": read_workbook,
     ".xlsm": read_workbook,

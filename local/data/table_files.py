@@ -11,13 +11,13 @@ import pandas as pd
 from rankdad.common.errors import DataError
 from rankdad.common.spec.table_schema import composed
 from rankdad.common.spec.written import Written
-from rankdad.local.data.dialect import DELIMITERS, SAMPLE, decimals_of, delimiter_of, marked
+from rankdad.local.data.dialect import BLANK, DELIMITERS, SAMPLE, decimals_of, delimiter_of, marked
 from rankdad.local.data.formats import check_text, opened
 from rankdad.local.data.reading import shown
-from rankdad.local.data.sheets import READERS, named
+from rankdad.local.data.sheets import READERS, read_parquet
 from rankdad.local.data.tables import Table
 
-TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", *READERS)  # how tables' names end
+TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".data", *READERS)  # how tables' names end
 MEMORY_FACTOR = 20  # times its size that a text takes as cells, about
 
 
@@ -41,18 +41,66 @@ def read_table(path: Path, written: Written | None = None, *, header: bool = Fal
     """
     written = written or Written()
     delimiter: str | None = None
-    if read := READERS.get(path.suffix.lower()):
-        frame = read(path, written.sheet)
+    read = READERS.get(path.suffix.lower())
+    if read is read_parquet:
+        frame = read(path, None)
     else:
-        cells, delimiter = _text(path, written, header)
-        cells = cells.map(str.strip)
-        _check_rows(path, cells, delimiter)
-        frame = named(path, cells)
+        if read is not None:
+            cells = read(path, written.sheet)
+        else:
+            cells, delimiter = _text(path, written, header)
+            cells = cells.map(str.strip)
+            _check_rows(path, cells, delimiter)
+        frame = _named(path, cells, written.columns)
     frame = frame.set_axis([composed(str(name)) for name in frame.columns], axis=1)
     frame = frame[(frame != "").any(axis=1)]
+    _check_names(path, frame)
     table = Table(path, frame, written)
     texts = {name: [c for c in frame[name].tolist() if isinstance(c, str)] for name in frame.columns if name}
     return replace(table, decimals=decimals_of(texts, written.decimal, delimiter))
+
+
+def _named(path: Path, cells: pd.DataFrame, columns: tuple[str, ...]) -> pd.DataFrame:
+    """Return a table's rows under the names of its columns, numbered as in the file, whose first row is 1.
+
+    Args:
+        path: of the file, named in errors.
+        cells: all of them.
+        columns: names that the schema has for them, unless the first row has the same.
+
+    Raises:
+        DataError: there are no names, or as many as there are columns.
+    """
+    cells.index += 1
+    first = [composed(str(cell)) for cell in cells.iloc[0]]
+    if not columns or set(first) - {""} == set(columns):
+        if not any(first):
+            expected = "expected a row of column names and a row for each sample"
+            raise DataError(path, f"has nothing in its first row, {expected}", code="header-missing", row=1)
+        return cells.iloc[1:].set_axis(first, axis=1)
+    extra = cells.iloc[:, len(columns) :].to_numpy()
+    if cells.shape[1] < len(columns) or (extra != "").any():  # a delimiter at the ends of rows makes one more
+        said = f"has {cells.shape[1]} columns, where data.columns has {len(columns)} names"
+        raise DataError(path, said, code="columns-mismatch", field="data.columns")
+    return cells.iloc[:, : len(columns)].set_axis(list(columns), axis=1)
+
+
+def _check_names(path: Path, frame: pd.DataFrame) -> None:
+    """Check that the names of the columns stand in the first row alone.
+
+    Raises:
+        DataError: another row has them, too.
+    """
+    names = sorted(name for name in frame.columns if name)
+    if len(names) < 2:
+        return
+    alike = frame.iloc[:, 0].map(lambda cell: str(cell).lstrip("\ufeff") in names).to_numpy()
+    for place in alike.nonzero()[0].tolist():
+        texts = (composed(str(cell).lstrip("\ufeff")) for cell in frame.iloc[place])
+        if sorted(filter(None, texts)) == names:
+            row = int(str(frame.index[place]))
+            problem = "repeats the names of the columns, as where files are put together: remove it, or name the files"
+            raise DataError(path, f"{problem} in data.file", place=f"row {row}", code="header-repeated", row=row)
 
 
 def _text(path: Path, written: Written, header: bool) -> tuple[pd.DataFrame, str]:
@@ -113,6 +161,14 @@ def _check_rows(path: Path, cells: pd.DataFrame, delimiter: str) -> None:
     width = cells.shape[1]
     if width < 2:
         return
+    if delimiter == BLANK:
+        short = (cells == "").any(axis=1) & (cells != "").any(axis=1)
+        if short.any():
+            place = int(short.to_numpy().argmax())
+            number, held = int(str(cells.index[place])) + 1, int((cells.iloc[place] != "").sum())
+            problem = f"has {held} cells, where others have {width}, separated by blanks: write NA for what is missing"
+            raise DataError(path, problem, place=f"row {number}", code="row-short", field="data.delimiter", row=number)
+        return
     for column in cells:
         if "\n" in "".join(cells[column]):
             for row, text in cells[column].items():
@@ -144,7 +200,7 @@ def _rows(sample: bytes) -> str:
 def _parsed(path: Path, delimiter: str, encoding: str, skipped: int, rows: int | None) -> pd.DataFrame:
     return pd.read_csv(
         path,
-        sep=delimiter,
+        sep=r"\s+" if delimiter == BLANK else delimiter,
         header=None,
         skiprows=skipped,
         nrows=rows,

@@ -50,7 +50,8 @@ class Table:
         twice = names[names.duplicated() & (names != "")]  # spreadsheets leave columns without a name
         if len(twice):
             mend = _headless([twice[0]]) or ": rename or remove one"
-            raise DataError(self.source, f"has two columns {shown(twice[0])}{mend}", code="column-repeated")
+            code, field = ("header-missing", "data.columns") if _headless([twice[0]]) else ("column-repeated", twice[0])
+            raise DataError(self.source, f"has two columns {shown(twice[0])}{mend}", code=code, field=field, row=1)
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -315,13 +316,9 @@ def no_column(where: str | Path, column: str, names: Sequence[str]) -> DataError
     """Return the error that a table has no column of that name, but those."""
     known, headless = [name for name in names if name], _headless(names)
     others = f"; it has {', '.join(known[:10])}{', …' * (len(known) > 10)}" * bool(known and not headless)
-    return DataError(
-        where,
-        f"has no column {column}{headless}",
-        hint=nearest(column, names) or others,
-        code="column-missing",
-        field=column,
-    )
+    code, field = ("header-missing", "data.columns") if headless else ("column-missing", column)
+    hint = nearest(column, names) or others
+    return DataError(where, f"has no column {column}{headless}", code=code, field=field, hint=hint)
 
 
 def comma_number(text: str) -> float:
@@ -340,4 +337,4 @@ def _headless(names: Sequence[str]) -> str:
         return f": its first row has {shown(max(names))} alone: remove what stands above the names of the columns"
     if all(math.isnan(number(name)) for name in names):
         return ""
-    return ": its first row holds numbers, where the names of the columns are expected"
+    return ": its first row holds numbers, where names are expected: name the columns in data.columns, --columns A,B,C"
