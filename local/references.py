@@ -102,5 +102,11 @@ class References:
         inputs = preparing.apply(fit, own, in_memory(data.samples.inputs), data.covariates, torch.float64)
         split, labels = data.splits[fold], preparing.apply_labels(fit, rows.labels)
         weights = linear.fitted(self._spec.task, inputs[split.train], labels)
+        if weights is None:
+            most, name = f"{linear.MOST_ROUNDS} rounds of Newton's method", self._spec.training_name(fold)
+            self._notice(
+                f"{self._site}: the linear model of its own rows has not converged in {most} ({name}): left out"
+            )
+            return None
         outputs = linear.outputs(self._spec.task, inputs[split.test], weights)
         return prepared.as_learned(preparing.invert_labels(fit, outputs))

@@ -33,7 +33,7 @@ def new_app(summary: str, several: Collection[str] = ()) -> typer.Typer:
 
     def begin(
         context: typer.Context,
-        version: Annotated[
+        _version: Annotated[
             bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version, and end.")
         ] = False,
     ) -> None:

@@ -6,13 +6,14 @@ It is known before the first step: sites send its sums with those of the labels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rankdad.common.preparation.description import blocks
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.table_schema import Labelled
@@ -41,18 +42,22 @@ def table_one(spec: RunSpec, sums: Mapping[str, Sums]) -> dict[str, Any]:
 
     Returns:
         `pooled` and `sites`, each with `rows`, how many `groups` they are of if the schema has some, `label` and
-        `columns`; `warnings`, a sentence each; `worries`, the sites by kind of warning. A column of which a site's
-        policy lets nothing out counts as missing there.
+        `columns`; `warnings`, a sentence each; `worries`, the sites by kind of warning. Where a column is `held_back`,
+        a site's policy does not let it be told of some rows whether they are missing: at least `missing` are. Likewise
+        the levels in `levels_held_back` have at least so many rows.
     """
     assert isinstance(spec.data, TableData)
     sites = {site: _group(spec, [own]) for site, own in sums.items()}
     pooled = _group(spec, list(sums.values()))
     found = list(_worries(spec, {site: group for site, group in sites.items() if group["rows"]}))
+    for group in (pooled, *sites.values()):
+        for column in group["columns"].values():
+            del column["values"]  # which would tell how many rows lack it
     kinds: dict[str, list[str]] = {}
     counts = pooled["label"].get("counts", ())
     absent = [outcome_names(spec)(place) for place, count in enumerate(counts) if not count]
-    for kind, site, _ in found:
-        kinds.setdefault(kind, []).append(site)
+    for kind, named, _ in found:
+        kinds[kind] = list(dict.fromkeys([*kinds.get(kind, []), *named]))
     if len(sites) * len(spec.data.inputs) > MAX_CELLS:
         for group in sites.values():
             group["columns"] = {}
@@ -73,28 +78,36 @@ def _group(spec: RunSpec, sums: list[Sums]) -> Group:
     else:
         label = {"counts": [int(count) for count in torch.stack([one["table-label"] for one in sums]).sum(0)]}
     groups = {"groups": sum(int(one["table-groups"]) for one in sums)} if spec.grouped else {}
-    return {"rows": rows, **groups, "label": label, "columns": dict(_columns(spec, sums, rows))}
+    return {"rows": rows, **groups, "label": label, "columns": dict(_columns(spec, sums))}
 
 
-def _columns(spec: RunSpec, sums: list[Sums], rows: int) -> Iterator[tuple[str, Group]]:
+def _columns(spec: RunSpec, sums: list[Sums]) -> Iterator[tuple[str, Group]]:
     assert isinstance(spec.data, TableData)
-    at = 0
-    table = [
-        list(zip(*(one[f"table-{name}"].tolist() for name in ("counts", "sums", "squares")), strict=True))
-        for one in sums
-    ]
-    for column in spec.data.inputs:
-        levels = spec.data.categorical.get(column, ())
-        if spec.data.levels(column) > len(levels):
-            levels = (*levels, OTHER)
-        missing = rows - sum(int(one[at][0]) for one in table)
+    fields = ("counts", "sums", "squares", "held", "few")
+    table = [list(zip(*(one[f"table-{name}"].tolist() for name in fields), strict=True)) for one in sums]
+    for column, (at, number) in zip(spec.data.inputs, blocks(spec.data), strict=True):
+        named = spec.data.categorical.get(column, ())
+        levels = (*named, OTHER) if number > len(named) else named
+        places = range(at, at + (number or 1))
+        few = [any(one[place][4] for place in places) for one in table]  # lack it where that must not be told
+        missing = sum(
+            int(own["table-rows"]) - int(one[at][0]) - int(one[at][3])
+            for own, one, hidden in zip(sums, table, few, strict=True)
+            if not hidden
+        )
+        found: Group = {"missing": missing}
+        if any(few) or any(one[at][3] for one in table):
+            found["held_back"] = True
+        found["values"] = sum(int(one[at][0]) for one in table)
         if levels:
-            counts = [sum(int(one[at + place][1]) for one in table) for place in range(len(levels))]
-            yield column, {"missing": missing, "levels": dict(zip(levels, counts, strict=True))}
+            told = [[0 if one[place][4] else int(one[place][1]) for place in places] for one in table]
+            found["levels"] = dict(zip(levels, map(sum, zip(*told, strict=True)), strict=True))
+            hidden = [level for level, place in zip(levels, places, strict=True) if any(one[place][4] for one in table)]
+            found |= {"levels_held_back": hidden} if hidden else {}
         else:
-            unit = {"unit": unit} if (unit := _unit(spec.data, column)) else {}
-            yield column, {"missing": missing, **unit, **_moments([one[at] for one in table])}
-        at += (len(levels) or 1) + spec.data.is_indicated(column)
+            found |= {"unit": unit} if (unit := _unit(spec.data, column)) else {}
+            found |= _moments([one[at][:3] for one in table])
+        yield column, found
 
 
 def _unit(data: TableData, column: str) -> str:
@@ -120,83 +133,107 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _worries(spec: RunSpec, sites: Mapping[str, Group]) -> Iterator[tuple[str, str, str]]:
-    """Yield what is odd about each site's table: its kind, the site, a sentence."""
-    groups = list(sites.values())
-    names = groups[0]["columns"] if groups else ()
-    middles = {name: _middle([(group["rows"], group["columns"][name]) for group in groups]) for name in names}
-    label = _middle_label(spec, groups)
-    for site, own in sites.items():
-        gaps: list[str] = []
-        levels: list[str] = []
-        units: list[str] = []
-        apart: list[str] = []
-        for name, column in own["columns"].items():
-            share = column["missing"] / own["rows"]
-            if share > GAPS:
-                gaps.append(f"{name} ({column['missing']:,} of {own['rows']:,} rows, {100 * share:.1f} %)")
-            present = own["rows"] - column["missing"]
-            if "levels" in column:
-                absent = list(_absent(name, present, column["levels"], middles[name]))
-                levels += absent
-                apart += [] if absent else _unlike(name, present, column["levels"], middles[name])
-            elif odd := _moved(name, present, column, middles[name]):
-                (units if odd[0] else apart).append(odd[1])
-        if gaps:
-            yield "gaps-over-20-percent", site, f"{site} lacks more than {100 * GAPS:.0f} % of {_listed(gaps)}"
-        if levels:
-            yield "levels-absent", site, f"{site} has no row with {_listed(levels)}"
-        if units:
-            yield (
-                "other-units",
-                site,
-                f"{site} may have other units: {_listed(units)}; convert them in its table",
-            )
-        if apart:
-            yield "shifted-columns", site, f"{site} differs much from the other sites: {_listed(apart)}"
-        if sentence := _label(spec, own, label):
-            yield "shifted-label", site, f"{site}: {sentence}"
+Worry = tuple[str, tuple[str, ...], str]  # its kind, the sites, a sentence
+SENTENCES = {
+    "gaps-over-20-percent": f"{{}} lacks more than {100 * GAPS:.0f} % of {{}}",
+    "levels-absent": "{} has no row with {}",
+    "other-units": "{} may have other units: {}; convert them in its table",
+    "shifted-columns": "{} differs much from the other sites: {}",
+    "shifted-label": "{}: {}: is the label the same?",
+}
+OF_TWO = {
+    "other-units": "{} may have different units: {}; convert them in one of the tables",
+    "shifted-columns": "{} differ much: {}",
+    "shifted-label": "{}: {}: is the label the same?",
+}  # where nobody can say which of two is the odd one
 
 
-def _middle(columns: list[tuple[int, Group]]) -> Group:
-    """Return what a site's column is compared with: the median site's, which one odd site does not move.
+def _worries(spec: RunSpec, sites: Mapping[str, Group]) -> Iterator[Worry]:
+    """Yield what is odd about the sites' tables, site by site."""
+    said: dict[tuple[str, tuple[str, ...]], list[str]] = {}
 
-    Args:
-        columns: every site's rows and column.
-    """
-    first = columns[0][1]
-    if "levels" in first:
-        present = [(rows - column["missing"], column["levels"]) for rows, column in columns if rows > column["missing"]]
-        shares = {level: [counts[level] / number for number, counts in present] for level in first["levels"]}
-        return {
-            "shares": {level: median(found) for level, found in shares.items() if found},
-            "counts": {level: sum(counts[level] for _, counts in present) for level in first["levels"]},
-            "present": sum(number for number, _ in present),
-        }
-    known = sorted(
-        (column["mean"], column["sd"], n - column["missing"]) for n, column in columns if column["sd"] is not None
-    )
-    mean, sd, count = known[(len(known) - 1) // 2] if len(known) > 1 else (None, None, 0)
-    return {"mean": mean, "sd": sd, "count": count}
+    def note(kind: str, where: tuple[str, ...], what: str) -> None:
+        said.setdefault((kind, where), []).append(what)
+
+    for name in next(iter(sites.values()))["columns"] if sites else ():
+        columns = {site: group["columns"][name] for site, group in sites.items()}
+        for site, column in columns.items():
+            rows, missing = sites[site]["rows"], column["missing"]
+            if missing / rows > GAPS:
+                many = f"{missing:,}" + " or more" * ("held_back" in column)
+                note("gaps-over-20-percent", (site,), f"{name} ({many} of {rows:,} rows, {100 * missing / rows:.1f} %)")
+            for level in _absent(name, column, columns.values()):
+                note("levels-absent", (site,), level)
+        for one in _odd(name, columns):
+            note(*one)
+    for one in _labels(spec, sites):
+        note(*one)
+    order, kinds = list(sites), list(SENTENCES)
+    for (kind, where), found in sorted(
+        said.items(), key=lambda one: (order.index(one[0][1][0]), kinds.index(one[0][0]))
+    ):
+        sentence = (OF_TWO if len(where) > 1 else SENTENCES)[kind]
+        yield kind, where, sentence.format(" and ".join(where), _listed(found))
 
 
-def _absent(name: str, present: int, levels: Mapping[str, int], of_all: Group) -> Iterator[str]:
+def _odd(name: str, columns: Mapping[str, Group]) -> Iterator[Worry]:
+    """Yield which sites' columns differ from the median site's; of two both, since either may be the odd one."""
+    if any("levels" in column for column in columns.values()):
+        differs, usual = _unlike, _usual_levels
+        lack = [site for site, column in columns.items() if any(_absent(name, column, columns.values()))]  # is said
+        present = {site: column for site, column in columns.items() if column["values"] and site not in lack}
+    else:
+        differs, usual = _moved, _usual_numbers
+        present = {site: column for site, column in columns.items() if column["sd"] is not None}
+    kinds = {True: "other-units", False: "shifted-columns"}
+    enough = [site for site, column in present.items() if column["values"] >= FEWEST]
+    if len(present) == 2:
+        one, other = present
+        if len(enough) == 2 and (odd := differs(name, present[other], present[one], f" at {other}", one)):
+            yield kinds[odd[0]], (one, other), odd[1]
+    elif len(present) > 2:
+        middle = usual(list(present.values()))
+        for site in enough:
+            if odd := differs(name, present[site], middle, "", "the median site"):
+                yield kinds[odd[0]], (site,), odd[1]
+
+
+def _usual_numbers(columns: list[Group]) -> Group:
+    """Return the column of the site with the median mean, which one odd site does not move."""
+    return sorted(columns, key=lambda one: float(one["mean"]))[(len(columns) - 1) // 2]
+
+
+def _usual_levels(columns: list[Group]) -> Group:
+    """Return the median share of each level, as if of 1 row."""
+    shares = {level: median(one["levels"][level] / one["values"] for one in columns) for level in columns[0]["levels"]}
+    return {"values": 1, "levels": shares}
+
+
+def _absent(name: str, own: Group, columns: Iterable[Group]) -> Iterator[str]:
     """Yield the levels that a site lacks though the others make one expect some."""
-    elsewhere = of_all["present"] - present
-    for level, count in levels.items():
-        share = of_all["counts"][level] / elsewhere if elsewhere else 0.0
-        if not count and share * present >= EXPECTED:
+    others = [one for one in columns if one is not own]
+    elsewhere = sum(one["values"] for one in others)
+    for level in _told(own):
+        share = sum(one["levels"][level] for one in others) / elsewhere if elsewhere else 0.0
+        if not own["levels"][level] and share * own["values"] >= EXPECTED:
             yield f"{name} = {level} ({100 * share:.0f} % of the other sites' rows)"
 
 
-def _unlike(name: str, present: int, levels: Mapping[str, int], of_all: Group) -> Iterator[str]:
-    """Yield the level whose share differs most from that of the median site, if it does much."""
-    middle = of_all["shares"]
-    gaps = {level: _distance(count / present, middle[level]) for level, count in levels.items() if present >= FEWEST}
+def _told(column: Group) -> list[str]:
+    """Return the levels of which it may be told how many rows have them."""
+    return [level for level in column.get("levels", ()) if level not in column.get("levels_held_back", ())]
+
+
+def _unlike(name: str, own: Group, other: Group, here: str, there: str) -> tuple[bool, str] | None:
+    """Return the level whose share differs most from that of another site, if it does much; none that one lacks."""
+    shares = {level: [one["levels"][level] / one["values"] for one in (own, other)] for level in _told(own)}
+    gaps = {level: _distance(*both) for level, both in shares.items() if level in _told(other)}
     level = max(gaps, key=lambda one: gaps[one], default="")
-    if gaps and gaps[level] > APART:
-        share = levels[level] / present
-        yield f"{name} = {level} in {100 * share:.0f} % of its rows, {100 * middle[level]:.0f} % at the median site"
+    if not gaps or not gaps[level] > APART:
+        return None
+    mine, theirs = (100 * share for share in shares[level])
+    rows = f"the rows{here}" if here else "its rows"
+    return False, f"{name} = {level} in {mine:.0f} % of {rows}, {theirs:.0f} % at {there}"
 
 
 def _distance(one: float, other: float) -> float:
@@ -205,18 +242,24 @@ def _distance(one: float, other: float) -> float:
     return abs(one - other) / spread if spread else (math.inf if one != other else 0.0)
 
 
-def _moved(name: str, present: int, own: Group, middle: Group) -> tuple[bool, str] | None:
-    """Return whether a column's numbers are as if in other units, and how they differ; None if they do not much."""
-    if own["sd"] is None or middle["sd"] is None or present < FEWEST:
-        return None
-    mean, sd = middle["mean"], middle["sd"]
-    means = f"mean {_short(own['mean'])}, {_short(mean)} at the median site"
+def _moved(name: str, own: Group, other: Group, here: str, there: str) -> tuple[bool, str] | None:
+    """Return whether a column's numbers are as if in other units, and how they differ; None if they do not much.
+
+    Args:
+        name: of the column.
+        own: of a site.
+        other: with which it is compared.
+        here: where the first is, where that has to be said.
+        there: where the other is.
+    """
+    mean, sd = other["mean"], other["sd"]
+    means = f"mean {_short(own['mean'])}{here}, {_short(mean)} at {there}"
     ratios = _ratio(own["mean"], mean), _ratio(own["sd"], sd)
     if any(all(sign * ratio > math.log(FACTOR) for ratio in ratios) for sign in (-1, 1)):
         factor, more = math.exp(min(abs(ratios[0]), MAX_RATIO)), "larger" if ratios[0] > 0 else "smaller"
         return True, f"{name} is about {factor:,.0f} times {more} ({means})"
     spread, gap = math.sqrt((own["sd"] ** 2 + sd**2) / 2), abs(own["mean"] - mean)
-    noise = 3 * spread * math.sqrt(1 / present + 1 / middle["count"])
+    noise = 3 * spread * math.sqrt(1 / own["values"] + 1 / other["values"])
     if gap > max(APART * spread, noise):
         return False, f"{name}, {means}" + (f", {gap / spread:.1f} standard deviations apart" if spread else "")
     return None
@@ -227,26 +270,34 @@ def _ratio(own: float, other: float) -> float:
     return math.log(abs(own)) - math.log(abs(other)) if own and other and (own > 0) == (other > 0) else 0.0
 
 
-def _middle_label(spec: RunSpec, groups: list[Group]) -> Group:
+def _labels(spec: RunSpec, sites: Mapping[str, Group]) -> Iterator[Worry]:
+    """Yield which sites' labels differ from the median site's; of two sites, both."""
+    kind, named = "shifted-label", outcome_names(spec)
     if isinstance(spec.task, Regression):
-        return _middle([(group["rows"], {"missing": 0, **group["label"]}) for group in groups]) if groups else {}
-    shares = [[count / group["rows"] for count in group["label"]["counts"]] for group in groups]
-    return {"shares": [median(found) for found in zip(*shares, strict=True)]}
+        columns = {site: {"values": group["rows"], **group["label"]} for site, group in sites.items()}
+        for _, where, what in _odd("the label", columns):
+            yield kind, where, what
+        return
+    rows = {site: group["rows"] for site, group in sites.items()}
+    shares = {site: [count / rows[site] for count in group["label"]["counts"]] for site, group in sites.items()}
+    pairs: list[tuple[tuple[str, ...], list[float], list[float], str, str, tuple[int, int]]]
+    if len(shares) == 2:
+        (one, theirs), (other, own) = shares.items()
+        pairs = [((one, other), own, theirs, f"the rows at {other}", one, (rows[other], rows[one]))]
+    else:
+        usual = [median(found) for found in zip(*shares.values(), strict=True)]
+        pairs = [((site,), own, usual, "its rows", "the median site", (rows[site], 0)) for site, own in shares.items()]
+    for where, own, theirs, here, there, numbers in pairs:
+        for place in reversed(range(len(own))):  # of two classes the second is what happens
+            if _unequal(own[place], theirs[place], numbers[0]) or _unequal(theirs[place], own[place], numbers[1]):
+                shown = f"in {100 * own[place]:.0f} % of {here}, {100 * theirs[place]:.0f} % at {there}"
+                yield kind, where, f"{named(place)} {shown}"
+                break
 
 
-def _label(spec: RunSpec, own: Group, middle: Group) -> str | None:
-    """Return how a site's labels differ from those of the median site; None if not much."""
-    if isinstance(spec.task, Regression):
-        odd = _moved("the label", own["rows"], own["label"], middle)
-        return odd and odd[1]
-    named = outcome_names(spec)
-    places = list(enumerate(zip(own["label"]["counts"], middle["shares"], strict=True)))
-    for place, (count, there) in reversed(places):  # of two classes the second is what happens
-        here = count / own["rows"]
-        if (not count and there * own["rows"] >= EXPECTED) or (count and _distance(here, there) > APART):
-            shares = f"in {100 * here:.0f} % of its rows, {100 * there:.0f} % at the median site"
-            return f"{named(place)} {shares}: is the label the same?"
-    return None
+def _unequal(share: float, other: float, rows: int) -> bool:
+    """Return whether a class's share of so many rows is another one than elsewhere; of no rows it never is."""
+    return rows > 0 and (_distance(share, other) > APART if share else other * rows >= EXPECTED)
 
 
 def outcome_names(spec: RunSpec) -> Callable[[int], str]:

@@ -109,10 +109,11 @@ def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, cons
     label, described = data.samples.labels, data.described()
     whole = Rows(data.samples.inputs, label)
     if isinstance(spec.data, TableData):
-        found, sent = (_table_of(spec, site, rows) for rows in (whole, described))
+        found, sent = (_table_of(spec, spec.data, site, rows) for rows in (whole, described))
         table = Table("column", "missing", "values", "leaves the site")
         for name, own in found["columns"].items():
-            out = sent["columns"][name]["missing"] < sent["rows"]
+            told = sent["columns"][name]
+            out = any(told["levels"].values()) if "levels" in told else told["mean"] is not None
             kind = "rows of each level" if "levels" in own else "count, mean and deviation"
             values = ", ".join(f"{level}: {count}" for level, count in own.get("levels", {}).items())
             if "levels" not in own:
@@ -151,8 +152,8 @@ def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, cons
         console.print(line, highlight=False, markup=False)
 
 
-def _table_of(spec: RunSpec, site: str, rows: Rows) -> dict[str, Any]:
-    own: dict[str, Any] = table_one(spec, {site: sums(spec.task, rows)})["sites"][site]
+def _table_of(spec: RunSpec, schema: TableData, site: str, rows: Rows) -> dict[str, Any]:
+    own: dict[str, Any] = table_one(spec, {site: sums(spec.task, rows, schema)})["sites"][site]
     return own
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from rankdad.common.preparation import labels, moments
-from rankdad.common.preparation.rows import Rows
+from rankdad.common.preparation.inputs import has_gaps
+from rankdad.common.preparation.rows import Rows, count_behind
 from rankdad.common.preparation.stages import RAW, Field
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
@@ -16,6 +17,9 @@ from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
 def fields(task: TaskSpec, channels: int, *, grouped: bool = False) -> tuple[Field, ...]:
     """Return the fields of the sums: rows, groups if there are any, label, and of every column its values' sums.
+
+    Of rows that are held back it is not told whether they have a value. Where `few` is not 0, nor must it be told of
+    the others how many lack one, or have this level: they are too few, or would tell how many others are.
 
     Squares are of deviations from the site's own mean: those of several sites add up with the help of their means.
     """
@@ -26,6 +30,8 @@ def fields(task: TaskSpec, channels: int, *, grouped: bool = False) -> tuple[Fie
         Field("table-label", () if number else (task.outputs,), "sum" if number else "count", RAW, whole=True),
         Field("table-label-squares", (), "square", whole=True),
         Field("table-counts", width, "count", whole=True),
+        Field("table-held", width, "count", whole=True),
+        Field("table-few", width, "count", whole=True),
         Field("table-sums", width, "sum", RAW, whole=True),
         Field("table-squares", width, "square", whole=True),
     )
@@ -33,11 +39,20 @@ def fields(task: TaskSpec, channels: int, *, grouped: bool = False) -> tuple[Fie
 
 def is_level(data: TableData) -> Tensor:
     """Return which columns of the inputs say whether a row has some level, bool [channels]."""
-    places: list[bool] = []
+    places = torch.zeros(data.shape[0], dtype=torch.bool)
+    for at, levels in blocks(data):
+        places[at : at + levels] = True
+    return places
+
+
+def blocks(data: TableData) -> list[tuple[int, int]]:
+    """Return of each column where it begins among the inputs, and how many levels it has; 0 of numbers."""
+    found, at = [], 0
     for column in data.inputs:
         levels = data.levels(column)
-        places += [levels > 0] * (levels or 1) + [False] * data.is_indicated(column)
-    return torch.tensor(places)
+        found.append((at, levels))
+        at += (levels or 1) + data.is_indicated(column)
+    return found
 
 
 def contradiction(task: TaskSpec, sums: dict[str, Tensor], levels: Tensor) -> str | None:
@@ -47,8 +62,8 @@ def contradiction(task: TaskSpec, sums: dict[str, Tensor], levels: Tensor) -> st
     groups = sums.get("table-groups", rows)
     if groups > rows or (groups == 0 and rows > 0):
         return "table-groups: expected at least one, and no more than table-rows"
-    if (counts > rows).any():
-        return "table-counts: expected no more than table-rows"
+    if (counts + sums["table-held"] > rows).any():
+        return "table-counts: expected no more than table-rows, with those of table-held"
     if (totals[counts == 0] != 0).any() or (squares[counts <= 1] != 0).any():
         return "table-sums: expected none of no values, and table-squares none of one"
     of_levels = totals[levels]
@@ -61,8 +76,15 @@ def contradiction(task: TaskSpec, sums: dict[str, Tensor], levels: Tensor) -> st
     return None
 
 
-def sums(task: TaskSpec, rows: Rows) -> dict[str, Tensor]:
-    """Return a site's sums of a table's rows that may leave it."""
+def sums(task: TaskSpec, rows: Rows, data: TableData, fewest: int = 1) -> dict[str, Tensor]:
+    """Return a site's sums of the rows that may leave it.
+
+    Args:
+        task: what is predicted.
+        rows: of the site's table.
+        data: the table's schema.
+        fewest: rows, or groups, in any count that somebody else may see.
+    """
     number, given = isinstance(task, Regression), rows.labels.to(torch.float64)
     label_squares = (given - given.mean()).square().sum() if number and len(given) else torch.tensor(0.0)
     counts, totals = moments.sums(rows.inputs, 0)
@@ -73,9 +95,32 @@ def sums(task: TaskSpec, rows: Rows) -> dict[str, Tensor]:
         "table-label": given.sum() if isinstance(task, Regression) else labels.counts_of(task, rows.labels),
         "table-label-squares": label_squares,
         "table-counts": counts,
+        "table-held": torch.zeros_like(counts) if rows.held is None else rows.held.sum(0).double(),
+        "table-few": _few(rows, data, fewest),
         "table-sums": totals,
         "table-squares": (squares - deviations.square() / counts.clamp(min=1)).clamp(min=0),
     }
+
+
+def _few(rows: Rows, data: TableData, fewest: int) -> Tensor:
+    """Return 1 where it must not be told how many rows lack a column or have a level; else 0, [channels].
+
+    Where too few lack a column of levels, the rarest levels are not told either: all levels add up to the other rows.
+    """
+    few = torch.zeros(data.shape[0], dtype=torch.float64)
+    inputs = rows.inputs
+    if fewest == 1 or not isinstance(inputs, Tensor) or not has_gaps(inputs):
+        return few
+    lacking = inputs.isnan() if rows.held is None else inputs.isnan() & ~rows.held
+    behind = count_behind(lacking, rows.groups)
+    for at, levels in blocks(data):
+        if not 0 < behind[at] < fewest:
+            continue
+        counts = inputs[:, at : at + levels].nansum(0)
+        rarest = counts.argsort(stable=True)
+        enough = int((counts[rarest].cumsum(0) < fewest).sum()) + 1
+        few[at + rarest[:enough] if levels else at] = 1.0
+    return few
 
 
 def joined_squares(sites: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

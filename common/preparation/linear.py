@@ -19,6 +19,8 @@ from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
 PENALTY = 1.0
 ROUNDS = 12  # of Newton's method, which doubles the digits in each; a square needs one
+MOST_ROUNDS = 100  # where no message is sent for one
+TOLERANCE = 1e-9  # of weights, between two rounds: they have converged
 MAX_WEIGHTS = 256  # whose curvature a site sends in each round
 MAX_OUTPUT = 1e20
 LARGEST = 1e220  # of a row: products of two readers' numbers, and of a weight
@@ -113,32 +115,40 @@ def contradiction(task: TaskSpec, found: Sums, rows: float) -> str | None:
 def weights(task: TaskSpec, inputs: int, totals: Sequence[Sums]) -> Tensor:
     """Return where the next round is to be taken, after the last the solution: float64 [lines, 1 + inputs].
 
-    A step that makes the loss larger is halved. Totals that lead to no finite numbers lead nowhere: one site's numbers
+    A step that makes the loss larger is halved. A column that does not vary has no weight: rows that are not among
+    these may have anything in it. Totals that lead to no finite numbers lead nowhere: one site's numbers
     may spoil this model, but not the run.
     """
     at = torch.zeros(lines(task) * (inputs + 1), dtype=torch.float64)
     best, least, direction, step, penalty = at, math.inf, at, 1.0, at
+    steady = torch.zeros(len(at), dtype=torch.bool)
     for number, total in enumerate(totals):
         curvature = _square(total["curvature"])
         if not number:
             penalty = PENALTY * _variances(curvature, inputs + 1).repeat(lines(task))
+            steady = penalty == 0
+            steady[:: inputs + 1] = False  # the intercept
         value = float(total["loss"] + (penalty * at.square()).sum() / 2)
         if value <= least + SMALLEST * abs(value):
             slope = total["slope"] + penalty * at
             best, least, step = at, value, 1.0
-            direction = _solved(curvature + torch.diag(penalty), slope)
+            direction = _solved(curvature + torch.diag(penalty), slope, steady)
         else:
             step /= 2
         at = (best - step * direction).nan_to_num(0.0, 0.0, 0.0)
     return at.reshape(lines(task), inputs + 1)
 
 
-def fitted(task: TaskSpec, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the weights for rows that are all here, at least one."""
+def fitted(task: TaskSpec, inputs: Tensor, labels: Tensor) -> Tensor | None:
+    """Return the weights for rows that are all here, at least one; None if they have not converged in `MOST_ROUNDS`."""
     width, totals = inputs[0].numel(), list[Sums]()
-    for _ in stages(task, width):
-        totals.append(sums(task, inputs, labels, weights(task, width, totals)))
-    return weights(task, width, totals)
+    at = weights(task, width, totals)
+    for _ in range(MOST_ROUNDS):
+        totals.append(sums(task, inputs, labels, at))
+        before, at = at, weights(task, width, totals)
+        if bool(((at - before).abs() <= TOLERANCE * (1 + before.abs())).all()):
+            return at
+    return None
 
 
 def _rows(inputs: Tensor) -> Tensor:
@@ -183,9 +193,9 @@ def _variances(curvature: Tensor, size: int) -> Tensor:
     return torch.where(variance > SMALLEST * square, variance, 0.0)
 
 
-def _solved(matrix: Tensor, slope: Tensor) -> Tensor:
-    """Return the least solution, with columns brought to one size first; NaN where there is none."""
-    ends = matrix.diagonal().clamp_min(1e-300).sqrt()
+def _solved(matrix: Tensor, slope: Tensor, without: Tensor) -> Tensor:
+    """Return the least solution, with columns brought to one size first, and 0 of some; NaN where there is none."""
+    ends = matrix.diagonal().clamp_min(1e-300).sqrt().masked_fill(without, math.inf)
     try:
         inverse: Tensor = torch.linalg.pinv(matrix / torch.outer(ends, ends), rtol=SMALLEST, hermitian=True)
     except RuntimeError:  # of numbers so large that they have no eigenvalues

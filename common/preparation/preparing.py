@@ -43,7 +43,8 @@ class Preparing:
         self._combat = spec.preparation.harmonise if len(self._layout.harmonised) else None
         self._balance = not isinstance(spec.task, Regression) and spec.task.class_weights == "balanced"
         table = isinstance(spec.data, TableData)
-        self._levels = description.is_level(spec.data) if isinstance(spec.data, TableData) else None
+        self._schema = spec.data if isinstance(spec.data, TableData) else None
+        self._levels = None if self._schema is None else description.is_level(self._schema)
         self._table = description.fields(spec.task, self._layout.channels, grouped=spec.grouped) if table else ()
         self._inputs = math.prod(spec.data.shape)
         self._linear = linear.stages(spec.task, self._inputs) if "linear" in spec.evaluation.references else {}
@@ -89,12 +90,14 @@ class Preparing:
             totals: this fold's sums over all sites of the stages before, by name.
             rows: those whose sums may leave the site; none give zeros.
             described: those of Table 1, likewise; None gives zeros.
-            fewest: groups, or rows, behind a linear model's sums.
+            fewest: groups, or rows, behind a linear model's sums, and in Table 1's counts.
 
         Raises:
             ValueError: the rows hold numbers too large to be squared, or do not fit the spec.
         """
-        vector = self._stages[stage].pack(self._summed(stage, totals, rows, fewest) | self._described(stage, described))
+        vector = self._stages[stage].pack(
+            self._summed(stage, totals, rows, fewest) | self._described(stage, described, fewest)
+        )
         problem = self.check(stage, vector, len(rows.inputs))
         if problem:
             raise ValueError(f"{stage}: {problem}")
@@ -276,13 +279,14 @@ class Preparing:
         deviations, squares = moments.squares(measured, moments.means(*before["sums"].values()), self._layout.axis)
         return {"deviations": deviations, "squares": squares}
 
-    def _described(self, stage: str, rows: Rows | None) -> dict[str, Tensor]:
+    def _described(self, stage: str, rows: Rows | None, fewest: int) -> dict[str, Tensor]:
         """Return the sums of Table 1, in the stage that has them."""
         if stage != "labels" or not self._table:
             return {}
         if rows is None:
             return {field.name: torch.zeros(field.shape, dtype=torch.float64) for field in self._table}
-        return description.sums(self._task, rows)
+        assert self._schema is not None
+        return description.sums(self._task, rows, self._schema, fewest)
 
     def _harmonised(self, of_all: combat.Pooled | None, rows: Rows) -> tuple[Inputs, combat.SiteEffects | None]:
         """Return a site's training inputs without its effects, and these."""

@@ -22,12 +22,15 @@ class Rows:
         labels: int64 [n] for classes, float64 [n] for numbers, float64 [n, labels] of 0 and 1.
         covariates: float64 [n, …], what harmonisation keeps; None where it keeps nothing.
         groups: int64 [n], what each row belongs to, such as a patient; None where each is its own.
+        held: bool [n, channels], values that are NaN among the inputs because too few would be told, or because there
+            are none: nobody is told which; None where all that is NaN is missing.
     """
 
     inputs: Inputs
     labels: Tensor
     covariates: Tensor | None = None
     groups: Tensor | None = None
+    held: Tensor | None = None
 
     @property
     def people(self) -> int:
@@ -41,8 +44,11 @@ class Rows:
             return Rows(self.inputs[:0], self.labels[:0], covariates, groups)
         if not isinstance(self.inputs, Tensor) or not has_gaps(self.inputs):
             return self
-        few = count_behind(moments.present(self.inputs), self.groups) < fewest
-        return replace(self, inputs=self.inputs.masked_fill(few, math.nan))
+        present = moments.present(self.inputs)
+        few = count_behind(present, self.groups) < fewest
+        inputs = self.inputs.masked_fill(few, math.nan)
+        held = (few & present.any(0)).expand_as(present)  # a column without any value is missing, which all may know
+        return replace(self, inputs=inputs, held=held if self.held is None else held | self.held)
 
 
 def count_behind(members: Tensor, groups: Tensor | None) -> Tensor:

@@ -206,11 +206,15 @@ class SiteData:
         held = torch.cat([split.validation, split.test])
         rows = torch.cat([split.train, held])
         inputs, groups = self.samples.inputs[rows], None if self.groups is None else self.groups[rows]
+        withheld = None
         if isinstance(inputs, Tensor) and inputs.ndim == 2 and has_gaps(inputs):
             given = inputs[len(split.train) :].isnan().logical_not()
             few = count_behind(given, None if groups is None else groups[len(split.train) :]) < self.fewest
-            inputs[len(split.train) :, few] = math.nan
-        return Rows(inputs, self.samples.labels[rows], groups=groups).of_at_least(self.fewest)
+            few &= given.any(0)
+            withheld = torch.zeros_like(inputs, dtype=torch.bool)
+            withheld[len(split.train) :, few] = True
+            inputs[withheld] = math.nan
+        return Rows(inputs, self.samples.labels[rows], groups=groups, held=withheld).of_at_least(self.fewest)
 
     def _too_few(self) -> Tensor | None:
         """Return which columns of a table with gaps too few samples have, in a fold or in what it holds out.

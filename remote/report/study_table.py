@@ -12,6 +12,7 @@ from rankdad.remote.report.run_results import RunResults
 from rankdad.remote.table_one import outcome_names
 
 MAX_SITES = 6  # with a column of their own
+HELD_BACK = "held back"
 MAX_ROWS = 40  # columns of the data; of more those with most missing
 
 Group = dict[str, Any]
@@ -61,16 +62,12 @@ def _rows(run: RunResults, groups: list[Group]) -> Iterator[list[str]]:
         columns = [group["columns"][name] for group in groups]
         if "levels" in columns[0]:
             for level in columns[0]["levels"]:
-                shares = [
-                    _share(column["levels"][level], group["rows"] - column["missing"])
-                    for column, group in zip(columns, groups, strict=True)
-                ]
-                yield [f"{name} = {level}", *shares]
+                yield [f"{name} = {level}", *(_level(column, level) for column in columns)]
         else:
             unit = f" ({columns[0]['unit']})" if "unit" in columns[0] else ""
             yield [f"{name}{unit}, mean ± SD", *map(_moments, columns)]
-        if any(column["missing"] for column in columns):
-            missing = [_share(column["missing"], group["rows"]) for column, group in zip(columns, groups, strict=True)]
+        if any(column["missing"] or "held_back" in column for column in columns):
+            missing = [_missing(column, group["rows"]) for column, group in zip(columns, groups, strict=True)]
             yield [f"{name} missing", *missing]
 
 
@@ -85,7 +82,25 @@ def _worst(run: RunResults) -> Iterator[str]:
             continue
         shares = {site: group["columns"][column]["missing"] / group["rows"] for site, group in known.items()}
         site = max(shares, key=lambda one: shares[one])
-        yield f"{percent(shares[site])} ({site})"
+        more = "held_back" in known[site]["columns"][column]
+        yield f"{percent(shares[site])}{' or more' * more} ({site})" if shares[site] or not more else HELD_BACK
+
+
+def _missing(column: Group, rows: int) -> str:
+    """Return how many rows lack a column, as far as all sites' policies let it be told."""
+    if "held_back" not in column:
+        return _share(column["missing"], rows)
+    return f"{column['missing']:,} or more" if column["missing"] else HELD_BACK
+
+
+def _level(column: Group, level: str) -> str:
+    """Return how many of the rows that have a column have a level, as far as all sites' policies let it be told."""
+    count, hidden = column["levels"][level], column.get("levels_held_back", ())
+    if not hidden:
+        return _share(count, sum(column["levels"].values()))
+    if level not in hidden:
+        return f"{count:,}"
+    return f"{count:,} or more" if count else HELD_BACK
 
 
 def _moments(found: Group) -> str:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from numpy.typing import NDArray
+from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.metrics import mean_absolute_error, roc_auc_score
+from sklearn.metrics import log_loss, mean_absolute_error, roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
@@ -24,13 +26,13 @@ from rankdad.common.preparation import in_memory, linear
 from rankdad.common.protocol.messages import Evaluation
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
-from rankdad.common.run.state import Due
+from rankdad.common.run.state import Due, RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 from rankdad.local.admission import admitted
 from rankdad.local.alone import alone_spec, train_alone
 from rankdad.local.contributions import Contributions
-from rankdad.local.data import SiteData
+from rankdad.local.data import SiteData, read_site
 from rankdad.local.references import References
 from rankdad.simulations.lockstep import run
 from tests.conftest import SITES, part_of, run_spec
@@ -217,10 +219,88 @@ def test_labels_have_a_line_each() -> None:
     draw, task = np.random.default_rng(2), MultiLabel(name="multi-label", labels=2)
     inputs = draw.normal(size=(80, 3))
     labels = (inputs[:, :2] + draw.normal(size=(80, 2)) > 0).astype(float)
-    given = linear.outputs(task, torch.tensor(inputs), linear.fitted(task, torch.tensor(inputs), torch.tensor(labels)))
+    weights = linear.fitted(task, torch.tensor(inputs), torch.tensor(labels))
+    assert weights is not None
+    given = linear.outputs(task, torch.tensor(inputs), weights)
     for label in range(2):
         expected = sklearn_model(task).fit(inputs, labels[:, label]).predict_proba(inputs)[:, 1]
         assert np.abs(given[:, label].sigmoid().numpy() - expected).max() < 1e-6
+
+
+@pytest.mark.parametrize("task", [Classification(classes=2), Regression(name="regression")])
+@pytest.mark.parametrize("steady", [0.0, 1e-15, 7.0])
+def test_what_does_not_vary_where_a_model_is_trained_has_no_weight_elsewhere(task: TaskSpec, steady: float) -> None:
+    """A level that no training row has is 0 in all of them: 1 in a test row made an output of 1e20."""
+    draw = np.random.default_rng(3)
+    inputs = np.c_[draw.normal(size=(200, 12)), np.full((200, 3), steady)]
+    score = inputs[:, 0] - inputs[:, 1] + draw.normal(size=200)
+    labels = score if isinstance(task, Regression) else (score > 0).astype(int)
+    weights = linear.fitted(task, torch.tensor(inputs[:150]), torch.tensor(labels[:150]))
+    assert weights is not None
+    assert float(weights.abs().max()) < 10
+    inputs[150:, 12:] = 1.0
+    given = linear.outputs(task, torch.tensor(inputs[150:]), weights)
+    model = sklearn_model(task).fit(inputs[:150, :12], labels[:150])
+    if isinstance(task, Regression):
+        assert np.abs(given[:, 0].numpy() - model.predict(inputs[150:, :12])).max() < 1e-6
+    else:
+        assert np.abs(given.softmax(1).numpy() - model.predict_proba(inputs[150:, :12])).max() < 1e-6
+
+
+def test_classes_that_are_told_apart_without_error_converge() -> None:
+    task, inputs = Classification(classes=2), torch.cat([torch.full((20, 3), -1.0), torch.full((20, 3), 1.0)])
+    labels = torch.arange(40) // 20
+    weights = linear.fitted(task, inputs, labels)
+    assert weights is not None
+    model = sklearn_model(task).fit(inputs, labels)
+    assert weights[0, 1:].sum() == pytest.approx(model[-1].coef_.sum(), rel=1e-6)
+
+
+def test_a_linear_model_that_does_not_converge_is_left_out_with_a_notice(
+    tmp_path: Path, site_data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "MOST_ROUNDS", 2)
+    told, original = list[str](), References.__init__
+
+    def listening(self: References, spec: RunSpec, data: SiteData, run: RunState, site: str, _: Any) -> None:
+        original(self, spec, data, run, site, told.append)
+
+    monkeypatch.setattr(References, "__init__", listening)
+    spec = referenced("site", training={"epochs": 1})
+    run(spec, site_data(spec), tmp_path / "run")
+    assert summary_of(tmp_path / "run")["metrics"]["references"]["site"]["samples"] == 0
+    assert {line.partition(":")[0] for line in told} == set(SITES)
+
+
+@pytest.mark.shared_data
+def test_the_reference_site_is_scikit_learns_on_a_hospital_with_levels_that_a_fold_lacks(tmp_path: Path) -> None:
+    """Hungarian's rows of UCI heart: levels of slope and ca, and indicators of gaps, are constant in some folds."""
+    source = Path(__file__).parents[3] / "shared" / "data" / "heart" / "processed.hungarian.data"
+    if not source.is_file():
+        pytest.skip(f"{source} is absent")
+    names = ["age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca"]
+    table = pd.read_csv(source, header=None, names=[*names, "thal", "num"], na_values="?")
+    table["sick"] = np.where(table["num"] > 0, "yes", "no")
+    table[[*names, "sick"]].to_csv(tmp_path / "table.csv", index=False)
+    data: dict[str, Any] = {"reader": "csv", "file": "table.csv", "features": names, "label": "sick"}
+    data["values"] = ["no", "yes"]
+    data |= {"missing": "impute", "missing_indicators": ["*"], "categorical_other": ["slope", "ca"]}
+    data |= {"categorical": {"slope": ["1", "2", "3"], "ca": ["0", "1", "2", "3"]}}
+    spec = referenced("site", task={"name": "classification", "classes": 2}, data=data, training={"epochs": 1})
+    spec = spec.model_copy(update={"federation": spec.federation.model_copy(update={"sites": ("hungarian",)})})
+    read = read_site(spec, tmp_path, 0)
+    run(spec, {"hungarian": read}, tmp_path / "run")
+    found = summary_of(tmp_path / "run")["metrics"]["references"]["site"]["values"]
+    true, scores = [], []
+    for fold in range(3):
+        train, test = fold_of(read, fold)
+        model = make_pipeline(SimpleImputer(keep_empty_features=True), sklearn_model(spec.task)).fit(*train)
+        true.append(test[1])
+        scores.append(model.predict_proba(test[0])[:, 1])
+    known, risks = np.concatenate(true), np.concatenate(scores)
+    assert found["auc"] == pytest.approx(roc_auc_score(known, risks), abs=2e-3)
+    assert found["loss"] == pytest.approx(log_loss(known, risks), abs=0.005)
+    assert found["loss"] < 0.5
 
 
 Rows = tuple[NDArray[Any], NDArray[Any]]

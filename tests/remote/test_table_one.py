@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from rankdad.common.preparation import Preparing
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import read_site
 from rankdad.remote.aggregator import Aggregator
+from rankdad.remote.report.run_results import read_results
+from rankdad.remote.report.study_table import table_one as study_table
 from rankdad.remote.view import PlainView, Waiting
 from rankdad.simulations.lockstep import run
 from tests.conftest import SITES, run_spec
@@ -180,11 +183,111 @@ def test_a_policy_lets_nothing_of_few_values_out(tmp_path: Path) -> None:
     found["alpha"].loc[5:, "weight"] = np.nan
     spec = spec_of(training={"epochs": 1, "batch_size": 200})
     table1 = trained(spec, found, tmp_path, min_rows=8)["table1"]
-    assert table1["sites"]["alpha"]["columns"]["weight"] == {"missing": 120, "mean": None, "sd": None}
+    held_back = {"missing": 0, "held_back": True, "mean": None, "sd": None}
+    assert table1["sites"]["alpha"]["columns"]["weight"] == held_back
     held = read_site(spec, tmp_path / "beta", 1).splits[0]
     rows = [*held.validation.tolist(), *held.test.tolist()]
     found["beta"].loc[rows[3:], "age"] = np.nan  # three values among what is not trained on
     table1 = trained(spec, found, tmp_path / "again", min_rows=8)["table1"]
     shown, train = table1["sites"]["beta"]["columns"]["age"], found["beta"]["age"].iloc[held.train.tolist()]
     assert shown["mean"] == pytest.approx(train.mean(), rel=1e-6), "the three would be what is left of two sums"
-    assert shown["missing"] == 120 - len(train)
+    assert (shown["missing"], shown["held_back"]) == (0, True)
+
+
+def gap_in(found: dict[str, pd.DataFrame], site: str, column: str, rows: int) -> None:
+    found[site].loc[: rows - 1, column] = None
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_what_is_held_back_is_not_missing_and_a_small_count_cannot_be_told(tmp_path: Path, held_out: bool) -> None:
+    """One gap among 60 rows was "8 (13 %)": what was held out and so held back counted as missing."""
+    count = 60
+    found = tables(count)
+    gap_in(found, "alpha", "age", 1)
+    gap_in(found, "alpha", "sex", 3)
+    gap_in(found, "beta", "sex", 2)
+    found["beta"].loc[2:, "sex"] = np.where(np.arange(count - 2) < 3, "m", "f")
+    spec = spec_of(training={"epochs": 1, "batch_size": 200, "validation": 0, "test": 0.15})
+    (tmp_path / "beta").mkdir()
+    found["beta"].to_csv(tmp_path / "beta" / "table.csv", index=False)
+    split = read_site(spec, tmp_path / "beta", 1).splits[0]
+    assert len(split.test) == 9
+    gaps = [*split.train[:10].tolist(), *split.test[: 2 if held_out else 1].tolist()]
+    found["beta"].loc[gaps, "age"] = np.nan  # leaves 7 values, or 8, among what is set aside
+    trained(spec, found, tmp_path, min_rows=8)
+    run_ = read_results(tmp_path / "run")
+    table1 = run_.summary.table1
+    alpha, pooled = table1["sites"]["alpha"]["columns"], table1["pooled"]["columns"]
+    assert (alpha["age"]["missing"], alpha["age"]["held_back"]) == (0, True)
+    beta = table1["sites"]["beta"]["columns"]["age"]
+    assert (beta["missing"], "held_back" in beta) == ((10, True) if held_out else (11, False))
+    assert pooled["age"]["held_back"]
+    assert pooled["age"]["missing"] == sum(site["columns"]["age"]["missing"] for site in table1["sites"].values())
+    for site in ("alpha", "beta"):
+        sex = table1["sites"][site]["columns"]["sex"]
+        assert (sex["missing"], sex["held_back"]) == (0, True)
+        hidden = sex["levels_held_back"]
+        assert hidden
+        left = count - sum(sex["levels"].values())
+        lacking = int(found[site]["sex"].isna().sum())
+        assert left >= lacking + 8, "what all others leave is of enough rows, however few of them lack it"
+        assert all(sex["levels"][level] == 0 for level in hidden)
+    assert pooled["sex"]["levels"] == {
+        level: sum(site["columns"]["sex"]["levels"][level] for site in table1["sites"].values()) for level in ("f", "m")
+    }
+    shown = study_table(run_)
+    assert shown is not None
+    cells = {name: dict(zip(shown.head[1:], row, strict=True)) for name, *row in shown.rows}
+    assert cells["age missing"]["alpha"] == "held back"
+    assert "or more" in cells["age missing"]["all sites"]
+    none = "0 (0\N{NO-BREAK SPACE}%)"
+    expected = dict.fromkeys(("all sites", "alpha", "beta"), "held back") | {"gamma": none}
+    assert cells["sex missing"] == expected
+
+
+def test_gaps_of_few_patients_are_few_however_many_rows_they_have(tmp_path: Path) -> None:
+    found = tables(240)
+    for table in found.values():
+        table["patient"] = np.arange(240) // 4
+    gap_in(found, "alpha", "age", 12)  # of 3 patients
+    gap_in(found, "beta", "age", 60)  # of 15
+    data = {**DATA, "group": "patient"}
+    spec = spec_of(data=data, training={"epochs": 1, "batch_size": 600})
+    sites = trained(spec, found, tmp_path, min_rows=5)["table1"]["sites"]
+    assert (sites["alpha"]["columns"]["age"]["missing"], "held_back" in sites["alpha"]["columns"]["age"]) == (0, True)
+    assert (sites["beta"]["columns"]["age"]["missing"], "held_back" in sites["beta"]["columns"]["age"]) == (60, False)
+
+
+def two_sites(found: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    return {site: found[site] for site in SITES[:2]}
+
+
+def test_of_two_sites_that_disagree_both_are_named(tmp_path: Path) -> None:
+    """Nobody can say which of the two has other units, zeros for gaps, or another label."""
+    federation = {"sites": list(SITES[:2])}
+    changes: dict[str, tuple[str, Callable[[pd.DataFrame], Any]]] = {
+        "other-units": ("age", lambda table: table["age"] * 10),
+        "shifted-columns": ("weight", lambda table: table["weight"] * 0),
+        "shifted-label": ("sick", lambda table: np.where(np.arange(120) < 112, "yes", "no")),
+    }
+    for kind, (column, change) in changes.items():
+        for site in SITES[:2]:
+            found = two_sites(tables())
+            found[site][column] = change(found[site])
+            summary = trained(spec_of(federation=federation), found, tmp_path / kind / site)
+            assert summary["warnings"] == {kind: list(SITES[:2])}, (kind, site)
+            (sentence,) = summary["table1"]["warnings"]
+            assert all(name in sentence for name in SITES[:2])
+    found = two_sites(tables())
+    found["beta"]["sex"] = np.where(np.arange(120) < 110, "f", "m")
+    assert trained(spec_of(federation=federation), found, tmp_path / "sex")["warnings"] == {
+        "shifted-columns": list(SITES[:2])
+    }
+
+
+def test_two_sites_that_have_a_column_are_two_whatever_the_others_have(tmp_path: Path) -> None:
+    found = tables()
+    found["alpha"]["age"] = np.nan
+    found["gamma"]["age"] *= 10
+    warnings = trained(spec_of(), found, tmp_path)["warnings"]
+    assert warnings == {"gaps-over-20-percent": ["alpha"], "other-units": ["beta", "gamma"]}

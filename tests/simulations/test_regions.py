@@ -27,6 +27,7 @@ from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.data import TableData
 from rankdad.common.spec.tasks import Regression
 from rankdad.local.data import SiteData, read_site
 from rankdad.local.training import TrainingState, train
@@ -183,8 +184,11 @@ def test_table_one_of_a_region_is_that_of_its_rows_together() -> None:
     parts = [Rows(torch.randn(n, 3).double() + n, torch.randn(n).double() * n) for n in (4, 9, 1)]
     together = Rows(torch.cat([in_memory(part.inputs) for part in parts]), torch.cat([part.labels for part in parts]))
     task = Regression(name="regression")
-    found = description.joined_squares([description.sums(task, part) for part in parts])
-    expected = description.sums(task, together)
+    table = {"reader": "csv", "file": "table.csv", "features": ["a", "b", "c"], "label": "y"}
+    schema = run_spec(task={"name": "regression"}, data=table).data
+    assert isinstance(schema, TableData)
+    found = description.joined_squares([description.sums(task, part, schema) for part in parts])
+    expected = description.sums(task, together, schema)
     for name, value in found.items():
         assert torch.allclose(value, expected[name], rtol=1e-12), name
     assert set(found) == {"table-squares", "table-label-squares"}
