@@ -57,6 +57,7 @@ def without_ranks(spec: RunSpec) -> dict[str, Any]:
     if spec.tuning and len(spec.tuning.candidates) == len(spec.tuning.rank):
         spec, tuning = spec.with_settings(spec.candidates[0]), None
     document = spec.model_dump(mode="json") | {"tuning": tuning}
+    document["training"]["solver"] = spec.solver  # which may follow from the method
     document["record"]["spectra"] = 0  # which full gradients do not have
     return document
 
@@ -133,7 +134,7 @@ def _answer(spec: RunSpec, body: Body) -> Body:
     if isinstance(body, Hello):
         if not all(train for train, *_ in body.samples):
             raise RankdadError("there are no samples to train on in one of the folds")
-        return Roster(train=tuple((train,) for train, *_ in body.samples))
+        return Roster(train=tuple((train,) for train, *_ in body.samples), exact=spec.solver != "steps")
     if isinstance(body, Evaluation):
         found = summarise(spec.task, body.tally)
         where = {"split": body.split, "fold": body.fold, "epoch": body.epoch}

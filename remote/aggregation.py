@@ -19,6 +19,7 @@ from rankdad.common.gradients.methods.base import shares
 from rankdad.common.gradients.projections import pooled_projections
 from rankdad.common.metrics import Tally, summarise
 from rankdad.common.protocol.messages import (
+    NOT_EXACT,
     Body,
     Buffers,
     Comparison,
@@ -112,7 +113,8 @@ def _hello(spec: RunSpec, plan: Plan, hello: RegionHello) -> Roster:
         if spec.place(fold)[1] is not None and not any(own[fold][1] for own in samples):
             name = spec.training_name(fold)
             raise RunFailedError("aggregator", f"tuning: no site has samples to validate {name} with")
-    return Roster(train=train)
+    exact = spec.solver == "exact" or (spec.solver == "auto" and NOT_EXACT not in hello.warnings)
+    return Roster(train=train, exact=exact)
 
 
 def _sums(sent: Sequence[Sums]) -> Sums:

@@ -17,6 +17,7 @@ from rankdad.common.files import write_json, write_whole
 from rankdad.common.gradients.factors import Factor, singular_values
 from rankdad.common.metrics import Metrics, Tally, summarise
 from rankdad.common.preparation import Preparing
+from rankdad.common.preparation.coefficients import OWN
 from rankdad.common.protocol.messages import (
     Body,
     Comparison,
@@ -37,6 +38,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import TOP
 from rankdad.page.history import History
 from rankdad.remote.children import introduced
+from rankdad.remote.coefficients import as_json, as_table, how_solved
 from rankdad.remote.progress import Epoch, Progress
 from rankdad.remote.retelling import retold
 from rankdad.remote.rounds import Ready
@@ -92,6 +94,7 @@ class Recorder:
         self.progress = Progress.of(spec, plan, sites)
         self._spec, self._plan, self._preparing = spec, plan, Preparing(spec)
         self._totals: dict[str, Tensor] = {}  # of the first fold
+        self._kept: dict[str, Tensor] = {}  # of the training whose model is kept
         if not again:
             new_directory(directory)
         state = state or {}
@@ -212,7 +215,11 @@ class Recorder:
             progress.steps_per_epoch = [schedule(self._spec, fold, 0).steps for fold in update.train]
             counts = [run_steps(self._spec, fold) for fold in update.train]
             progress.steps, progress.batches = (sum(column) for column in zip(*counts, strict=True))
+            if update.exact:
+                progress.steps = progress.batches = progress.epochs = 0
             self._record_hello(ready)
+            progress.solver = how_solved(self._spec, update.exact, progress.warnings)
+            self.summarise()
         elif isinstance(update, Sums):
             self._record_sums(ready, update)
         elif isinstance(update, PooledMetrics):
@@ -238,7 +245,6 @@ class Recorder:
         self.progress.dropped |= hello.dropped
         for warning, sites in hello.warnings.items():
             self.progress.warnings.setdefault(warning, []).extend(sites)
-        self.summarise()
 
     def _record_sums(self, ready: Ready, update: Sums) -> None:
         """Take note of Table 1, and of what tests will be counted around."""
@@ -249,9 +255,22 @@ class Recorder:
             for kind, sites in self.progress.table1["worries"].items():
                 self.progress.warnings[kind] = sites
             self.summarise()
+        if (kept := self._spec.kept_fold) is not None:
+            self._kept[update.stage] = update.values[kept]
+            if update.stage == OWN:
+                self._record_coefficients(last)
         if self._totals.keys() == set(self._preparing.stages):
             with contextlib.suppress(ValueError):  # totals that lead to no finite numbers end the run
                 self.progress.study.around(self._preparing.fit(self._totals))
+
+    def _record_coefficients(self, sent: Mapping[str, Tensor]) -> None:
+        people, own = self._preparing.told(sent)
+        found = self._preparing.coefficients(self._kept, people)
+        if found is not None:
+            sites = {site: as_json(self._spec, one) for site, one in own.items()}
+            self.progress.coefficients = {"pooled": as_json(self._spec, found), "sites": sites}
+            self._write_table("coefficients", as_table(self.progress.coefficients))
+            self.summarise()
 
     def _record_step(self, ready: Ready, update: Step, size: int, seconds: float, aggregation_seconds: float) -> None:
         progress, sums = self.progress, self._open

@@ -34,7 +34,11 @@ Measure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Figure = Annotated[float, Field(allow_inf_nan=False)]
 Reason = Annotated[str, Field(max_length=REASON_CHARACTERS), AfterValidator(visible)]
 Name = Annotated[str, Field(max_length=63), AfterValidator(visible)]
-DataWarning = Literal["one-class", "fewer-samples-than-folds", "missing-classes", "sets-too-small-to-evaluate"]
+DataWarning = Literal[
+    "one-class", "fewer-samples-than-folds", "missing-classes", "sets-too-small-to-evaluate", "exact-solver-not-allowed"
+]
+
+NOT_EXACT: DataWarning = "exact-solver-not-allowed"
 
 
 def packed(
@@ -158,9 +162,13 @@ class RegionHello(Control):
 
 
 class Roster(Control):
-    """The answer to hello: training samples of every site, [folds, sites] in the plan's order."""
+    """The answer to hello: training samples of every site, [folds, sites] in the plan's order.
+
+    `exact` tells whether the model is solved exactly: every site's policy allows it.
+    """
 
     train: Annotated[Counts, *ROSTER]
+    exact: bool = False
 
 
 class Sums(Control):
