@@ -29,9 +29,7 @@ LARGEST = "the largest entries of a layer's gradient, of as high a rank as there
 CHOSEN = "a layer's gradient in directions that the aggregator chooses: single rows of it, if it likes"
 MORE_ROWS = "more rows of a layer's gradient for each sample: the more, the easier samples are told apart"
 FEWER_SAMPLES = "what fewer samples add up to: the fewer, the easier one is told apart, and of one it is the sample"
-PRODUCTS = (
-    "products of columns: of few samples these can be solved for single rows"
-)
+PRODUCTS = "products of columns: of few samples these can be solved for single rows"
 LARGER_STEPS = ", which larger batches, full ones or fewer folds would respect"
 
 
@@ -122,13 +120,12 @@ class Policy(Part):
             needs = f"needs at least {counted(least, 'row')}{_projected(spec)}"
             asks = f"{needs} of a step of {counted(samples, 'sample')} here"
             raise refusal(_rank_field(spec.method), asks, allows, _fewer_per_row(samples, least), MORE_ROWS)
-        for route in plan.routes:
-            rank = min(route.matrix)
-            if route.dense and rank > 2 * most:
-                asks = f"sends the gradient of {route.name} whole, of rank {rank}, for steps of {samples} samples here"
-                allows = f"at most {2 * most} (rows_per_rank {self.rows_per_rank})"
-                change = _fewer_per_row(samples, -(-rank // 2))
-                raise refusal(_rank_field(spec.method), asks, allows, change, WHOLE)
+        name, rank = _largest_whole(plan)
+        if rank > 2 * most:
+            asks = f"sends the gradient of {name} whole, of rank {rank}, for steps of {samples} samples here"
+            allows = f"at most {2 * most} (rows_per_rank {self.rows_per_rank})"
+            change = _fewer_per_row(samples, -(-rank // 2))
+            raise refusal(_rank_field(spec.method), asks, allows, change, WHOLE)
 
     def check_products(
         self,
@@ -252,12 +249,11 @@ class Policy(Part):
     def _check_rank(self, spec: RunSpec, plan: Plan) -> None:
         method, rows = spec.method, rows_sent(spec)
         if isinstance(method, Dsgd) and self.max_rank is not None:
-            largest = max((route for route in plan.routes if route.dense), key=lambda route: min(route.matrix))
-            if (rank := min(largest.matrix)) > 2 * self.max_rank:
-                asks = f"sends the gradient of {largest.name} whole, of rank {rank}"
-                change = {"max_rank": -(-rank // 2)}
+            name, rank = _largest_whole(plan)
+            if rank > 2 * self.max_rank:
+                asks, change = f"sends the gradient of {name} whole, of rank {rank}", {"max_rank": -(-rank // 2)}
                 allows = f"at most {2 * self.max_rank} (max_rank {self.max_rank})"
-                raise refusal("method.name", asks, allows, change, WHOLE)
+                raise refusal("method.name", asks, allows, dict(change), WHOLE)
         limits = self._limits(method)
         if limits:
             allows = " and ".join(f"{name} {limit}" for name, limit in limits.items())
@@ -268,7 +264,7 @@ class Policy(Part):
             raise refusal(_rank_field(method), asks, allows, {"max_rank": rows}, MORE_ROWS)
 
     def _limits(self, method: MethodSpec) -> dict[str, int]:
-        """Return the limits on rank that refuse a method which has none of its own; whole gradients have their layer's."""
+        """Return the limits that refuse a method without a rank of its own; whole gradients have their layer's."""
         if isinstance(method, Dsgd):
             return {}
         limits = {"max_rank": self.max_rank, "rows_per_rank": self.rows_per_rank}
@@ -285,6 +281,13 @@ def _lost(method: MethodSpec) -> str:
     if method.name not in UNREDUCED:
         return LARGEST if isinstance(method, TopK) else WHOLE
     return f"what each sample puts into a layer, of the first the raw data, to {UNREDUCED[method.name]}"
+
+
+def _largest_whole(plan: Plan) -> tuple[str, int]:
+    """Return the layer whose gradient is sent whole and has the largest rank, and that; ("", 0) where none is."""
+    whole = [(min(route.matrix), route.name) for route in plan.routes if route.dense]
+    rank, name = max(whole, key=lambda one: one[0], default=(0, ""))
+    return name, rank
 
 
 def rows_sent(spec: RunSpec) -> int | None:

@@ -22,7 +22,9 @@ UNUSED = (
     *("**/tests", "torch/test", "torch/bin/*[tT]est*", "torch/bin/protoc*", "torch/include", "torch/share"),
     *("**/*.[ch]", "**/*.pyi"),
     *("sklearn", "scikit_learn*", "joblib*", "threadpoolctl*", "narwhals*", "cloudpickle*"),
-    "scipy/[!_s]*/", "scipy/s[!p]*/", "scipy/sp[!e]*/",  # all but special: distributions of t and z
+    "scipy/[!_s]*/",
+    "scipy/s[!p]*/",
+    "scipy/sp[!e]*/",  # all but special: distributions of t and z
 )
 
 

@@ -85,7 +85,7 @@ class References:
         return None if self._failed or self._tested is None else prepared.as_learned(self._tested[1])
 
     def _linear_outputs(self, prepared: Prepared) -> Tensor:
-        weights = Preparing(self._spec).linear(self._run.totals_of(self._run.fold))
+        weights = Preparing(self._spec).solving.weights(self._run.totals_of(self._run.fold))
         return linear.outputs(self._spec.task, in_memory(prepared.test.inputs), weights)
 
     def _site_outputs(self, prepared: Prepared) -> Tensor | None:

@@ -8,12 +8,9 @@ from typing import Any
 
 from scipy import special
 
-from rankdad.common.errors import counted
 from rankdad.common.preparation.coefficients import FEWEST, Coding, Coefficients
 from rankdad.common.preparation.layout import input_names
-from rankdad.common.protocol.messages import NOT_EXACT
 from rankdad.common.spec import RunSpec
-from rankdad.common.spec.solver import weights_of, why_steps
 from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.remote.table_one import outcome_names
 
@@ -21,20 +18,6 @@ Fit = dict[str, Any]
 POOLED = "all sites"
 MAX_NAMED = 6  # columns in a sentence
 INTERCEPT = "intercept"
-
-
-def how_solved(spec: RunSpec, exact: bool, warnings: Mapping[str, list[str]]) -> dict[str, str]:
-    """Return which solver trained a run's model, and why, as a clause."""
-    weights = counted(weights_of(spec), "weight") if not why_steps(spec) else ""
-    if exact:
-        asked = spec.training.solver == "exact"
-        why = "the specification asks for it" if asked else "every site's policy allows its sums"
-        return {"name": "exact", "why": f"the model is linear, with {weights}, and {why}"}
-    if refusing := warnings.get(NOT_EXACT, []):
-        who = ", ".join(refusing[:MAX_NAMED]) + f" and {len(refusing) - MAX_NAMED} more" * (len(refusing) > MAX_NAMED)
-        verb = "policy of" if len(refusing) == 1 else "policies of"
-        return {"name": "steps", "why": f"the {verb} {who} let out no sums of an exact solution"}
-    return {"name": "steps", "why": why_steps(spec) or "the specification asks for it (training.solver), or sets steps"}
 
 
 def as_json(spec: RunSpec, found: Coefficients) -> Fit:
@@ -55,7 +38,9 @@ def as_json(spec: RunSpec, found: Coefficients) -> Fit:
             if not kept[line, place]:
                 continue
             estimate, error = float(found.estimates[line, place]), float(found.errors[line, place])
-            rows.append({"line": outcome, "name": name} | _figures(estimate, error, found.freedom, critical, regression))
+            rows.append(
+                {"line": outcome, "name": name} | _figures(estimate, error, found.freedom, critical, regression)
+            )
     return {
         "rows": found.rows,
         "freedom": found.freedom,

@@ -38,11 +38,12 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import TOP
 from rankdad.page.history import History
 from rankdad.remote.children import introduced
-from rankdad.remote.coefficients import as_json, as_table, how_solved
+from rankdad.remote.coefficients import as_json, as_table
 from rankdad.remote.progress import Epoch, Progress
 from rankdad.remote.retelling import retold
 from rankdad.remote.rounds import Ready
 from rankdad.remote.run_directory import PLAN, Table, new_directory
+from rankdad.remote.solving import how_solved, undertrained
 from rankdad.remote.summary import summary
 from rankdad.remote.table_one import table_one
 from rankdad.remote.tracking import Tracker
@@ -264,7 +265,7 @@ class Recorder:
                 self.progress.study.around(self._preparing.fit(self._totals))
 
     def _record_coefficients(self, sent: Mapping[str, Tensor]) -> None:
-        people, own = self._preparing.told(sent)
+        people, own = self._preparing.solving.told(sent)
         found = self._preparing.coefficients(self._kept, people)
         if found is not None:
             sites = {site: as_json(self._spec, one) for site, one in own.items()}
@@ -349,6 +350,8 @@ class Recorder:
     def _record_evaluation(self, ready: Ready, pooled: PooledMetrics) -> None:
         task, progress = self._spec.task, self.progress
         fold, candidate = self._place(pooled.fold)
+        if pooled.split == "test":
+            self._record_end()
         if pooled.split == "test" and self._spec.place(pooled.fold)[1] is not None:
             note(self._spec, progress.tuning, pooled.fold, progress.best_value, progress.best_epoch)
             self._next_fold(pooled.fold)
@@ -386,6 +389,14 @@ class Recorder:
             progress.validation = pooled
             progress.train_loss = float(self._train_loss("pooled") or 0.0)
             self._losses = dict.fromkeys(self._sites, (0.0, 0.0))
+
+    def _record_end(self) -> None:
+        """Take note of whether a training might have gone on to a better epoch."""
+        progress = self.progress
+        if progress.epoch and progress.validation and progress.validation.samples:
+            progress.measured += 1
+            progress.best_is_last += progress.best_epoch + 1 == progress.epoch
+            progress.undertrained = undertrained(self._spec, progress.best_is_last, progress.measured)
 
     def _next_fold(self, fold: int) -> None:
         if fold + 1 < self.progress.folds:

@@ -32,6 +32,7 @@ def summary(progress: Progress) -> dict[str, Any]:
         "dense_bytes": progress.dense_bytes,
         "times_fewer_bytes_than_dense": progress.ratio if progress.step else None,
         "solver": progress.solver,
+        "undertrained": progress.undertrained,
         "train_loss": progress.train_loss,
         "folds": progress.folds,
         "metrics": {

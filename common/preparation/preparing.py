@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import SpecError
-from rankdad.common.preparation import coefficients, combat, description, labels, linear, moments
-from rankdad.common.preparation.coefficients import OWN, Coding, Coefficients
+from rankdad.common.preparation import combat, description, labels, moments
+from rankdad.common.preparation.coefficients import OWN, Coefficients
 from rankdad.common.preparation.fit import Fit, OwnFit
 from rankdad.common.preparation.inputs import Inputs, in_memory
 from rankdad.common.preparation.layout import Layout
 from rankdad.common.preparation.rows import Rows
+from rankdad.common.preparation.solving import Solving
 from rankdad.common.preparation.stages import MOST_ROWS, RAW, Field, Stage
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
-from rankdad.common.spec.solver import MAX_WEIGHTS, lines, why_steps
 from rankdad.common.spec.tasks import Regression
 
 
@@ -48,21 +48,8 @@ class Preparing:
         self._levels = description.is_level(spec.data) if isinstance(spec.data, TableData) else None
         self._table = description.fields(spec.task, self._layout.channels, grouped=spec.grouped) if table else ()
         self._inputs = math.prod(spec.data.shape)
-        if spec.training.solver == "exact" and (why := why_steps(spec)):
-            problem = f"got exact, but {why}: expected steps or auto"
-            raise SpecError("training.solver", problem, code="solver-not-exact")
-        exact = spec.solver != "steps"
-        self._solved = exact
-        self._weighted = exact and self._balance
-        self._free = exact and spec.kept_fold is not None
-        self._coding = Coding.of(spec)
-        self._linear: dict[str, Stage] = {}
-        if exact or "linear" in spec.references:
-            self._linear = linear.stages(spec.task, self._inputs, unpenalised=self._free)
-        if {"linear", "site"} & set(spec.references):
-            self._check_linear(spec.data.shape)
-        own = {OWN: coefficients.own_stage(self._coding.fixed.numel())} if self._free else {}
-        self._stages = self._needed(table) | self._linear | own
+        self.solving = Solving(spec)
+        self._stages = self._needed(table) | self.solving.stages
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -86,11 +73,7 @@ class Preparing:
         problem, sums = found.check(contribution, rows, whole), found.unpack(contribution)
         if stage == "site-effects":
             problem = problem or combat.contradiction(sums)
-        if stage in self._linear:
-            each = math.inf if self._weighted else rows
-            problem = problem or linear.contradiction(self._task, sums, each)
-            if linear.FREE + "loss" in sums:
-                problem = problem or linear.contradiction(self._task, linear.of_kind(sums, linear.FREE), rows)
+        problem = problem or self.solving.check(stage, sums, rows)
         if stage == "labels" and self._levels is not None:
             problem = problem or description.contradiction(self._task, sums, self._levels)
         return problem
@@ -121,10 +104,12 @@ class Preparing:
             ValueError: the rows hold numbers too large to be squared, or do not fit the spec.
         """
         if stage == OWN:
-            values = self._own_coefficients(totals, rows, kept=kept, tells=tells)
+            fit = self.fit(totals)
+            values = self.solving.own(
+                rows.people if kept else 0, self._learned(fit, rows) if kept and tells else None, fit
+            )
         else:
-            values = self._summed(stage, totals, rows, fewest) | self._described(stage, described)
-            values |= self._unpenalised(stage, totals, rows, fewest, kept=kept)
+            values = self._summed(stage, totals, rows, fewest, kept=kept) | self._described(stage, described)
         vector = self._stages[stage].pack(values)
         problem = self.check(stage, vector, len(rows.inputs))
         if problem:
@@ -183,44 +168,13 @@ class Preparing:
             raise ValueError("preparation: the sites' totals lead to NaN or infinity, expected finite numbers")
         return Fit(int(rows), target_mean=target[0], target_scale=target[1], **known)
 
-    def linear(self, totals: Mapping[str, Tensor]) -> Tensor:
-        """Return the weights of all sites' linear model, as far as the totals go; see `common.preparation.linear`."""
-        done = [stage.unpack(totals[name]) for name, stage in self._linear.items() if name in totals]
-        return linear.weights(self._task, self._inputs, done)
-
     def is_due(self, stage: str, *, exact: bool) -> bool:
         """Tell whether a stage is due in a run that is solved exactly, or is not."""
-        return exact or stage not in (self._linear if self._solved else {}).keys() | {OWN}
-
-    def solution(self, totals: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return weights [outputs, inputs] and biases [outputs] of a linear model that is solved exactly."""
-        found = self.linear(totals)
-        if len(found) < self._task.outputs:  # the first of two classes has none
-            found = torch.cat([torch.zeros_like(found), found])
-        return found[:, 1:], found[:, 0]
+        return exact or not self.solving.exact or stage not in self.solving.stages
 
     def coefficients(self, totals: Mapping[str, Tensor], people: float) -> Coefficients | None:
-        """Return the coefficients of the model that is kept; None where it has none.
-
-        Args:
-            totals: of the training that makes it.
-            people: patients that its training rows are of, or rows.
-        """
-        if not self._free or not all(name in totals for name in self._linear):
-            return None
-        kind = "" if isinstance(self._task, Regression) else linear.FREE
-        rounds = [linear.of_kind(stage.unpack(totals[name]), kind) for name, stage in self._linear.items()]
-        fit = self.fit(totals)
-        return coefficients.from_totals(
-            self._task, rounds, self.linear(totals), self._coding, people, self._units(fit)
-        )
-
-    def told(self, contributions: Mapping[str, Tensor]) -> tuple[float, dict[str, Coefficients]]:
-        """Return of how many patients all rows are, and the coefficients that sites tell of their own, by site."""
-        sums = {site: self._stages[OWN].unpack(vector) for site, vector in contributions.items()}
-        found = {site: coefficients.unpacked_own(own, self._coding.fixed) for site, own in sums.items()}
-        people = sum(float(own["people"]) for own in sums.values())
-        return people, {site: one for site, one in found.items() if one is not None}
+        """Return the coefficients of a linear model; see `Solving.coefficients`."""
+        return self.solving.coefficients(totals, self.fit(totals), people)
 
     def own(self, fit: Fit, rows: Rows) -> OwnFit:
         """Return what a site's training rows say beyond the fit; of no rows, what changes nothing."""
@@ -283,14 +237,6 @@ class Preparing:
         """Return a network's outputs in the unit of the labels."""
         return outputs * fit.target_scale + fit.target_mean if isinstance(self._task, Regression) else outputs
 
-    def _check_linear(self, shape: tuple[int, ...]) -> None:
-        count = lines(self._task) * (self._inputs + 1)
-        if self._tokens or len(shape) > 1 or count > MAX_WEIGHTS:
-            what = "tokens or a series" if self._tokens or len(shape) > 1 else f"{count} weights"
-            problem = f"a linear model of {what}, expected a table's columns and at most {MAX_WEIGHTS} weights"
-            field, code = "evaluation.references", "linear-too-large"
-            raise SpecError(field, f"{problem}: leave out linear and site", code=code)
-
     def _needed(self, table: bool) -> dict[str, Stage]:
         stages: dict[str, Stage] = {}
         task, channels = self._task, (self._layout.channels,)
@@ -313,7 +259,9 @@ class Preparing:
             stages["squares"] = Stage((deviations, Field("squares", channels, "square", values=each)))
         return stages
 
-    def _summed(self, stage: str, totals: Mapping[str, Tensor], rows: Rows, fewest: int) -> dict[str, Tensor]:
+    def _summed(
+        self, stage: str, totals: Mapping[str, Tensor], rows: Rows, fewest: int, *, kept: bool
+    ) -> dict[str, Tensor]:
         """Return the values of a stage's fields."""
         before = {name: self._stages[name].unpack(total) for name, total in totals.items() if name in self._stages}
         if stage == "labels":
@@ -324,11 +272,10 @@ class Preparing:
         if stage == "label-squares":
             away = rows.labels.to(torch.float64) - _label_mean(before["labels"])
             return {"deviations": away.sum(), "squares": away.square().sum()}
-        if stage in self._linear:
+        if stage in self.solving.rounds:
             fit = self.fit(totals)
-            (inputs, labelled), at = self._learned(fit, rows), self.linear(totals)
-            weights = fit.class_weights if self._weighted else None
-            return linear.sums(self._task, inputs, labelled, at, fewest, rows.groups, weights)
+            learned, weights = self._learned(fit, rows), fit.class_weights
+            return self.solving.sums(stage, totals, *learned, fewest, rows.groups, weights, kept=kept)
         if stage in ("site-effects", "residuals"):
             features, covariates = self._measured(in_memory(rows.inputs), rows.covariates)
             if stage == "site-effects":
@@ -342,48 +289,10 @@ class Preparing:
         deviations, squares = moments.squares(measured, moments.means(*before["sums"].values()))
         return {"deviations": deviations, "squares": squares}
 
-    def _unpenalised(
-        self, stage: str, totals: Mapping[str, Tensor], rows: Rows, fewest: int, *, kept: bool
-    ) -> dict[str, Tensor]:
-        """Return the sums of the fit that holds no weights small, in the stages that have them; zeros of other folds."""
-        fields = [field for field in self._stages[stage].fields if field.name.startswith(linear.FREE)]
-        if not fields or not kept:
-            return {field.name: torch.zeros(field.shape, dtype=torch.float64) for field in fields}
-        done = [
-            linear.of_kind(one.unpack(totals[name]), linear.FREE) for name, one in self._linear.items() if name in totals
-        ]
-        at = linear.newton(self._task, self._inputs, done, 0.0, self._coding.fixed.reshape(-1)).at.reshape(self._coding.fixed.shape)
-        inputs, labelled = self._learned(self.fit(totals), rows)
-        found = linear.sums(self._task, inputs, labelled, at, fewest, rows.groups)
-        return {f"{linear.FREE}{name}": value for name, value in found.items()}
-
-    def _own_coefficients(
-        self, totals: Mapping[str, Tensor], rows: Rows, *, kept: bool, tells: bool
-    ) -> dict[str, Tensor]:
-        """Return what a site tells of the coefficients of its own rows: nothing of too few patients."""
-        size, people = self._coding.fixed.numel(), rows.people if kept else 0
-        if not kept or not tells or self._coding.fixed.shape[1] > people / coefficients.FEWEST:
-            return coefficients.packed_own(people, None, size)
-        fit = self.fit(totals)
-        inputs, labelled = self._learned(fit, rows)
-        found = coefficients.fitted(self._task, inputs, labelled, self._coding, people, self._units(fit))
-        return coefficients.packed_own(people, found, size)
-
     def _learned(self, fit: Fit, rows: Rows) -> tuple[Tensor, Tensor]:
         """Return inputs and labels as a linear model learns them."""
         inputs = self.apply(fit, self.own(fit, rows), in_memory(rows.inputs), rows.covariates, torch.float64)
         return inputs, self.apply_labels(fit, rows.labels)
-
-    def _units(self, fit: Fit) -> tuple[Tensor, Tensor]:
-        """Return means and scales of the inputs; of a number first its own."""
-        mean, scale = fit.mean, fit.scale
-        if mean is None or scale is None:
-            mean, scale = torch.zeros(self._inputs, dtype=torch.float64), torch.ones(self._inputs, dtype=torch.float64)
-        if not isinstance(self._task, Regression):
-            return mean, scale
-        return torch.cat([mean.new_tensor([fit.target_mean]), mean]), torch.cat(
-            [scale.new_tensor([fit.target_scale]), scale]
-        )
 
     def _described(self, stage: str, rows: Rows | None) -> dict[str, Tensor]:
         """Return the sums of Table 1, in the stage that has them."""

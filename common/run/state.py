@@ -398,7 +398,7 @@ class RunState:
     def _solve(self) -> None:
         """Take over the weights of an exact solution, once all sums are there."""
         if self.exact and self.stage is None:
-            found = self._preparing.solution(self.totals_of(self.fold))
+            found = self._preparing.solving.solution(self.totals_of(self.fold))
             values = (value.clamp(-MAX_WEIGHT, MAX_WEIGHT) for value in found)
             self.replica.load(dict(zip(self.replica.trained, values, strict=True)))
             self.best_weights = self.replica.weights()

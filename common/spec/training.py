@@ -91,11 +91,11 @@ class Training(Part):
     """How every replica is trained."""
 
     solver: Literal["exact", "steps", "auto"] | None = None
-    """\"steps\" trains by gradients, with the settings below. \"exact\" fits a linear model by Newton's method on sums that
-    all sites add up: no rate, no epochs, no samples for validation; weights of standardised inputs are held small as
-    by scikit-learn's defaults (C = 1, alpha = 1), whatever the optimizer's weight decay. \"auto\" is exact where the
-    model has at most 256 weights and every site's policy allows the sums, else steps. Null is auto for a linear model
-    whose settings of steps and method are the defaults, else steps."""
+    """\"steps\" trains by gradients, with the settings below. \"exact\" fits a linear model by Newton's method on sums
+    over all sites: no rate, no epochs, no samples for validation; weights of standardised inputs are held small as by
+    scikit-learn's defaults (C = 1, alpha = 1), whatever the optimizer's weight decay. \"auto\" is exact where the model
+    has at most 256 weights and every site's policy lets the sums out, else steps. Null is auto for a linear model whose
+    settings of steps and method are the defaults, else steps."""
     epochs: UpToMillion = 30
     """Passes over the data."""
     batch_size: UpToMillion = 32
