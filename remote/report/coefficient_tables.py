@@ -75,7 +75,7 @@ def coefficient_notes(run: RunResults) -> Iterator[str]:
     if spec.grouped and not why:
         yield f"Standard errors take rows for independent, those of one {spec.group_noun} too: they are too small."
     if spec.preparation.standardise == "site":
-        yield "Every site standardises by itself: inputs are in each site's standard deviations, not in their own units."
+        yield "Every site standardises by itself: inputs are in its standard deviations, not in their own units."
     silent = [site for site in spec.federation.sites if site not in found["sites"]]
     unfit = [site for site, fit in found["sites"].items() if fit["problem"]]
     if silent:
