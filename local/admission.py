@@ -108,17 +108,27 @@ def _check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, fi
     Raises:
         FewSamplesError: they may not.
     """
-    fewest, units = _fewest(data, tested), f"{_noun(spec, data)}s"
-    if not fewest.isfinite():
+    units, (told, apart) = f"{_noun(spec, data)}s", fewest_of_linear(spec, data)
+    if not math.isfinite(told):
         return
-    _check_sums(policy, field, f"holds out {{}} {units} in a fold", fewest)
-    told = min(int(fewest), data.people(torch.arange(len(data.samples))) // _equations(spec))
-    policy.check_products(math.prod(spec.data.shape), told, _noun(spec, data), field=field, instead=instead)
+    _check_sums(policy, field, f"holds out {{}} {units} in a fold", _fewest(data, tested))
+    policy.check_products(math.prod(spec.data.shape), int(told), _noun(spec, data), field=field, instead=instead)
     asks = (
         "adds up products of columns for a linear model, where one of them, or the label, sets {} "
         f"{units} apart in a fold here, or in what it holds out"
     )
-    _check_sums(policy, field, asks, _fewest_apart(data, tested))
+    _check_sums(policy, field, asks, torch.tensor(apart))
+
+
+def fewest_of_linear(spec: RunSpec, data: SiteData) -> tuple[float, float]:
+    """Return how few patients are behind a linear model's sums, and how few a column or the label sets apart.
+
+    Both are infinity where a site has nothing in any fold.
+    """
+    tested = spec.tested_folds * (1 + len(spec.candidates))
+    fewest = float(_fewest(data, tested))
+    everyone = data.people(torch.arange(len(data.samples))) // _equations(spec)
+    return min(fewest, everyone) if math.isfinite(fewest) else fewest, float(_fewest_apart(data, tested))
 
 
 def _fewest_apart(data: SiteData, tested: int) -> Tensor:
