@@ -43,8 +43,8 @@ class Policy(Part):
     rows_per_rank: PositiveInt | None = 4
     """Fewest samples of a step for each row that is sent of a layer; null is no limit. Of few samples rank-dad then
     sends fewer rows than the spec allows; the other methods are refused. A layer that travels dense, since that is
-    smaller or the method is dsgd, may have twice as many. Of local steps each batch counts for itself. 4 makes it hard to tell samples apart,
-    not impossible."""
+    smaller or the method is dsgd, may have twice as many. Of local steps each batch counts for itself. 4 makes it hard
+    to tell samples apart, not impossible."""
     max_rank: PositiveInt | None = None
     """Most rows that are sent of a layer's gradient; null is no limit. With one, methods that
     send gradients of any rank are refused. What travels dense, since that is smaller or the method is dsgd, may have a

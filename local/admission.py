@@ -13,10 +13,11 @@ from torch.nn import functional as F
 from rankdad.common.errors import FewSamplesError, PolicyError, counted
 from rankdad.common.policy import FEWER_SAMPLES, Policy, refusal, rows_sent
 from rankdad.common.preparation import Inputs, Preparing, in_memory
-from rankdad.common.protocol.messages import NOT_EXACT, DataWarning
+from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_sizes
 from rankdad.common.spec import KFold, RunSpec
+from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.local.data import SiteData
 from rankdad.local.data.behind import fewest_behind, levels_of
 from rankdad.local.data.folds import Split

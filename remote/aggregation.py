@@ -19,7 +19,6 @@ from rankdad.common.gradients.methods.base import shares
 from rankdad.common.gradients.projections import pooled_projections
 from rankdad.common.metrics import Tally, summarise
 from rankdad.common.protocol.messages import (
-    NOT_EXACT,
     Body,
     Buffers,
     Comparison,
@@ -41,6 +40,7 @@ from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState
 from rankdad.common.run.weight_sketch import distance
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.solver import is_exact
 from rankdad.common.spec.tree import Node
 from rankdad.remote.children import bodies, ended, introduced
 from rankdad.remote.rounds import Ready
@@ -113,8 +113,7 @@ def _hello(spec: RunSpec, plan: Plan, hello: RegionHello) -> Roster:
         if spec.place(fold)[1] is not None and not any(own[fold][1] for own in samples):
             name = spec.training_name(fold)
             raise RunFailedError("aggregator", f"tuning: no site has samples to validate {name} with")
-    exact = spec.solver == "exact" or (spec.solver == "auto" and NOT_EXACT not in hello.warnings)
-    return Roster(train=train, exact=exact)
+    return Roster(train=train, exact=is_exact(spec, hello.warnings))
 
 
 def _sums(sent: Sequence[Sums]) -> Sums:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rankdad.common.errors import counted
-from rankdad.common.protocol.messages import NOT_EXACT
 from rankdad.common.spec import RunSpec
-from rankdad.common.spec.solver import weights_of, why_steps
+from rankdad.common.spec.solver import NOT_EXACT, weights_of, why_steps
 
 MAX_NAMED = 6  # sites in a sentence
 

@@ -49,7 +49,7 @@ def first_spec(data: Path, label: str, positive: str | None = None) -> dict[str,
     settings, policy, told = _settings(sites, rows, _inputs(guess), "group" in schema)
     simulation |= {"policy": policy} if policy else {}
     run = {"name": label if label.isidentifier() else "first", "task": guess.task, "data": schema, **settings}
-    document = {
+    document: dict[str, Any] = {
         "run": run | {"federation": {"sites": sites}},
         "simulation": simulation,
         "notes": [*notes, *told],

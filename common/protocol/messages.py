@@ -38,8 +38,6 @@ DataWarning = Literal[
     "one-class", "fewer-samples-than-folds", "missing-classes", "sets-too-small-to-evaluate", "exact-solver-not-allowed"
 ]
 
-NOT_EXACT: DataWarning = "exact-solver-not-allowed"
-
 
 def packed(
     pack: Callable[[Any], bytes], unpack: Callable[[bytes, Plan, Mapping[str, Any]], object]

@@ -225,6 +225,13 @@ class RunState:
         return next((name for name in due if name not in self.totals), None)
 
     @property
+    def where(self) -> str:
+        """Which epoch of how many is trained; "" before all have said hello."""
+        if self.exact:
+            return "solved exactly, without steps"
+        return f"epoch {min(self.epoch + 1, self.epochs)} of {self.epochs}" if self.roster else ""
+
+    @property
     def tested(self) -> bool:
         """Whether all folds have been trained and tested."""
         return self.fold == self._plan.folds

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Container
+from typing import TYPE_CHECKING, Literal
 
 from rankdad.common.spec.method import Dsgd, MethodSpec, RankDad
 from rankdad.common.spec.model import Linear, ModelSpec
@@ -12,6 +13,7 @@ from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, Ta
 if TYPE_CHECKING:
     from rankdad.common.spec.run import RunSpec
 
+NOT_EXACT: Literal["exact-solver-not-allowed"] = "exact-solver-not-allowed"  # what a site warns of
 MAX_WEIGHTS = 256  # whose curvature a site sends in each round
 DEFAULT = RankDad(name="rank-dad", rank=2)  # method of a run that names none
 
@@ -51,6 +53,11 @@ def why_steps(spec: RunSpec) -> str:
     }
     named = next((name for name, value in settings.items() if value), "")
     return f"{named} is of steps" if named else ""
+
+
+def is_exact(spec: RunSpec, warnings: Container[str]) -> bool:
+    """Tell whether a run is solved exactly, given what its sites have warned of."""
+    return spec.solver == "exact" or (spec.solver == "auto" and NOT_EXACT not in warnings)
 
 
 def default_method(task: TaskSpec, model: ModelSpec) -> MethodSpec:

@@ -30,6 +30,7 @@ FIELD_OF = {  # by the beginning of a path in the spec: the field of the form th
     "model": "network",
     "method.rank": "rank",
     "method": "method",
+    "training.solver": "network",
     "training": "epochs",
     "seed": "seed",
 }
