@@ -39,7 +39,7 @@ class Preparing:
         self._tokens = spec.data.tokens is not None
         if self._tokens and self._standardise != "none":
             problem = f"got {self._standardise}, expected none: tokens are no numbers"
-            raise SpecError("preparation.standardise", problem)
+            raise SpecError("preparation.standardise", problem, code="linear-cannot-be-solved")
         self._impute = isinstance(spec.data, TableData) and spec.data.missing == "impute"
         self._layout = Layout.of(spec)
         self._combat = spec.preparation.harmonise if len(self._layout.harmonised) else None
