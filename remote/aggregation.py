@@ -112,7 +112,9 @@ def _hello(spec: RunSpec, plan: Plan, hello: RegionHello) -> Roster:
     for fold in range(plan.folds):
         if spec.place(fold)[1] is not None and not any(own[fold][1] for own in samples):
             name = spec.training_name(fold)
-            raise RunFailedError("aggregator", f"tuning: no site has samples to validate {name} with")
+            raise RunFailedError(
+                "aggregator", f"tuning: no site has samples to validate {name} with", code="no-samples", field="tuning"
+            )
     return Roster(train=train, exact=is_exact(spec, hello.warnings))
 
 
