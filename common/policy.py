@@ -15,7 +15,7 @@ from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import FewSamplesError, PolicyError, counted
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.spec import MethodSpec, PositiveInt, PowerSgd, RankDad, RunSpec, TopK, TopRows
+from rankdad.common.spec import Dsgd, MethodSpec, PositiveInt, PowerSgd, RankDad, RunSpec, TopK, TopRows
 
 MethodName = Literal["dsgd", "dad", "edad", "rank-dad", "powersgd", "top-rows", "top-k"]
 UNREDUCED = {  # the methods that send single samples' rows as they are: who sees them
@@ -29,9 +29,7 @@ LARGEST = "the largest entries of a layer's gradient, of as high a rank as there
 CHOSEN = "a layer's gradient in directions that the aggregator chooses: single rows of it, if it likes"
 MORE_ROWS = "more rows of a layer's gradient for each sample: the more, the easier samples are told apart"
 FEWER_SAMPLES = "what fewer samples add up to: the fewer, the easier one is told apart, and of one it is the sample"
-PRODUCTS = (
-    "products of columns: of few samples these can be solved for single rows; without linear nothing asks for them"
-)
+PRODUCTS = "products of columns: of few samples these can be solved for single rows"
 LARGER_STEPS = ", which larger batches, full ones or fewer folds would respect"
 
 
@@ -45,17 +43,21 @@ class Policy(Part):
     rows_per_rank: PositiveInt | None = 4
     """Fewest samples of a step for each row that is sent of a layer; null is no limit. Of few samples rank-dad then
     sends fewer rows than the spec allows; the other methods are refused. A layer that travels dense, since that is
-    smaller, may have twice as many. Of local steps each batch counts for itself. 4 makes it hard to tell samples apart,
-    not impossible."""
+    smaller or the method is dsgd, may have twice as many. Of local steps each batch counts for itself. 4 makes it hard
+    to tell samples apart, not impossible."""
     max_rank: PositiveInt | None = None
     """Most rows that are sent of a layer's gradient; null is no limit. With one, methods that
-    send gradients of any rank are refused. What is smaller dense travels dense: its rank is at most twice as large."""
+    send gradients of any rank are refused. What travels dense, since that is smaller or the method is dsgd, may have a
+    rank twice as large."""
     methods: tuple[MethodName, ...] = ("dsgd", "rank-dad")
     """Methods that may run here. With powersgd the aggregator chooses directions in which gradients are measured; top-k
     sends the largest entries of a gradient of any rank."""
     unreduced_factors: bool = False
     """Whether dad, edad and top-rows, if `methods` has them, may send factors as they are: what each single sample puts
     into a layer, which for the first layer is the raw data."""
+    site_coefficients: bool = True
+    """Whether a linear model's coefficients of this site's own rows, with their standard errors, may leave it: for the
+    report, never those of fewer than three patients a column."""
     max_upload: PositiveInt | None = None
     """Most bytes that are sent in one step; null is no limit."""
     accept_replica: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 1e-3
@@ -82,8 +84,10 @@ class Policy(Part):
         Raises:
             PolicyError: naming the field of the spec that asks for too much.
         """
+        if spec.solver == "exact":  # no step is taken
+            return
         self._check_method(spec.method)
-        self._check_rank(spec)
+        self._check_rank(spec, plan)
         self.check_step(spec, plan, spec.training.step_size)
         size = step_bytes(plan, up=True)
         if self.max_upload is not None and size > self.max_upload:
@@ -109,23 +113,30 @@ class Policy(Part):
             allows = f"none of fewer than {self.min_rows} (min_rows){LARGER_STEPS}"
             raise refusal("training.batch_size", asks, allows, {"min_rows": count}, FEWER_SAMPLES)
         most, rows = self.rank(samples), rows_sent(spec)
-        if most is None or rows is None:
+        if most is None:
             return
         least = 1 + spec.training.sends_projections if isinstance(spec.method, RankDad) else rows  # fewer, if it has to
         allows = f"at most {most} (rows_per_rank {self.rows_per_rank})"
-        if least > most:
+        if least is not None and least > most:
             needs = f"needs at least {counted(least, 'row')}{_projected(spec)}"
             asks = f"{needs} of a step of {counted(samples, 'sample')} here"
             raise refusal(_rank_field(spec.method), asks, allows, _fewer_per_row(samples, least), MORE_ROWS)
-        for route in plan.routes:
-            rank = min(route.matrix)
-            if route.up is None and rank > 2 * most:
-                asks = f"sends the gradient of {route.name} whole, of rank {rank}, for steps of {samples} samples here"
-                allows = f"at most {2 * most} (rows_per_rank {self.rows_per_rank})"
-                change = _fewer_per_row(samples, -(-rank // 2))
-                raise refusal(_rank_field(spec.method), asks, allows, change, WHOLE)
+        name, rank = _largest_whole(plan)
+        if rank > 2 * most:
+            asks = f"sends the gradient of {name} whole, of rank {rank}, for steps of {samples} samples here"
+            allows = f"at most {2 * most} (rows_per_rank {self.rows_per_rank})"
+            change = _fewer_per_row(samples, -(-rank // 2))
+            raise refusal(_rank_field(spec.method), asks, allows, change, WHOLE)
 
-    def check_products(self, inputs: int, people: int, noun: str = "sample") -> None:
+    def check_products(
+        self,
+        inputs: int,
+        people: int,
+        noun: str = "sample",
+        *,
+        field: str = "evaluation.references",
+        instead: str = "without linear nothing asks for them",
+    ) -> None:
         """Check that sums of products of so many inputs' columns, and one of ones, may leave the site.
 
         They say as much as that many rows would.
@@ -134,6 +145,8 @@ class Policy(Part):
             inputs: columns of the inputs.
             people: groups that a fold trains on or holds out at least; without groups, samples.
             noun: what these are called, in the singular.
+            field: of the spec that asks for the sums.
+            instead: what does not.
 
         Raises:
             FewSamplesError: they may not.
@@ -149,8 +162,8 @@ class Policy(Part):
             width = f"{columns} columns ({counted(inputs, 'input')} and one for the intercept)"
             of = f"{counted(people, noun)} that a fold trains on or holds out here"
             asks = f"adds up products of {width} for a linear model, of {of}"
-            error = refusal("evaluation.references", asks, " and ".join(allows), change, PRODUCTS)
-            raise FewSamplesError(error.field, error.problem, code="sums-of-too-few")
+            error = refusal(field, asks, " and ".join(allows), change, f"{PRODUCTS}; {instead}")
+            raise FewSamplesError(error.field, error.problem, code="linear-needs-samples")
 
     def rank(self, samples: int) -> int | None:
         """Return how many rows of a layer a step of so many samples may send, whatever the spec; None is no limit.
@@ -237,8 +250,14 @@ class Policy(Part):
                 allows = "none (unreduced_factors)" if method.name in self.methods else allows
         raise refusal("method.name", asks, allows, change, lets_out)
 
-    def _check_rank(self, spec: RunSpec) -> None:
+    def _check_rank(self, spec: RunSpec, plan: Plan) -> None:
         method, rows = spec.method, rows_sent(spec)
+        if isinstance(method, Dsgd) and self.max_rank is not None:
+            name, rank = _largest_whole(plan)
+            if rank > 2 * self.max_rank:
+                asks, change = f"sends the gradient of {name} whole, of rank {rank}", {"max_rank": -(-rank // 2)}
+                allows = f"at most {2 * self.max_rank} (max_rank {self.max_rank})"
+                raise refusal("method.name", asks, allows, dict(change), WHOLE)
         limits = self._limits(method)
         if limits:
             allows = " and ".join(f"{name} {limit}" for name, limit in limits.items())
@@ -249,7 +268,9 @@ class Policy(Part):
             raise refusal(_rank_field(method), asks, allows, {"max_rank": rows}, MORE_ROWS)
 
     def _limits(self, method: MethodSpec) -> dict[str, int]:
-        """Return the limits on rank that refuse a method which has none of its own."""
+        """Return the limits that refuse a method without a rank of its own; whole gradients have their layer's."""
+        if isinstance(method, Dsgd):
+            return {}
         limits = {"max_rank": self.max_rank, "rows_per_rank": self.rows_per_rank}
         return {name: limit for name, limit in limits.items() if limit is not None and _rank(method) is None}
 
@@ -264,6 +285,13 @@ def _lost(method: MethodSpec) -> str:
     if method.name not in UNREDUCED:
         return LARGEST if isinstance(method, TopK) else WHOLE
     return f"what each sample puts into a layer, of the first the raw data, to {UNREDUCED[method.name]}"
+
+
+def _largest_whole(plan: Plan) -> tuple[str, int]:
+    """Return the layer whose gradient is sent whole and has the largest rank, and that; ("", 0) where none is."""
+    whole = [(min(route.matrix), route.name) for route in plan.routes if route.dense]
+    rank, name = max(whole, key=lambda one: one[0], default=(0, ""))
+    return name, rank
 
 
 def rows_sent(spec: RunSpec) -> int | None:
@@ -298,4 +326,6 @@ def _projected(spec: RunSpec) -> str:
 
 
 def _rank_field(method: MethodSpec) -> str:
+    if isinstance(method, Dsgd):
+        return "method.name"
     return "method.rows" if isinstance(method, TopRows) else "method.rank"

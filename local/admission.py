@@ -17,6 +17,7 @@ from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_sizes
 from rankdad.common.spec import KFold, RunSpec
+from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.local.data import SiteData
 from rankdad.local.data.behind import fewest_behind, levels_of
 from rankdad.local.data.folds import Split
@@ -38,26 +39,23 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
         FewSamplesError: a step, or the sums of a fold's training samples, would have too few of them.
     """
     data = _evaluated(policy, data, spec.group_noun)
-    largest = spec.training.step_size
-    sizes = [batch_sizes(len(split.train), largest) if len(split.train) else [] for split in data.splits]
-    check_steps(policy, spec, plan, data, sizes)
-    smallest = min((size for fold in sizes for size in fold), default=0)
-    data = replace(data, notes=(*data.notes, *_small_steps(policy, spec, data, smallest)))
-    noun = "sample" if data.groups is None else spec.group_noun
-    units = f"{noun}s"
     tested = spec.tested_folds * (1 + len(spec.candidates))  # trainings
-    if Preparing(spec).stages:
-        everyone = data.shares(torch.ones(len(data.samples), 1, dtype=torch.bool))
-        fewest = fewest_behind(data.splits, everyone, tested).min()
-        _check_sums(policy, "evaluation", f"holds out {{}} {units} in a fold", fewest)
-        if "linear" in spec.evaluation.references and fewest.isfinite():
-            told = min(int(fewest), data.people(torch.arange(len(data.samples))) // _equations(spec))
-            policy.check_products(math.prod(spec.data.shape), told, noun)
-            asks = (
-                "adds up products of columns for a linear model, where one of them, or the label, sets {} "
-                f"{units} apart in a fold here, or in what it holds out"
-            )
-            _check_sums(policy, "evaluation.references", asks, _fewest_apart(data, tested))
+    solver, steps = spec.solver, spec.solver == "steps"
+    if not steps:
+        data = _solving(policy, spec, data, tested)
+        steps = NOT_EXACT in data.warnings
+    if steps:
+        largest = spec.training.step_size
+        sizes = [batch_sizes(len(split.train), largest) if len(split.train) else [] for split in data.splits]
+        check_steps(policy, spec, plan, data, sizes)
+        smallest = min((size for fold in sizes for size in fold), default=0)
+        data = replace(data, notes=(*data.notes, *_small_steps(policy, spec, data, smallest)))
+    units = f"{_noun(spec, data)}s"
+    preparing = Preparing(spec)
+    if any(preparing.is_due(stage, exact=not steps) for stage in preparing.stages):
+        _check_sums(policy, "evaluation", f"holds out {{}} {units} in a fold", _fewest(data, tested))
+        if solver == "steps" and "linear" in spec.references:
+            _check_linear(policy, spec, data, tested, "evaluation.references", "leave out linear")
     if (equations := _equations(spec)) > 1:
         each = torch.tensor(data.people(torch.arange(len(data.samples))) // equations)
         field, what = ("tuning", "tunes") if spec.candidates else ("evaluation.repeats", "repeats folds")
@@ -69,6 +67,69 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
             fewest = fewest_behind(data.splits, data.shares(members), tested).min()
             _check_sums(policy, "preparation.harmonise.keep", asks, fewest)
     return data
+
+
+def _fewest(data: SiteData, tested: int) -> Tensor:
+    """Return how few samples, or groups, a fold trains on or holds out; infinity where none has any."""
+    everyone = data.shares(torch.ones(len(data.samples), 1, dtype=torch.bool))
+    return fewest_behind(data.splits, everyone, tested).min()
+
+
+def _noun(spec: RunSpec, data: SiteData) -> str:
+    return "sample" if data.groups is None else spec.group_noun
+
+
+def _solving(policy: Policy, spec: RunSpec, data: SiteData, tested: int) -> SiteData:
+    """Return the data with what the policy says of an exact solution.
+
+    Raises:
+        FewSamplesError: it allows none, and the run leaves no choice.
+    """
+    try:
+        _check_linear(policy, spec, data, tested, "training.solver", "steps needs none of it")
+    except FewSamplesError as error:
+        if spec.solver == "exact":
+            raise
+        note = f"the model is trained by steps, at all sites: {error}"
+        return replace(data, warnings=(*data.warnings, NOT_EXACT), notes=(*data.notes, note))
+    return replace(data, tells_coefficients=policy.site_coefficients)
+
+
+def _check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, field: str, instead: str) -> None:
+    """Check that the sums of a linear model may leave the site.
+
+    Args:
+        policy: of the site.
+        spec: of the run.
+        data: of the site.
+        tested: how many of the trainings hold out samples to test.
+        field: of the spec that asks for them.
+        instead: what does not.
+
+    Raises:
+        FewSamplesError: they may not.
+    """
+    units, (told, apart) = f"{_noun(spec, data)}s", fewest_of_linear(spec, data)
+    if not math.isfinite(told):
+        return
+    _check_sums(policy, field, f"holds out {{}} {units} in a fold", _fewest(data, tested))
+    policy.check_products(math.prod(spec.data.shape), int(told), _noun(spec, data), field=field, instead=instead)
+    asks = (
+        "adds up products of columns for a linear model, where one of them, or the label, sets {} "
+        f"{units} apart in a fold here, or in what it holds out"
+    )
+    _check_sums(policy, field, asks, torch.tensor(apart))
+
+
+def fewest_of_linear(spec: RunSpec, data: SiteData) -> tuple[float, float]:
+    """Return how few patients are behind a linear model's sums, and how few a column or the label sets apart.
+
+    Both are infinity where a site has nothing in any fold.
+    """
+    tested = spec.tested_folds * (1 + len(spec.candidates))
+    fewest = float(_fewest(data, tested))
+    everyone = data.people(torch.arange(len(data.samples))) // _equations(spec)
+    return min(fewest, everyone) if math.isfinite(fewest) else fewest, float(_fewest_apart(data, tested))
 
 
 def _fewest_apart(data: SiteData, tested: int) -> Tensor:

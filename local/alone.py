@@ -28,6 +28,7 @@ from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import ALONE, Holdout, RunSpec
+from rankdad.common.spec.solver import is_exact
 from rankdad.local.contributions import Contributions
 from rankdad.local.data import SiteData
 from rankdad.local.data.folds import Split
@@ -57,6 +58,7 @@ def without_ranks(spec: RunSpec) -> dict[str, Any]:
     if spec.tuning and len(spec.tuning.candidates) == len(spec.tuning.rank):
         spec, tuning = spec.with_settings(spec.candidates[0]), None
     document = spec.model_dump(mode="json") | {"tuning": tuning}
+    document["training"]["solver"] = spec.solver  # which may follow from the method
     document["record"]["spectra"] = 0  # which full gradients do not have
     return document
 
@@ -133,7 +135,7 @@ def _answer(spec: RunSpec, body: Body) -> Body:
     if isinstance(body, Hello):
         if not all(train for train, *_ in body.samples):
             raise RankdadError("there are no samples to train on in one of the folds", code="no-samples")
-        return Roster(train=tuple((train,) for train, *_ in body.samples))
+        return Roster(train=tuple((train,) for train, *_ in body.samples), exact=is_exact(spec, ()))
     if isinstance(body, Evaluation):
         found = summarise(spec.task, body.tally)
         where = {"split": body.split, "fold": body.fold, "epoch": body.epoch}

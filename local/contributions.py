@@ -89,6 +89,8 @@ class Contributions:
                 code="data-changed",
                 field="data",
             )
+        if self._run.exact:
+            return
         sizes = [self._run.batch_sizes(self._index, fold) for fold in range(self._plan.folds)]
         check_steps(policy, self._spec, self._plan, self._data, sizes)  # even batches are known only now
 
@@ -128,7 +130,8 @@ class Contributions:
             described = self._data.described() if fold == self._plan.folds - 1 else None
             try:
                 totals, fewest = self._run.totals_of(fold), self._data.fewest
-                sums.append(self._preparing.contribution(stage, totals, rows, described, fewest))
+                flags = {"kept": fold == self._spec.kept_fold, "tells": self._data.tells_coefficients}
+                sums.append(self._preparing.contribution(stage, totals, rows, described, fewest, **flags))
             except ValueError as error:
                 raise RankdadError(
                     f"preparation: {error}: a number here, or all sites' mean, is too large",

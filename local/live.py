@@ -157,13 +157,11 @@ class SitePage:
         """Return what the page says, by part: see `remote.live`, of which a site knows less."""
         run, spec, pooled = self._run, self._spec, self._pooled
         measured = pooled is not None and pooled.samples > 0
-        steps, up, down = sum(run_steps(spec, fold)[0] for fold in run.roster), *self.traffic()
+        steps, up, down = sum(run_steps(spec, fold)[0] for fold in run.roster if not run.exact), *self.traffic()
         left = max(0, steps - run.steps) * self._step_seconds / max(1, self._steps)
         per_step = 1 / max(1, self._steps)
         dense = 2 * self._plan.dense_bytes * self._steps
-        where = (
-            f"epoch {min(run.epoch + 1, run.epochs)} of {run.epochs}" if run.roster else "waits for all to say hello"
-        )
+        where = run.where or "waits for all to say hello"
         return {
             "run": {
                 "name": spec.name,

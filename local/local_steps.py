@@ -31,8 +31,8 @@ def differences(
         gradients: returns those of a batch's mean loss by parameter, and that loss.
 
     Returns:
-        The weights before less those after, by parameter: what an optimizer takes for a gradient. The mean loss over
-        all samples. The optimizer's moments, where they are kept.
+        The weights before less those after, by parameter: what an optimizer takes for a gradient. A batch without
+        samples moves nothing. The mean loss over all samples. The optimizer's moments, where they are kept.
 
     Source: arXiv 1602.05629, Algorithm 1; the proximal term arXiv 1812.06127, Algorithm 2; both loops arXiv 2311.08105,
     Algorithm 1.
@@ -47,6 +47,8 @@ def differences(
     samples, mean = sum(map(len, batches)), 0.0
     try:
         for number, batch in enumerate(batches, first):
+            if not len(batch):  # of a site that has fewer samples than batches: momentum alone would move it
+                continue
             found, loss = gradients(batch)
             mean += loss * len(batch) / samples
             with torch.no_grad():

@@ -132,7 +132,7 @@ class SiteView:
     def drawn(self) -> Group:
         """Return what is to be seen at the moment."""
         run, spec = self._run, self._spec
-        steps = self._steps = self._steps or sum(run_steps(spec, fold)[0] for fold in run.roster)
+        steps = self._steps = self._steps or sum(run_steps(spec, fold)[0] for fold in run.roster if not run.exact)
         bar = Table.grid(padding=(0, 1), expand=True)
         bar.add_column(no_wrap=True, max_width=MAX_NAME)
         bar.add_column(ratio=1)
@@ -140,8 +140,7 @@ class SiteView:
         count = f"{run.steps:,}/{steps:,} steps" if steps else "no steps yet"
         bar.add_row(Text(f"{self._site}: {spec.name}"), ProgressBar(max(1, steps), run.steps), count)
         fold = spec.training_name(min(run.fold, spec.folds - 1)) if spec.folds > 1 else ""
-        where = f"epoch {min(run.epoch + 1, run.epochs)} of {run.epochs}" if run.roster else "before the first step"
-        words = [fold, where, self._state()]
+        words = [fold, run.where or "before the first step", self._state()]
         if run.steps > self._first:
             spent = max(1e-9, self._clock() - self._began)
             words.append(f"{spent / (run.steps - self._first) * 1000:.0f} ms a step")

@@ -33,10 +33,12 @@ class References:
 
     def __init__(self, spec: RunSpec, data: SiteData, run: RunState, site: str, notice: Callable[[str], None]) -> None:
         self._spec, self._data, self._run, self._site, self._notice = spec, data, run, site, notice
-        self._names = spec.evaluation.references
+        self._names = spec.references
         self._alone = alone_spec(spec, site) if {"local", "site"} & set(self._names) else spec
         splits = own_splits(spec, self._alone, data.splits) if "local" in self._names else data.splits
         self._own_data = replace(data, splits=splits)
+        if spec.solver != "steps":  # alone, no sum leaves the site
+            self._own_data = replace(self._own_data, fewest=1, tells_coefficients=False)
         self._training: Iterator[Tested | None] = iter(())
         self._at = -1  # the fold that it trains
         self._tested: Tested | None = None  # the last
@@ -83,7 +85,7 @@ class References:
         return None if self._failed or self._tested is None else prepared.as_learned(self._tested[1])
 
     def _linear_outputs(self, prepared: Prepared) -> Tensor:
-        weights = Preparing(self._spec).linear(self._run.totals_of(self._run.fold))
+        weights = Preparing(self._spec).solving.weights(self._run.totals_of(self._run.fold))
         return linear.outputs(self._spec.task, in_memory(prepared.test.inputs), weights)
 
     def _site_outputs(self, prepared: Prepared) -> Tensor | None:

@@ -192,7 +192,8 @@ def run_site(
         client.done()
         ranks.end()
     shutil.rmtree(checkpoints.folder, ignore_errors=True)
-    _print(f"{config.name}: done after {result.epochs} epochs; the model is in {model}")
+    trained = f"after {result.epochs} epochs" if result.epochs else "with an exact solution"
+    _print(f"{config.name}: done {trained}; the model is in {model}")
     return result
 
 

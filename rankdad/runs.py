@@ -93,6 +93,11 @@ class Run:
         return read_table(self._file("sites.csv"), ())
 
     @cached_property
+    def coefficients(self) -> pd.DataFrame:
+        """A row per coefficient of a linear model, of all rows and of each site's, as in `coefficients.csv`."""
+        return read_table(self._file("coefficients.csv"), ())
+
+    @cached_property
     def predictions(self) -> pd.DataFrame:
         """A row per test sample, predicted by the model of its fold, which has not seen it.
 

@@ -40,6 +40,7 @@ from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState
 from rankdad.common.run.weight_sketch import distance
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.solver import is_exact
 from rankdad.common.spec.tree import Node
 from rankdad.remote.children import bodies, ended, introduced
 from rankdad.remote.rounds import Ready
@@ -114,7 +115,7 @@ def _hello(spec: RunSpec, plan: Plan, hello: RegionHello) -> Roster:
             raise RunFailedError(
                 "aggregator", f"tuning: no site has samples to validate {name} with", code="no-samples", field="tuning"
             )
-    return Roster(train=train)
+    return Roster(train=train, exact=is_exact(spec, hello.warnings))
 
 
 def _sums(sent: Sequence[Sums]) -> Sums:

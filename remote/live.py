@@ -114,13 +114,16 @@ def _stand(p: Progress, monitor: Metric, status: str, reason: str) -> dict[str, 
     values = p.validation.values if p.validation else {}
     ends = round(time.time() + p.seconds_left) if p.step and status == "running" else None
     where = "waits for all to say hello"
-    if p.steps:
-        fold = training_name(min(p.fold, p.folds - 1), p.tested_folds, p.folds, p.candidates) + ", "
-        where = f"{fold * (p.folds > 1)}epoch {min(p.epoch + 1, p.epochs)} of {p.epochs}"
+    fold = f"{training_name(min(p.fold, p.folds - 1), p.tested_folds, p.folds, p.candidates)}, " * (p.folds > 1)
+    if p.solver.get("name") == "exact":
+        where = f"{fold}solved exactly, without steps"
+    elif p.steps:
+        where = f"{fold}epoch {min(p.epoch + 1, p.epochs)} of {p.epochs}"
     return {
         "status": status,
         "reason": reason,
         "where": where,
+        "warning": p.undertrained.get("warning", ""),
         "step": p.step,
         "steps": p.steps,
         "epoch": p.epoch,

@@ -99,6 +99,11 @@ class Progress:
         problems: what sites have to mend before they can take part, by site, and what the aggregator's own error is.
         dropped: rows that sites have left out of their data.
         warnings: sites by what is odd about their data.
+        solver: which one trains a linear model, and why, see `remote.solving`; empty until all have said hello.
+        measured: trainings so far that were validated.
+        best_is_last: of these those whose best epoch was the last.
+        undertrained: what to say of that, see `remote.solving`; empty where there is nothing.
+        coefficients: of a linear model, see `remote.coefficients`; empty of others.
         table1: what the sites' tables hold, see `remote.table_one`; empty of other data.
         step_seconds: in all steps so far.
         seconds: in all rounds so far.
@@ -141,6 +146,11 @@ class Progress:
     problems: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     warnings: dict[str, list[str]] = field(default_factory=dict)
+    solver: dict[str, str] = field(default_factory=dict)
+    measured: int = 0
+    best_is_last: int = 0
+    undertrained: dict[str, Any] = field(default_factory=dict)
+    coefficients: dict[str, Any] = field(default_factory=dict)
     table1: dict[str, Any] = field(default_factory=dict)
     step_seconds: float = 0.0
     seconds: float = 0.0

@@ -17,6 +17,7 @@ from rankdad.common.files import write_json, write_whole
 from rankdad.common.gradients.factors import Factor, singular_values
 from rankdad.common.metrics import Metrics, Tally, summarise
 from rankdad.common.preparation import Preparing
+from rankdad.common.preparation.coefficients import OWN
 from rankdad.common.protocol.messages import (
     Body,
     Comparison,
@@ -37,10 +38,12 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import TOP
 from rankdad.page.history import History
 from rankdad.remote.children import introduced
+from rankdad.remote.coefficients import as_json, as_table
 from rankdad.remote.progress import Epoch, Progress
 from rankdad.remote.retelling import retold
 from rankdad.remote.rounds import Ready
 from rankdad.remote.run_directory import PLAN, Table, new_directory
+from rankdad.remote.solving import how_solved, undertrained
 from rankdad.remote.summary import summary
 from rankdad.remote.table_one import table_one
 from rankdad.remote.tracking import Tracker
@@ -92,6 +95,7 @@ class Recorder:
         self.progress = Progress.of(spec, plan, sites)
         self._spec, self._plan, self._preparing = spec, plan, Preparing(spec)
         self._totals: dict[str, Tensor] = {}  # of the first fold
+        self._kept: dict[str, Tensor] = {}  # of the training whose model is kept
         if not again:
             new_directory(directory)
         state = state or {}
@@ -212,7 +216,11 @@ class Recorder:
             progress.steps_per_epoch = [schedule(self._spec, fold, 0).steps for fold in update.train]
             counts = [run_steps(self._spec, fold) for fold in update.train]
             progress.steps, progress.batches = (sum(column) for column in zip(*counts, strict=True))
+            if update.exact:
+                progress.steps = progress.batches = progress.epochs = 0
             self._record_hello(ready)
+            progress.solver = how_solved(self._spec, update.exact, progress.warnings)
+            self.summarise()
         elif isinstance(update, Sums):
             self._record_sums(ready, update)
         elif isinstance(update, PooledMetrics):
@@ -249,9 +257,22 @@ class Recorder:
             for kind, sites in self.progress.table1["worries"].items():
                 self.progress.warn(kind, sites)
             self.summarise()
+        if (kept := self._spec.kept_fold) is not None:
+            self._kept[update.stage] = update.values[kept]
+            if update.stage == OWN:
+                self._record_coefficients(last)
         if self._totals.keys() == set(self._preparing.stages):
             with contextlib.suppress(ValueError):  # totals that lead to no finite numbers end the run
                 self.progress.study.around(self._preparing.fit(self._totals))
+
+    def _record_coefficients(self, sent: Mapping[str, Tensor]) -> None:
+        people, own = self._preparing.solving.told(sent)
+        found = self._preparing.coefficients(self._kept, people)
+        if found is not None:
+            sites = {site: as_json(self._spec, one) for site, one in own.items()}
+            self.progress.coefficients = {"pooled": as_json(self._spec, found), "sites": sites}
+            self._write_table("coefficients", as_table(self.progress.coefficients))
+            self.summarise()
 
     def _record_step(self, ready: Ready, update: Step, size: int, seconds: float, aggregation_seconds: float) -> None:
         progress, sums = self.progress, self._open
@@ -330,6 +351,8 @@ class Recorder:
     def _record_evaluation(self, ready: Ready, pooled: PooledMetrics) -> None:
         task, progress = self._spec.task, self.progress
         fold, candidate = self._place(pooled.fold)
+        if pooled.split == "test":
+            self._record_end()
         if pooled.split == "test" and self._spec.place(pooled.fold)[1] is not None:
             note(self._spec, progress.tuning, pooled.fold, progress.best_value, progress.best_epoch)
             self._next_fold(pooled.fold)
@@ -367,6 +390,14 @@ class Recorder:
             progress.validation = pooled
             progress.train_loss = float(self._train_loss("pooled") or 0.0)
             self._losses = dict.fromkeys(self._sites, (0.0, 0.0))
+
+    def _record_end(self) -> None:
+        """Take note of whether a training might have gone on to a better epoch."""
+        progress = self.progress
+        if progress.epoch and progress.validation and progress.validation.samples:
+            progress.measured += 1
+            progress.best_is_last += progress.best_epoch + 1 == progress.epoch
+            progress.undertrained = undertrained(self._spec, progress.best_is_last, progress.measured)
 
     def _next_fold(self, fold: int) -> None:
         if fold + 1 < self.progress.folds:

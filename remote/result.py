@@ -74,11 +74,12 @@ def result_lines(summary: dict[str, Any], noun: str = "group") -> Iterator[str]:
     equal = len(set(summary["weights_sha256"].values())) == 1
     member = "member" if summary.get("regions") else "site"
     members = counted(len(summary["sites"]), member)
-    yield (
-        f"{summary['method']}, {members}, {counted(summary['steps'], 'step')}, "
-        f"{counted(summary['epochs'], 'epoch')}"
-        f"{_best(summary)}, {summary['seconds']:.1f} s"
+    exact = summary["solver"].get("name") == "exact"
+    steps = (
+        f"{summary['method']}, {members}, {counted(summary['steps'], 'step')}, {counted(summary['epochs'], 'epoch')}"
     )
+    trained = f"solved exactly, {members}" if exact else f"{steps}{_best(summary)}"
+    yield f"{trained}, {summary['seconds']:.1f} s"
     if test.get("samples"):
         known = {
             name: value for name, value in test.items() if name not in ("samples", "groups", "auc_error", "absent")
@@ -89,19 +90,30 @@ def result_lines(summary: dict[str, Any], noun: str = "group") -> Iterator[str]:
     for model in summary.get("tuning", [])[-1:]:  # the one that is kept
         if model["chosen"]:
             yield f"chosen:  {_settings(model)}"
+    if exact:
+        yield f"solver:  exact: {summary['solver']['why']}"
+    if summary["undertrained"]:
+        yield f"warning: {summary['undertrained']['warning']}"
     for warning, sites in summary["warnings"].items():
         named = ", ".join(sites[:5]) + ", …" * (len(sites) > 5)
         yield f"warning: {warning.replace('-', ' ')}: {counted(len(sites), 'site')} ({named})"
     if summary["rows_dropped"]:
         rows, where = sum(summary["rows_dropped"].values()), len(summary["rows_dropped"])
         yield f"dropped: {counted(rows, 'row')} of data at {counted(where, 'site')}"
+    if exact:
+        yield from _weights(summary, equal)
+        return
     up, down = summary["bytes_up_per_site_step"], summary["bytes_down_per_site_step"]
     ratio = summary["times_fewer_bytes_than_dense"] or 0.0
     yield f"traffic: {size(up)} up, {size(down)} down per {member} and step, {times_fewer(ratio)} than full gradients"
-    digest = next(iter(summary["weights_sha256"].values()), "")
     for site, steps in summary["left_out"].items():
         late = summary.get("late", {}).get(site, 0)
         joined = f", {late} of its contributions joined a later one" if late else ""
         yield f"quorum:  {site} was left out of {steps} of {summary['steps']} steps{joined}"
+    yield from _weights(summary, equal)
+
+
+def _weights(summary: dict[str, Any], equal: bool) -> Iterator[str]:
+    digest = next(iter(summary["weights_sha256"].values()), "")
     apart = "" if equal else f" by {summary['drift'] or 0:.0e} of their size"
     yield f"weights: {'equal at all sites' if equal else f'DIFFERENT between sites{apart}'}, sha256 {digest[:16]}…"

@@ -33,6 +33,8 @@ def summary(progress: Progress) -> dict[str, Any]:
         "bytes_down_per_site_step": progress.per_site_step(progress.down),
         "dense_bytes": progress.dense_bytes,
         "times_fewer_bytes_than_dense": progress.ratio if progress.step else None,
+        "solver": progress.solver,
+        "undertrained": progress.undertrained,
         "train_loss": progress.train_loss,
         "folds": progress.folds,
         "metrics": {
@@ -40,6 +42,7 @@ def summary(progress: Progress) -> dict[str, Any]:
             "test": _metrics(progress.study.pooled, progress.study.groups()),
             **progress.study.summary(),
         },
+        "coefficients": progress.coefficients,
         "tuning": progress.tuning,
         "problems": progress.problems,
         "rows_dropped": progress.dropped,

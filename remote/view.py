@@ -109,6 +109,9 @@ class PlainView:
     def tick(self) -> None:
         """Say what is new."""
         p = self._progress
+        if p.solver.get("name") == "exact" and not self._begun:
+            self._begun = True
+            self._say(f"solved exactly, without steps: {p.solver['why']}")
         if p.table1 and not self._warned:
             self._warned = True
             for line in data_warnings(p.table1):
@@ -209,6 +212,7 @@ class LiveView:
             *self._curve(),
             ("traffic", _bytes(p)),
             ("round", self._round(now)),
+            *[("warning", str(p.undertrained.get("warning")))] * bool(p.undertrained),
             *(("warning", line) for line in data_warnings(p.table1, most or MAX_WARNINGS)),
             *(("to mend", problem) for problem in problems[:most]),
             *[("", f"{more} more have something to mend")] * (more > 0),
@@ -318,6 +322,8 @@ def _problem(site: str, problem: str) -> str:
 
 
 def _where(p: Progress) -> str:
+    if p.solver.get("name") == "exact":
+        return f"{_fold(p, p.fold)}solved exactly, without steps"
     if not p.steps:
         return "waiting for all sites to say hello"
     return f"{_fold(p, p.fold)}epoch {min(p.epoch + 1, p.epochs)} of {p.epochs}"

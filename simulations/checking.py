@@ -23,6 +23,7 @@ from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_counts, parts
 from rankdad.common.spec import RankDad, RunSpec
 from rankdad.common.spec.data import TableData
+from rankdad.common.spec.solver import is_exact
 from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.local.admission import admitted, check_steps
 from rankdad.local.data import SiteData
@@ -41,13 +42,13 @@ def check_policy(policy: Policy, spec: RunSpec, plan: Plan, data: Sequence[SiteD
     """
     for name in plan.sites:
         policy.check(spec.at(name), plan)
-    for name, site in zip(plan.sites, data, strict=bool(data)):
-        admitted(policy, spec.at(name), plan, site)
-    if spec.training.batches != "even" or not data:
+    pairs = zip(plan.sites, data, strict=bool(data))
+    own = [admitted(policy, spec.at(name), plan, site) for name, site in pairs]
+    if not data or is_exact(spec, [warning for site in own for warning in site.warnings]):
         return
     counts = zip(*([len(split.train) for split in site.splits] for site in data), strict=True)
     even = [list(map(parts, fold, batch_counts(spec, fold))) for fold in counts]
-    for place, site in enumerate(data):  # of even batches, which a site alone does not know
+    for place, site in enumerate(data):  # which a site alone does not know of even batches
         check_steps(policy, spec, plan, site, [fold[place] for fold in even])
 
 
@@ -129,19 +130,23 @@ def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, cons
         console.print(f"label of {len(label)} rows: {words}", highlight=False, markup=False)
         for question in one_sided(counts if isinstance(spec.task, Classification) else [], site):
             console.print(f"warning: {question}", highlight=False, markup=False)
-    preparing = Preparing(spec)
-    numbers = sum(preparing.size(stage) for stage in preparing.stages)
+    preparing, exact = Preparing(spec), is_exact(spec, data.warnings)
+    numbers = sum(preparing.size(stage) for stage in preparing.stages if preparing.is_due(stage, exact=exact))
     people = "rows" if data.groups is None else f"{spec.group_noun}s"
-    references = spec.evaluation.references
+    references = spec.references
     histograms = "" if isinstance(spec.task, Regression) else ", with histograms of the risks"
-    linear = ", the reference linear" * ("linear" in references)
+    linear = ", the exact solution" * exact + ", the reference linear" * ("linear" in references)
     projected = f", and {PROJECTED}" * spec.training.sends_projections
     even = f"batches are even: with fewer than {spec.training.batch_size} samples here if another site has more rows"
+    step = (
+        f"every step: gradients as {spec.method.name} has them{projected}, at most {step_bytes(plan, up=True):,} bytes"
+    )
     lines = [
         f"rows: {len(label)} read, {data.dropped} left out, {len(described.inputs)} in Table 1",
         f"once: {numbers:,} sums a fold for the preparation{linear} and Table 1, over at least {data.fewest} {people} "
         "each",
-        f"every step: gradients as {spec.method.name} has them{projected}, at most {step_bytes(plan, up=True):,} bytes",
+        *(["no step, if every other site's policy allows an exact solution, too"] if exact else []),
+        *([step] if spec.solver != "exact" else []),
         *([f"{even}; the policy is asked again then"] if spec.training.batches == "even" else []),
         *(["every epoch: figures of the validation set"] if any(len(own.validation) for own in data.splits) else []),
         f"every fold: figures of the test set{histograms}{', and as many of each reference: ' * bool(references)}"

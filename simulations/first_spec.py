@@ -10,6 +10,7 @@ from typing import Any
 
 from rankdad.common.documents import validate
 from rankdad.common.policy import Policy
+from rankdad.simulations.first_policy import policy_lines
 from rankdad.simulations.first_schema import Guess, guess_schema, hospitals
 from rankdad.simulations.spec import SimulationFile
 
@@ -48,12 +49,17 @@ def first_spec(data: Path, label: str, positive: str | None = None) -> dict[str,
     settings, policy, told = _settings(sites, rows, _inputs(guess), "group" in schema)
     simulation |= {"policy": policy} if policy else {}
     run = {"name": label if label.isidentifier() else "first", "task": guess.task, "data": schema, **settings}
-    document = {
+    document: dict[str, Any] = {
         "run": run | {"federation": {"sites": sites}},
         "simulation": simulation,
         "notes": [*notes, *told],
     }
-    validate(SimulationFile, document)  # so that a mistake here is an error now
+    made = validate(SimulationFile, document)  # so that a mistake here is an error now
+    if lines := policy_lines(made):
+        document["simulation"]["policy"] = {**document["simulation"].get("policy", {}), **lines}
+        named = " and ".join(f"{name} {json.dumps(value)}" for name, value in lines.items())
+        said = "sums of an exact solution are of too few rows for a hospital's own policy"
+        document["notes"].append(f"{said}; the simulation's sites allow {named} (simulation.policy)")
     return document
 
 
@@ -88,8 +94,10 @@ def _settings(
     epochs = max(10, math.ceil((4 * STEPS / 3 if wide else STEPS) / steps))
     model = {"name": "mlp", "hidden": [64, 32], "dropout": 0.2} if large else {"name": "linear"}
     what = "a network" if large else "a linear model"
-    notes.append(f"{what} for {sum(rows)} rows of {inputs} inputs; {steps} steps an epoch, {epochs} epochs")
-    settings = {
+    taken = f"{steps} steps an epoch, {epochs} epochs"
+    taken = taken if large else f"solved exactly where all policies let its sums out, else {taken}"
+    notes.append(f"{what} for {sum(rows)} rows of {inputs} inputs; {taken}")
+    settings: dict[str, Any] = {
         "model": model,
         "preparation": {"standardise": "federated"},
         "evaluation": {"name": "k-fold", "folds": FOLDS, "stratified": True, "references": ["local"]},
@@ -100,8 +108,11 @@ def _settings(
             "validation": 0,
             "optimizer": optimizer,
         },
-        "method": {"name": "rank-dad", "rank": RANK},
     }
+    if large:
+        settings["method"] = {"name": "rank-dad", "rank": RANK}
+    else:
+        settings["training"]["solver"] = "auto"  # by steps where a policy lets no sums out
     return settings, policy, tuple(notes)
 
 

@@ -151,7 +151,7 @@ def choose_routes(spec: RunSpec, model: nn.Module) -> tuple[tuple[Route, ...], t
         Routes in the model's order, and a sentence for every layer that looks like a factor but is not.
 
     Raises:
-        SpecError: the model does not fit data or task, or no layer has a rank as large as the method's.
+        SpecError: the model does not fit data or task.
     """
     rows, warnings = _probe(spec, model)
     warnings += tuple(
@@ -165,14 +165,6 @@ def choose_routes(spec: RunSpec, model: nn.Module) -> tuple[tuple[Route, ...], t
             routes[name] = _route(spec, name, tuple(parameter.shape), bias, rows.get(name))
     folded = {route.bias for route in routes.values()}
     chosen = tuple(route for name, route in routes.items() if name not in folded)
-    if isinstance(spec.method, RankDad | PowerSgd):
-        largest = max((min(route.matrix) for route in routes.values()), default=1)
-        if spec.method.rank > largest:
-            raise SpecError(
-                "method.rank",
-                f"got {spec.method.rank}, expected at most {largest}: no layer's gradient has a larger rank",
-                code="rank-too-high",
-            )
     for field in ("rank", "density"):
         if hasattr(spec.method, field) and all(route.dense for route in chosen):
             value = getattr(spec.method, field)

@@ -13,6 +13,17 @@ from rankdad.common.spec.axes import channel_axis
 from rankdad.common.spec.data import TableData, covariate_width
 
 
+def input_names(spec: RunSpec) -> list[str]:
+    """Return what the inputs are called, one for each number that a sample of a table has; of other data none."""
+    data, names = spec.data, list[str]()
+    if isinstance(data, TableData):
+        for column in data.inputs:
+            levels = [f"{column}={level}" for level in data.categorical.get(column, ())]
+            levels += [f"{column}=any other"] * (data.levels(column) - len(levels))
+            names += [*(levels or [column]), *([f"{column} is missing"] if data.is_indicated(column) else [])]
+    return names
+
+
 @dataclass(frozen=True, eq=False)
 class Layout:
     """The columns of inputs and covariates.

@@ -9,43 +9,56 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from rankdad.common.preparation.stages import RAW, Field, Stage
+from rankdad.common.spec.solver import lines
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
 PENALTY = 1.0
 ROUNDS = 12  # of Newton's method, which doubles the digits in each; a square needs one
 MOST_ROUNDS = 100  # where no message is sent for one
 TOLERANCE = 1e-9  # of weights, between two rounds: they have converged
-MAX_WEIGHTS = 256  # whose curvature a site sends in each round
 MAX_OUTPUT = 1e20
 LARGEST = 1e220  # of a row: products of two readers' numbers, and of a weight
 SMALLEST = 1e-12  # of a curvature relative to the largest: a direction with less has no weight
 SLACK = 1e-6  # of what only rounding may break
+FREE = "free-"  # before the names of the sums of a fit that holds no weights small
 LEAST = 1e-9  # of a row's curvature: where the largest has less, all rows are called with certainty
 
 Sums = Mapping[str, Tensor]
 
 
-def lines(task: TaskSpec) -> int:
-    """Return how many linear functions there are."""
-    binary = isinstance(task, Classification) and task.classes == 2
-    return 1 if binary or isinstance(task, Regression) else task.outputs
+def stages(task: TaskSpec, inputs: int, *, unpenalised: bool = False) -> dict[str, Stage]:
+    """Return the rounds by name.
 
-
-def stages(task: TaskSpec, inputs: int) -> dict[str, Stage]:
-    """Return the rounds by name."""
+    Args:
+        task: what is predicted.
+        inputs: how many there are.
+        unpenalised: whether they have the sums of a second fit, which holds no weights small, too; those of numbers
+            serve both.
+    """
     size = lines(task) * (inputs + 1)
-    fields = (
-        Field("loss", (), "square", LARGEST),
-        Field("slope", (size,), "sum", LARGEST),
-        Field("curvature", (size * (size + 1) // 2,), "sum", LARGEST),
+    numbers = isinstance(task, Regression)
+    fields = tuple(
+        field
+        for kind in ("", *[FREE] * (unpenalised and not numbers))
+        for field in (
+            Field(f"{kind}loss", (), "square", LARGEST),
+            Field(f"{kind}slope", (size,), "sum", LARGEST),
+            Field(f"{kind}curvature", (size * (size + 1) // 2,), "sum", LARGEST),
+        )
     )
-    return {f"linear-{number + 1}": Stage(fields) for number in range(1 if isinstance(task, Regression) else ROUNDS)}
+    return {f"linear-{number + 1}": Stage(fields) for number in range(1 if numbers else ROUNDS)}
+
+
+def of_kind(sums: Sums, kind: str) -> dict[str, Tensor]:
+    """Return the sums of one of a stage's fits: those whose names begin so."""
+    return {name: sums[f"{kind}{name}"] for name in ("loss", "slope", "curvature")}
 
 
 def outputs(task: TaskSpec, inputs: Tensor, weights: Tensor) -> Tensor:
@@ -56,7 +69,13 @@ def outputs(task: TaskSpec, inputs: Tensor, weights: Tensor) -> Tensor:
 
 
 def sums(
-    task: TaskSpec, inputs: Tensor, labels: Tensor, weights: Tensor, fewest: int = 1, groups: Tensor | None = None
+    task: TaskSpec,
+    inputs: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    fewest: int = 1,
+    groups: Tensor | None = None,
+    class_weights: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Return loss, slope and curvature at some weights, added up over rows.
 
@@ -71,21 +90,26 @@ def sums(
         fewest: rows, or groups, that are to be behind a curvature, each counted by its largest part in it as a share
             of the largest of all.
         groups: int64 [n], what each row belongs to; None where each is its own.
+        class_weights: float64 [classes], what a row of each class counts; None where each counts once.
     """
     rows = _rows(inputs)
-    found = _lines(rows, weights)
+    found, counts = _lines(rows, weights), None if class_weights is None else class_weights[labels].unsqueeze(1)
     if isinstance(task, Regression):
         true = labels.double().reshape(-1, 1).clamp(-MAX_OUTPUT, MAX_OUTPUT)
         expected, loss = found, (found - true).square().sum() / 2
         spread = torch.ones(len(rows), 1, 1, dtype=torch.float64)
     elif found.shape[1] == 1 or not isinstance(task, Classification):
         true = labels.double().reshape(found.shape)
-        expected, loss = found.sigmoid(), F.binary_cross_entropy_with_logits(found, true, reduction="sum")
+        expected = found.sigmoid()
+        loss = F.binary_cross_entropy_with_logits(found, true, counts, reduction="sum")
         spread = torch.diag_embed(expected * (1 - expected))
     else:
         true = F.one_hot(labels, found.shape[1]).double()
-        expected, loss = found.softmax(1), F.cross_entropy(found, labels, reduction="sum")
+        expected, loss = found.softmax(1), F.cross_entropy(found, labels, class_weights, reduction="sum")
         spread = torch.diag_embed(expected) - expected[:, :, None] * expected[:, None]
+    away = expected - true
+    if counts is not None:
+        away, spread = away * counts, spread * counts.unsqueeze(2)
     count, size = found.shape[1], weights.numel()
     if fewest > 1 and not _enough(inputs, spread.diagonal(dim1=1, dim2=2), fewest, groups):
         none = torch.zeros(size * (size + 1) // 2, dtype=torch.float64)
@@ -94,14 +118,20 @@ def sums(
     curvature = torch.cat([torch.cat(line, 1) for line in blocks])
     return {
         "loss": loss,
-        "slope": ((expected - true).T @ rows).reshape(-1),
+        "slope": (away.T @ rows).reshape(-1),
         "curvature": curvature[tuple(torch.triu_indices(size, size))],
     }
 
 
 def contradiction(task: TaskSpec, found: Sums, rows: float) -> str | None:
-    """Return what no rows add up to among a site's sums: the curvature of so many is a matrix of products."""
-    curvature = _square(found["curvature"])
+    """Return what no rows add up to among a site's sums: the curvature of so many is a matrix of products.
+
+    Args:
+        task: what is predicted.
+        found: the sums.
+        rows: how many they are of, each as often as it counts at most.
+    """
+    curvature = square(found["curvature"])
     size = len(curvature) // lines(task)
     own = curvature.diagonal()
     if (own < 0).any():
@@ -112,31 +142,66 @@ def contradiction(task: TaskSpec, found: Sums, rows: float) -> str | None:
     return f"curvature: expected that of {rows:g} rows" if (own[::size] > most * (1 + SLACK)).any() else None
 
 
-def weights(task: TaskSpec, inputs: int, totals: Sequence[Sums]) -> Tensor:
-    """Return where the next round is to be taken, after the last the solution: float64 [lines, 1 + inputs].
+@dataclass(frozen=True, eq=False)
+class Newton:
+    """Where Newton's method stands.
+
+    Args:
+        at: float64 [size], where the next round is to be taken; after the last the solution.
+        curvature: float64 [size, size], at the best weights so far.
+        loss: there.
+        decrement: by how much a whole step from there would lower it, about; 0 at the solution.
+    """
+
+    at: Tensor
+    curvature: Tensor
+    loss: float
+    decrement: float
+
+
+def newton(
+    task: TaskSpec, inputs: int, totals: Sequence[Sums], penalty: float = PENALTY, fixed: Tensor | None = None
+) -> Newton:
+    """Return where Newton's method stands after some rounds.
 
     A step that makes the loss larger is halved. A column that does not vary has no weight: rows that are not among
     these may have anything in it. Totals that lead to no finite numbers lead nowhere: one site's numbers
     may spoil this model, but not the run.
+
+    Args:
+        task: what is predicted.
+        inputs: how many there are.
+        totals: of all rounds so far.
+        penalty: of squared weights of standardised columns, halved.
+        fixed: bool [size], weights that stay 0.
     """
     at = torch.zeros(lines(task) * (inputs + 1), dtype=torch.float64)
-    best, least, direction, step, penalty = at, math.inf, at, 1.0, at
-    steady = torch.zeros(len(at), dtype=torch.bool)
+    best, least, direction, step, held = at, math.inf, at, 1.0, at
+    curvature, decrement = torch.zeros(len(at), len(at), dtype=torch.float64), math.inf
+    free = torch.ones_like(at) if fixed is None else (~fixed).double()
     for number, total in enumerate(totals):
-        curvature = _square(total["curvature"])
         if not number:
-            penalty = PENALTY * _variances(curvature, inputs + 1).repeat(lines(task))
-            steady = penalty == 0
-            steady[:: inputs + 1] = False  # the intercept
-        value = float(total["loss"] + (penalty * at.square()).sum() / 2)
+            constant = variances(square(total["curvature"]), inputs + 1) == 0
+            constant[0] = False  # the intercept
+            free = free * (~constant).repeat(lines(task))
+        here = square(total["curvature"]) * torch.outer(free, free)
+        if not number:
+            held = penalty * variances(square(total["curvature"]), inputs + 1).repeat(lines(task))
+        value = float(total["loss"] + (held * at.square()).sum() / 2)
         if value <= least + SMALLEST * abs(value):
-            slope = total["slope"] + penalty * at
+            slope, curvature = total["slope"] * free + held * at, here
             best, least, step = at, value, 1.0
-            direction = _solved(curvature + torch.diag(penalty), slope, steady)
+            direction = _solved(curvature + torch.diag(held), slope, free == 0)
+            decrement = float(slope @ direction) / 2
         else:
             step /= 2
         at = (best - step * direction).nan_to_num(0.0, 0.0, 0.0)
-    return at.reshape(lines(task), inputs + 1)
+    return Newton(at, curvature, least, decrement)
+
+
+def weights(task: TaskSpec, inputs: int, totals: Sequence[Sums]) -> Tensor:
+    """Return where the next round is to be taken, after the last the solution: float64 [lines, 1 + inputs]."""
+    return newton(task, inputs, totals).at.reshape(lines(task), inputs + 1)
 
 
 def fitted(task: TaskSpec, inputs: Tensor, labels: Tensor) -> Tensor | None:
@@ -175,7 +240,7 @@ def _lines(rows: Tensor, weights: Tensor) -> Tensor:
     return (rows @ weights.T).nan_to_num(0.0).clamp(-MAX_OUTPUT, MAX_OUTPUT)
 
 
-def _square(upper: Tensor) -> Tensor:
+def square(upper: Tensor) -> Tensor:
     """Return a symmetric matrix from what is on and above its diagonal."""
     size = (math.isqrt(8 * len(upper) + 1) - 1) // 2
     matrix = torch.zeros(size, size, dtype=torch.float64)
@@ -185,7 +250,7 @@ def _square(upper: Tensor) -> Tensor:
     return matrix
 
 
-def _variances(curvature: Tensor, size: int) -> Tensor:
+def variances(curvature: Tensor, size: int) -> Tensor:
     """Return the variance of every column; 0 of the intercept. At weights 0 all rows have the same part in it."""
     rows = curvature[0, 0].clamp_min(1e-300)
     mean, square = curvature[0, :size] / rows, curvature.diagonal()[:size] / rows

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import SpecError
-from rankdad.common.preparation import combat, description, labels, linear, moments
+from rankdad.common.preparation import combat, description, labels, moments
+from rankdad.common.preparation.coefficients import OWN, Coefficients
 from rankdad.common.preparation.fit import Fit, OwnFit
 from rankdad.common.preparation.inputs import Inputs, in_memory
 from rankdad.common.preparation.layout import Layout
 from rankdad.common.preparation.rows import Rows
+from rankdad.common.preparation.solving import Solving
 from rankdad.common.preparation.stages import MOST_ROWS, RAW, Field, Stage
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
@@ -47,10 +49,8 @@ class Preparing:
         self._levels = None if self._schema is None else description.is_level(self._schema)
         self._table = description.fields(spec.task, self._layout.channels, grouped=spec.grouped) if table else ()
         self._inputs = math.prod(spec.data.shape)
-        self._linear = linear.stages(spec.task, self._inputs) if "linear" in spec.evaluation.references else {}
-        if {"linear", "site"} & set(spec.evaluation.references):
-            self._check_linear(spec.data.shape)
-        self._stages = self._needed(table) | self._linear
+        self.solving = Solving(spec)
+        self._stages = self._needed(table) | self.solving.stages
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -74,14 +74,21 @@ class Preparing:
         problem, sums = found.check(contribution, rows, whole), found.unpack(contribution)
         if stage == "site-effects":
             problem = problem or combat.contradiction(sums)
-        if stage in self._linear:
-            problem = problem or linear.contradiction(self._task, sums, rows)
+        problem = problem or self.solving.check(stage, sums, rows)
         if stage == "labels" and self._levels is not None:
             problem = problem or description.contradiction(self._task, sums, self._levels)
         return problem
 
     def contribution(
-        self, stage: str, totals: Mapping[str, Tensor], rows: Rows, described: Rows | None = None, fewest: int = 1
+        self,
+        stage: str,
+        totals: Mapping[str, Tensor],
+        rows: Rows,
+        described: Rows | None = None,
+        fewest: int = 1,
+        *,
+        kept: bool = False,
+        tells: bool = False,
     ) -> Tensor:
         """Return what a site sends of one fold's rows.
 
@@ -91,13 +98,21 @@ class Preparing:
             rows: those whose sums may leave the site; none give zeros.
             described: those of Table 1, likewise; None gives zeros.
             fewest: groups, or rows, behind a linear model's sums, and in Table 1's counts.
+            kept: whether the rows are those of the model that is kept, which has coefficients.
+            tells: whether the site tells those of its own rows.
 
         Raises:
             ValueError: the rows hold numbers too large to be squared, or do not fit the spec.
         """
-        vector = self._stages[stage].pack(
-            self._summed(stage, totals, rows, fewest) | self._described(stage, described, fewest)
-        )
+        if stage == OWN:
+            fit = self.fit(totals)
+            values = self.solving.own(
+                rows.people if kept else 0, self._learned(fit, rows) if kept and tells else None, fit
+            )
+        else:
+            summed = self._summed(stage, totals, rows, fewest, kept=kept)
+            values = summed | self._described(stage, described, fewest)
+        vector = self._stages[stage].pack(values)
         problem = self.check(stage, vector, len(rows.inputs))
         if problem:
             raise ValueError(f"{stage}: {problem}")
@@ -112,6 +127,8 @@ class Preparing:
     def joined(self, stage: str, contributions: Sequence[Tensor]) -> Tensor:
         """Return what several sites contribute to a stage as one would: float64 [folds, …]."""
         total = torch.stack(list(contributions)).sum(dim=0)
+        if stage == OWN:
+            total[:, 1:] = 0.0  # a region tells no site's coefficients, only of how many patients all rows are
         if stage == "labels" and self._table:
             for fold in range(len(total)):
                 own = [self._stages[stage].unpack(vectors[fold]) for vectors in contributions]
@@ -153,10 +170,13 @@ class Preparing:
             raise ValueError("preparation: the sites' totals lead to NaN or infinity, expected finite numbers")
         return Fit(int(rows), target_mean=target[0], target_scale=target[1], **known)
 
-    def linear(self, totals: Mapping[str, Tensor]) -> Tensor:
-        """Return the weights of all sites' linear model, as far as the totals go; see `common.preparation.linear`."""
-        done = [stage.unpack(totals[name]) for name, stage in self._linear.items() if name in totals]
-        return linear.weights(self._task, self._inputs, done)
+    def is_due(self, stage: str, *, exact: bool) -> bool:
+        """Tell whether a stage is due in a run that is solved exactly, or is not."""
+        return exact or not self.solving.exact or stage not in self.solving.stages
+
+    def coefficients(self, totals: Mapping[str, Tensor], people: float) -> Coefficients | None:
+        """Return the coefficients of a linear model; see `Solving.coefficients`."""
+        return self.solving.coefficients(totals, self.fit(totals), people)
 
     def own(self, fit: Fit, rows: Rows) -> OwnFit:
         """Return what a site's training rows say beyond the fit; of no rows, what changes nothing."""
@@ -219,15 +239,6 @@ class Preparing:
         """Return a network's outputs in the unit of the labels."""
         return outputs * fit.target_scale + fit.target_mean if isinstance(self._task, Regression) else outputs
 
-    def _check_linear(self, shape: tuple[int, ...]) -> None:
-        count = linear.lines(self._task) * (self._inputs + 1)
-        if self._tokens or len(shape) > 1 or count > linear.MAX_WEIGHTS:
-            what = "tokens or a series" if self._tokens or len(shape) > 1 else f"{count} weights"
-            problem = f"a linear model of {what}, expected a table's columns and at most {linear.MAX_WEIGHTS} weights"
-            raise SpecError(
-                "evaluation.references", f"{problem}: leave out linear and site", code="linear-cannot-be-solved"
-            )
-
     def _needed(self, table: bool) -> dict[str, Stage]:
         stages: dict[str, Stage] = {}
         task, channels = self._task, (self._layout.channels,)
@@ -250,7 +261,9 @@ class Preparing:
             stages["squares"] = Stage((deviations, Field("squares", channels, "square", values=each)))
         return stages
 
-    def _summed(self, stage: str, totals: Mapping[str, Tensor], rows: Rows, fewest: int) -> dict[str, Tensor]:
+    def _summed(
+        self, stage: str, totals: Mapping[str, Tensor], rows: Rows, fewest: int, *, kept: bool
+    ) -> dict[str, Tensor]:
         """Return the values of a stage's fields."""
         before = {name: self._stages[name].unpack(total) for name, total in totals.items() if name in self._stages}
         if stage == "labels":
@@ -261,11 +274,10 @@ class Preparing:
         if stage == "label-squares":
             away = rows.labels.to(torch.float64) - _label_mean(before["labels"])
             return {"deviations": away.sum(), "squares": away.square().sum()}
-        if stage in self._linear:
+        if stage in self.solving.rounds:
             fit = self.fit(totals)
-            inputs = self.apply(fit, self.own(fit, rows), in_memory(rows.inputs), rows.covariates, torch.float64)
-            at, labelled = self.linear(totals), self.apply_labels(fit, rows.labels)
-            return linear.sums(self._task, inputs, labelled, at, fewest, rows.groups)
+            learned, weights = self._learned(fit, rows), fit.class_weights
+            return self.solving.sums(stage, totals, *learned, fewest, rows.groups, weights, kept=kept)
         if stage in ("site-effects", "residuals"):
             features, covariates = self._measured(in_memory(rows.inputs), rows.covariates)
             if stage == "site-effects":
@@ -278,6 +290,11 @@ class Preparing:
             return {"counts": counts, "sums": sums}
         deviations, squares = moments.squares(measured, moments.means(*before["sums"].values()), self._layout.axis)
         return {"deviations": deviations, "squares": squares}
+
+    def _learned(self, fit: Fit, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Return inputs and labels as a linear model learns them."""
+        inputs = self.apply(fit, self.own(fit, rows), in_memory(rows.inputs), rows.covariates, torch.float64)
+        return inputs, self.apply_labels(fit, rows.labels)
 
     def _described(self, stage: str, rows: Rows | None, fewest: int) -> dict[str, Tensor]:
         """Return the sums of Table 1, in the stage that has them."""

@@ -36,7 +36,9 @@ Reason = Annotated[str, Field(max_length=REASON_CHARACTERS), AfterValidator(visi
 Name = Annotated[str, Field(max_length=63), AfterValidator(visible)]
 Code = Annotated[str, Field(max_length=63, pattern=CODE)]
 Place = Annotated[str, Field(max_length=REASON_CHARACTERS), AfterValidator(visible)]
-DataWarning = Literal["one-class", "fewer-samples-than-folds", "missing-classes", "sets-too-small-to-evaluate"]
+DataWarning = Literal[
+    "one-class", "fewer-samples-than-folds", "missing-classes", "sets-too-small-to-evaluate", "exact-solver-not-allowed"
+]
 
 
 def packed(
@@ -160,9 +162,13 @@ class RegionHello(Control):
 
 
 class Roster(Control):
-    """The answer to hello: training samples of every site, [folds, sites] in the plan's order."""
+    """The answer to hello: training samples of every site, [folds, sites] in the plan's order.
+
+    `exact` tells whether the model is solved exactly: every site's policy allows it.
+    """
 
     train: Annotated[Counts, *ROSTER]
+    exact: bool = False
 
 
 class Sums(Control):

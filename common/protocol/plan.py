@@ -164,7 +164,7 @@ def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
         task=spec.task,
         grouped=spec.grouped,
         folds=spec.folds,
-        references=spec.evaluation.references,
+        references=spec.references,
         staleness=spec.federation.staleness,
         stages=tuple(StageSize(name, preparing.size(name)) for name in preparing.stages),
         dense_bytes=4 * sum(p.numel() for p in model.parameters() if p.requires_grad),

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from rankdad.common import __version__
 from rankdad.common.documents import parse_json, validate
 from rankdad.common.errors import DataError, UserError, one_line
+from rankdad.common.preparation.layout import input_names
 from rankdad.common.preparation.moments import along_channels
 from rankdad.common.run.artifacts import SavedModel, assemble
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.axes import channel_axis
-from rankdad.common.spec.data import TableData
 from rankdad.common.spec.tasks import MultiLabel, Regression
 
 TORCH, ONNX = ".pt2", ".onnx"
@@ -102,18 +102,13 @@ class Standalone(nn.Module):
 
 def description(spec: RunSpec) -> dict[str, Any]:
     """Return what a program has to know of a model's inputs and outputs."""
-    data, inputs = spec.data, list[str]()
-    if isinstance(data, TableData):
-        for column in data.inputs:
-            levels = [f"{column}={level}" for level in data.categorical.get(column, ())]
-            levels += [f"{column}=any other"] * (data.levels(column) - len(levels))
-            inputs += [*(levels or [column]), *([f"{column} is missing"] if data.is_indicated(column) else [])]
+    data = spec.data
     values = getattr(data, "targets" if isinstance(spec.task, MultiLabel) else "values", ())
     names = list(values) or [str(place) for place in range(spec.task.outputs)]
     regression = isinstance(spec.task, Regression)
     return {
         "rankdad": __version__,
-        "inputs": inputs or list(data.shape),
+        "inputs": input_names(spec) or list(data.shape),
         "outputs": [getattr(data, "label", "number")] if regression else [f"probability of {name}" for name in names],
         "run": spec.model_dump(mode="json"),
     }

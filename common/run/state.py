@@ -18,6 +18,7 @@ from rankdad.common.errors import ProtocolError
 from rankdad.common.gradients.methods import Method, method_for
 from rankdad.common.gradients.projections import Projections
 from rankdad.common.gradients.routes import Payload, scatter
+from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import (
     Buffers,
     Comparison,
@@ -39,6 +40,7 @@ from rankdad.common.run.snapshot import Snapshot, check_snapshot, under
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import LOWER_IS_BETTER
 
+MAX_WEIGHT = 1e30  # of an exact solution, in any precision
 MAX_STEPS = 1_000_000  # of an epoch: everybody lists every site's
 SCALARS = tuple(name for name in Snapshot.model_fields if name not in ("steps", "roster", "missing"))
 
@@ -79,6 +81,7 @@ class RunState:
         initial: the weights that every fold begins with, where they are needed again.
         round: number of the next round.
         roster: training samples of every fold and site, in the plan's order; empty before hello.
+        exact: whether the model is solved exactly, from sums, and takes no steps.
         totals: sums of preparation's stages over all sites, float64 [folds, …] by stage.
         fold: that is trained now, from 0; the number of folds when all have been tested.
         began: the fold's first round.
@@ -113,13 +116,15 @@ class RunState:
         self.excluded: frozenset[int] = frozenset()
         self._buffers_pooled = False  # of this epoch
         self._first = self._schedule = Schedule((), (), 0)  # of the fold's first epoch, and of this one
-        self.initial = replica.weights() if spec.folds > 1 or spec.evaluation.references else {}
+        self.initial = replica.weights() if spec.folds > 1 or spec.references else {}
         self.round = self.fold = self.began = self.before = 0
         self.epoch = self.step = self.compared = self.best_epoch = self.stale = 0
         self.stopped = self.decides = False
         self.epochs = spec.training.epochs
         self.tried: tuple[tuple[float | None, int], ...] = ()
         self.roster: tuple[tuple[int, ...], ...] = ()
+        self.exact = False
+        self._preparing = Preparing(spec)
         self.totals: dict[str, Tensor] = {}
         self.missing: frozenset[int] = frozenset()
         self.left_out: tuple[LeftOut, ...] = ()
@@ -235,7 +240,15 @@ class RunState:
     @property
     def stage(self) -> str | None:
         """Name of the stage of preparation that is next; None if there is none left."""
-        return next((stage.name for stage in self._plan.stages if stage.name not in self.totals), None)
+        due = (one.name for one in self._plan.stages if self._preparing.is_due(one.name, exact=self.exact))
+        return next((name for name in due if name not in self.totals), None)
+
+    @property
+    def where(self) -> str:
+        """Which epoch of how many is trained; "" before all have said hello."""
+        if self.exact:
+            return "solved exactly, without steps"
+        return f"epoch {min(self.epoch + 1, self.epochs)} of {self.epochs}" if self.roster else ""
 
     @property
     def tested(self) -> bool:
@@ -246,7 +259,7 @@ class RunState:
     def trains(self) -> bool:
         """Whether there are epochs left to train in this fold."""
         ready = bool(self.roster) and self.stage is None and not self.tested
-        return ready and self.epoch < self.epochs and not self.stopped
+        return ready and not self.exact and self.epoch < self.epochs and not self.stopped
 
     def totals_of(self, fold: int) -> dict[str, Tensor]:
         """Return what preparation's stages have added up for one fold."""
@@ -343,9 +356,11 @@ class RunState:
         self.check(update, 502)
         body = update.body
         if isinstance(body, Roster):
+            self.exact = body.exact
             self._meet(body.train)
         elif isinstance(body, Sums):
             self.totals[body.stage] = body.values
+            self._solve()
         elif isinstance(body, Step):
             self._updates.append(body.payload)
             self._projections += body.projections
@@ -414,11 +429,21 @@ class RunState:
         self.missing, self.left_out, self.late, self.bases = frozenset(), (), 0.0, {}
         self.validation, self.best_value, self.best_weights = None, None, {}
         self._begin(self.initial)
+        self._solve()
+
+    def _solve(self) -> None:
+        """Take over the weights of an exact solution, once all sums are there."""
+        if self.exact and self.stage is None:
+            found = self._preparing.solving.solution(self.totals_of(self.fold))
+            values = (value.clamp(-MAX_WEIGHT, MAX_WEIGHT) for value in found)
+            self.replica.load(dict(zip(self.replica.trained, values, strict=True)))
+            self.best_weights = self.replica.weights()
 
     def skip_to(self, fold: int) -> None:
         """Begin with a fold in place of the first, once all is prepared: folds have nothing from those before."""
         self.fold, self.began = fold, self.round if fold else 0
         self._begin()
+        self._solve()
 
     def _finish_step(self, update: Message) -> None:
         self.late = self.late_weight(update.late)

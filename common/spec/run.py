@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -14,13 +14,14 @@ from rankdad.common.documents import Part, load_json, replace, validate
 from rankdad.common.errors import SpecError
 from rankdad.common.spec.augmentation import check_augmentation
 from rankdad.common.spec.data import DataSpec, TableData, check_kept, check_task
-from rankdad.common.spec.evaluation import EvaluationSpec, Holdout, KFold, LeaveOneSiteOut
+from rankdad.common.spec.evaluation import EvaluationSpec, Holdout, KFold, LeaveOneSiteOut, Reference
 from rankdad.common.spec.federation import Federation
 from rankdad.common.spec.local_steps import LocalSteps
 from rankdad.common.spec.method import Dad, Dsgd, MethodSpec, RankDad, TopRows
 from rankdad.common.spec.model import Linear, ModelSpec
 from rankdad.common.spec.preparation import Preparation
 from rankdad.common.spec.recording import Recording
+from rankdad.common.spec.solver import DEFAULT, default_method, why_steps
 from rankdad.common.spec.tasks import Metric, TaskSpec
 from rankdad.common.spec.training import Training
 from rankdad.common.spec.tuning import Candidate, Tuning
@@ -49,8 +50,8 @@ class RunSpec(Part):
     """Which samples the trained model is tested on."""
     training: Training = Training()
     """Optimizer, schedule, splits."""
-    method: Annotated[MethodSpec, Field(discriminator="name")] = RankDad(name="rank-dad", rank=2)
-    """How gradients travel."""
+    method: Annotated[MethodSpec, Field(discriminator="name", validate_default=True)] = DEFAULT
+    """How gradients travel; of a run that names none as dsgd, where no gradient has a larger rank than 2."""
     federation: Federation
     """Who takes part."""
     tuning: Tuning | None = None
@@ -135,6 +136,13 @@ class RunSpec(Part):
             check_augmentation(training.augmentation, info.data["data"], info.data["model"])
         return training
 
+    @field_validator("method", mode="before")
+    @classmethod
+    def _suits_the_model(cls, method: Any, info: ValidationInfo) -> Any:
+        if method is DEFAULT and {"task", "model"} <= info.data.keys():
+            return default_method(info.data["task"], info.data["model"])
+        return method
+
     @field_validator("method")
     @classmethod
     def _local_steps_are_not_projected(cls, method: MethodSpec, info: ValidationInfo) -> MethodSpec:
@@ -204,6 +212,31 @@ class RunSpec(Part):
         if self.tuning and self.folds > MAX_TRAININGS:
             raise ValueError(f"tuning: asks for {self.folds} trainings, expected at most {MAX_TRAININGS}")
         return self
+
+    @property
+    def solver(self) -> Literal["exact", "auto", "steps"]:
+        """How the model is trained; auto is settled when all sites have said whether their policies allow exact."""
+        asked = self.training.solver
+        if asked is None:
+            default = isinstance(self.model, Linear) and self.method == default_method(self.task, self.model)
+            asked = "auto" if default and not self.training.states_steps else "steps"
+        return "steps" if asked == "auto" and why_steps(self) else asked
+
+    @property
+    def references(self) -> tuple[Reference, ...]:
+        """What the model is measured against; an exact solution is the linear reference itself."""
+        named = self.evaluation.references
+        return named if self.solver == "steps" else tuple(name for name in named if name != "linear")
+
+    @property
+    def validation(self) -> float:
+        """Part of the training samples that is set aside: none where the exact solver may have no use for it."""
+        return self.training.validation if self.solver == "steps" else 0.0
+
+    @property
+    def kept_fold(self) -> int | None:
+        """Which training makes the model that is kept; None where none does."""
+        return self.folds - 1 if isinstance(self.evaluation, Holdout) or self.models > self.tested_folds else None
 
     @property
     def monitor(self) -> Metric:

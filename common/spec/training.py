@@ -19,6 +19,10 @@ from rankdad.common.spec.numbers import (
 from rankdad.common.spec.tasks import Metric
 
 Varied = Annotated[Augmentation, Field(discriminator="name")]
+OF_STEPS = (  # settings that the exact solver has no use for
+    *("epochs", "batch_size", "batches", "accumulate", "optimizer", "schedule", "lr_scaling", "clip"),
+    *("early_stopping", "augmentation", "autocast", "loss_scale"),
+)
 
 
 class Adam(Part):
@@ -86,6 +90,12 @@ class EarlyStopping(Part):
 class Training(Part):
     """How every replica is trained."""
 
+    solver: Literal["exact", "steps", "auto"] | None = None
+    """\"steps\" trains by gradients, with the settings below. \"exact\" fits a linear model by Newton's method on sums
+    over all sites: no rate, no epochs, no samples for validation; weights of standardised inputs are held small as by
+    scikit-learn's defaults (C = 1, alpha = 1), whatever the optimizer's weight decay. \"auto\" is exact where the model
+    has at most 256 weights and every site's policy lets the sums out, else steps. Null is auto for a linear model whose
+    settings of steps and method are the defaults, else steps."""
     epochs: UpToMillion = 30
     """Passes over the data."""
     batch_size: UpToMillion = 32
@@ -123,6 +133,11 @@ class Training(Part):
     divided by it. Where they overflow, the batch's backward pass is made again with half of it, and so on."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Threads of a process's tensor operations: part of what makes results equal to the last bit."""
+
+    @property
+    def states_steps(self) -> bool:
+        """Whether any setting that only steps have is not the default."""
+        return any(getattr(self, name) != Training.model_fields[name].default for name in OF_STEPS)
 
     @property
     def sends_projections(self) -> bool:

@@ -48,7 +48,11 @@ def what_leaves(spec: RunSpec, plan: Plan, policy: Policy, owner: str) -> list[s
         lines.append("sends once Table 1: of each column counts, mean and spread, or rows by level")
     lines.append(f"at most {step_bytes(plan, up=True):,} bytes up and {step_bytes(plan, up=False):,} down in a step")
     trainings = f", {spec.folds} times" if spec.folds > 1 else ""
-    lines.append(f"trains for at most {training.epochs} epochs{trainings}")
+    if spec.solver != "steps":
+        where = ", if the policies allow that, else by steps" * (spec.solver == "auto")
+        lines.append(f"solves the model exactly{where}: sends sums of products of all columns{trainings}")
+    if spec.solver != "exact":
+        lines.append(f"trains for at most {training.epochs} epochs{trainings}")
     return lines
 
 

@@ -103,6 +103,7 @@ class SiteData:
         fewest: groups of samples behind any sum that leaves the site.
         warnings: what is counted at the aggregator too.
         notes: what the person at the site should be told, one sentence each.
+        tells_coefficients: whether a linear model's coefficients of this site's own rows may leave it.
     """
 
     samples: Samples
@@ -115,6 +116,7 @@ class SiteData:
     notes: tuple[str, ...] = ()
     groups: Tensor | None = None
     group_names: tuple[str, ...] = ()
+    tells_coefficients: bool = False
 
     def shares(self, members: Tensor) -> Tensor:
         """Return which part of its group's members each sample is, float64 [samples, sets]: they add up to groups.

@@ -65,7 +65,7 @@ def folds(spec: RunSpec, reading: Reading, site_index: int) -> tuple[Split, ...]
     splits = []
     for fold, tested in enumerate(tests):
         parts = np.where(tested, TEST, TRAIN)
-        parts[~tested & units.chosen(fold, spec.training.validation, ~tested)] = VALIDATION
+        parts[~tested & units.chosen(fold, spec.validation, ~tested)] = VALIDATION
         splits.append(_split(parts))
     if not any(len(split.train) for split in splits):
         raise DataError(
@@ -112,7 +112,7 @@ def _holdout(spec: RunSpec, reading: Reading, site_index: int) -> Split:
         parts = torch.from_numpy(reading.split).clone()
     if not bool((parts == VALIDATION).any()):
         rest = order[parts[order] == TRAIN]
-        share = spec.training.validation / (1 - spec.training.test if reading.split is None else 1)
+        share = spec.validation / (1 - spec.training.test if reading.split is None else 1)
         parts[_first(rest, unit, round(len(rest) * share))] = VALIDATION
     return _split(parts.numpy())
 

@@ -38,7 +38,7 @@
     const silent = link.ended ? !stopped : !link.connected;
     say("status", silent ? `The server ${link.ended ? "has stopped before the run's end" : "does not answer"}. ` +
       "What follows is from before; this page keeps trying."
-      : `${run.method}, ${run.members}: ${stopped ? stand.status + reason : stand.where}`);
+      : `${run.method}, ${run.members}: ${stopped ? stand.status + reason : stand.where}` + (stand.warning ? ` – ${stand.warning}` : ""));
     at("status").className = silent || ["failed", "refused"].includes(stand.status) ? "bad" : "";
     const best = stand.best_epoch === null ? "" : ` Best so far: epoch ${stand.best_epoch}` +
       (stand.best_value === null ? "." : `, with ${run.metric_name} ${number(stand.best_value)}.`);

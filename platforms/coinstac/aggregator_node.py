@@ -187,6 +187,8 @@ class AggregatorNode:
 
 def _progress(aggregator: Aggregator) -> str:
     progress = aggregator.recorder.progress
+    if aggregator.state.exact:
+        return aggregator.state.where
     loss = "" if progress.loss is None else f", loss {progress.loss:.4f}"
     left = f", about {progress.seconds_left:.0f} s left" if progress.step else ""
     return f"epoch {progress.epoch + 1} of {progress.epochs}, step {progress.step} of {progress.steps}{loss}{left}"

@@ -68,7 +68,9 @@ def _collect(draft: dict[str, Any], profiles: Sequence[Profile]) -> None:
             wrong.append(FIELDS["label"].problem(f"{said}; {hint}"))
     if wrong:
         raise FormError(*wrong)
-    draft["training"]["batch_size"] = _batch_size(profiles, draft["evaluation"]["name"])
+    training = draft["training"]
+    training["batch_size"], times = _batch_size(profiles, draft["evaluation"]["name"])
+    training["epochs"] = math.ceil(training["epochs"] * times)
 
 
 def _name_features(filled: Filled, data: dict[str, Any], profiles: Mapping[str, Profile]) -> list[str]:
@@ -139,7 +141,7 @@ def check_opened(filled: Filled, profile: Profile, spec: RunSpec) -> None:
         other = ["data"]
     else:
         if not filled.whole:
-            asked["training"]["batch_size"] = run["training"]["batch_size"]
+            asked["training"] |= {name: run["training"][name] for name in ("batch_size", "epochs")}
         other = sorted(part for part in asked if asked[part] != run[part])
     if other:
         raise UserError(
@@ -151,9 +153,15 @@ def _union(profiles: Iterable[Profile], column: str) -> list[str]:
     return ordered({level for profile in profiles for level in profile.levels.get(column, ())})
 
 
-def _batch_size(profiles: Sequence[Profile], evaluation: str) -> int:
-    """Return so many rows of the largest member in a step that the smallest one's share is as large as it asks for."""
+def _batch_size(profiles: Sequence[Profile], evaluation: str) -> tuple[int, float]:
+    """Return so many rows of the largest member in a step that the smallest one's share is as large as it asks for.
+
+    Returns:
+        The rows, and how many times as many epochs have as many steps as those of `BATCH` rows.
+    """
     share = 0.85 * (1.0 if evaluation == "leave-one-site-out" else 0.8)  # what is neither tested nor validated
     largest = max(1.0, *(share * profile.rows for profile in profiles))
     max_steps = min(share * profile.rows / (SPARE * profile.min_rows) for profile in profiles)
-    return math.ceil(largest / max(1, min(math.ceil(largest / BATCH), math.floor(max_steps))))
+    wanted = math.ceil(largest / BATCH)
+    steps = max(1, min(wanted, math.floor(max_steps)))
+    return math.ceil(largest / steps), wanted / steps

@@ -69,11 +69,19 @@ OWNER = (
         "Network",
         "select",
         "mlp-32",
-        "linear is logistic or linear regression; mlp is a network with hidden layers of these widths.",
+        "linear is logistic or linear regression, solved exactly where all members' policies allow it and epochs, "
+        "method and rank are left as they are; mlp is a network with hidden layers of these widths.",
         network,
         choices=("linear", "mlp-32", "mlp-64-32", "mlp-256-128", "mlp-1024-1024"),
     ),
-    FormField("epochs", "Epochs", "number", 40, "Passes over the data.", minimum=1),
+    FormField(
+        "epochs",
+        "Epochs",
+        "number",
+        40,
+        "Passes over the data; as many times more as a small member makes steps larger, so that steps are not fewer.",
+        minimum=1,
+    ),
     FormField(
         "method",
         "Method",

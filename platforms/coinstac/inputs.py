@@ -30,6 +30,7 @@ FIELD_OF = {  # by the beginning of a path in the spec: the field of the form th
     "model": "network",
     "method.rank": "rank",
     "method": "method",
+    "training.solver": "network",
     "training": "epochs",
     "seed": "seed",
 }
@@ -122,7 +123,8 @@ def with_sites(draft: Mapping[str, Any], sites: Sequence[str]) -> dict[str, Any]
 def _draft(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the run that the form's fields ask for, with settings that suit tables of some hundred rows."""
     label, features, categorical = (values[name] for name in ("label", "features", "categorical"))
-    classification = values["task"] == "classification"
+    classification, linear = values["task"] == "classification", values["network"]["name"] == "linear"
+    untouched = all(values[name] == FIELDS[name].value(None) for name in ("epochs", "method", "rank"))
     return {
         "name": "coinstac",
         "seed": values["seed"],
@@ -142,9 +144,10 @@ def _draft(values: Mapping[str, Any]) -> dict[str, Any]:
         "evaluation": {"name": values["evaluation"]}
         | ({"stratified": True} if values["evaluation"] == "k-fold" else {}),
         "training": {
+            "solver": "auto" if linear and untouched else "steps",
             "epochs": values["epochs"],
             "batches": "even",
-            "optimizer": {"name": "adam", "lr": 0.003, "weight_decay": 0.01},
+            "optimizer": {"name": "adam", "lr": 0.01 if linear else 0.003, "weight_decay": 0.01},
         },
         "method": {"name": values["method"]} | ({} if values["method"] == "dsgd" else {"rank": values["rank"]}),
         "federation": {},

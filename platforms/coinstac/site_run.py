@@ -161,6 +161,8 @@ class SiteRun:
             samples = run_state.roster[min(run_state.fold, self._plan.folds - 1)]
             steps = run_steps(self._spec, samples, run_state.epochs)[0]
         fold = f"fold {run_state.fold + 1}, " * (self._plan.folds > 1)
+        if run_state.exact:
+            return f"{self._site}: {fold}{run_state.where}"
         return f"{self._site}: {fold}step {run_state.replica.step} of {steps or '?'}, epoch {run_state.epoch + 1}"
 
     def _finished(self, result: Result) -> outputs.Done:
@@ -168,7 +170,8 @@ class SiteRun:
         save_model(self._folder / "model", self._spec, result.best, result.final, result.fit, result.own)
         if self._results is not None:
             self._write(self._results)
-        self._say(f"{self._site}: done after {result.epochs} epochs")
+        trained = f"after {result.epochs} epochs" if result.epochs else "with an exact solution"
+        self._say(f"{self._site}: done {trained}")
         return outputs.Done(weights_sha256=result.weights_sha256[self._site])
 
     def _write(self, results: outputs.SiteResults) -> None:

@@ -34,6 +34,7 @@ WARNINGS = {
     "one-class": "has samples of one class alone: no AUC, and a balanced accuracy of that class only",
     "fewer-samples-than-folds": "has fewer samples than there are folds: some folds test none there",
     "missing-classes": "has no samples of some class",
+    "exact-solver-not-allowed": "has a policy that lets out no sums of an exact solution",
     "sets-too-small-to-evaluate": "has validation or test sets too small for its policy: they are in no metric",
 }
 UNSEEN = (
@@ -90,15 +91,24 @@ def status(run: RunResults) -> str:
 def extent(run: RunResults) -> str:
     """Return how many sites trained, for how long."""
     spec, summary = run.spec, run.summary
-    trained = count(summary.epochs, "epoch")
-    if spec.models > 1:
+    exact = summary.solver.get("name") == "exact"
+    trained = "solved exactly" if exact else count(summary.epochs, "epoch")
+    if exact and spec.models > 1:
+        trained = f"{count(spec.tested_folds, 'fold')}, each solved exactly"
+    elif spec.models > 1:
         repeats = spec.tested_folds // spec.folds_per_repeat
         often = f", {repeats} times," if repeats > 1 else ""
         trained = f"{count(spec.folds_per_repeat, 'fold')}{often} of at most {count(spec.training.epochs, 'epoch')}"
     trained += ", then all samples once more" if spec.models > spec.tested_folds else ""
     trained += f", each after {count(len(spec.candidates), 'candidate')}" if spec.candidates else ""
-    sites, steps = count(len(spec.federation.sites), "site"), count(summary.steps, "step")
-    return f"{sites}, {trained}, {steps}, {duration(summary.seconds)}"
+    sites, steps = count(len(spec.federation.sites), "site"), "" if exact else f", {count(summary.steps, 'step')}"
+    return f"{sites}, {trained}{steps}, {duration(summary.seconds)}"
+
+
+def solver(run: RunResults) -> str:
+    """Return which solver trained the model, and why."""
+    known = run.summary.solver
+    return f"{known['name']}, because {known['why']}" if known else "–"
 
 
 def weights(run: RunResults) -> str:
@@ -142,6 +152,8 @@ def tested(run: RunResults) -> str:
 
 def tested_epochs(run: RunResults) -> str:
     """Return which epochs' models were tested, and why those."""
+    if run.summary.solver.get("name") == "exact":
+        return "the exact solution, which needs no epochs and sets nothing aside for validation"
     best = sorted(int(epoch) for epoch in run.tests["epoch"]) or [run.summary.best_epoch]
     named = f"{best[0]}" if best[0] == best[-1] else f"{best[0]} to {best[-1]}"
     if run.spec.candidates:
@@ -311,6 +323,8 @@ def warnings(run: RunResults) -> Iterator[str]:
             "the classes apart no better than a guess. "
             "Look at the label, the inputs, and whether they are standardised."
         )
+    if warning := run.summary.undertrained.get("warning"):
+        yield f"{warning[0].upper()}{warning[1:]}."
     table1 = run.summary.table1
     for kind, sites in run.summary.warnings.items():
         if kind in table1.get("worries", ()):

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib import style
 from matplotlib.figure import Figure
 
+from rankdad.remote.report.coefficient_plots import coefficients
 from rankdad.remote.report.evaluation_plots import confusion, forest
 from rankdad.remote.report.number_plots import bland_altman, residuals
 from rankdad.remote.report.plot_style import MEASURES, png, svg
@@ -37,6 +38,7 @@ def figures(run: RunResults) -> dict[str, Figure]:
         "bland_altman": bland_altman(run),
         "residuals": residuals(run),
         **{f"test_{name}_by_site": forest(run, name) for name in measures if name in run.sites},
+        "coefficients": coefficients(run),
         "confusion": confusion(run),
         "loss_over_epochs": losses(run),
         "loss_over_steps": losses_by_step(run),

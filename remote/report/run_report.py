@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from rankdad.remote.report import metric_tables as tables
 from rankdad.remote.report import narrative
+from rankdad.remote.report.coefficient_tables import coefficient_notes, coefficient_table, site_coefficients
 from rankdad.remote.report.references import reference_table
 from rankdad.remote.report.rendering import render
 from rankdad.remote.report.run_results import BASELINE, RANKED, RunResults, damage_named, read_results
@@ -40,6 +41,7 @@ CAPTIONS = {
     "test_accuracy_by_site": "Test accuracy of each site, with its 95 % interval, and of all samples" + ALONE,
     "test_mae_by_site": "Test mean absolute error of each site, with its 95 % interval, and of all samples" + ALONE,
     "test_pearson_r_by_site": "Test correlation within each site, with its 95 % interval, and of all samples" + ALONE,
+    "coefficients": "Coefficients of the linear model with 95 % intervals: on the dotted line there is no effect.",
     "confusion": "Test samples by true and predicted value, coloured by their share of the true value's samples.",
     "loss_over_epochs": "Training and validation loss of all sites together, by epoch.",
     "loss_over_steps": "Training loss of all sites together, by optimizer step.",
@@ -112,6 +114,9 @@ def report_page(run: RunResults) -> str:
         agreement=tables.agreement_table(agreement) if agreement else None,
         measures=MEASURES,
         references=reference_table(run),
+        coefficients=coefficient_table(run),
+        coefficients_by_site=site_coefficients(run),
+        coefficient_notes=list(coefficient_notes(run)),
         sites=tables.site_table(run, rows),
         baseline=baseline,
         unranked=" and ".join(narrative.NAMES[name] for name in RANKED if name in baseline),

@@ -26,7 +26,7 @@ from rankdad.common.spec.table_schema import Labelled
 from rankdad.common.spec.tasks import Classification, Metric, Regression
 from rankdad.remote.table_one import outcome_names
 
-TEXT = ("split", "site", "left_out", "layer")
+TEXT = ("split", "site", "left_out", "layer", "line", "name")
 KEYS = ("fold", "epoch", "split", "site", "train_loss")  # columns that are no metric of a split
 METRICS = (*KEYS, "samples", "loss")
 SITES = ("site", "samples")
@@ -128,6 +128,12 @@ class Summary(Part, extra="ignore"):
     dense_bytes: int = 0
     times_fewer_bytes_than_dense: float | None = None
     metrics: RunMetrics = RunMetrics()
+    solver: dict[str, str] = Field(default={})
+    """Which one trained the model, and why: see `remote.solving`."""
+    undertrained: dict[str, Any] = Field(default={})
+    """What to say of a run whose last epoch was the best."""
+    coefficients: dict[str, Any] = Field(default={})
+    """Of a linear model: see `remote.coefficients`."""
     tuning: tuple[TunedModel, ...] = ()
     problems: dict[str, str] = Field(default={})
     rows_dropped: dict[str, int] = Field(default={})

@@ -42,7 +42,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {},
         {"name": "dsgd"},
-        r'method.name: .* dsgd, whose rank has no limit, .* rows_per_rank 4; "rows_per_rank": null in its policy '
+        r'method.name: .* gradient of 3.weight whole, of rank 16, .* 8 samples .*; "rows_per_rank": 1 in its policy '
         "lets out the whole gradient of a layer, .* a batch can be rebuilt from it$",
     ),
     (
@@ -73,11 +73,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"name": "powersgd", "rank": 2}, r'method.name: .* "methods": \[.*"powersgd"\] .* directions that the aggr'),
     (POWERSGD | {"max_rank": 2}, {"name": "powersgd", "rank": 3}, "method.rank: .* asks for 3 rows"),
     (OPEN | {"max_rank": 2}, {"name": "top-rows"}, "method.rows: .* 3 rows"),
-    (
-        {"max_rank": 2},
-        {"name": "dsgd"},
-        'method.name: .* allows max_rank 2 and rows_per_rank 4; "max_rank": null and "rows_per_rank": null in .* let',
-    ),
+    ({"max_rank": 2}, {"name": "dsgd"}, 'method.name: .* whole, of rank 16, .* at most 4 .*; "max_rank": 8 in its'),
     (
         {"rows_per_rank": 9},
         RANK_DAD,
@@ -116,6 +112,13 @@ ALLOWED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"max_rank": 2}, RANK_DAD),
     ({"rows_per_rank": 8}, RANK_DAD | {"rank": 1}),
 ]
+
+
+def test_whole_gradients_of_a_linear_model_are_no_larger_than_its_rank() -> None:
+    """The default policy lets out what dsgd sends of a model whose gradients have a rank of 2."""
+    spec = run_spec(model={"name": "linear"}, task={"name": "classification", "classes": 2})
+    assert spec.method.name == "dsgd"
+    check({"max_rank": 1}, spec)
 
 
 def check(policy: dict[str, Any], spec: RunSpec) -> None:

@@ -362,14 +362,13 @@ def test_a_site_that_cannot_train_alone_says_so_and_the_run_goes_on(tmp_path: Pa
 
 def test_products_of_more_columns_than_samples_allow_stay_at_the_site(site_data: Data) -> None:
     """With 17 rows, 4 of them for each row that leaves, the products of 7 columns say too much."""
-    spec = referenced("linear", training={"batch_size": 32, "validation": 0})
+    sent = {"training": {"batch_size": 32, "validation": 0}, "method": {"name": "rank-dad", "rank": 2}}
+    spec = referenced("linear", **sent)
     plan = make_plan(spec, Replica(spec).model)
-    with pytest.raises(
-        FewSamplesError,
-        match=r"evaluation\.references: .* products of 7 columns \(6 inputs and one for the intercept\).*rows_per_rank",
-    ):
+    with pytest.raises(FewSamplesError) as refused:
         admitted(Policy(min_rows=1), spec, plan, site_data(spec)["gamma"])
-    local = referenced("local", "site", training={"batch_size": 32, "validation": 0})
+    assert (refused.value.code, refused.value.field) == ("linear-needs-samples", "evaluation.references")
+    local = referenced("local", "site", **sent)
     admitted(Policy(min_rows=1), local, plan, site_data(spec)["gamma"])
 
 

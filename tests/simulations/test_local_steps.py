@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,9 @@ from rankdad.common.protocol.messages import Message, Step
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import TopK
+from rankdad.local.batch import StepBatch
 from rankdad.local.data import SiteData, read_site
+from rankdad.local.local_steps import differences
 from rankdad.simulations import lockstep
 from rankdad.simulations.lockstep import run
 from tests.conftest import SITES, part_of, run_spec, write_site
@@ -52,6 +55,23 @@ def test_one_local_step_of_sgd_averaged_is_dsgd(tmp_path: Path, site_data: Data)
     assert summary_of(tmp_path / "local")["steps"] == summary_of(tmp_path / "dsgd")["steps"]
     assert apart(plain, local) < 1e-12
     assert apart(plain, build_model(run_spec(model=model, training={"dtype": "float64"})).state_dict()) > 1e-2
+
+
+def test_a_batch_without_samples_moves_nothing() -> None:
+    """A site with fewer samples than batches: its optimizer's momentum is no reason to go on."""
+    spec = run_spec(method={"name": "dsgd", "local_steps": 5}, training={"optimizer": {"name": "adam", "lr": 0.1}})
+    replica = Replica(spec)
+    state: Any = SimpleNamespace(replica=replica, next_batch=lambda site: (0, 5))
+
+    def gradients(batch: StepBatch) -> tuple[dict[str, Tensor], float]:
+        return {name: torch.ones_like(value) * len(batch) for name, value in replica.trained.items()}, 1.0
+
+    full, empty = StepBatch([3], [[3]], iter(())), StepBatch([0], [[]], iter(()))
+    moved, loss, _ = differences(spec, state, 0, [full] * 2 + [empty] * 3, {}, gradients)
+    expected, same, _ = differences(spec, state, 0, [full] * 2, {}, gradients)
+    assert loss == same == 1.0
+    assert apart(moved, expected) == 0
+    assert min(float(value.abs().min()) for value in moved.values()) > 0.1
 
 
 class PartlyUsed(nn.Linear):

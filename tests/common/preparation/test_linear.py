@@ -49,7 +49,7 @@ def test_whatever_one_site_may_send_the_others_sums_are_numbers_and_so_is_the_mo
                     break
         totals[stage] = true + told
     assert lies > 20
-    weights = preparing.linear(totals)
+    weights = preparing.solving.weights(totals)
     outputs = linear.outputs(preparing._task, in_memory(honest.inputs), weights)
     assert weights.isfinite().all()
     assert outputs.isfinite().all()

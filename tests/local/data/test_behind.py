@@ -116,7 +116,7 @@ def test_a_column_that_few_held_out_samples_have_is_missing_in_every_fold() -> N
 
 def test_a_kept_level_that_few_samples_have_is_refused() -> None:
     """Sums of products with a level's column are sums over its samples alone."""
-    policy = Policy(min_rows=2)
+    policy = Policy(min_rows=2, rows_per_rank=None)
     plan = make_plan(KEPT, build_model(KEPT))
     admitted(policy, KEPT, plan, data_of(torch.ones(12, 1), (0, 1, 4, 5, 8, 9)))
     admitted(policy, KEPT, plan, data_of(torch.ones(12, 1), ()))

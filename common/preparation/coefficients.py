@@ -1,0 +1,241 @@
+"""Coefficients of a linear model in the columns' own units, with standard errors, from sums over rows.
+
+They are of a fit that holds no weights small: least squares, or the maximum of the likelihood. Of each categorical
+column the first level is what the others are compared with, and of more than two classes the first class.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rankdad.common.preparation import linear
+from rankdad.common.preparation.linear import Sums
+from rankdad.common.preparation.stages import Field, Stage
+from rankdad.common.spec import RunSpec
+from rankdad.common.spec.data import TableData
+from rankdad.common.spec.solver import lines
+from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
+
+FEWEST = 3  # patients for each column
+CONVERGED = 1e-12  # of what a whole step would still win
+SINGULAR = 1e-10  # of an eigenvalue of the columns' curvatures, each brought to 1
+PART = 0.05  # of such a direction: a column with more belongs to it
+Problem = Literal["", "few-patients", "collinear", "separated"]
+OWN = "own-coefficients"  # the round in which sites tell those of their own rows
+TOLD: tuple[Problem | None, ...] = (None, "", "collinear", "separated")  # what a site says of its own fit; None nothing
+
+
+@dataclass(frozen=True, eq=False)
+class Coefficients:
+    """A fit's coefficients.
+
+    Args:
+        estimates: float64 [lines, 1 + inputs], the intercept first; NaN where there is none.
+        errors: float64 [lines, 1 + inputs], standard errors; NaN where there is none.
+        rows: that the fit is of.
+        freedom: rows less coefficients.
+        determination: R²; of classes McFadden's, which is 1 − the log-likelihood over that of intercepts alone.
+        problem: why the estimates are those of the ridge, without errors; "" where they are not.
+        collinear: places of columns, the intercept's being 0, that others add up to.
+    """
+
+    estimates: Tensor
+    errors: Tensor
+    rows: int
+    freedom: int
+    determination: float
+    problem: Problem = ""
+    collinear: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Coding:
+    """What coefficients are compared with.
+
+    Args:
+        fixed: bool [lines, 1 + inputs], those that others are compared with: they stay 0.
+        first: int64 [1 + inputs], of a level's column the place of the first level's; of another its own.
+    """
+
+    fixed: Tensor
+    first: Tensor
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> Coding:
+        """Return the coding of a run's columns and classes."""
+        data, first = spec.data, [0]
+        if isinstance(data, TableData):
+            for column in data.inputs:
+                first += [len(first)] * (data.levels(column) or 1)
+                first += [len(first)] * data.is_indicated(column)
+        else:
+            first += range(1, 1 + math.prod(data.shape))
+        places = torch.tensor(first)
+        several = torch.bincount(places, minlength=len(places)) > 1
+        fixed = (several & (places == torch.arange(len(places)))).repeat(lines(spec.task), 1)
+        if isinstance(spec.task, Classification) and spec.task.classes > 2:
+            fixed[0] = True
+        return cls(fixed, places)
+
+    def apply(self, weights: Tensor) -> Tensor:
+        """Return a model's weights [lines, 1 + inputs] as differences from what they are compared with."""
+        if bool(self.fixed[0].all()):
+            weights = weights - weights[0]
+        levels = self.fixed[-1][self.first]  # of the columns that are levels
+        moved = weights - torch.where(levels, weights[:, self.first], 0.0)
+        moved[:, 0] += torch.where(self.fixed[-1], weights, 0.0).sum(1)
+        return moved
+
+
+def own_stage(size: int) -> Stage:
+    """Return the round in which sites tell the coefficients of their own rows, of so many; no other site gets them."""
+    counts = (Field(name, (), "count") for name in ("people", "told", "rows", "freedom"))
+    numbers = Field("determination", (), "sum"), Field("estimates", (size,), "sum"), Field("errors", (size,), "square")
+    return Stage((*counts, *numbers))
+
+
+def packed_own(people: int, found: Coefficients | None, size: int) -> dict[str, Tensor]:
+    """Return the values of the fields of `own_stage`; without coefficients only of how many patients the rows are."""
+    nothing = torch.zeros(size, dtype=torch.float64)
+    values = {"told": 0, "rows": 0, "freedom": 0, "determination": 0.0}
+    estimates = errors = nothing
+    if found is not None and found.problem in TOLD and (found.problem or math.isfinite(found.determination)):
+        values["told"] = TOLD.index(found.problem)
+        if not found.problem:
+            values |= {"rows": found.rows, "freedom": found.freedom, "determination": found.determination}
+            estimates, errors = found.estimates.nan_to_num(0.0).reshape(-1), found.errors.nan_to_num(0.0).reshape(-1)
+    numbers = {name: torch.tensor(float(value)) for name, value in ({"people": people} | values).items()}
+    return numbers | {"estimates": estimates, "errors": errors}
+
+
+def unpacked_own(sums: Sums, like: Tensor) -> Coefficients | None:
+    """Return what a site has told of its own rows, shaped as `like`; None where it told nothing."""
+    problem = TOLD[min(int(sums["told"]), len(TOLD) - 1)]
+    if problem is None:
+        return None
+    errors = torch.where(sums["errors"] > 0, sums["errors"], math.nan).reshape(like.shape)
+    estimates = torch.where(errors.isnan(), math.nan, sums["estimates"].reshape(like.shape))
+    counts = int(sums["rows"]), int(sums["freedom"])
+    return Coefficients(estimates, errors, *counts, float(sums["determination"]), problem)
+
+
+def from_totals(
+    task: TaskSpec, totals: Sequence[Sums], ridge: Tensor, coding: Coding, people: float, units: tuple[Tensor, Tensor]
+) -> Coefficients:
+    """Return the coefficients that sums over rows lead to.
+
+    Args:
+        task: what is predicted.
+        totals: of every round; of a number one is enough.
+        ridge: float64 [lines, 1 + inputs], weights of the model that is held small, for prepared inputs.
+        coding: of the columns.
+        people: patients that the rows are of, or rows.
+        units: means and scales of the inputs, float64 [inputs]; of a number first its own, as [1 + inputs].
+    """
+    (count, width), fixed = coding.fixed.shape, coding.fixed
+    first = linear.square(totals[0]["curvature"])
+    rows = _rows(task, totals[0])
+    constant = linear.variances(first, width) == 0
+    constant[0] = False
+    free = ~(fixed | constant)
+    used = free.any(0)
+    columns = int(used.sum()) - 1
+    found = linear.newton(task, width - 1, totals, 0.0, fixed.reshape(-1))
+    places = free.reshape(-1).nonzero().flatten()
+    curvature = found.curvature[places][:, places]
+    freedom = rows - len(places)
+    problem: Problem = ""
+    singular: tuple[int, ...] = ()
+    inverse = curvature
+    if columns > people / FEWEST or freedom < 1:
+        problem = "few-patients"
+    elif not isinstance(task, Regression) and not found.decrement <= CONVERGED * max(1.0, rows):
+        problem = "separated"
+    else:
+        ends = curvature.diagonal().clamp_min(1e-300).sqrt()
+        values, vectors = torch.linalg.eigh(curvature / torch.outer(ends, ends))
+        if values[0] < SINGULAR:
+            problem = "collinear"
+            part = vectors[:, values < SINGULAR].abs().amax(1) > PART
+            singular = tuple(sorted({int(place) % width for place in places[part]}))
+        inverse = (vectors / values.clamp_min(SINGULAR)) @ vectors.T / torch.outer(ends, ends)
+    at = found.at.reshape(count, width)
+    loss, least = _losses(task, totals, found, count, width)
+    if problem:
+        estimates = torch.where(constant, math.nan, _in_units(task, coding.apply(ridge), units))
+        nothing = torch.full_like(estimates, math.nan)
+        return Coefficients(estimates, nothing, rows, max(freedom, 0), math.nan, problem, singular)
+    determination = 1 - loss / least if least > 0 else math.nan
+    scale = 2 * loss / freedom if isinstance(task, Regression) else 1.0
+    covariance = torch.zeros(count * width, count * width, dtype=torch.float64)
+    covariance[places[:, None], places] = inverse * scale
+    errors = _errors(task, covariance.reshape(count, width, count, width), units)
+    estimates = _in_units(task, torch.where(free, at, 0.0), units)
+    shown = torch.where(free, 0.0, math.nan)
+    return Coefficients(estimates + shown, errors + shown, rows, freedom, determination)
+
+
+def fitted(
+    task: TaskSpec, inputs: Tensor, labels: Tensor, coding: Coding, people: int, units: tuple[Tensor, Tensor]
+) -> Coefficients:
+    """Return the coefficients of rows that are all here."""
+    width, totals = inputs[0].numel(), list[Sums]()
+    for _ in linear.stages(task, width):
+        at = linear.newton(task, width, totals, 0.0, coding.fixed.reshape(-1)).at.reshape(coding.fixed.shape)
+        totals.append(linear.sums(task, inputs, labels, at))
+    return from_totals(task, totals, torch.zeros(coding.fixed.shape, dtype=torch.float64), coding, people, units)
+
+
+def _rows(task: TaskSpec, first: Sums) -> int:
+    """Return how many rows the first round's sums are of: without weights each has the same part in the curvature."""
+    count = lines(task)
+    many = isinstance(task, Classification) and count > 1
+    each = 1.0 if isinstance(task, Regression) else (1 - 1 / count) / count if many else 0.25
+    return round(float(linear.square(first["curvature"])[0, 0]) / each)
+
+
+def _losses(
+    task: TaskSpec, totals: Sequence[Sums], found: linear.Newton, count: int, width: int
+) -> tuple[float, float]:
+    """Return the loss of the fit, and that of intercepts alone."""
+    first, rows = totals[0], _rows(task, totals[0])
+    if isinstance(task, Regression):
+        total, explained = -float(first["slope"][0]), -float(first["slope"] @ found.at)
+        return float(first["loss"]) - explained / 2, float(first["loss"]) - total**2 / rows / 2
+    ones = first["slope"].reshape(count, width)[:, 0]  # what each is expected to be without weights, less what it is
+    if isinstance(task, Classification) and count > 1:
+        counts = rows / count - ones
+    else:
+        counts = torch.cat([rows / 2 - ones, rows / 2 + ones])
+    return found.loss, -float(torch.special.xlogy(counts, counts / rows).sum())
+
+
+def _in_units(task: TaskSpec, weights: Tensor, units: tuple[Tensor, Tensor]) -> Tensor:
+    """Return weights of prepared inputs as those of inputs in their own units."""
+    of_label, change = _change(task, units)
+    moved = weights @ change.T
+    moved[:, 0] += of_label
+    return moved
+
+
+def _errors(task: TaskSpec, covariance: Tensor, units: tuple[Tensor, Tensor]) -> Tensor:
+    _, change = _change(task, units)
+    each = [change @ covariance[line, :, line] @ change.T for line in range(len(covariance))]
+    return torch.stack([one.diagonal().clamp_min(0).sqrt() for one in each])
+
+
+def _change(task: TaskSpec, units: tuple[Tensor, Tensor]) -> tuple[float, Tensor]:
+    """Return what is added to intercepts, and the matrix from weights of prepared inputs to those of inputs."""
+    mean, scale = units
+    label_mean, label_scale = 0.0, 1.0
+    if isinstance(task, Regression):
+        label_mean, label_scale, mean, scale = float(mean[0]), float(scale[0]), mean[1:], scale[1:]
+    change = torch.diag(torch.cat([torch.ones(1, dtype=torch.float64), 1 / scale]))
+    change[0, 1:] = -mean / scale
+    return label_mean, change * label_scale

@@ -1,0 +1,109 @@
+"""Coefficients of a linear model as JSON and as a table: of all sites' rows, and of each site's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from scipy import special
+
+from rankdad.common.preparation.coefficients import FEWEST, Coding, Coefficients
+from rankdad.common.preparation.layout import input_names
+from rankdad.common.spec import RunSpec
+from rankdad.common.spec.tasks import Classification, Regression
+from rankdad.remote.table_one import outcome_names
+
+Fit = dict[str, Any]
+POOLED = "all sites"
+MAX_NAMED = 6  # columns in a sentence
+INTERCEPT = "intercept"
+
+
+def as_json(spec: RunSpec, found: Coefficients) -> Fit:
+    """Return a fit's coefficients as JSON: a figure that there is none of is null.
+
+    Returns:
+        `rows`, `freedom`, `r2`, `statistic` (t or z), `why` there are no standard errors, "" where there are, and
+        `coefficients`: of each the outcome's `line`, the column's `name`, `estimate`, `se`, `statistic`, `p`, the ends
+        `low` and `high` of its 95 % interval, and of classes the `odds_ratio` with its own.
+    """
+    regression = isinstance(spec.task, Regression)
+    names = [INTERCEPT, *_names(spec, found.estimates.shape[1] - 1)]
+    critical = float(special.stdtrit(found.freedom, 0.975)) if regression else float(special.ndtri(0.975))
+    kept = ~Coding.of(spec).fixed
+    rows = []
+    for line, outcome in enumerate(_lines(spec, len(found.estimates))):
+        for place, name in enumerate(names):
+            if not kept[line, place]:
+                continue
+            estimate, error = float(found.estimates[line, place]), float(found.errors[line, place])
+            rows.append(
+                {"line": outcome, "name": name} | _figures(estimate, error, found.freedom, critical, regression)
+            )
+    return {
+        "rows": found.rows,
+        "freedom": found.freedom,
+        "r2": _finite(found.determination),
+        "statistic": "t" if regression else "z",
+        "problem": found.problem,
+        "why": _why(found, names),
+        "coefficients": rows,
+    }
+
+
+def as_table(coefficients: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of `coefficients.csv`: those of all sites, then those of each site that tells its own."""
+    return [
+        {"site": site, **row, "df": fit["freedom"], "rows": fit["rows"], "r2": fit["r2"]}
+        for site, fit in [(POOLED, coefficients.get("pooled")), *coefficients.get("sites", {}).items()]
+        if fit
+        for row in fit["coefficients"]
+    ]
+
+
+def _figures(estimate: float, error: float, freedom: int, critical: float, regression: bool) -> dict[str, float | None]:
+    statistic = estimate / error if error > 0 else math.nan
+    size = -abs(statistic)
+    p = 2 * float(special.stdtr(freedom, size) if regression else special.ndtr(size))
+    low, high = estimate - critical * error, estimate + critical * error
+    figures = {"estimate": estimate, "se": error, "statistic": statistic, "p": p, "low": low, "high": high}
+    if not regression:
+        figures |= {"odds_ratio": _exp(estimate), "odds_low": _exp(low), "odds_high": _exp(high)}
+    return {name: _finite(value) for name, value in figures.items()}
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _names(spec: RunSpec, inputs: int) -> list[str]:
+    return input_names(spec) or [f"input {place + 1}" for place in range(inputs)]
+
+
+def _lines(spec: RunSpec, count: int) -> Iterator[str]:
+    """Yield what each linear function is of: the outcome that it raises the odds of, or the number's name."""
+    if isinstance(spec.task, Regression):
+        yield str(getattr(spec.data, "label", "number"))
+        return
+    named, first = outcome_names(spec), isinstance(spec.task, Classification) and count == 1
+    for place in range(count):
+        yield named(place + first)
+
+
+def _why(found: Coefficients, names: list[str]) -> str:
+    """Return why there are no standard errors, as a clause; "" where there are."""
+    if found.problem == "few-patients":
+        return f"there are fewer than {FEWEST} patients, or rows, for each column"
+    if found.problem == "separated":
+        return "the columns tell the classes apart without a mistake, or nearly, and the largest likelihood is nowhere"
+    if found.problem == "collinear":
+        listed = [names[place] for place in found.collinear]
+        more = f" and {len(listed) - MAX_NAMED} more" * (len(listed) > MAX_NAMED)
+        which = f": {', '.join(listed[:MAX_NAMED])}{more}" if listed else ""
+        return f"some columns follow from others{which}"
+    return ""

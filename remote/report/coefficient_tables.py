@@ -1,0 +1,117 @@
+"""A linear model's coefficients as a report shows them: a table of all sites' rows, and one of each site's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rankdad.common.spec.tasks import Regression
+from rankdad.remote.report.metric_tables import NumberTable
+from rankdad.remote.report.narrative import count, listed, number
+from rankdad.remote.report.run_results import RunResults
+
+MAX_ROWS = 60  # coefficients in a table; all are in coefficients.csv
+MAX_SITES = 6  # with columns of their own
+SMALL = 1e-3  # a p-value below it is only said to be
+
+Fit = Mapping[str, Any]
+
+
+def coefficient_table(run: RunResults) -> NumberTable | None:
+    """Return the coefficients of all sites' training rows; None where the model has none."""
+    fit: Fit = run.summary.coefficients.get("pooled", {})
+    rows = fit.get("coefficients", ())[:MAX_ROWS]
+    if not rows:
+        return None
+    odds = not isinstance(run.spec.task, Regression)
+    head = ["", "estimate", "SE", fit["statistic"], "df", "p", "95 % interval", *["odds ratio (95 % interval)"] * odds]
+    cells = []
+    for row in rows:
+        ratio = short(row.get("odds_ratio"))
+        if row.get("odds_low") is not None:
+            ratio += f" ({short(row['odds_low'])} to {short(row['odds_high'])})"
+        figures = [short(row["estimate"]), short(row["se"]), number(row["statistic"], 2), freedom(fit, row)]
+        cells.append([name_of(rows, row), *figures, p_value(row["p"]), _interval(row), *[ratio] * odds])
+    return NumberTable(head, cells)
+
+
+def site_coefficients(run: RunResults) -> NumberTable | None:
+    """Return the coefficients of the sites that tell those of their own rows; None where none does."""
+    sites: Mapping[str, Fit] = run.summary.coefficients.get("sites", {})
+    told = {site: fit for site, fit in sites.items() if not fit["problem"]}
+    pooled = run.summary.coefficients.get("pooled", {}).get("coefficients", ())[:MAX_ROWS]
+    if not told or not pooled:
+        return None
+    shown = dict(list(told.items())[:MAX_SITES])
+    cells = [
+        [name_of(pooled, row), *(cell for fit in shown.values() for cell in _at_site(fit, place))]
+        for place, row in enumerate(pooled)
+    ]
+    last = [(f"R² {number(fit['r2'])}", f"df {fit['freedom']:,}") for fit in shown.values()]
+    cells.append(["fit", *(cell for pair in last for cell in pair)])
+    return NumberTable(["", *["estimate (SE)", "p"] * len(shown)], cells, [("", 1), *((site, 2) for site in shown)])
+
+
+def coefficient_notes(run: RunResults) -> Iterator[str]:
+    """Yield what the coefficients are of, and why there are no standard errors or no site's own."""
+    found = run.summary.coefficients
+    if not found:
+        return
+    pooled, spec = found["pooled"], run.spec
+    whose = "Least squares" if isinstance(spec.task, Regression) else "The maximum of the likelihood"
+    r2 = "R²" if isinstance(spec.task, Regression) else "McFadden's R²"
+    if why := pooled["why"]:
+        yield (
+            f"There are no standard errors, because {why}. The estimates are those of the model that predicts, whose "
+            "weights are held small."
+        )
+    else:
+        rows = count(pooled["rows"], "training row")
+        yield (
+            f"{whose} over {rows} of all sites, in the columns' own units, with no weight held small; the model that "
+            f"predicts holds them small. {r2} {number(pooled['r2'])}. Where the run fills gaps, errors take what fills "
+            "them for values."
+        )
+    if spec.grouped and not why:
+        yield f"Standard errors take rows for independent, those of one {spec.group_noun} too: they are too small."
+    if spec.preparation.standardise == "site":
+        yield "Every site standardises by itself: inputs are in its standard deviations, not in their own units."
+    silent = [site for site in spec.federation.sites if site not in found["sites"]]
+    unfit = [site for site, fit in found["sites"].items() if fit["problem"]]
+    if silent:
+        yield f"Not by site, for too few patients or by its policy (site_coefficients): {listed(silent)}."
+    if unfit:
+        each = [f"{site} ({found['sites'][site]['problem']})" for site in unfit]
+        yield f"No such fit of its own rows alone: {listed(each)}."
+    if len(pooled["coefficients"]) > MAX_ROWS or len(found["sites"]) > MAX_SITES:
+        yield "All coefficients, of all sites, are in coefficients.csv."
+
+
+def name_of(rows: Any, row: Mapping[str, Any]) -> str:
+    """Return what a coefficient is called: with its outcome where there are several."""
+    several = len({one["line"] for one in rows}) > 1
+    return f"{row['line']}: {row['name']}" if several else str(row["name"])
+
+
+def short(value: float | None) -> str:
+    """Return a number to four digits."""
+    return "–" if value is None else f"{value:.4g}".replace("-", "−")
+
+
+def p_value(value: float | None) -> str:
+    """Return a p-value as a paper prints it."""
+    return "–" if value is None else f"< {SMALL:g}" if value < SMALL else number(value)
+
+
+def freedom(fit: Fit, row: Mapping[str, Any]) -> str:
+    """Return the degrees of freedom of a coefficient's test."""
+    return "–" if row["se"] is None else f"{fit['freedom']:,}"
+
+
+def _interval(row: Mapping[str, Any]) -> str:
+    return "–" if row["low"] is None else f"{short(row['low'])} to {short(row['high'])}"
+
+
+def _at_site(fit: Fit, place: int) -> tuple[str, str]:
+    row = fit["coefficients"][place]
+    return ("–", "–") if row["se"] is None else (f"{short(row['estimate'])} ({short(row['se'])})", p_value(row["p"]))

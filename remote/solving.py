@@ -1,0 +1,49 @@
+"""How a run's model was trained: by which solver and why, and whether it was trained enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rankdad.common.errors import counted
+from rankdad.common.spec import RunSpec
+from rankdad.common.spec.solver import NOT_EXACT, weights_of, why_steps
+
+MAX_NAMED = 6  # sites in a sentence
+
+
+def how_solved(spec: RunSpec, exact: bool, warnings: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return which solver trains a run's model, and why, as a clause.
+
+    Args:
+        spec: of the run.
+        exact: whether it is solved exactly.
+        warnings: sites by what is odd about them.
+    """
+    if exact:
+        asked = spec.training.solver == "exact"
+        why = "the specification asks for it" if asked else "every site's policy lets its sums out"
+        return {"name": "exact", "why": f"the model is linear, with {counted(weights_of(spec), 'weight')}, and {why}"}
+    if refusing := warnings.get(NOT_EXACT, ()):
+        more = f" and {len(refusing) - MAX_NAMED} more" * (len(refusing) > MAX_NAMED)
+        said = "policy of" if len(refusing) == 1 else "policies of"
+        why = f"the {said} {', '.join(refusing[:MAX_NAMED])}{more} let out no sums of an exact solution"
+        return {"name": "steps", "why": why}
+    return {"name": "steps", "why": why_steps(spec) or "the specification asks for it (training.solver), or sets steps"}
+
+
+def undertrained(spec: RunSpec, trainings: int, measured: int) -> dict[str, object]:
+    """Return what to say of a run whose last epoch was its best; nothing of one that went far enough.
+
+    Args:
+        spec: of the run.
+        trainings: whose last epoch was the best by validation.
+        measured: that were validated.
+    """
+    if not trainings:
+        return {}
+    which = "the last epoch was the best" + (f" in {trainings} of {measured} trainings" if measured > 1 else "")
+    remedy = "more epochs (training.epochs) or a higher rate (training.optimizer.lr)"
+    if not why_steps(spec):
+        remedy += ', or the exact solver (training.solver "auto")'
+    warning = f"training ended too early: {which}, and the model was still improving; take {remedy}"
+    return {"trainings": trainings, "of": measured, "warning": warning}

@@ -1,0 +1,202 @@
+"""Coefficients from sums over rows against statsmodels on the rows themselves."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import statsmodels.api as sm
+import torch
+from torch import Tensor
+
+from rankdad.common.documents import validate
+from rankdad.common.preparation import Preparing, Rows
+from rankdad.common.preparation.coefficients import OWN, Coefficients
+from rankdad.common.spec import RunSpec
+from rankdad.remote.coefficients import as_json
+
+SIZES = {"alpha": 640, "beta": 210, "gamma": 24}
+DATA = {
+    **{"reader": "csv", "file": "t.csv", "label": "y", "missing": "refuse"},
+    **{"features": ["age", "bp", "sex", "stage"], "categorical": {"sex": ["f", "m"], "stage": ["1", "2", "3"]}},
+}
+TASKS: dict[str, dict[str, Any]] = {
+    "numbers": {"name": "regression"},
+    "two classes": {"name": "classification", "classes": 2},
+    "three classes": {"name": "classification", "classes": 3},
+}
+
+
+def spec_of(task: str, **changes: Any) -> RunSpec:
+    data = DATA | ({} if task == "numbers" else {"values": ["a", "b", "c"][: TASKS[task]["classes"]]})
+    return validate(
+        RunSpec,
+        {
+            **{"name": "fit", "task": TASKS[task], "data": data, "preparation": {"standardise": "federated"}},
+            **{"federation": {"sites": list(SIZES)}},
+            **changes,
+        },
+    )
+
+
+def tables(task: str) -> dict[str, pd.DataFrame]:
+    """Three sites of unequal size; the last has one class alone."""
+    drawn = np.random.default_rng(3)
+    found = {}
+    for site, count in SIZES.items():
+        age, bp = drawn.normal(60, 10, count).round(), drawn.normal(130, 20, count).round()
+        sex, stage = drawn.integers(0, 2, count), drawn.integers(0, 3, count)
+        score = 0.06 * (age - 60) + 0.01 * (bp - 130) + 0.5 * sex - 0.4 * (stage == 2)
+        if task == "numbers":
+            y = 30 + 2 * score + drawn.normal(0, 2, count)
+        elif task == "two classes":
+            y = (drawn.random(count) < 1 / (1 + np.exp(-score))).astype(float)
+        else:
+            y = np.argmax(np.stack([0 * score, score, -0.5 * score + 0.3]) + drawn.gumbel(size=(3, count)), 0)
+        if site == "gamma" and task != "numbers":
+            y[:] = 0
+        found[site] = pd.DataFrame({"age": age, "bp": bp, "sex": sex, "stage": stage, "y": y})
+    return found
+
+
+def rows_of(task: str, table: pd.DataFrame) -> Rows:
+    """What a site reads of its table: levels have a column each."""
+    levels = [table["sex"] == 0, table["sex"] == 1, *(table["stage"] == stage for stage in range(3))]
+    columns = np.stack([table["age"], table["bp"], *levels], 1).astype(float)
+    labels = torch.tensor(table["y"].to_numpy())
+    return Rows(torch.tensor(columns), labels if task == "numbers" else labels.long())
+
+
+def solved(spec: RunSpec, rows: dict[str, Rows], fewest: int = 1) -> tuple[Coefficients, dict[str, Coefficients]]:
+    """The pooled coefficients, and those of each site: what an aggregator makes of all sites' sums."""
+    preparing, totals = Preparing(spec), dict[str, Tensor]()
+    for stage in preparing.stages:
+        flags = {"kept": True, "tells": True}
+        sent = {site: preparing.contribution(stage, totals, own, None, fewest, **flags) for site, own in rows.items()}
+        totals[stage] = reduce(add, sent.values())
+    people, own = preparing.solving.told({site: vector for site, vector in sent.items() if stage == OWN})
+    found = preparing.coefficients(totals, people)
+    assert found is not None
+    return found, own
+
+
+def design(table: pd.DataFrame) -> Any:
+    dummies = pd.get_dummies(table.astype({"sex": "category", "stage": "category"}).drop(columns="y"), drop_first=True)
+    return sm.add_constant(dummies.astype(float))
+
+
+def told(spec: RunSpec, found: Coefficients) -> dict[str, list[float]]:
+    rows = as_json(spec, found)["coefficients"]
+    return {name: [row[name] for row in rows] for name in rows[0] if name not in ("line", "name")}
+
+
+@pytest.mark.parametrize("task", ["numbers", "two classes"])
+def test_coefficients_are_those_of_statsmodels_on_all_rows_to_six_digits(task: str) -> None:
+    spec, found = spec_of(task), tables(task)
+    pooled, own = solved(spec, {site: rows_of(task, table) for site, table in found.items()})
+    everything = pd.concat(found.values())
+    for fit, table in [(pooled, everything), (own["alpha"], found["alpha"]), (own["beta"], found["beta"])]:
+        model = sm.OLS(table["y"], design(table)) if task == "numbers" else sm.Logit(table["y"], design(table))
+        expected = model.fit() if task == "numbers" else model.fit(disp=0, tol=1e-12)
+        figures, intervals = told(spec, fit), expected.conf_int().to_numpy()
+        assert figures["estimate"] == pytest.approx(list(expected.params), rel=1e-6)
+        assert figures["se"] == pytest.approx(list(expected.bse), rel=1e-6)
+        assert figures["statistic"] == pytest.approx(list(expected.tvalues), rel=1e-6)
+        assert figures["p"] == pytest.approx(list(expected.pvalues), rel=1e-6)
+        assert figures["low"] == pytest.approx(list(intervals[:, 0]), rel=1e-6)
+        assert figures["high"] == pytest.approx(list(intervals[:, 1]), rel=1e-6)
+        assert fit.freedom == expected.df_resid
+        assert fit.determination == pytest.approx(
+            expected.rsquared if task == "numbers" else expected.prsquared, rel=1e-6
+        )
+        if task == "two classes":
+            assert figures["odds_ratio"] == pytest.approx(list(np.exp(expected.params)), rel=1e-6)
+    assert not pooled.problem
+    assert own.get("gamma", pooled).problem == ("" if task == "numbers" else "separated")
+
+
+def test_of_more_classes_each_is_compared_with_the_first() -> None:
+    spec, found = spec_of("three classes"), tables("three classes")
+    pooled, _ = solved(spec, {site: rows_of("three classes", table) for site, table in found.items()})
+    table = pd.concat(found.values())
+    expected = sm.MNLogit(table["y"].astype(int), design(table)).fit(disp=0, tol=1e-12, maxiter=100)
+    figures = told(spec, pooled)
+    assert figures["estimate"] == pytest.approx(list(expected.params.to_numpy().T.reshape(-1)), rel=1e-6)
+    assert figures["se"] == pytest.approx(list(expected.bse.to_numpy().T.reshape(-1)), rel=1e-6)
+    assert pooled.determination == pytest.approx(expected.prsquared, rel=1e-6)
+
+
+def changed(rows: Rows, **columns: Any) -> Rows:
+    assert isinstance(rows.inputs, Tensor)
+    inputs = rows.inputs.clone()
+    for place, values in columns.items():
+        inputs[:, int(place.removeprefix("at"))] = values(inputs, rows.labels)
+    return Rows(inputs, rows.labels)
+
+
+@pytest.mark.parametrize("task", ["numbers", "two classes"])
+@pytest.mark.parametrize(
+    ("problem", "change"),
+    [
+        ("collinear", {"at1": lambda inputs, labels: 3 * inputs[:, 0] + 1}),
+        ("separated", {"at1": lambda inputs, labels: labels + 0.01 * inputs[:, 0]}),
+        ("separated", {"at1": lambda inputs, labels: (labels > 0).double() * (inputs[:, 0] > 60)}),
+    ],
+)
+def test_where_there_is_no_such_fit_the_ridge_stands_without_errors(task: str, problem: str, change: Any) -> None:
+    if task == "numbers" and problem == "separated":
+        pytest.skip("numbers have no classes to be told apart")
+    spec = spec_of(task)
+    rows = {site: changed(rows_of(task, table), **change) for site, table in tables(task).items()}
+    pooled, _ = solved(spec, rows)
+    assert pooled.problem == problem
+    figures = as_json(spec, pooled)
+    assert figures["problem"] == problem
+    assert figures["why"]
+    for row in figures["coefficients"]:
+        assert row["estimate"] is not None
+        assert row["se"] is row["p"] is row["low"] is None
+    if problem == "collinear":
+        assert {1, 2} <= set(pooled.collinear)
+
+
+def test_more_columns_than_a_third_of_the_patients_have_no_errors() -> None:
+    spec = spec_of("numbers")
+    rows = {site: rows_of("numbers", table.head(4)) for site, table in tables("numbers").items()}
+    pooled, own = solved(spec, rows)
+    assert pooled.problem == "few-patients"
+    assert not own
+
+
+def test_a_column_that_never_changes_has_no_coefficient_and_spoils_no_other() -> None:
+    spec, found = spec_of("two classes"), tables("two classes")
+    rows = {
+        site: changed(rows_of("two classes", table), at1=lambda inputs, labels: torch.full((len(inputs),), 7.0))
+        for site, table in found.items()
+    }
+    pooled, _ = solved(spec, rows)
+    table = pd.concat(found.values())
+    expected = sm.Logit(table["y"], design(table).drop(columns="bp")).fit(disp=0, tol=1e-12)
+    figures = told(spec, pooled)
+    kept = [place for place, estimate in enumerate(figures["estimate"]) if estimate is not None]
+    assert len(kept) == len(figures["estimate"]) - 1
+    assert [figures["se"][place] for place in kept] == pytest.approx(list(expected.bse), rel=1e-6)
+
+
+def test_a_site_tells_nothing_of_its_own_rows_where_its_policy_does_not_let_it() -> None:
+    spec = spec_of("numbers")
+    preparing, totals = Preparing(spec), dict[str, Tensor]()
+    rows = rows_of("numbers", tables("numbers")["alpha"])
+    for stage in preparing.stages:
+        totals[stage] = preparing.contribution(stage, totals, rows, None, 1, kept=True, tells=False)
+    people, own = preparing.solving.told({"alpha": totals[OWN]})
+    assert (people, own) == (640.0, {})
+    joined = preparing.joined(
+        OWN, [preparing.contribution(OWN, totals, rows, None, 1, kept=True, tells=True)[None]] * 2
+    )
+    assert joined[0, 0] == 1280
+    assert not joined[0, 1:].any()  # a region passes on no site's
