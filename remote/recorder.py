@@ -19,6 +19,7 @@ from rankdad.common.metrics import Metrics, Tally, summarise
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import (
     Body,
+    Compared,
     Comparison,
     Decision,
     Evaluation,
@@ -27,6 +28,7 @@ from rankdad.common.protocol.messages import (
     Message,
     PooledMetrics,
     Roster,
+    Squares,
     Step,
     Sums,
 )
@@ -92,6 +94,7 @@ class Recorder:
         self.progress = Progress.of(spec, plan, sites)
         self._spec, self._plan, self._preparing = spec, plan, Preparing(spec)
         self._totals: dict[str, Tensor] = {}  # of the first fold
+        self._scores: Tensor | None = None  # that all sites have been told at the last test
         if not again:
             new_directory(directory)
         state = state or {}
@@ -217,6 +220,8 @@ class Recorder:
             self._record_sums(ready, update)
         elif isinstance(update, PooledMetrics):
             self._record_evaluation(ready, update)
+        elif isinstance(update, Compared):
+            self._record_paired(ready)
         elif isinstance(update, Decision):
             progress.epoch = update.epoch + 1
             progress.ended.append(Epoch(progress.fold, progress.epoch, progress.train_loss, progress.validation))
@@ -359,6 +364,7 @@ class Recorder:
             progress.study.add(models, baselines, references)
             for place in sorted(ready.missing):
                 progress.warnings.setdefault("left-out-of-a-test", []).append(self._sites[place])
+            self._scores = pooled.scores
             self._next_fold(pooled.fold)
             self._write_table("sites", progress.study.by_site())
             self._write_table(*progress.study.predictions())
@@ -367,6 +373,13 @@ class Recorder:
             progress.validation = pooled
             progress.train_loss = float(self._train_loss("pooled") or 0.0)
             self._losses = dict.fromkeys(self._sites, (0.0, 0.0))
+
+    def _record_paired(self, ready: Ready) -> None:
+        study = self.progress.study
+        sent = {site: message.body.values for site, message in self._sent(ready) if isinstance(message.body, Squares)}
+        study.compare(sent, self._scores)
+        self._write_table("sites", study.by_site())
+        self.summarise()
 
     def _next_fold(self, fold: int) -> None:
         if fold + 1 < self.progress.folds:
