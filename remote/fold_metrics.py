@@ -199,6 +199,13 @@ class FoldMetrics:
             "within_sites": mean_values(within),
         }
 
+    def differences(self) -> dict[str, dict[str, Any]]:
+        """Return as JSON how far the model is from each of its rivals over all samples, as far as it is known."""
+        return {
+            rival: {name: asdict(one) for name, one in found.items() if one is not None}
+            for rival, found in self._rivals.differences(self._whole).items()
+        }
+
     def summary(self) -> dict[str, Any]:
         """Return all metrics as JSON."""
         if self._folds and not self._document:
@@ -223,10 +230,7 @@ class FoldMetrics:
                 }
                 for name in self._references
             },
-            "differences": {
-                name: {key: asdict(one) for key, one in found.items() if one is not None}
-                for name, found in self._rivals.differences(self._whole).items()
-            },
+            "differences": self.differences(),
         }
         if not isinstance(task, Regression):
             document["confusion"] = confusion(task, total).tolist()

@@ -29,6 +29,7 @@ LEAST = 8  # rows of a class behind any part of a histogram that all sites see: 
 EDGE = 25  # bins: to multiples of them the outermost scores are rounded outwards
 MAX_RANKED = 30  # outputs; of more, models are compared by loss and accuracy alone
 DIGITS = 11  # binary ones of a sum of squares: enough for an interval, too few to solve it for single rows
+MOST = 1e290  # of a sum: of a model that diverges squares are no numbers any more, and its interval is endless
 NORMAL = NormalDist().inv_cdf(0.975)
 WITHIN = "auc_within"  # among measures: of the site's own rows alone
 PAIRED, OVER_GROUPS, IN_FOLDS = "paired", " over groups", ", within folds"
@@ -112,25 +113,47 @@ def histograms(task: TaskSpec, total: Tally) -> Tensor:
 def smoothed(scores: Tensor, least: int = LEAST) -> Tensor:
     """Return histograms [outputs, 2, BINS] that tell of no fewer rows than `least`, float64.
 
-    From below, bins are put together until they hold enough, and what they hold is spread over them evenly. A histogram
-    of fewer rows in all is empty.
+    Neighbouring bins are put together until they hold enough, and what they hold lies evenly around its mean. A bin that
+    holds enough by itself stays as it is: many rows may share a score. It is begun where an AUC is decided, with the
+    largest scores of negatives and the least of positives. A histogram of fewer rows in all is empty.
     """
-    spread = torch.zeros(scores.shape, dtype=torch.float64)
-    for histogram, made in zip(scores.reshape(-1, BINS), spread.reshape(-1, BINS), strict=True):
-        below = histogram.cumsum(0)
-        total = int(below[-1])
-        if total < least:
+    return torch.stack(
+        [torch.stack([_spread(one[0].flip(0), least).flip(0), _spread(one[1], least)]) for one in scores]
+    )
+
+
+def _spread(histogram: Tensor, least: int) -> Tensor:
+    """Return one histogram [BINS], smoothed from below."""
+    made = torch.zeros(BINS, dtype=torch.float64)
+    for low, high in _divided(histogram.tolist(), least):
+        held, places = histogram[low:high].double(), torch.arange(low, high) + 0.5
+        number = held.sum()
+        middle = float((held * places).sum() / number)
+        first, last = (low, round(2 * middle - low)) if 2 * middle < low + high else (round(2 * middle - high), high)
+        first, last = max(low, min(first, high - 1)), min(high, max(last, first + 1))
+        made[first:last] = number / (last - first)
+    return made
+
+
+def _divided(counts: list[int], least: int) -> list[tuple[int, int]]:
+    """Return from where to where bins are put together: all that are occupied, each part of `least` rows or more."""
+    if sum(counts) < least:
+        return []
+    occupied = [place for place, count in enumerate(counts) if count]
+    start, end = occupied[0] // EDGE * EDGE, min(BINS, (occupied[-1] // EDGE + 1) * EDGE)
+    found, held = list[tuple[int, int]](), 0
+    for place in range(start, end):
+        if counts[place] >= least and (found or not held):  # what is before it, and too little, joins the part below
+            if held:
+                found[-1] = found[-1][0], place
+            found.append((place, place + 1))
+            start, held = place + 1, 0
             continue
-        occupied = histogram.nonzero().flatten()
-        low, high = int(occupied[0]) // EDGE * EDGE, min(BINS, (int(occupied[-1]) // EDGE + 1) * EDGE)
-        while low < high:
-            before = int(below[low - 1]) if low else 0
-            end = int((below >= before + least).nonzero()[0]) + 1
-            if total - int(below[end - 1]) < least:  # too few are left for a part of their own
-                end = high
-            made[low:end] = (int(below[end - 1]) - before) / (end - low)
-            low = end
-    return spread
+        held += counts[place]
+        if held >= least:
+            found.append((start, place + 1))
+            start, held = place + 1, 0
+    return [*found[:-1], (found[-1][0], end)] if held else found
 
 
 def influences(scores: Tensor, least: int = 2, *, alone: bool = True) -> Tensor | None:
@@ -193,7 +216,7 @@ def squares(
                 moved[name] = ours - theirs
         for at, name in enumerate(names):
             found[place - 1, at] = torch.tensor(_over(moved[name], of))[: found.shape[2]]
-    return coarse(found)
+    return coarse(found.nan_to_num(MOST, MOST, -MOST).clamp(-MOST, MOST))
 
 
 def _weights(
@@ -228,7 +251,7 @@ def _over(moved: Tensor, of: Tensor) -> tuple[float, float]:
 def coarse(sums: Tensor) -> Tensor:
     """Return numbers to so many digits that an interval is right, and no row can be solved for."""
     mantissa, exponent = torch.frexp(sums)
-    return torch.ldexp((mantissa * 2**DIGITS).round() / 2**DIGITS, exponent)
+    return (mantissa * 2**DIGITS).round() / 2**DIGITS * torch.pow(2.0, exponent.double())
 
 
 def check_squares(task: TaskSpec, sums: Tensor, samples: int) -> None:

@@ -205,27 +205,43 @@ def test_an_auc_of_few_rows_of_a_class_is_not_compared() -> None:
     assert found.keys() == {"loss", "accuracy"}
 
 
-@pytest.mark.parametrize("count", [LEAST - 1, LEAST, 2 * LEAST + 3, 500])
-def test_no_part_of_a_smoothed_histogram_is_of_few_rows(count: int) -> None:
-    bins = (500 + 60 * torch.randn(count, generator=torch.Generator().manual_seed(count))).long().clamp(0, BINS - 1)
-    histogram = bins.bincount(minlength=BINS).reshape(1, 1, BINS)
-    made = smoothed(histogram)[0, 0]
-    if count < LEAST:
-        assert not made.any()
-        return
-    assert float(made.sum()) == pytest.approx(count)
+def parts_of(made: Tensor) -> list[float]:
+    """What each run of equal numbers in a smoothed histogram holds, but for the empty ones."""
     _, runs = torch.unique_consecutive(made, return_counts=True)
-    sums = [float(part.sum()) for part in made.split(runs.tolist()) if part.any()]
-    assert min(sums) >= LEAST - 1e-9
-    occupied = made.nonzero().flatten()
-    assert int(occupied[0]) % EDGE == 0
-    assert (int(occupied[-1]) + 1) % EDGE == 0
-    assert bool((made[bins] > 0).all())
+    return [float(part.sum()) for part in made.split(runs.tolist()) if part.any()]
+
+
+@pytest.mark.parametrize("count", [LEAST - 1, LEAST, 2 * LEAST + 3, 500])
+@pytest.mark.parametrize("shared", [0, LEAST - 1, 3 * LEAST], ids="of {} rows".format)
+def test_no_part_of_a_smoothed_histogram_is_of_few_rows(count: int, shared: int) -> None:
+    generator = torch.Generator().manual_seed(count)
+    bins = (500 + 60 * torch.randn(2, count, generator=generator)).long().clamp(0, BINS - 1)
+    bins[:, : min(shared, count)] = 520
+    scores = torch.stack([one.bincount(minlength=BINS) for one in bins])[None]
+    (made,) = smoothed(scores)
+    for own, before, row in zip(made, scores[0], bins, strict=True):
+        if count < LEAST:
+            assert not own.any()
+            continue
+        assert float(own.sum()) == pytest.approx(count)
+        assert min(parts_of(own)) >= LEAST - 1e-9
+        places = torch.arange(BINS).double()
+        assert float(own @ places) / count == pytest.approx(float(before @ places.long()) / count, abs=1.0)
+        assert row.min() - EDGE <= int(own.nonzero()[0]) <= int(own.nonzero()[-1]) <= row.max() + EDGE
+
+
+def test_rows_that_share_a_score_stay_where_they_are() -> None:
+    """As those of a guess do, which is the same for all rows of a site."""
+    scores = torch.zeros(1, 2, BINS, dtype=torch.int64)
+    scores[0, :, 400], scores[0, :, 700] = 20, LEAST
+    assert torch.equal(smoothed(scores), scores.double())
+    scores[0, :, 500] = 1
+    assert min(min(parts_of(one)) for one in smoothed(scores)[0]) >= LEAST
 
 
 def test_sums_of_squares_have_few_digits() -> None:
     """Two rows' differences cannot be solved for: many pairs of differences add up to the same."""
-    sums = torch.tensor([0.0, 1.0, 3.14159, 1e-9, 12345.678], dtype=torch.float64)
+    sums = torch.tensor([0.0, 1.0, 3.14159, 1e-60, 12345.678, 1e40, 1e290], dtype=torch.float64)
     rounded = coarse(sums)
     assert torch.equal(coarse(rounded), rounded)
     assert bool(((rounded - sums).abs() <= sums.abs() * 2.0**-DIGITS).all())
