@@ -42,7 +42,7 @@ def visits() -> list[pd.DataFrame]:
     rng, once = np.random.default_rng(0), breast_cancer()
     found = []
     for table in once:
-        inputs = [name for name in table if name != LABEL]
+        inputs = [str(name) for name in table if name != LABEL]
         often = table.loc[table.index.repeat(rng.integers(1, 5, len(table)))].copy()
         often[GROUP] = [f"p{place}" for place in often.index]
         often[inputs] += 0.3 * once[0][inputs].std().to_numpy() * rng.normal(size=(len(often), len(inputs)))

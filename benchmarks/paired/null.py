@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ class Rate:
     @property
     def error(self) -> float:
         """Half the interval of 95 % of the share."""
-        return Z * (self.share * (1 - self.share) / self.tried) ** 0.5
+        return Z * math.sqrt(self.share * (1 - self.share) / self.tried)
 
 
 def spec_of(task: dict[str, Any]) -> RunSpec:
@@ -85,7 +86,7 @@ def drawn_runs(spec: RunSpec, count: int, size: int, seed: int) -> Iterator[RunR
 
 def _run(spec: RunSpec, size: int, generator: torch.Generator) -> RunResults:
     """Return a run whose tests are summed up by sites and compared as those of a real one are."""
-    known, models = {}, list[Tally]()
+    known = dict[str, tuple[Tensor, list[tuple[Rows, Tally]]]]()
     for site in SITES:
         labels, outputs = _scores(spec, size // len(SITES), generator)
         known[site] = labels, [_tested(spec, one, labels) for one in outputs]
@@ -101,8 +102,8 @@ def _run(spec: RunSpec, size: int, generator: torch.Generator) -> RunResults:
     study.add(dict(zip(SITES, models, strict=True)), dict(zip(SITES, guesses, strict=True)), {REFERENCE: named})
     study.compare(sent, pooled)
     test, other = (summarise(spec.task, reduce(add, all_)) for all_ in (models, others))
-    metrics = {
-        "test": {"samples": test.samples, **test.values},
+    metrics: dict[str, Any] = {
+        "test": {"samples": test.samples} | {str(name): value for name, value in test.values.items()},
         "references": {REFERENCE: {"samples": other.samples, "values": other.values}},
         "differences": study.differences(),
     }
@@ -119,10 +120,7 @@ def _scores(spec: RunSpec, size: int, generator: torch.Generator) -> tuple[Tenso
     shared = noise()
     if isinstance(spec.task, Regression):
         labels = noise()
-        return labels, [
-            (labels + more).unsqueeze(1)
-            for more in (SHARED * shared + OWN * noise(), noise(), SHARED * shared + OWN * noise())
-        ]
+        return labels, [(labels + SHARED * shared + OWN * noise()).unsqueeze(1) for _ in range(3)]
     labels = (torch.rand(size, generator=generator) < 0.35).long()
     scores = [labels * 1.4 - 0.7 + SHARED * shared + OWN * noise() for _ in range(3)]
     return labels, [torch.stack([torch.zeros(size, dtype=torch.float64), one], dim=1) for one in scores]
@@ -137,7 +135,7 @@ def _tested(spec: RunSpec, outputs: Tensor, labels: Tensor) -> tuple[Rows, Tally
 
 
 def rates(runs: Iterable[RunResults]) -> list[Rate]:
-    """Return how often runs say that one model is better: the verdict of its own measure, and each interval by itself."""
+    """Return how often runs say that one model is better: the verdict by its measure, and each interval by itself."""
     found, tried = Counter[str](), Counter[str]()
     for run in runs:
         said = next(text for text in worth(run) if "A linear model" in text)

@@ -113,9 +113,9 @@ def histograms(task: TaskSpec, total: Tally) -> Tensor:
 def smoothed(scores: Tensor, least: int = LEAST) -> Tensor:
     """Return histograms [outputs, 2, BINS] that tell of no fewer rows than `least`, float64.
 
-    Neighbouring bins are put together until they hold enough, and what they hold lies evenly around its mean. A bin that
-    holds enough by itself stays as it is: many rows may share a score. It is begun where an AUC is decided, with the
-    largest scores of negatives and the least of positives. A histogram of fewer rows in all is empty.
+    Neighbouring bins are put together until they hold enough, and what they hold lies evenly around its mean. A bin
+    that holds enough by itself stays as it is: many rows may share a score. It is begun where an AUC is decided, with
+    the largest scores of negatives and the least of positives. A histogram of fewer rows in all is empty.
     """
     return torch.stack(
         [torch.stack([_spread(one[0].flip(0), least).flip(0), _spread(one[1], least)]) for one in scores]
@@ -251,7 +251,8 @@ def _over(moved: Tensor, of: Tensor) -> tuple[float, float]:
 def coarse(sums: Tensor) -> Tensor:
     """Return numbers to so many digits that an interval is right, and no row can be solved for."""
     mantissa, exponent = torch.frexp(sums)
-    return (mantissa * 2**DIGITS).round() / 2**DIGITS * torch.pow(2.0, exponent.double())
+    rounded: Tensor = (mantissa * 2**DIGITS).round() / 2**DIGITS
+    return rounded * torch.pow(2.0, exponent.double())
 
 
 def check_squares(task: TaskSpec, sums: Tensor, samples: int) -> None:
