@@ -260,6 +260,27 @@ def low_rank(
     bench_low_rank(ranks, rank, batch, steps, Console(width=120))
 
 
+@app.command()
+def paired(
+    count: Annotated[int, typer.Option(help="Null data sets of each kind.", min=10)] = 5000,
+    draws: Annotated[int, typer.Option(help="Of the bootstrap.", min=100)] = 2000,
+    sets: Annotated[int | None, typer.Option(help="How many of the five data sets; all without it.", min=1)] = None,
+    shared: Annotated[Path, typer.Option(help="Folder of heart/, which is left out without it.")] = Path(
+        "../shared/data"
+    ),
+) -> None:
+    """Hold intervals of differences against the bootstrap, and count how often a verdict errs: four minutes."""
+    from rich.console import Console
+
+    from benchmarks.paired.bench import bench_paired
+
+    if not bench_paired(count, draws, sets, shared, Console(width=110)).holds:
+        raise UserError(
+            "an interval is too wide or too narrow, or verdicts err too often: see the tables above",
+            code="promise-missed",
+        )
+
+
 def _target(text: str) -> tuple[str, float]:
     metric, _, value = text.partition("=")
     try:

@@ -9,21 +9,22 @@ from torch import Tensor
 
 from rankdad.common import __version__
 from rankdad.common.errors import ProtocolError, RankdadError, UserError
-from rankdad.common.metrics import Tally
+from rankdad.common.metrics import Tally, empty
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Preparing
-from rankdad.common.protocol.messages import Body, Buffers, Evaluation, Goodbye, Hello, Kind, Sketch, Sums
+from rankdad.common.protocol.messages import Body, Buffers, Evaluation, Goodbye, Hello, Kind, Sketch, Squares, Sums
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.rounds import paired
 from rankdad.common.run.replica import saved_buffers
 from rankdad.common.run.state import Due, RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import check_steps
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.data.prepared import Prepared
-from rankdad.local.evaluation import baseline_of, outputs_of, tally_of
+from rankdad.local.evaluation import guesses, outputs_of, tally_of, tested_rows
 
 Tested = Callable[[int, Tensor], None]
-References = Callable[[Prepared], tuple[Tally, ...]]
+References = Callable[[Prepared], tuple[Tensor | None, ...]]
 
 
 class Contributions:
@@ -37,7 +38,7 @@ class Contributions:
         index: of the site in the plan.
         prepared: returns the samples of the run's fold, or of the last one.
         tested: given every fold's outputs for its test samples.
-        references: returns the tallies of the plan's references for a fold's test samples.
+        references: returns the outputs of the plan's references for a fold's test samples; None where there is none.
     """
 
     def __init__(
@@ -55,6 +56,8 @@ class Contributions:
         self._own = spec.at(plan.sites[index])
         self._prepared, self._tested, self._references = prepared, tested, references
         self._preparing = Preparing(spec)
+        self._outputs = torch.empty(0)  # of the model, for the fold's test samples
+        self._others: tuple[Tensor | None, ...] | None = None  # of the guess and the references; None until asked for
 
     def body(self, due: Due, *, counts: bool = True) -> Body:
         """Return the body of a round that is no step; one that does not count any more needs no references."""
@@ -66,6 +69,8 @@ class Contributions:
             return Buffers(samples=self._run.samples(self._index), values=saved_buffers(self._run.replica.model))
         if due.kind is Kind.EVALUATION:
             return self._evaluation(due, counts)
+        if due.kind is Kind.PAIRED:
+            return self._squares(due)
         if due.kind is Kind.DECISION:
             return self._run.epoch_vote()
         if due.kind is Kind.COMPARISON:
@@ -152,7 +157,30 @@ class Contributions:
         references: tuple[Tally, ...] = ()
         if split == "test":
             self._tested(due.fold, prepared.in_units(outputs))
-            baseline, references = baseline_of(task, prepared), self._references(prepared) if counts else ()
+            baseline = tally_of(task, prepared, split, guesses(task, prepared))
+            self._outputs, self._others = outputs, None
+            if counts:
+                nothing = empty(task, self._plan.grouped)
+                references = tuple(
+                    nothing if one is None else tally_of(task, prepared, split, one, groups)
+                    for one in self._compared(prepared)[1:]
+                )
         return Evaluation(
             split=split, fold=due.fold, epoch=due.epoch, tally=tally, baseline=baseline, references=references
         )
+
+    def _compared(self, prepared: Prepared) -> tuple[Tensor | None, ...]:
+        """Return the outputs of the guess and the references for the fold's test samples."""
+        if self._others is None:
+            self._others = guesses(self._spec.task, prepared), *self._references(prepared)
+        return self._others
+
+    def _squares(self, due: Due) -> Squares:
+        """Return what the test samples add up to where the models are compared that have been tested on them."""
+        task, prepared, test = self._spec.task, self._prepared(), self._run.test
+        assert test is not None
+        models = [self._outputs, *self._compared(prepared)]
+        rows = [None if one is None else tested_rows(task, prepared, one) for one in models]
+        labels, groups = prepared.test.labels, prepared.test_groups
+        values = paired.contribution(self._spec, rows, labels, test.scores, groups)
+        return Squares(fold=due.fold, samples=len(labels), values=values)

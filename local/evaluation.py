@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from rankdad.common.errors import ModelError, NonFiniteError
 from rankdad.common.metrics import Tally, empty, tally
+from rankdad.common.metrics.paired import Rows
+from rankdad.common.metrics.paired import rows as rows_of
 from rankdad.common.preparation import Inputs
 from rankdad.common.spec.tasks import TaskSpec
 from rankdad.local.baseline import guess
@@ -78,7 +80,13 @@ def batches(samples: int, groups: Tensor | None) -> Iterator[Tensor]:
     yield from order.split(batch.bincount(sizes).long().tolist())
 
 
-def baseline_of(task: TaskSpec, prepared: Prepared) -> Tally:
-    """Return what guesses from the site's training labels alone add up to over the test samples."""
-    one = guess(task, prepared.train.labels, prepared.fit)
-    return tally_of(task, prepared, "test", one.expand(len(prepared.test), -1))
+def guesses(task: TaskSpec, prepared: Prepared) -> Tensor:
+    """Return what a guess from the site's training labels alone says of the test samples, as `outputs_of` does."""
+    return guess(task, prepared.train.labels, prepared.fit).expand(len(prepared.test), -1)
+
+
+def tested_rows(task: TaskSpec, prepared: Prepared, outputs: Tensor) -> Rows:
+    """Return what a model's outputs say of the test samples, for a comparison with another model's."""
+    true, given = prepared.test.labels, prepared.in_units(outputs)
+    loss, known = losses(task, outputs.double(), true), prepared.in_units(true)
+    return rows_of(task, given, known, loss, base=prepared.around("test").log_odds)

@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import RankdadError
-from rankdad.common.metrics import Tally, empty
 from rankdad.common.preparation import Preparing, in_memory, linear
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.alone import Tested, alone_spec, own_splits, train_alone
 from rankdad.local.data import SiteData
 from rankdad.local.data.prepared import Prepared
-from rankdad.local.evaluation import tally_of
 
 
 class References:
@@ -71,13 +69,11 @@ class References:
         if made is not None:
             self._tested, self._at = made, fold + 1
 
-    def tallies(self, prepared: Prepared) -> tuple[Tally, ...]:
-        """Return the tallies of a fold's test samples, in the spec's order; of no samples where there is no model."""
+    def outputs(self, prepared: Prepared) -> tuple[Tensor | None, ...]:
+        """Return what each says of a fold's test samples, in the spec's order; None where there is no model."""
         if not len(prepared.test):
-            return tuple(empty(self._spec.task, self._spec.grouped) for _ in self._names)
-        found = (getattr(self, f"_{name}_outputs")(prepared) for name in self._names)
-        task, groups, nothing = self._spec.task, prepared.test_groups, empty(self._spec.task, self._spec.grouped)
-        return tuple(nothing if one is None else tally_of(task, prepared, "test", one, groups) for one in found)
+            return (None,) * len(self._names)
+        return tuple(getattr(self, f"_{name}_outputs")(prepared) for name in self._names)
 
     def _local_outputs(self, prepared: Prepared) -> Tensor | None:
         while not self._failed and (self._tested is None or self._tested[0] != self._fold):

@@ -21,6 +21,7 @@ from rankdad.common.metrics import Tally, summarise
 from rankdad.common.protocol.messages import (
     Body,
     Buffers,
+    Compared,
     Comparison,
     Decision,
     Evaluation,
@@ -30,10 +31,12 @@ from rankdad.common.protocol.messages import (
     RegionHello,
     Roster,
     Sketch,
+    Squares,
     Step,
     Sums,
 )
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.rounds import paired
 from rankdad.common.run.batches import idle
 from rankdad.common.run.lateness import damped
 from rankdad.common.run.seeds import derive
@@ -74,6 +77,8 @@ def aggregate(
         return _sums(bodies(messages, Sums)), state
     if ready.kind is Kind.EVALUATION:
         return _evaluation(spec, bodies(messages, Evaluation)), state
+    if ready.kind is Kind.PAIRED:
+        return Compared(fold=bodies(messages, Squares)[0].fold), state
     if ready.kind is Kind.DECISION:
         return decided(bodies(messages, Decision)), state
     if ready.kind is Kind.COMPARISON:
@@ -166,4 +171,7 @@ def _evaluation(spec: RunSpec, sent: Sequence[Evaluation]) -> PooledMetrics:
     metrics = summarise(spec.task, total)
     first = sent[0]
     where: dict[str, Any] = {"split": first.split, "fold": first.fold, "epoch": first.epoch}
+    if first.split == "test":
+        tests = [(one.tally, one.baseline, *one.references) for one in sent if one.baseline is not None]
+        where["scores"] = paired.pooled_scores(spec, first.fold, tests)
     return PooledMetrics.model_validate({**where, **asdict(metrics)})

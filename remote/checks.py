@@ -25,6 +25,7 @@ from rankdad.common.protocol.messages import (
     Message,
     RegionGoodbye,
     RegionHello,
+    Squares,
     Step,
     Sums,
 )
@@ -105,6 +106,8 @@ class Checks:
         elif isinstance(body, Buffers):
             self._check_count("d.samples", body.samples, sum(map(self._state.samples, self._node.places[site])))
             self._check_buffers(body)
+        elif isinstance(body, Squares):
+            self._check_count("d.samples", body.samples, self._samples(site, "test"))
         elif isinstance(body, Evaluation):
             expected = self._samples(site, body.split)
             for field, tally in (("tally", body.tally), ("baseline", body.baseline)):

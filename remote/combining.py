@@ -22,10 +22,12 @@ from rankdad.common.protocol.messages import (
     Kind,
     RegionGoodbye,
     Sketch,
+    Squares,
     Step,
     Sums,
 )
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.rounds import paired
 from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState
 from rankdad.common.run.weight_sketch import distance
@@ -61,6 +63,10 @@ def combine(
         return Sums(stage=sent[0].stage, values=Preparing(spec).joined(sent[0].stage, [s.values for s in sent])), state
     if ready.kind is Kind.EVALUATION:
         return _evaluation(spec, plan, bodies(messages, Evaluation)), state
+    if ready.kind is Kind.PAIRED:
+        compared = bodies(messages, Squares)
+        values, samples = paired.combined(spec, [one.values for one in compared]), sum(one.samples for one in compared)
+        return Squares(fold=compared[0].fold, samples=samples, values=values), state
     if ready.kind is Kind.DECISION:
         return decided(bodies(messages, Decision)), state
     if ready.kind is Kind.COMPARISON:

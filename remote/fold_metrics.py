@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rankdad.common.metrics import (
     Metrics,
@@ -39,8 +40,12 @@ from rankdad.common.metrics import (
     summarise,
     within_sites,
 )
+from rankdad.common.metrics.paired import LEAST
 from rankdad.common.preparation import Fit
+from rankdad.common.rounds.paired import rivals
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
+from rankdad.remote.paired_folds import DIFFERENCE, PairedFolds
+from rankdad.remote.paired_folds import ends as _ends
 
 INTERVALS = frozenset(("accuracy", "auc", "mae", "pearson_r"))  # that a row of a site has
 MAX_OUTCOMES = 30  # more classes or labels have no curves
@@ -55,6 +60,7 @@ class FoldMetrics:
         references: names of what the model is measured against beside the baseline, which knows only the site.
         grouped: whether samples are of groups.
         per_repeat: how many folds test every sample once; None for all of them.
+        least: rows of either class that an AUC needs to be compared with another model's.
     """
 
     def __init__(
@@ -65,12 +71,14 @@ class FoldMetrics:
         *,
         grouped: bool = False,
         per_repeat: int | None = None,
+        least: int = LEAST,
     ) -> None:
         self._task, self._sites, self._references = task, sites, references
         self._grouped, self._per_repeat = grouped, per_repeat
         self._like = {"models": empty(task, grouped), "baseline": empty(task)}
         self._like |= dict.fromkeys(references, self._like["models"])
         self._tallies = {name: [self._nothing(name)] for name in self._like}  # of each repeat, by site
+        self._rivals = PairedFolds(task, rivals(references), sites, least)
         self._tests = 0
         self._folds: list[Metrics] = []
         self._document: dict[str, Any] = {}  # of the folds so far
@@ -102,7 +110,13 @@ class FoldMetrics:
         for name, tallies in {"models": models, "baseline": baselines, **references}.items():
             for site, tally in tallies.items():
                 self._tallies[name][-1][site] += tally
+        self._rivals.begin(len(self._tallies["models"]) - 1, {"model": models, "baseline": baselines, **references})
         self._tests += 1
+        self._document = {}
+
+    def compare(self, found: Mapping[str, Tensor], pooled: Tensor | None) -> None:
+        """Add what sites say of the last fold's test where its models are compared: see `PairedFolds.add`."""
+        self._rivals.add(found, pooled)
         self._document = {}
 
     def state(self) -> dict[str, Any]:
@@ -113,13 +127,14 @@ class FoldMetrics:
         }
         around = {"centre": self._centre, "scale": self._scale, "log_odds": self._log_odds}
         folds = [asdict(fold) for fold in self._folds]
-        return {**tallies, "tests": self._tests, "folds": folds, "around": around}
+        return {**tallies, "pairs": self._rivals.state(), "tests": self._tests, "folds": folds, "around": around}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over a state that `state` returned."""
         for name, like in self._like.items():
             repeats = state[name]
             self._tallies[name] = [{site: _read(text, like) for site, text in one.items()} for one in repeats]
+        self._rivals.restore(state["pairs"])
         self._tests = state["tests"]
         self._folds = [Metrics(**fold) for fold in state["folds"]]
         self._centre, self._scale, self._log_odds = (state["around"][name] for name in ("centre", "scale", "log_odds"))
@@ -170,6 +185,8 @@ class FoldMetrics:
                 row |= {f"{name}_samples": mean_tally(tallies).samples}
                 row |= {f"{name}_{key}": value for key, value in self._mean(tallies).values.items()}
                 row |= {f"{name}_{key}": value for key, value in self._limits(tallies).items()}
+            for name, found in self._rivals.differences(self._whole, site).items():
+                row |= {f"{name}_{key}{DIFFERENCE}{end}": value for key, end, value in _ends(found)}
             rows.append(row)
         return rows
 
@@ -199,6 +216,13 @@ class FoldMetrics:
             "within_sites": mean_values(within),
         }
 
+    def differences(self) -> dict[str, dict[str, Any]]:
+        """Return as JSON how far the model is from each of its rivals over all samples, as far as it is known."""
+        return {
+            rival: {name: asdict(one) for name, one in found.items() if one is not None}
+            for rival, found in self._rivals.differences(self._whole).items()
+        }
+
     def summary(self) -> dict[str, Any]:
         """Return all metrics as JSON."""
         if self._folds and not self._document:
@@ -223,6 +247,7 @@ class FoldMetrics:
                 }
                 for name in self._references
             },
+            "differences": self.differences(),
         }
         if not isinstance(task, Regression):
             document["confusion"] = confusion(task, total).tolist()

@@ -11,6 +11,7 @@ from typing import Any
 from rankdad.common.errors import counted
 from rankdad.common.protocol.messages import PooledMetrics
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.rounds import paired
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import TaskSpec
 from rankdad.remote.fold_metrics import FoldMetrics
@@ -178,7 +179,14 @@ class Progress:
     @classmethod
     def of(cls, spec: RunSpec, plan: Plan, sites: tuple[str, ...]) -> Progress:
         """Return the progress of a run that has not begun, of these sites or regions."""
-        study = FoldMetrics(spec.task, sites, plan.references, grouped=spec.grouped, per_repeat=spec.folds_per_repeat)
+        study = FoldMetrics(
+            spec.task,
+            sites,
+            plan.references,
+            grouped=spec.grouped,
+            per_repeat=spec.folds_per_repeat,
+            least=paired.least(spec),
+        )
         about = (spec.name, spec.method.name, sites, spec.task, spec.training.epochs, spec.folds)
         made = cls(*about, plan.dense_bytes, study, tested_folds=spec.tested_folds, candidates=len(spec.candidates))
         made.monitor = str(spec.monitor)
@@ -189,7 +197,8 @@ class Progress:
         """Return all figures as JSON."""
         others = ("task", "study", "validation", "ended")
         figures = {name: value for name, value in vars(self).items() if name not in others}
-        return {**figures, "study": self.study.state(), "validation": self.validation and self.validation.model_dump()}
+        validation = self.validation and self.validation.model_dump(exclude={"scores"})
+        return {**figures, "study": self.study.state(), "validation": validation}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over the figures that `state` has returned."""

@@ -20,6 +20,7 @@ from rankdad.common.preparation import Preparing
 from rankdad.common.preparation.coefficients import OWN
 from rankdad.common.protocol.messages import (
     Body,
+    Compared,
     Comparison,
     Decision,
     Evaluation,
@@ -28,6 +29,7 @@ from rankdad.common.protocol.messages import (
     Message,
     PooledMetrics,
     Roster,
+    Squares,
     Step,
     Sums,
 )
@@ -96,6 +98,7 @@ class Recorder:
         self._spec, self._plan, self._preparing = spec, plan, Preparing(spec)
         self._totals: dict[str, Tensor] = {}  # of the first fold
         self._kept: dict[str, Tensor] = {}  # of the training whose model is kept
+        self._scores: Tensor | None = None  # that all sites have been told at the last test
         if not again:
             new_directory(directory)
         state = state or {}
@@ -225,6 +228,8 @@ class Recorder:
             self._record_sums(ready, update)
         elif isinstance(update, PooledMetrics):
             self._record_evaluation(ready, update)
+        elif isinstance(update, Compared):
+            self._record_paired(ready)
         elif isinstance(update, Decision):
             progress.epoch = update.epoch + 1
             progress.ended.append(Epoch(progress.fold, progress.epoch, progress.train_loss, progress.validation))
@@ -381,6 +386,7 @@ class Recorder:
         if pooled.split == "test":
             progress.study.add(models, baselines, references)
             progress.warn("left-out-of-a-test", [self._sites[place] for place in sorted(ready.missing)])
+            self._scores = pooled.scores
             self._next_fold(pooled.fold)
             self._write_table("sites", progress.study.by_site())
             self._write_table("calibration", progress.study.calibration_rows())
@@ -398,6 +404,13 @@ class Recorder:
             progress.measured += 1
             progress.best_is_last += progress.best_epoch + 1 == progress.epoch
             progress.undertrained = undertrained(self._spec, progress.best_is_last, progress.measured)
+
+    def _record_paired(self, ready: Ready) -> None:
+        study = self.progress.study
+        sent = {site: message.body.values for site, message in self._sent(ready) if isinstance(message.body, Squares)}
+        study.compare(sent, self._scores)
+        self._write_table("sites", study.by_site())
+        self.summarise()
 
     def _next_fold(self, fold: int) -> None:
         if fold + 1 < self.progress.folds:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rankdad.common.metrics.intervals import QUANTILE, group_deviation
+from rankdad.common.metrics.paired import LEAST
 from rankdad.common.metrics.summary import deviations
 from rankdad.common.metrics.sums import Parts, difference_edges
 
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
+TAILS = (0.025, 0.05, 0.25)  # shares of differences beyond either end of what is called their middle
 
 
 def agreement(part: Parts, scale: float) -> dict[str, Any]:
     """Return how predictions differ from labels, as JSON; empty for fewer than two samples.
 
-    The mean difference (prediction − label), its standard deviation, the limits between which 95 % of differences
-    lie if they are normal, and the slope of differences over averages are exact. Quantiles lie within a cell of the
-    grid: each has the cell's ends.
+    The mean difference (prediction − label), its standard deviation and the slope of differences over averages are
+    exact. Quantiles lie within a cell of the grid: each has the cell's ends. `middle` is the share of differences that
+    lies between two of them, taken as if a cell's samples were spread evenly: 95 %, or of fewer samples 90 or 50 %, so
+    that `LEAST` of them lie beyond either end.
 
     Source: J. M. Bland and D. G. Altman, Lancet 327 (1986) 307.
 
@@ -35,10 +37,9 @@ def agreement(part: Parts, scale: float) -> dict[str, Any]:
     label, output, label_square, output_square, _, _, square = part.moments
     mean = (output - label) / n
     deviation = math.sqrt(deviations(output - label, square, n) / (n - 1))
-    error, limit_error = deviation / math.sqrt(n), deviation * math.sqrt(1 / n + QUANTILE**2 / (2 * (n - 1)))
+    error = deviation / math.sqrt(n)
     if part.clusters is not None:
-        error, *ends = (group_deviation(part, partial(_limit, deviations_away=at)) for at in (0, -QUANTILE, QUANTILE))
-        limit_error = max(ends)
+        error = group_deviation(part, _mean)
     # average = (output + label) / 2; its squares follow from the others: output² + label² = square + 2 · product
     total_square = 2 * (label_square + output_square) - square
     spread = deviations(label + output, total_square, n) / 4
@@ -47,19 +48,30 @@ def agreement(part: Parts, scale: float) -> dict[str, Any]:
         "mean": mean,
         "mean_interval": [mean - QUANTILE * error, mean + QUANTILE * error],
         "sd": deviation,
-        "limits": [mean - QUANTILE * deviation, mean + QUANTILE * deviation],
-        "limit_error": QUANTILE * limit_error,
         "slope": together / spread if spread else None,
         "quantiles": {str(share): _quantile(part.grid.sum(0), share, scale) for share in SHARES},
+        "middle": _middle(part.grid.sum(0), scale),
     }
 
 
-def _limit(totals: Tensor, deviations_away: float) -> Tensor:
-    """Return the mean difference and so many standard deviations more, from the number of samples and the moments."""
-    mean = (totals[2] - totals[1]) / totals[0]
-    if not deviations_away:  # of no width where all differ alike: a root of 0 has no slope
-        return mean
-    return mean + deviations_away * (totals[7] / totals[0] - mean.square()).clamp_min(0).sqrt()
+def _mean(totals: Tensor) -> Tensor:
+    """Return the mean difference, from the number of samples and the moments."""
+    return (totals[2] - totals[1]) / totals[0]
+
+
+def _middle(counts: Tensor, scale: float) -> dict[str, float] | None:
+    """Return between which ends how large a share of the differences lies; None of few samples."""
+    number = float(counts.sum())
+    tail = next((one for one in TAILS if one * number >= LEAST), None)
+    if tail is None:
+        return None
+    below, edges = torch.cat([torch.zeros(1), counts.cumsum(0)]).double(), difference_edges() * scale
+    ends = []
+    for share in (tail, 1 - tail):
+        cell = int((below[1:] >= share * number).nonzero()[0])
+        inside = (share * number - float(below[cell])) / max(float(counts[cell]), 1e-9)
+        ends.append(float(edges[cell] + inside * (edges[cell + 1] - edges[cell])))
+    return {"share": 1 - 2 * tail, "low": ends[0], "high": ends[1]}
 
 
 def _quantile(counts: Tensor, share: float, scale: float) -> list[float]:

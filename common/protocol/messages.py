@@ -22,6 +22,7 @@ from rankdad.common.protocol.arrays import (
     unpack_counts,
     unpack_sums,
 )
+from rankdad.common.rounds.paired import pack_scores, unpack_scores, unpack_squares
 from rankdad.common.run.replica import pack_parameters, unpack_parameters
 from rankdad.common.run.weight_sketch import unpack_sketch
 
@@ -88,6 +89,8 @@ REFERENCES = packed(
     lambda tallies: b"".join(map(pack_tally, tallies)),
     lambda data, plan, known: _tallies(data, plan) if known.get("split") == "test" or data else (),
 )
+SCORES = packed(pack_scores, lambda data, plan, known: unpack_scores(plan, data) if data else None)
+SQUARES = packed(pack_sums, lambda data, plan, known: unpack_squares(plan, data, known.get("samples", 0)))
 SKETCH = packed(pack_sums, lambda data, *_: unpack_sketch(data))
 PARAMETERS = packed(pack_parameters, lambda data, *_: unpack_parameters(data))
 
@@ -104,6 +107,7 @@ class Kind(IntEnum):
     FAILURE = 7
     COMPARISON = 8
     SUMS = 9
+    PAIRED = 10
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -202,7 +206,8 @@ class Evaluation(Control):
 class PooledMetrics(Control):
     """The answer to an evaluation: metrics over all sites, by name; null where there was nothing to measure.
 
-    `absent` counts the classes that have no AUC; `auc_error` bounds what the histograms make of it.
+    `absent` counts the classes that have no AUC; `auc_error` bounds what the histograms make of it. Of a test that a
+    paired comparison follows, `scores` are all sites' histograms: see `rankdad.common.rounds.paired`.
     """
 
     split: Literal["validation", "test"]
@@ -212,6 +217,21 @@ class PooledMetrics(Control):
     values: Annotated[dict[Name, Figure | None], Field(max_length=20)]
     auc_error: Measure | None
     absent: Count
+    scores: Annotated[Tensor | None, *SCORES] = None
+
+
+class Squares(Control):
+    """What a site's test samples add up to where models are compared: see `rankdad.common.metrics.paired`."""
+
+    fold: Count
+    samples: Count
+    values: Annotated[Tensor, *SQUARES]
+
+
+class Compared(Control):
+    """The answer to it: the comparison of a fold's models is done."""
+
+    fold: Count
 
 
 class Decision(Control):
@@ -279,6 +299,7 @@ UP: dict[Kind, type[Control]] = {
     Kind.FAILURE: Failure,
     Kind.COMPARISON: Sketch,
     Kind.SUMS: Sums,
+    Kind.PAIRED: Squares,
 }
 REGION_UP: dict[Kind, type[Control]] = {**UP, Kind.HELLO: RegionHello, Kind.GOODBYE: RegionGoodbye}
 DOWN: dict[Kind, type[Control]] = {
@@ -287,6 +308,7 @@ DOWN: dict[Kind, type[Control]] = {
     Kind.EVALUATION: PooledMetrics,
     Kind.GOODBYE: Farewell,
     Kind.COMPARISON: Comparison,
+    Kind.PAIRED: Compared,
 }
 
 

@@ -21,6 +21,7 @@ from rankdad.common.gradients.routes import Payload, scatter
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import (
     Buffers,
+    Compared,
     Comparison,
     Decision,
     Farewell,
@@ -32,6 +33,7 @@ from rankdad.common.protocol.messages import (
     Sums,
 )
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.rounds.paired import compares
 from rankdad.common.run.batches import Schedule, batch_counts, idle, parts, schedule
 from rankdad.common.run.lateness import Late, LeftOut, after_step, check_late, damped
 from rankdad.common.run.replica import Replica, copies
@@ -96,6 +98,7 @@ class RunState:
         compared: how many of the fold's steps had been done when the weights were compared last.
         validation: pooled metrics of the last epoch.
         decides: whether the next round decides over the epoch.
+        pairs: whether the next round compares the models that have just been tested.
         test: pooled metrics of the best epoch's weights, of the last fold tested.
         best_value: best validation metric so far; None before the first.
         best_epoch: when that was.
@@ -119,7 +122,7 @@ class RunState:
         self.initial = replica.weights() if spec.folds > 1 or spec.references else {}
         self.round = self.fold = self.began = self.before = 0
         self.epoch = self.step = self.compared = self.best_epoch = self.stale = 0
-        self.stopped = self.decides = False
+        self.stopped = self.decides = self.pairs = False
         self.epochs = spec.training.epochs
         self.tried: tuple[tuple[float | None, int], ...] = ()
         self.roster: tuple[tuple[int, ...], ...] = ()
@@ -150,6 +153,8 @@ class RunState:
             return Due(Kind.DECISION, *here)
         if self.tested:
             return Due(Kind.GOODBYE, *here)
+        if self.pairs:
+            return Due(Kind.PAIRED, *here)
         if not self.trains:
             return Due(Kind.EVALUATION, *here[:3], self.best_epoch, split="test")
         if self.step < self._schedule.steps:
@@ -378,7 +383,11 @@ class RunState:
         elif isinstance(body, PooledMetrics) and body.split == "validation":
             self.validation, self.decides = body, True
         elif isinstance(body, PooledMetrics):
-            self.test = body
+            self.test, self.pairs = body, compares(self.spec, self.fold)
+            if not self.pairs:
+                self._next_fold()
+        elif isinstance(body, Compared):
+            self.pairs = False
             self._next_fold()
         elif isinstance(body, Decision):
             self._finish_epoch(body)

@@ -8,17 +8,20 @@ from pathlib import Path
 from rankdad.common.documents import Part
 from rankdad.common.errors import UserError
 from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric
+from rankdad.remote.report.differences import ends, measure
 from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.narrative import NAMES, STATUS, count, duration, number
-from rankdad.remote.report.references import REFERENCES, measure, value
+from rankdad.remote.report.references import REFERENCES, value
 from rankdad.remote.report.rendering import render
 from rankdad.remote.report.run_results import RunResults, damage_named, read_results
 from rankdad.remote.report.verdict import verdict
 from rankdad.remote.view import size
 
 LEGEND = (
-    "* is the best value of a row; its 95 % interval, in brackets where there is one, overlaps no other; "
-    "there is none where a run has other data"
+    "* is the best value of a row whose 95 % interval, in brackets where there is one, overlaps no other; there is "
+    "none where a run has other data. Each interval is of one run by itself. They are not paired, so this is no test: "
+    "the files of two runs do not say how sure their difference is. Within a run, references are compared on the same "
+    "rows"
 )
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -65,8 +68,13 @@ def _metrics(runs: Sequence[RunResults]) -> list[list[str]]:
             rows.append([NAMES[name], *(_cell(run, name, run is best) for run in runs)])
     for reference, said in REFERENCES.items():
         if any(reference in run.summary.metrics.references for run in runs):
-            found = [number(value(run, reference)[0]) for run in runs]
-            rows.append([f"{NAMES[measure(runs[0])]}, {said}", *found])
+            name = measure(runs[0])
+            rows.append([f"{NAMES[name]}, {said}", *(number(value(run, reference)[0]) for run in runs)])
+            apart = [run.differences_from(reference).get(name) for run in runs]
+            if any(apart):
+                rows.append(
+                    ["this run less it, on the same rows", *("–" if one is None else ends(one) for one in apart)]
+                )
     if any(len(run.outcomes) == 1 for run in runs):
         brier = [next(iter(run.outcomes.values()))["brier"] if len(run.outcomes) == 1 else None for run in runs]
         rows.append(["Brier score", *map(number, brier)])
@@ -74,7 +82,7 @@ def _metrics(runs: Sequence[RunResults]) -> list[list[str]]:
 
 
 def _best(runs: Sequence[RunResults], name: Metric) -> RunResults | None:
-    """Return the run that is surely the best: no other value is as good, and no other interval reaches its own."""
+    """Return the run whose value is best by so much that no other interval reaches its own."""
     known = [run for run in runs if run.test.get(name) is not None]
     sign = -1 if name in LOWER_IS_BETTER else 1
     best = max(known, key=lambda run: sign * run.test[name])

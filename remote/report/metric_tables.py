@@ -135,14 +135,17 @@ def risk_table(run: RunResults) -> NumberTable:
 
 def agreement_table(found: Mapping[str, Any]) -> NumberTable:
     """Return how predicted numbers differ from true ones."""
-    low, high = found["limits"]
+    middle = found.get("middle")
     ends = found["mean_interval"]
     rows = [
         ["mean difference", f"{_figure(found['mean'])} ({_figure(ends[0])} to {_figure(ends[1])})"],
         ["SD of differences", _figure(found["sd"])],
-        ["limits of agreement", f"{_figure(low)} and {_figure(high)}, each ± {_figure(found['limit_error'])}"],
         ["slope of difference on mean", _figure(found["slope"])],
     ]
+    if middle:
+        rows.append(
+            [f"{percent(middle['share'])} of residuals lie", f"{_figure(middle['low'])} to {_figure(middle['high'])}"]
+        )
     for share, (lower, upper) in found["quantiles"].items():
         rows.append([f"{percent(float(share))} of residuals are below", f"{_figure(lower)} to {_figure(upper)}"])
     return NumberTable(["prediction − label", "value"], rows)

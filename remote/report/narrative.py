@@ -224,28 +224,12 @@ def _classification(run: RunResults) -> Iterator[str]:
         names = [name for name in ("auc", "accuracy") if name in guess]
         reached = " and ".join(f"an {NAMES[name]} of {number(guess[name])}" for name in names)
         yield f"A guess that knows only the site, the frequencies of the labels it trains on, reaches {reached}."
-        yield from _interval_against_guess(run, "auc")
     if "auc" in within and "auc" in test:
         yield f"Over pairs of samples of one site the model's AUC is {number(within['auc'])}:"
         if test["auc"] - within["auc"] > NEGLIGIBLE:
             yield "differences between sites make the pooled AUC look better than the model is within them."
         else:
             yield "the pooled AUC owes next to nothing to differences between sites."
-    yield from _interval_against_guess(run, "accuracy")
-
-
-def _interval_against_guess(run: RunResults, name: str) -> Iterator[str]:
-    metrics = run.summary.metrics
-    guess, interval = (metrics.baseline | metrics.site_alone).get(name), metrics.intervals.get(name)
-    if guess is None or interval is None or name not in run.test:
-        return
-    model = f"The model's {NAMES[name]} is {number(run.test[name])}, and its 95 % interval"
-    if guess < interval.low:
-        yield f"{model} lies above the guess's."
-    elif guess > interval.high:
-        yield f"{model} lies below the guess's: the model does worse than the guess."
-    else:
-        yield f"{model} contains the guess's: no gain over the guess is shown."
 
 
 def repeated(run: RunResults) -> str:

@@ -19,7 +19,7 @@ BARS = 30
 
 
 def bland_altman(run: RunResults) -> Figure | None:
-    """Draw differences against averages as cells, the darker the more samples, with mean and limits of agreement."""
+    """Draw differences against averages as cells, the darker the more samples, with mean and middle 95 %."""
     found, cells = run.summary.metrics.agreement, run.differences.dropna()
     if not found or cells.empty:
         return None
@@ -34,11 +34,12 @@ def bland_altman(run: RunResults) -> Figure | None:
         colour = colours(np.sqrt(column[some] / counts.max()))
         axes.bar(average, np.diff(edges)[some], width, bottom=edges[:-1][some], color=colour, lw=0)
     axes.axhline(found["mean"], color=ORANGE, lw=1.6, label=f"mean {found['mean']:.3g}")
-    for limit in found["limits"]:
-        axes.axhline(limit, color=BLACK, lw=1, ls="--")
-    axes.plot([], [], color=BLACK, lw=1, ls="--", label="limits of agreement")
+    if middle := found.get("middle"):
+        for end in (middle["low"], middle["high"]):
+            axes.axhline(end, color=BLACK, lw=1, ls="--")
+        axes.plot([], [], color=BLACK, lw=1, ls="--", label=f"{100 * middle['share']:.0f} % of rows lie between")
     margin = 0.1 * (edges[-1] - edges[0])
-    axes.set_ylim(min(edges[0], found["limits"][0]) - margin, max(edges[-1], found["limits"][1]) + margin)
+    axes.set_ylim(edges[0] - margin, edges[-1] + margin)
     legend(axes)
     return figure
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rankdad.common.metrics import Interval
-from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric, Regression
+from rankdad.common.metrics.paired import LEAST, MAX_RANKED
+from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric
+from rankdad.remote.report.differences import apart, conditions, ends, is_better, is_clear, measure, of_site
 from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.narrative import NAMES, count, listed, number
 from rankdad.remote.report.run_results import RunResults
@@ -24,11 +26,6 @@ DIGITS = 3  # printed
 MAX_SITES = 40  # in the table; of more those that lose most by taking part
 
 
-def measure(run: RunResults) -> Metric:
-    """Return the metric that models are compared by."""
-    return "mae" if isinstance(run.spec.task, Regression) else "auc"
-
-
 def gain(name: Metric, model: float, other: float) -> float:
     """Return by how much a model is better than another one, as printed; below 0 it is worse."""
     difference = round(model, DIGITS) - round(other, DIGITS)
@@ -44,42 +41,60 @@ def value(run: RunResults, reference: str) -> tuple[float | None, Interval | Non
 
 
 def worth(run: RunResults) -> Iterator[str]:
-    """Yield what training together adds to each reference, and where it adds nothing, by name."""
+    """Yield how far the model is from each reference on the same rows, and where a hospital does better alone."""
     name, references = measure(run), run.summary.metrics.references
-    for reference in (reference for reference in REFERENCES if reference in references and name in run.test):
+    known = [reference for reference in REFERENCES if reference in references and name in run.test]
+    for reference in known:
         reached, interval = value(run, reference)
         if reached is not None:
             within = f" (95 % interval {number(interval.low)} to {number(interval.high)})" if interval else ""
-            more = gain(name, run.test[name], reached)
-            less = "as good"
-            if abs(more) >= 10**-DIGITS / 2:
-                less = f"{number(abs(more))} {'better' if more > 0 else 'worse'}"
-                if interval and _holds(interval, run.test[name]):
-                    less += ", which is no more than chance may make"
-            yield f"{MODELS[reference]} has an {NAMES[name]} of {number(reached)}{within}: this model is {less}."
+            has = f"{MODELS[reference]} has an {NAMES[name]} of {number(reached)}{within}"
+            yield f"{has}: {_apart(run, reference, reached)}."
         if reference != "linear":
             yield from _where(run, reference)
+    if known:
+        yield from conditions(run)
+
+
+def _apart(run: RunResults, reference: str, reached: float) -> str:
+    """Return how far the model is from a reference, with the interval of the difference, or why it has none."""
+    name, found = measure(run), run.differences_from(reference)
+    if name in found:
+        return f"on the same rows this model's is {apart(name, found[name])}"
+    more = gain(name, run.test[name], reached)
+    figures = "as good" if not more else f"{number(abs(more))} {'better' if more > 0 else 'worse'}"
+    others = [
+        f"its {NAMES[other]} is {apart(other, found[other])}" for other in run.spec.task.metrics if other in found
+    ]
+    if not others:
+        return f"this model is {figures} by its figure, and no interval of the difference is known"
+    few = f"AUCs are not compared if a fold tests under {LEAST} rows of a class, or of over {MAX_RANKED} classes"
+    return f"this model is {figures} by its figure ({few}); on the same rows {', '.join(others)}"
 
 
 def _where(run: RunResults, reference: str) -> Iterator[str]:
-    """Yield where a hospital does better alone, and where there is nothing to compare with."""
+    """Yield where a hospital does better alone, surely or by its figures, and where nothing is known."""
     name, rows = measure(run), run.by_site
     theirs = f"{reference}_{name}"
     both = {site: row for site, row in rows.items() if name in row and theirs in row}
-    better = [site for site, row in both.items() if gain(name, row[name], row[theirs]) < 0]
     what = "its own model" if reference == "local" else "its own linear model"
-    if better:
-        figures = [
-            f"{site} ({number(row[theirs])} against {number(row[name])}{_chance(row, name, theirs)})"
-            for site, row in both.items()
-            if site in better
-        ]
-        where = f"{len(better)} of {count(len(both), 'hospital')}"
-        yield f"At {where} {what} has the better {NAMES[name]}: {listed(figures)}."
-    elif len(both) == 1:
-        yield f"At the one hospital {what} has no better {NAMES[name]}."
-    elif both:
-        yield f"At none of {len(both)} hospitals has {what} a better {NAMES[name]}."
+    sure, unsure = list[str](), list[str]()
+    for site, row in both.items():
+        found = of_site(row, reference, name)
+        worse = found.value != 0 and not is_better(name, found) if found else gain(name, row[name], row[theirs]) < 0
+        if worse:
+            between = f"; difference {ends(found)}" if found else ""
+            clear = found is not None and found.low < found.high and is_clear(found)
+            (sure if clear else unsure).append(f"{site} ({number(row[theirs])} against {number(row[name])}{between})")
+    of = count(len(both), "hospital")
+    better = f"of {of} {what} has the better {NAMES[name]}"
+    if sure:
+        yield f"At {len(sure)} {better}, and the interval of the difference leaves out 0: {listed(sure)}."
+    if unsure:
+        yield f"At {len(unsure)} {better} on these rows, without an interval that leaves out 0: {listed(unsure)}."
+    if both and not sure and not unsure:
+        where = "the one hospital" if len(both) == 1 else f"none of {of}"
+        yield f"At {where} {what} has {'no' if len(both) == 1 else 'a'} better {NAMES[name]} on the rows tested."
     if missing := [site for site, row in rows.items() if row.get("samples") and not row.get(f"{reference}_samples")]:
         yield f"There is no model of its own to compare with at {listed(missing)}."
 
@@ -111,15 +126,5 @@ def _interval(row: dict[str, float], key: str) -> Interval | None:
     return None if low is None or high is None else Interval(low, high, "")
 
 
-def _chance(row: dict[str, float], name: str, theirs: str) -> str:
-    """Return that a site's difference is within chance: its figure lies in the interval of the other model's."""
-    interval = _interval(row, theirs)
-    return ", within chance" if interval and _holds(interval, row[name]) else ""
-
-
 def _cell(reached: float | None, interval: Interval | None) -> str:
     return number(reached) + (f" ({number(interval.low)} to {number(interval.high)})" if interval else "")
-
-
-def _holds(interval: Interval, reached: float) -> bool:
-    return interval.low <= reached <= interval.high

@@ -10,6 +10,7 @@ from matplotlib import style
 from matplotlib.figure import Figure
 
 from rankdad.remote.report.coefficient_plots import coefficients
+from rankdad.remote.report.difference_plots import differences
 from rankdad.remote.report.evaluation_plots import confusion, forest
 from rankdad.remote.report.number_plots import bland_altman, residuals
 from rankdad.remote.report.plot_style import MEASURES, png, svg
@@ -37,6 +38,7 @@ def figures(run: RunResults) -> dict[str, Figure]:
         "decision_curve": decision_curve(run),
         "bland_altman": bland_altman(run),
         "residuals": residuals(run),
+        "differences": differences(run),
         **{f"test_{name}_by_site": forest(run, name) for name in measures if name in run.sites},
         "coefficients": coefficients(run),
         "confusion": confusion(run),

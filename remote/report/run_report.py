@@ -7,10 +7,12 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from rankdad.common.rounds.paired import GUESS
 from rankdad.remote.report import metric_tables as tables
 from rankdad.remote.report import narrative
 from rankdad.remote.report.coefficient_tables import coefficient_notes, coefficient_table, site_coefficients
-from rankdad.remote.report.references import reference_table
+from rankdad.remote.report.differences import against_guess, conditions, difference_table
+from rankdad.remote.report.references import REFERENCES, reference_table
 from rankdad.remote.report.rendering import render
 from rankdad.remote.report.run_results import BASELINE, RANKED, RunResults, damage_named, read_results
 from rankdad.remote.report.site_calibration import site_calibration_table
@@ -35,8 +37,10 @@ CAPTIONS = {
     "decision_curve": "Decision curve: net benefit of acting on the model's risk from a threshold on, against acting "
     "on all or on nobody. The model is worth using where its line is the highest.",
     "bland_altman": "Bland–Altman: difference between prediction and label against their mean; the darker, the more "
-    "rows. 19 of 20 lie between the dashed limits if differences are normal.",
+    "rows. Dashed: quantiles of the differences as counted, between which the share lies that the legend names.",
     "residuals": "How many predictions are how far off.",
+    "differences": "This model's figure less that of each reference on the same rows, over all sites and by site, with "
+    "95 % intervals: one that leaves out 0 tells the two apart.",
     "test_auc_by_site": "Test AUC of each site that has one, with its 95 % interval, and of all samples" + ALONE,
     "test_accuracy_by_site": "Test accuracy of each site, with its 95 % interval, and of all samples" + ALONE,
     "test_mae_by_site": "Test mean absolute error of each site, with its 95 % interval, and of all samples" + ALONE,
@@ -117,6 +121,8 @@ def report_page(run: RunResults) -> str:
         coefficients=coefficient_table(run),
         coefficients_by_site=site_coefficients(run),
         coefficient_notes=list(coefficient_notes(run)),
+        differences=difference_table(run, {GUESS: narrative.baseline_name(run), **REFERENCES}),
+        conditions=" ".join(conditions(run)),
         sites=tables.site_table(run, rows),
         baseline=baseline,
         unranked=" and ".join(narrative.NAMES[name] for name in RANKED if name in baseline),
@@ -126,6 +132,7 @@ def report_page(run: RunResults) -> str:
         tuning=tuning_table(run),
         price=price(run),
         fewest=min(((row["samples"], site) for site, row in rows.items() if row.get("samples")), default=None),
+        explained=[text for text in (*narrative.explained(run), " ".join(against_guess(run))) if text],
         figures=drawings or {},
         no_plots="There is nothing to draw yet." if drawings is not None else f"This page has no figures: {NO_PLOTS}",
         captions=CAPTIONS,

@@ -21,6 +21,7 @@ from rankdad.common.errors import UserError, one_line
 from rankdad.common.files import check_file
 from rankdad.common.metrics import BINS, Interval, Risks, Spread
 from rankdad.common.metrics.auc import bin_edges
+from rankdad.common.metrics.paired import Difference
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.table_schema import Labelled
 from rankdad.common.spec.tasks import Classification, Metric, Regression
@@ -82,6 +83,8 @@ class RunMetrics(Part, extra="ignore"):
     """Of a guess that knows only the site."""
     references: dict[str, ReferenceMetrics] = Field(default={})
     """By name, of those that the spec asks for."""
+    differences: dict[str, dict[str, Difference]] = Field(default={})
+    """The model's metrics less those of a reference, or of the guess, on the same rows: by name and metric."""
     confusion: tuple[tuple[int | tuple[int, int], ...], ...] = ()
     """Counts by true and predicted class; or by label, true and predicted value."""
     risks: tuple[dict[str, Any], ...] = ()
@@ -205,6 +208,11 @@ class RunResults:
             return finite(self.summary.metrics.test)
         rows = rows_of(self.tests)
         return rows.get("pooled", {}) if len(self.tests) == 1 else {}
+
+    def differences_from(self, rival: str) -> dict[str, Difference]:
+        """Return the finite differences of the model's metrics from a rival's on the same rows."""
+        found = self.summary.metrics.differences.get(rival, {})
+        return {name: one for name, one in found.items() if math.isfinite(one.high - one.low)}
 
     def risks_of(self, outcome: int) -> list[Risks]:
         """Return the predictions of an outcome, of each repetition of a cross-validation; none where there are none."""

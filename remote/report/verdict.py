@@ -14,6 +14,7 @@ from rankdad.remote.report.site_calibration import told_apart
 from rankdad.remote.table_one import outcome_names
 
 RARE = 0.1  # recall of a class below which it is named
+SHARES = {0.95: "19 of 20", 0.9: "9 of 10", 0.5: "half of the"}  # of rows, between two quantiles
 CLOSE = 0.1  # of a slope from 1, or an intercept from 0: as good as right
 
 
@@ -154,9 +155,14 @@ def _number(run: RunResults) -> Iterator[str]:
         reached = run.test["r2"]
         less = f"{percent(reached)} smaller" if reached > 0 else "no smaller"
         yield f"Its squared error is {less} than if every row were given the mean (R² {number(reached)})."
-    if found := run.summary.metrics.agreement:
-        low, high = found["limits"]
-        yield f"19 of 20 predictions lie between {_short(low)} and {_short(high)} of the true value."
+    yield from predictions_between(run)
+
+
+def predictions_between(run: RunResults) -> Iterator[str]:
+    """Yield how far off most of the tested predictions are, as counted; nothing of too few rows."""
+    if middle := run.summary.metrics.agreement.get("middle"):
+        ends = f"{_short(middle['low'])} and {_short(middle['high'])}"
+        yield f"On the rows tested, {SHARES[middle['share']]} predictions lie between {ends} of the true value."
 
 
 def _sites(run: RunResults) -> Iterator[str]:

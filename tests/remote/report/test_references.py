@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from rankdad.common.metrics.paired import Difference
 from rankdad.remote.report.compare import compare
+from rankdad.remote.report.differences import apart as in_words
 from rankdad.remote.report.references import reference_table, worth
 from rankdad.remote.report.run_report import report
 from rankdad.remote.report.run_results import RunResults, read_results
@@ -39,22 +41,40 @@ def made(directory: Path, test: dict[str, float], sites: str, task: str = "class
     return directory
 
 
+def apart(value: float, low: float, high: float, method: str = "paired DeLong") -> dict[str, Any]:
+    return {"value": value, "low": low, "high": high, "method": method}
+
+
 def test_the_verdict_says_what_training_together_adds_and_where_it_does_not(tmp_path: Path) -> None:
     interval = {"low": 0.87, "high": 0.91, "method": "DeLong"}
-    local = {"samples": 90, "values": {"auc": 0.89}, "intervals": {"auc": interval}}
-    linear = {"samples": 90, "values": {"auc": 0.95}, "intervals": {}}
+    local = {"samples": 90, "values": {"auc": 0.883}, "intervals": {"auc": interval}}
+    linear, site = ({"samples": 90, "values": {"auc": auc}, "intervals": {}} for auc in (0.95, 0.89))
+    ends = ",".join(f"local_auc_difference{end}" for end in ("", "_low", "_high"))
     sites = (
-        "site,samples,auc,local_samples,local_auc,local_auc_low,local_auc_high\n"
-        "alpha,40,0.886,40,0.907,0.85,0.95\nbeta,30,0.8,30,0.93,0.9,0.96\ngamma,20,0.9,0,,,\ndelta,9,0.9,9,0.8,0.7,1\n"
+        f"site,samples,auc,local_samples,local_auc,site_samples,{ends}\n"
+        "alpha,40,0.886,40,0.907,40,-0.021,-0.06,0.018\nbeta,30,0.8,30,0.93,30,-0.13,-0.21,-0.05\n"
+        "gamma,20,0.9,0,,20,,,\ndelta,9,0.9,9,0.8,9,0.1,0.02,0.18\n"
     )
-    found = read_results(made(tmp_path / "run", {"auc": 0.9}, sites, local=local, linear=linear))
-    assert list(worth(found)) == [
-        "The same model, trained at each hospital alone, has an AUC of 0.890 (95 % interval 0.870 to 0.910): this "
-        "model is 0.010 better, which is no more than chance may make.",
-        "At 2 of 3 hospitals its own model has the better AUC: alpha (0.907 against 0.886, within chance), beta (0.930 "
-        "against 0.800).",
+    differences = {"local": {"auc": apart(0.017, 0.006, 0.028)}, "site": {"auc": apart(0.01, -0.004, 0.024)}}
+    run = made(tmp_path / "run", {"auc": 0.9}, sites, local=local, linear=linear, site=site)
+    metrics = json.loads((run / "summary.json").read_text())["metrics"]
+    (run / "summary.json").write_text(json.dumps({"metrics": metrics | {"differences": differences}}))
+    said = [text.replace("\N{NO-BREAK SPACE}", " ") for text in worth(read_results(run))]
+    assert said == [
+        "The same model, trained at each hospital alone, has an AUC of 0.883 (95 % interval 0.870 to 0.910): on the "
+        "same rows this model's is 0.017 higher, which is better (95 % interval of the difference 0.006 to 0.028).",
+        "At 1 of 3 hospitals its own model has the better AUC, and the interval of the difference leaves out 0: beta "
+        "(0.930 against 0.800; difference −0.130 (−0.210 to −0.050)).",
+        "At 1 of 3 hospitals its own model has the better AUC on these rows, without an interval that leaves out 0: "
+        "alpha (0.907 against 0.886; difference −0.021 (−0.060 to 0.018)).",
         "There is no model of its own to compare with at gamma.",
-        "A linear model of all hospitals has an AUC of 0.950: this model is 0.050 worse.",
+        "A linear model of all hospitals has an AUC of 0.950: this model is 0.050 worse by its figure, and no interval "
+        "of the difference is known.",
+        "A linear model of each hospital alone has an AUC of 0.890: on the same rows this model's is 0.010 higher (95 "
+        "% interval of the difference −0.004 to 0.024, which includes 0: these rows do not tell which of the two is "
+        "better).",
+        "Intervals of differences hold for the models as they were trained here: they leave out what other training "
+        "rows would change. One such interval in twenty misses by chance.",
     ]
 
 
@@ -63,19 +83,32 @@ def test_a_smaller_error_is_the_better_one_and_other_rows_are_not_compared(tmp_p
     sites = "site,samples,mae,local_samples,local_mae\nalpha,90,2.5,90,3.0\n"
     found = read_results(made(tmp_path / "run", {"mae": 2.5}, sites, "regression", local=local, site=site))
     first, second, *others = worth(found)
-    assert first.endswith("has an MAE of 3.000: this model is 0.500 better.")
-    assert second == "At the one hospital its own model has no better MAE."
+    assert "this model is 0.500 better" in first
+    assert second == "At the one hospital its own model has no better MAE on the rows tested."
     assert not any("of 3.000" in text for text in others), "80 rows are not the same rows"
 
 
-def test_a_tie_is_no_matter_of_chance(tmp_path: Path) -> None:
-    local = {
-        "samples": 90,
-        "values": {"auc": 0.9},
-        "intervals": {"auc": {"low": 0.8, "high": 0.95, "method": "DeLong"}},
-    }
-    (said,) = worth(read_results(made(tmp_path / "run", {"auc": 0.9}, "site,samples\n", local=local)))
-    assert said.endswith("(95 % interval 0.800 to 0.950): this model is as good.")
+@pytest.mark.parametrize(
+    ("name", "found", "said"),
+    [
+        (
+            "mae",
+            apart(-1.06, -1.2, -0.92),
+            "1.06 lower, which is better (95 % interval of the difference 0.92 to 1.20",
+        ),
+        ("mae", apart(1.06, 0.92, 1.2), "1.06 higher, which is worse (95 % interval of the difference 0.92 to 1.20)"),
+        (
+            "loss",
+            apart(-0.01, -0.03, 0.01),
+            "0.010 lower (95 % interval of the difference −0.010 to 0.030, which",
+        ),
+        ("auc", apart(0.0, 0.0, 0.0), "as high"),
+        ("auc", apart(0.0012, 0.0003, 0.0021), "0.00120 higher, which is better"),
+        ("mae", apart(-812.0, -900.0, -724.0), "812 lower"),
+    ],
+)
+def test_a_difference_is_said_with_its_direction_and_its_digits(name: str, found: dict[str, Any], said: str) -> None:
+    assert in_words(name, Difference(**found)).replace("\N{NO-BREAK SPACE}", " ").startswith(said)
 
 
 def test_page_and_table_say_what_the_tables_of_a_run_say(finished: Path) -> None:

@@ -302,22 +302,25 @@ def test_test_metrics_are_numbers_only(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize(
-    ("model", "guess", "said"),
+    ("model", "guess", "ends", "said"),
     [
-        (0.75, 0.62, "its 95 % interval lies above the guess's."),
-        (0.65, 0.62, "no gain over the guess is shown"),
-        (0.5, 0.62, "does worse than the guess"),
+        (0.75, 0.62, (0.08, 0.18), "0.130 higher, which is better (95 % interval of the difference 0.080 to 0.180)"),
+        (0.65, 0.62, (-0.02, 0.08), "which includes 0: these rows do not tell which of the two is better"),
+        (0.5, 0.62, (-0.17, -0.07), "0.120 lower, which is worse"),
+        (0.75, 0.62, None, "The model's AUC is 0.750 (95 % interval 0.700 to 0.800)."),
     ],
 )
 def test_the_guess_that_knows_only_the_site_is_told_from_the_model(
-    finished: Path, model: float, guess: float, said: str
+    finished: Path, model: float, guess: float, ends: tuple[float, float] | None, said: str
 ) -> None:
     metrics = json.loads((finished / "summary.json").read_text())["metrics"]
     interval = {"auc": {"low": model - 0.05, "high": model + 0.05, "method": "DeLong"}}
     values = {"test": {"samples": 9, "auc": model}, "baseline": {"auc": guess}, "within_sites": {"auc": 0.7}}
-    change(finished, metrics=metrics | values | {"intervals": interval})
+    apart = {"value": model - guess, "low": ends[0], "high": ends[1], "method": "paired DeLong"} if ends else None
+    differences = {"baseline": {"auc": apart}} if apart else {}
+    change(finished, metrics=metrics | values | {"intervals": interval, "differences": differences})
     page = Page(report(finished))
-    assert said in page.text
+    assert said in page.text.replace("\N{NO-BREAK SPACE}", " ")
     assert ("make the pooled AUC look better" in page.text) == (model > 0.72)
 
 

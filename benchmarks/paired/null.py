@@ -1,0 +1,146 @@
+"""How often a verdict calls one of two models better that are equally good: data sets drawn under the null."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rankdad.common.documents import validate
+from rankdad.common.metrics import Tally, summarise, tally
+from rankdad.common.metrics.paired import Rows, rows
+from rankdad.common.rounds import paired
+from rankdad.common.spec import RunSpec
+from rankdad.common.spec.tasks import Regression
+from rankdad.remote.fold_metrics import FoldMetrics
+from rankdad.remote.report.references import worth
+from rankdad.remote.report.run_results import PlanSummary, RunResults, Summary
+
+SITES, REFERENCE = ("north", "south"), "linear"
+SHARED, OWN = 0.8, 0.6  # of the noise of a score: what both models have, and what each has alone
+Z = 1.959964
+
+
+@dataclass(frozen=True)
+class Rate:
+    """How often the verdict found a difference.
+
+    Args:
+        metric: by which.
+        found: in how many data sets.
+        tried: of how many.
+    """
+
+    metric: str
+    found: int
+    tried: int
+
+    @property
+    def share(self) -> float:
+        """The type I error."""
+        return self.found / self.tried
+
+    @property
+    def error(self) -> float:
+        """Half the interval of 95 % of the share."""
+        return Z * math.sqrt(self.share * (1 - self.share) / self.tried)
+
+
+def spec_of(task: dict[str, Any]) -> RunSpec:
+    """Return a run that compares its model with a linear one."""
+    return validate(
+        RunSpec,
+        {
+            "name": "null",
+            "task": task,
+            "data": {"shape": [4]},
+            "method": {"name": "dsgd"},
+            "evaluation": {"name": "holdout", "references": [REFERENCE]},
+            "federation": {"sites": list(SITES)},
+        },
+    )
+
+
+def drawn_runs(spec: RunSpec, count: int, size: int, seed: int) -> Iterator[RunResults]:
+    """Yield runs of equally good models, each with other data; nothing is trained.
+
+    Args:
+        spec: of the runs.
+        count: how many runs.
+        size: test samples of each, at all sites together.
+        seed: of the scores.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        yield _run(spec, size, generator)
+
+
+def _run(spec: RunSpec, size: int, generator: torch.Generator) -> RunResults:
+    """Return a run whose tests are summed up by sites and compared as those of a real one are."""
+    known = dict[str, tuple[Tensor, list[tuple[Rows, Tally]]]]()
+    for site in SITES:
+        labels, outputs = _scores(spec, size // len(SITES), generator)
+        known[site] = labels, [_tested(spec, one, labels) for one in outputs]
+    tests = [tuple(one for _, one in tested) for _, tested in known.values()]
+    pooled = paired.pooled_scores(spec, 0, tests)
+    sent = {
+        site: paired.contribution(spec, [one for one, _ in tested], labels, pooled, None)
+        for site, (labels, tested) in known.items()
+    }
+    study = FoldMetrics(spec.task, SITES, (REFERENCE,), per_repeat=1, least=paired.least(spec))
+    models, guesses, others = ([tested[at] for tested in tests] for at in range(3))
+    named = dict(zip(SITES, others, strict=True))
+    study.add(dict(zip(SITES, models, strict=True)), dict(zip(SITES, guesses, strict=True)), {REFERENCE: named})
+    study.compare(sent, pooled)
+    test, other = (summarise(spec.task, reduce(add, all_)) for all_ in (models, others))
+    metrics: dict[str, Any] = {
+        "test": {"samples": test.samples} | {str(name): value for name, value in test.values.items()},
+        "references": {REFERENCE: {"samples": other.samples, "values": other.values}},
+        "differences": study.differences(),
+    }
+    empty = pd.DataFrame({"site": [], "samples": []})
+    return RunResults(spec, PlanSummary(), validate(Summary, {"metrics": metrics}), empty, empty, empty)
+
+
+def _scores(spec: RunSpec, size: int, generator: torch.Generator) -> tuple[Tensor, list[Tensor]]:
+    """Return labels, and what the model, a guess and a reference say: first and last are exchangeable."""
+
+    def noise() -> Tensor:
+        return torch.randn(size, generator=generator, dtype=torch.float64)
+
+    shared = noise()
+    if isinstance(spec.task, Regression):
+        labels = noise()
+        return labels, [(labels + SHARED * shared + OWN * noise()).unsqueeze(1) for _ in range(3)]
+    labels = (torch.rand(size, generator=generator) < 0.35).long()
+    scores = [labels * 1.4 - 0.7 + SHARED * shared + OWN * noise() for _ in range(3)]
+    return labels, [torch.stack([torch.zeros(size, dtype=torch.float64), one], dim=1) for one in scores]
+
+
+def _tested(spec: RunSpec, outputs: Tensor, labels: Tensor) -> tuple[Rows, Tally]:
+    if isinstance(spec.task, Regression):
+        losses = (outputs[:, 0] - labels).square()
+    else:
+        losses = F.cross_entropy(outputs, labels, reduction="none")
+    return rows(spec.task, outputs, labels, losses), tally(spec.task, outputs, labels, losses)
+
+
+def rates(runs: Iterable[RunResults]) -> list[Rate]:
+    """Return how often runs say that one model is better: the verdict by its measure, and each interval by itself."""
+    found, tried = Counter[str](), Counter[str]()
+    for run in runs:
+        said = next(text for text in worth(run) if "A linear model" in text)
+        calls = {"verdict": ", which is better" in said or ", which is worse" in said}
+        calls |= {name: not one.low <= 0 <= one.high for name, one in run.differences_from(REFERENCE).items()}
+        tried.update(calls.keys())
+        found.update(name for name, call in calls.items() if call)
+    return [Rate(name, found[name], count) for name, count in tried.items()]

@@ -1,0 +1,111 @@
+"""Intervals of a real run's differences beside the paired bootstrap of the same predictions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.paired.bootstrap import auc, drawn, half_interval, mean
+from rankdad.common.metrics.paired import Rows, positives
+from rankdad.common.rounds import paired
+from rankdad.common.spec import RunSpec
+from rankdad.common.spec.tasks import Regression
+from rankdad.local.data import SiteData
+from rankdad.simulations.lockstep import run
+
+
+@dataclass(frozen=True)
+class Width:
+    """One difference.
+
+    Args:
+        data: name of the data set.
+        rival: what the model is compared with.
+        metric: that they are compared by.
+        value: the difference that the run reports.
+        half: half the width of the run's interval.
+        bootstrap: half that of the bootstrap's, between two quantiles of its draws.
+    """
+
+    data: str
+    rival: str
+    metric: str
+    value: float
+    half: float
+    bootstrap: float
+
+    @property
+    def ratio(self) -> float:
+        """How wide the interval is beside the bootstrap's."""
+        return self.half / self.bootstrap
+
+
+@contextmanager
+def rows_kept() -> Iterator[list[tuple[list[Rows | None], Tensor]]]:
+    """Yield what sites compare and never send: every model's rows, and labels, by fold and site."""
+    kept: list[tuple[list[Rows | None], Tensor]] = []
+    real = paired.contribution
+
+    def contribution(
+        spec: RunSpec, models: list[Rows | None], labels: Tensor, pooled: Tensor | None, groups: Tensor | None
+    ) -> Tensor:
+        kept.append((models, labels))
+        return real(spec, models, labels, pooled, groups)
+
+    with mock.patch.object(paired, "contribution", contribution):
+        yield kept
+
+
+def widths(name: str, spec: RunSpec, data: Mapping[str, SiteData], folder: Path, draws: int) -> list[Width]:
+    """Run a cross-validation, and return each of its differences beside the bootstrap.
+
+    Args:
+        name: of the data.
+        spec: of the run.
+        data: of its sites.
+        folder: where the run is written.
+        draws: of the bootstrap: of rows, or of groups where there are some.
+    """
+    with rows_kept() as kept:
+        run(spec, data, folder)
+    said = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["metrics"]["differences"]
+    sites, folds, groups = list(data), [], []
+    for number, (_, labels) in enumerate(kept):
+        fold, site = divmod(number, len(sites))
+        own = data[sites[site]]
+        folds.append(np.full(len(labels), fold))
+        rows = own.splits[fold].test
+        of = torch.arange(len(own.samples)) if own.groups is None else own.groups
+        groups.append([f"{site} {one}" for one in of[rows].tolist()])
+    fold_of = np.concatenate(folds)
+    group_of = np.unique(np.concatenate(groups), return_inverse=True)[1].astype(np.int64)
+    weights = drawn(group_of, draws)
+    labels = torch.cat([labels for _, labels in kept])
+    found = []
+    for at, rival in enumerate(said, 1):
+        for metric, one in said[rival].items():
+            ours, theirs = (_metric(spec, metric, kept, place, labels, fold_of) for place in (0, at))
+            half = (one["high"] - one["low"]) / 2
+            found.append(Width(name, rival, metric, one["value"], half, half_interval(ours, theirs, weights)))
+    return found
+
+
+def _metric(
+    spec: RunSpec, metric: str, kept: list[Any], place: int, labels: Tensor, folds: np.ndarray[Any, Any]
+) -> Any:
+    rows = [models[place] for models, _ in kept]
+    if metric == "auc":
+        scores = torch.cat([own.bins[:, 0] for own in rows]).double().numpy()
+        return auc(scores, positives(spec.task, labels)[:, 0].numpy(), folds)
+    column = 0 if metric == "loss" else 1
+    assert isinstance(spec.task, Regression) or metric != "mae"
+    return mean(torch.cat([own.means[:, column] for own in rows]).numpy())

@@ -1,0 +1,124 @@
+"""How far the model is from others on the same rows, in words and as a table: what a verdict says of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from rankdad.common.metrics.paired import IN_FOLDS, Difference
+from rankdad.common.rounds.paired import GUESS
+from rankdad.common.spec import Holdout, LeaveOneSiteOut
+from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric, Regression
+from rankdad.remote.report.metric_tables import NumberTable
+from rankdad.remote.report.narrative import NAMES, number
+from rankdad.remote.report.run_results import RunResults
+
+DIFFERENCE = "_difference"  # suffix of a site's columns
+AGAINST_GUESS = ("auc", "accuracy", "mae")
+SIGNIFICANT = 2  # digits of half an interval
+WITHIN = "95\N{NO-BREAK SPACE}% interval"
+
+
+def measure(run: RunResults) -> Metric:
+    """Return the metric that models are compared by."""
+    return "mae" if isinstance(run.spec.task, Regression) else "auc"
+
+
+def digits(found: Difference) -> int:
+    """Return how many digits behind the point say what is known of a difference."""
+    half = (found.high - found.low) / 2
+    return 3 if half <= 0 else max(0, min(6, SIGNIFICANT - 1 - math.floor(math.log10(half))))
+
+
+def is_clear(found: Difference) -> bool:
+    """Tell whether an interval leaves out 0."""
+    return found.low > 0 or found.high < 0
+
+
+def is_better(name: str, found: Difference) -> bool:
+    """Tell whether the model's figure is the better one."""
+    return found.value != 0 and (found.value < 0) == (name in LOWER_IS_BETTER)
+
+
+def ends(found: Difference) -> str:
+    """Return a difference with its interval, as a table prints it."""
+    places = digits(found)
+    interval = f" ({number(found.low, places)} to {number(found.high, places)})" if found.low < found.high else ""
+    return number(found.value, places) + interval
+
+
+def apart(name: str, found: Difference) -> str:
+    """Return in words how far the model's figure is from another's, and whether the interval leaves out 0."""
+    if found.low == found.high:  # no two rows differ in it
+        return "as high" if not found.value else f"{number(abs(found.value))} {_direction(found)}"
+    sign, places = (-1 if found.value < 0 else 1), digits(found)
+    low, high = sorted((sign * found.low, sign * found.high))
+    more = f"{number(abs(found.value), places)} {_direction(found)}"
+    interval = f"{WITHIN} of the difference {number(low, places)} to {number(high, places)}"
+    if not is_clear(found):
+        return f"{more} ({interval}, which includes 0: these rows do not tell which of the two is better)"
+    return f"{more}, which is {'better' if is_better(name, found) else 'worse'} ({interval})"
+
+
+def _direction(found: Difference) -> str:
+    return "lower" if found.value < 0 else "higher"
+
+
+def of_site(row: dict[str, float], rival: str, name: str) -> Difference | None:
+    """Return the difference from a rival over one site's rows; None where it is not known."""
+    value, low, high = (row.get(f"{rival}_{name}{DIFFERENCE}{end}") for end in ("", "_low", "_high"))
+    return None if value is None or low is None or high is None else Difference(value, low, high, "")
+
+
+def against_guess(run: RunResults) -> Iterator[str]:
+    """Yield how far the model is from a guess by the site alone; of a run that does not compare, its own interval."""
+    metrics, compared = run.summary.metrics, run.differences_from(GUESS)
+    for name in (name for name in run.spec.task.metrics if name in AGAINST_GUESS and name in run.test):
+        interval = metrics.intervals.get(name)
+        if metrics.baseline.get(name) is None or interval is None:
+            continue
+        reached = f"The model's {NAMES[name]} is {number(run.test[name])}"
+        if name in compared:
+            where = _where(run, compared[name])
+            yield f"{reached}; compared on the same rows{where}, it is {apart(name, compared[name])}."
+        else:
+            yield f"{reached} ({WITHIN} {number(interval.low)} to {number(interval.high)})."
+
+
+def conditions(run: RunResults) -> Iterator[str]:
+    """Yield when the intervals of differences are true."""
+    known = [one for found in run.summary.metrics.differences.values() for one in found.values()]
+    if not known:
+        return
+    if any(IN_FOLDS in one.method for one in known):
+        where = "hospital" if isinstance(run.spec.evaluation, LeaveOneSiteOut) else "fold"
+        yield f"AUCs are compared within each {where}, so that their difference need not be that of the figures above."
+    folds = "" if isinstance(run.spec.evaluation, Holdout) else ", fold by fold from rows that folds mostly share"
+    yield (
+        f"Intervals of differences hold for the models as they were trained here{folds}: they leave out what other "
+        "training rows would change. One such interval in twenty misses by chance."
+    )
+
+
+def _where(run: RunResults, found: Difference) -> str:
+    if IN_FOLDS not in found.method:
+        return ""
+    return " of each hospital" if isinstance(run.spec.evaluation, LeaveOneSiteOut) else " of each fold"
+
+
+def difference_table(run: RunResults, named: dict[str, str]) -> NumberTable | None:
+    """Return the differences from every rival, over all samples; None where nothing was compared.
+
+    Args:
+        run: whose.
+        named: what each rival is called.
+    """
+    rivals = {rival: found for rival in named if (found := run.differences_from(rival))}
+    if not rivals:
+        return None
+    names = [name for name in run.spec.task.metrics if any(name in found for found in rivals.values())]
+    rows = [
+        [named[rival], *(ends(found[name]) if name in found else "–" for name in names)]
+        for rival, found in rivals.items()
+    ]
+    return NumberTable(["this model less", *(NAMES[name] for name in names)], rows)
