@@ -370,7 +370,7 @@ def test_a_network_too_large_to_be_sent_whole_can_be_had_from_the_form(tmp_path:
 
 @pytest.mark.parametrize("network", ["linear", "mlp-32"])
 def test_a_linear_model_shows_its_coefficients_where_the_platforms_regressions_do(tmp_path: Path, network: str) -> None:
-    form = {"network": network, "min_rows": 4, "epochs": 40 if network == "linear" else 1}
+    form: dict[str, Any] = {"network": network, "min_rows": 4, "epochs": 40 if network == "linear" else 1}
     shown = Iterations(tmp_path, patients(tmp_path, **form)).go()
     assert set(shown["coefficients"]) == ({"all sites", "8f0c", "9f0c"} if network == "linear" else {"all sites"})
     if network == "linear":
