@@ -9,6 +9,7 @@ from typing import Any
 from rankdad.common.documents import load_json
 from rankdad.platforms.coinstac.outputs import FIGURES, SiteResults
 from rankdad.remote.report import narrative
+from rankdad.remote.report.coefficient_tables import displayed_coefficients
 from rankdad.remote.report.references import REFERENCES
 from rankdad.remote.report.run_report import plotter, report_page
 from rankdad.remote.report.run_results import BASELINE, RunResults, read_results
@@ -55,6 +56,7 @@ def displayed(
     return {
         "global_metrics": run.test,
         "site_metrics": by_site,
+        "coefficients": displayed_coefficients(run),
         "warnings": {str(number): line for number, line in enumerate(lines, start=1)} or {"1": "none"},
         "global_stats": [f"{FIGURES}/{name}.png" for name in figures],
         "local_stats": {client: [] for client in sites},

@@ -52,6 +52,27 @@ def site_coefficients(run: RunResults) -> NumberTable | None:
     return NumberTable(["", *["estimate (SE)", "p"] * len(shown)], cells, [("", 1), *((site, 2) for site in shown)])
 
 
+def displayed_coefficients(run: RunResults) -> dict[str, dict[str, str]]:
+    """Return a line for each coefficient, of all sites and of each that tells its own: for tables of two columns."""
+    found = run.summary.coefficients
+    fits = {"all sites": found.get("pooled"), **found.get("sites", {})}
+    shown = {name: dict(_lines(run, fit)) for name, fit in fits.items() if fit and fit["coefficients"]}
+    return shown or {"all sites": {"none": "the model is not linear, or was trained by steps"}}
+
+
+def _lines(run: RunResults, fit: Fit) -> Iterator[tuple[str, str]]:
+    rows, regression = fit["coefficients"][:MAX_ROWS], isinstance(run.spec.task, Regression)
+    for row in rows:
+        line = short(row["estimate"])
+        if row["se"] is not None:
+            tested = f"{fit['statistic']} {number(row['statistic'], 2)}, df {fit['freedom']:,}, p {p_value(row['p'])}"
+            line += f" (SE {short(row['se'])}; {_interval(row)}); {tested}"
+            if not regression:
+                line += f"; odds ratio {short(row['odds_ratio'])}"
+        yield name_of(rows, row), line
+    yield "fit", fit["why"] or f"{fit['rows']:,} rows, R² {number(fit['r2'])}"
+
+
 def coefficient_notes(run: RunResults) -> Iterator[str]:
     """Yield what the coefficients are of, and why there are no standard errors or no site's own."""
     found = run.summary.coefficients

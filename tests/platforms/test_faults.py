@@ -143,7 +143,9 @@ def test_a_form_and_two_tables_train_a_model(tmp_path: Path) -> None:
     shown = Iterations(tmp_path, patients(tmp_path)).go()
     assert shown["global_metrics"]["samples"] == 120
     assert shown["global_metrics"]["auc"] > 0.8
-    assert shown["warnings"] == {"1": "none"}
+    summary = json.loads((tmp_path / REMOTE / "output" / "run" / "summary.json").read_text())
+    (warning,) = shown["warnings"].values()  # of two steps an epoch, 40 epochs are too few, and nothing else is odd
+    assert warning[1:] == summary["undertrained"]["warning"][1:] + "."
     run = json.loads((tmp_path / REMOTE / "output" / "run" / "run.json").read_text())
     assert run["data"]["features"] == ["age", "dose"]
     assert run["data"]["values"] == ["F", "M"]
@@ -364,3 +366,15 @@ def test_a_network_too_large_to_be_sent_whole_can_be_had_from_the_form(tmp_path:
         Iterations(tmp_path, members(tmp_path, **form)).go(3)
     with pytest.raises(AssertionError, match="no end after 3"):
         Iterations(tmp_path, members(tmp_path, **form, federation={"compare_every": 0})).go(3)
+
+
+@pytest.mark.parametrize("network", ["linear", "mlp-32"])
+def test_a_linear_model_shows_its_coefficients_where_the_platforms_regressions_do(tmp_path: Path, network: str) -> None:
+    form: dict[str, Any] = {"network": network, "min_rows": 4, "epochs": 40 if network == "linear" else 1}
+    shown = Iterations(tmp_path, patients(tmp_path, **form)).go()
+    assert set(shown["coefficients"]) == ({"all sites", "8f0c", "9f0c"} if network == "linear" else {"all sites"})
+    if network == "linear":
+        assert list(shown["coefficients"]["all sites"]) == ["intercept", "age", "dose", "fit"]
+        assert (tmp_path / REMOTE / "output" / "run" / "coefficients.csv").exists()
+    else:
+        assert list(shown["coefficients"]["all sites"]) == ["none"]

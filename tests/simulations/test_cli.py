@@ -78,7 +78,11 @@ LOSES = "lets out the whole gradient of a layer, of as high a rank as there are 
             [],
             'training.batch_size: .* fewer than 8 \\(min_rows\\), .*; "min_rows": 4 in its .* lets out',
         ),
-        ("digits", [DSGD], f'method.name: .* rows_per_rank 4; "rows_per_rank": null in its policy {LOSES}'),
+        (
+            "digits",
+            [DSGD],
+            f'method.name: .* whole, of rank .*rows_per_rank 4.; "rows_per_rank": .* in its policy {LOSES}',
+        ),
         ("digits-256", [], ""),
     ],
 )
