@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 from rankdad.common.protocol.service import State
 from rankdad.local import owner
 
-LINES = [f"2026-11-25 10:00:0{second} INFO small: Köln: 患者 {second} ✓" for second in range(3)] + ["the last, cut off ä"]
+LINES = [f"2026-11-25 10:00:0{second} INFO small: Köln: 患者 {second} ✓" for second in range(3)] + [
+    "the last, cut off ä"
+]
 LOG = "\n".join(LINES).encode()
 
 
