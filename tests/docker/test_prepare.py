@@ -43,7 +43,7 @@ def prepared(folder: Path, run: str, status: str = "running") -> str:
 
 @pytest.mark.parametrize("layout", [{}, {"indent": 2}, {"indent": "\t"}, {"separators": (",", ":")}])
 def test_digits_come_from_the_image_however_the_spec_is_laid_out(tmp_path: Path, layout: dict[str, Any]) -> None:
-    document = {"run": {"name": "x"}, "simulation": {"source": {"name": "digits"}}}
+    document: dict[str, Any] = {"run": {"name": "x"}, "simulation": {"source": {"name": "digits"}}}
     assert "/opt/rankdad/digits.npz" in prepared(tmp_path / "digits", json.dumps(document, **layout))
     document["simulation"]["source"] = {"name": "diabetes"}
     assert "digits.npz" not in prepared(tmp_path / "other", json.dumps(document, **layout))
