@@ -104,7 +104,11 @@ def aggregator(
         )
     access.check(spec.federation.nodes[config.name if config else TOP].children)
     if not ledger and spec.federation.required_sites < len(spec.federation.sites):
-        raise UserError("--no-ledger: federation.quorum lets sites be late, and these catch up from the ledger")
+        raise UserError(
+            "--no-ledger: federation.quorum lets sites be late, and these catch up from the ledger",
+            code="ledger-needed",
+            field="--no-ledger",
+        )
     if not ledger:
         of_ledger = {"--durability": durability, "--retention": retention}
         refuse_options(of_ledger, "is of the ledger: leave --no-ledger out")

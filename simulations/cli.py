@@ -113,7 +113,7 @@ def simulate(
         )
         read, directory = _cut_short(resume), resume
     elif file is None:
-        raise UserError("FILE.json is missing: a run and its simulation, or --resume DIR")
+        raise UserError("FILE.json is missing: a run and its simulation, or --resume DIR", code="file-needed")
     else:
         if lockstep or pooled:
             one = "--lockstep" if lockstep else "--pooled"
