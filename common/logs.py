@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TextIO
 
-from rankdad.common.errors import RankdadError, visible
+from rankdad.common.errors import UserError, visible
 
 MAX_PROGRESS = 100  # characters of a line on progress, where no terminal wraps it
 MIN_NAME = 12  # of them for the site's name, whatever else the line says
@@ -42,7 +42,13 @@ class LogOptions:
 
     @classmethod
     def of(cls, *, verbose: bool, quiet: bool, as_json: bool) -> LogOptions:
-        """Return the options that a command's flags stand for."""
+        """Return the options that a command's flags stand for.
+
+        Raises:
+            UserError: they contradict each other.
+        """
+        if verbose and quiet:
+            raise UserError("--verbose and --quiet: give one of them", code="option-unused", field="--quiet")
         level = logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO
         return cls(level, as_json)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rankdad.command import LogJson, Quiet, Verbose
+from rankdad.command import LogJson, Quiet, Verbose, is_launched, refuse_options
 from rankdad.common.errors import UserError
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.local.agent.cli import approve, refuse
@@ -61,16 +61,15 @@ def site(
         config = SiteConfig.read(file)
         return config if patience is None else config.model_copy(update={"patience": patience})
 
+    if is_launched():
+        refuse_options({"--stay": stay}, "runs as one process: start it without torchrun")
     if stay:
-        if "TORCHELASTIC_RUN_ID" in os.environ:
-            raise UserError(
-                "--stay: runs as one process: start it without torchrun", code="one-process-only", field="--stay"
-            )
         from rankdad.local.agent.agent import Agent
 
         Agent(read(), options, page).run()
         return
-    if os.environ.get("WORLD_SIZE", "1") != "1" and "TORCHELASTIC_RUN_ID" in os.environ:
+    if os.environ.get("WORLD_SIZE", "1") != "1" and is_launched():
+        refuse_options({"--page": page}, "a site of several processes shows no page of its own: leave it out")
         from rankdad.local.ranks.running import run_rank
 
         run_rank(read)

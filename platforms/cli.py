@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from rankdad.command import refuse_options
+
 
 def mount(app: typer.Typer) -> None:
     """Add this folder's commands."""
@@ -40,5 +42,8 @@ def schema(
     from rankdad.common.spec import RunSpec
     from rankdad.platforms.coinstac.compspec import IMAGE, compspec
 
+    if not coinstac:
+        given = {"--folder": folder, "--image": image, "--repository": repository or None}
+        refuse_options(given, "is of the description for COINSTAC: give --coinstac, too")
     document = compspec(image or IMAGE, repository, folder=folder) if coinstac else RunSpec.model_json_schema()
     typer.echo(json.dumps(document, indent=2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Annotated
 
 import typer
@@ -22,6 +22,17 @@ DeviceOption = Annotated[
 ]
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"rankdad {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version, and end.")
+]
+
+
 def new_app(summary: str, several: Collection[str] = ()) -> typer.Typer:
     """Return an application without commands.
 
@@ -31,12 +42,7 @@ def new_app(summary: str, several: Collection[str] = ()) -> typer.Typer:
     """
     app = typer.Typer(help=summary, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-    def begin(
-        context: typer.Context,
-        _version: Annotated[
-            bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version, and end.")
-        ] = False,
-    ) -> None:
+    def begin(context: typer.Context, _version: Version = False) -> None:
         if is_launched() and context.invoked_subcommand not in several:
             name = context.invoked_subcommand
             raise UserError(
@@ -47,10 +53,19 @@ def new_app(summary: str, several: Collection[str] = ()) -> typer.Typer:
     return app
 
 
-def _say_version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"rankdad {__version__}")
-        raise typer.Exit
+def refuse_options(given: Mapping[str, object], why: str) -> None:
+    """Refuse options that would do nothing.
+
+    Args:
+        given: what each was given, by its name; None, False and [] where it was not.
+        why: it would do nothing, and what to do.
+
+    Raises:
+        UserError: one of them was given.
+    """
+    for option, value in given.items():
+        if value is not None and value is not False and value != []:
+            raise UserError(f"{option}: {why}", code="option-unused", field=option)
 
 
 def is_launched() -> bool:

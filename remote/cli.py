@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rankdad.command import DeviceOption, LogJson, Quiet, Verbose
+from rankdad.command import DeviceOption, LogJson, Quiet, Verbose, refuse_options
 from rankdad.common.errors import UserError, visible
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.remote.ledger import Durability, Retention
@@ -39,11 +39,12 @@ def aggregator(
     weights: Annotated[Path | None, typer.Option(help="Folder of pretrained weights that the spec names.")] = None,
     ledger: Annotated[bool, typer.Option(help="Write down all that is decided, to go on after a crash.")] = True,
     durability: Annotated[
-        Durability, typer.Option(help="Of the ledger: 'power' outlasts a power failure, and syncs every record.")
-    ] = Durability.PROCESS,
+        Durability | None,
+        typer.Option(help="Of the ledger: 'power', not 'process', outlasts a power failure, and syncs every record."),
+    ] = None,
     retention: Annotated[
-        Retention, typer.Option(help="Of the ledger: 'all' updates, or only the 'tail' since the last checkpoints.")
-    ] = Retention.ALL,
+        Retention | None, typer.Option(help="Of the ledger: 'all' updates, or the 'tail' since the last checkpoints.")
+    ] = None,
     tokens: Annotated[Path | None, typer.Option(help="File of the sites' hashed tokens.")] = None,
     viewers: Annotated[
         Path | None,
@@ -108,7 +109,11 @@ def aggregator(
             code="ledger-needed",
             field="--no-ledger",
         )
-    options = LedgerOptions(durability, retention) if ledger else None
+    if not ledger:
+        of_ledger = {"--durability": durability, "--retention": retention}
+        refuse_options(of_ledger, "is of the ledger: leave --no-ledger out")
+    kept = LedgerOptions(durability or Durability.PROCESS, retention or Retention.ALL)
+    options = kept if ledger else None
     run = partial(
         run_aggregator, ledger=options, access=access, weights=weights, upstream=config, device=device or "cpu"
     )
@@ -147,8 +152,11 @@ def export(
     weights: Annotated[Path | None, typer.Option(help="Folder of pretrained weights that the spec names.")] = None,
 ) -> None:
     """Rebuild the model of any step from a run's ledger, or write a trained model as one file for other programs."""
-    source = directory
-    if step is not None or not (onnx or torch):
+    source, of_ledger = directory, step is not None or not (onnx or torch)
+    if not of_ledger:
+        refuse_options({"--weights": weights}, "is of the ledger's model: give --step, or leave it out")
+    else:
+        refuse_options({"--final": final}, "is of --onnx and --torch without --step: the ledger has every step's model")
         from rankdad.remote.export import export as run
 
         state = run(directory, step, output, allow_factory or (), weights)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankdad.command import DeviceOption, LogJson, Quiet, Verbose, is_launched
+from rankdad.command import MAX_ERROR, DeviceOption, LogJson, Quiet, Verbose, is_launched, refuse_options
 from rankdad.common.errors import UserError, counted, visible
 from rankdad.common.logs import LogOptions, end_with, set_up
 
@@ -100,29 +100,34 @@ def simulate(
             _show(*outcome, json_=json_)
         return
     if resume is not None:
-        if file or output or sites or regions or data or set_ or lockstep or relay or device or pooled:
-            raise UserError(
-                "--resume: goes on with a run as it was: only --json, -q and --allow-factory go with it",
-                code="options-exclude",
-                field="--resume",
-            )
+        given: dict[str, object] = {
+            "FILE.json": file,
+            "--output": output,
+            "--sites": sites,
+            "--regions": regions,
+            "--data": data,
+        }
+        given |= {"--set": set_, "--lockstep": lockstep, "--relay": relay, "--device": device, "--pooled": pooled}
+        refuse_options(
+            {**given, "--weights": weights}, "--resume goes on with a run as it was: leave one of the two out"
+        )
         read, directory = _cut_short(resume), resume
     elif file is None:
         raise UserError("FILE.json is missing: a run and its simulation, or --resume DIR", code="file-needed")
-    elif lockstep and relay is not None:
-        raise UserError(
-            "--relay: --lockstep has no links that could be slow or faulty; leave one of the two out",
-            code="options-exclude",
-            field="--relay",
-        )
-    elif ledger and (lockstep or pooled):
-        one = "--lockstep" if lockstep else "--pooled"
-        raise UserError(
-            f"--ledger: a run with {one} cannot go on after it was cut short; leave one of the two out",
-            code="options-exclude",
-            field="--ledger",
-        )
     else:
+        if lockstep or pooled:
+            one = "--lockstep" if lockstep else "--pooled"
+            refuse_options(
+                {"--relay": relay}, f"{one} has no links that could be slow or faulty: leave one of the two out"
+            )
+            refuse_options(
+                {"--ledger": ledger}, f"a run with {one} cannot go on after it was cut short: leave one of the two out"
+            )
+        if pooled:
+            refuse_options(
+                {"--lockstep": lockstep, "--regions": regions},
+                "--pooled trains one site alone, which has all data: leave one of the two out",
+            )
         read = with_columns(reading(file, set_ or []))
         directory = place(read.run)
     if sites is not None and file is not None and not json_:
@@ -263,12 +268,17 @@ def check(
     from rankdad.simulations.resolving import with_columns
     from rankdad.simulations.spec import read_simulation
 
-    document = replace(load_json(file), set_ or [])
+    document = load_json(file)
+    dealt = {"--sites": sites, "--regions": regions, "--data": data}
     if isinstance(document, dict) and ("aggregator" in document or isinstance(document.get("data"), str)):
         from rankdad.local.config import SiteConfig
         from rankdad.local.drivers.http import NOT_FOUND, RefusedError
         from rankdad.local.site import check_site
 
+        refuse_options(
+            {**dealt, "--set": set_, "--allow-factory": allow_factory, "--weights": weights},
+            f"is for a run or a simulation, and {file} is a site's own file: write it there",
+        )
         config = SiteConfig.read(file)
         if offline is not None:
             run = RunSpec.read(offline)
@@ -289,15 +299,17 @@ def check(
     if offline is not None:
         raise UserError(
             f"--offline: {file} is no site's file: name, aggregator, data, output",
-            code="not-a-sites-file",
+            code="option-unused",
             field="--offline",
         )
+    document = replace(document, set_ or [])
     if isinstance(document, dict) and "simulation" in document:
         read = with_columns(read_simulation(file, set_ or [], sites=sites, regions=regions, data=data))
         spec, policy = read.run, read.simulation.policy
         with TemporaryDirectory() as folder:
             sites_data = list(dealt_data(read, Path(folder)).values())
     else:
+        refuse_options(dealt, f"is for a simulation, which deals data out, and {file} is a run alone: leave it out")
         spec, policy, sites_data = validate(RunSpec, document, file=file), EVERYTHING, []
     check_memory(spec)
     plan = make_plan(spec, Replica(spec, allow_factory or (), weights=weights).model)

@@ -1,0 +1,90 @@
+"""Options of all commands: what one is given is followed or refused, never ignored."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rankdad.__main__ import app
+from rankdad.common import __version__
+from rankdad.common.errors import UserError
+from tests.conftest import OPEN, run_document, write_site
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    pool = write_site(tmp_path / "pool", 150, 0)
+    source = {"name": "npz", "path": str(pool / "data.npz")}
+    site = {"name": "alpha", "aggregator": "http://127.0.0.1:1", "data": "pool", "output": "out"}
+    documents = {
+        "run": run_document(),
+        "simulation": {"run": run_document(), "simulation": {"source": source, "policy": OPEN}},
+        "site": site,
+    }
+    for name, document in documents.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        ("check site.json --set policy=null", "--set"),
+        ("check site.json --weights pool", "--weights"),
+        ("check site.json --allow-factory mine:make", "--allow-factory"),
+        ("check site.json --sites 2 --offline run.json", "--sites"),
+        ("check run.json --sites 2", "--sites"),
+        ("check run.json --regions 2", "--regions"),
+        ("check run.json --data pool", "--data"),
+        ("check run.json --offline run.json", "--offline"),
+        ("simulate --resume out --weights pool", "--weights"),
+        ("simulate --resume out --device auto", "--device"),
+        ("simulate simulation.json --resume out", "FILE.json"),
+        ("simulate simulation.json --lockstep --pooled --output out", "--lockstep"),
+        ("simulate simulation.json --pooled --regions 2 --output out", "--regions"),
+        ("simulate simulation.json --pooled --relay run.json --output out", "--relay"),
+        ("simulate simulation.json --lockstep --relay run.json --output out", "--relay"),
+        ("simulate simulation.json --pooled --ledger --output out", "--ledger"),
+        ("simulate simulation.json --verbose --quiet --output out", "--quiet"),
+        ("aggregator run.json --output out --no-ledger --durability process", "--durability"),
+        ("aggregator run.json --output out --no-ledger --retention tail", "--retention"),
+        ("export out --output model --final", "--final"),
+        ("export out --output model --onnx --weights pool", "--weights"),
+        ("schema --folder", "--folder"),
+        ("schema --image mine", "--image"),
+        ("schema --repository https://example.org", "--repository"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(
+    files: Path, monkeypatch: pytest.MonkeyPatch, words: str, field: str
+) -> None:
+    monkeypatch.chdir(files)
+    done = CliRunner().invoke(app, words.split())
+    assert isinstance(done.exception, UserError), done.output
+    assert (done.exception.code, done.exception.field) == ("option-unused", field)
+    assert not (files / "out").exists(), "nothing has begun"
+
+
+@pytest.mark.parametrize(("words", "field"), [("--stay", "--stay"), ("--page 0", "--page")])
+def test_a_site_of_several_processes_refuses_what_one_alone_has(
+    files: Path, monkeypatch: pytest.MonkeyPatch, words: str, field: str
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = CliRunner().invoke(app, ["site", str(files / "site.json"), *words.split()])
+    assert isinstance(done.exception, UserError), done.output
+    assert (done.exception.code, done.exception.field) == ("option-unused", field)
+
+
+def test_version_and_help_are_said_without_anything_large() -> None:
+    code = "import sys; from rankdad.__main__ import main; sys.argv = ['rankdad', sys.argv[1]]\n"
+    code += "try: main()\nfinally: assert not {'torch', 'numpy', 'pandas', 'pydantic', 'httpx'} & sys.modules.keys()"
+    for option, said in (("--version", f"rankdad {__version__}\n"), ("--help", "simulate")):
+        done = subprocess.run([sys.executable, "-c", code, option], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert said in done.stdout
