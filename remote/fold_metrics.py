@@ -252,8 +252,7 @@ class FoldMetrics:
         if not isinstance(task, Regression):
             document["confusion"] = confusion(task, total).tolist()
             document["calibration"] = calibration(task, total)
-            guess = site_alone(task, list(self._repeats("models")[0].values()))  # labels are the same in all repeats
-            document["site_alone"] = {"auc": guess}
+            document["site_alone"] = {"auc": self._site_alone()}
             found = [
                 [
                     {"outcome": at, **risk_summary(one, float(parts(task, own).brier[at]))}
@@ -266,6 +265,13 @@ class FoldMetrics:
         else:
             document["agreement"] = agreement(parts(task, mean_tally(totals)), self._scale)
         return document
+
+    def _site_alone(self) -> float | None:
+        """Return the AUC of a guess by the site alone: in the only test by its training rows, else by all rows."""
+        trained = self._mean(self._of("baseline")).values["auc"] if self._per_repeat == 1 else None
+        if trained is not None:
+            return trained
+        return site_alone(self._task, list(self._repeats("models")[0].values()))  # of which each repeat has the same
 
     def _calibration_by_site(self) -> list[dict[str, Any]]:
         """Return the calibration of every outcome's risks at every site."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankdad.command import MAX_ERROR, DeviceOption, LogJson, Quiet, Verbose, is_launched, refuse_options
+from rankdad.command import DeviceOption, LogJson, Quiet, Verbose, is_launched, refuse_options
 from rankdad.common.errors import UserError, counted, visible
 from rankdad.common.logs import LogOptions, end_with, set_up
 

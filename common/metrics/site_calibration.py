@@ -16,7 +16,7 @@ from rankdad.common.metrics.sums import Tally, parts
 from rankdad.common.spec.tasks import Classification, TaskSpec
 
 FEWEST = 20  # samples of a point of a site's calibration plot
-SURE = 0.05  # p of Cochran's Q below which sites differ
+SURE = 0.05 / 2  # p of Cochran's Q below which sites differ, in one of two things
 COMPARED = ("in_the_large", "slope")
 
 

@@ -1,0 +1,148 @@
+"""The verdict: what it says where hospitals differ, and which classes a model misses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+from rankdad.common.metrics import Risks, calibration_by_site
+from rankdad.common.metrics.site_calibration import SURE
+from rankdad.remote.fold_metrics import FoldMetrics
+from rankdad.remote.report.run_plots import figures
+from rankdad.remote.report.run_report import report_page
+from rankdad.remote.report.run_results import METRICS, STEPS, PlanSummary, RunMetrics, RunResults, Summary
+from rankdad.remote.report.site_calibration import site_calibration_table, told_apart
+from rankdad.remote.report.verdict import calibrated, verdict
+from tests.common.metrics.samples import draw, tallied
+from tests.conftest import run_spec
+
+HOSPITALS = ("north", "south", "east", "west")
+Samples = dict[str, tuple[Tensor, Tensor]]
+
+
+def results(samples: Samples, task: dict[str, Any]) -> RunResults:
+    """Of a run whose test has these outputs and labels at each hospital."""
+    evaluation = {"name": "k-fold", "refit": False}
+    spec = run_spec(task=task, evaluation=evaluation, federation={"sites": list(samples)})
+    study = FoldMetrics(spec.task, tuple(samples))
+    study.add({site: tallied(spec.task, *one) for site, one in samples.items()}, {})
+    assert study.pooled is not None
+    test = {"samples": study.pooled.samples} | {str(name): value for name, value in study.pooled.values.items()}
+    document = study.summary() | {"test": test}
+    summary = Summary(metrics=RunMetrics.model_validate(document))
+    steps, metrics = pd.DataFrame(columns=list(STEPS)), pd.DataFrame(columns=list(METRICS))
+    risks = pd.DataFrame(study.predictions()[1])
+    return RunResults(spec, PlanSummary(), summary, metrics, pd.DataFrame(study.by_site()), steps, risks)
+
+
+def binary(shifts: tuple[float, ...], scales: tuple[float, ...] = (1.0,) * 4, size: int = 300) -> Samples:
+    """Of hospitals where the outcome is more, or less, frequent than predicted."""
+    found, generator = {}, torch.Generator().manual_seed(1)
+    for site, shift, scale in zip(HOSPITALS, shifts, scales, strict=True):
+        log_odds = torch.randn(size, generator=generator, dtype=torch.float64) * 1.5
+        risk = (scale * log_odds + shift).sigmoid()
+        labels = (torch.rand(size, generator=generator, dtype=torch.float64) < risk).long()
+        found[site] = torch.stack([torch.zeros(size), log_odds], dim=1), labels
+    return found
+
+
+TWO = {"name": "classification", "classes": 2}
+
+
+def test_errors_that_cancel_over_all_rows_are_told_by_hospital() -> None:
+    """ "The spread of its risks is about right" was said of a model that was wrong at three of four hospitals."""
+    run = results(binary((-1.2, 1.2, -1.0, 1.0)), TWO)
+    (one,) = run.outcomes.values()
+    large = one["recalibration"]["in_the_large"]
+    assert large["low"] < 0 < large["high"], "over all rows nothing is wrong"
+    text = " ".join(verdict(run))
+    assert not any(sentence in text for sentence in calibrated(one))
+    assert all(sentence in text for sentence in told_apart(run, one["outcome"]))
+    table = site_calibration_table(run, one["outcome"])
+    assert table is not None
+    for site, row in zip(HOSPITALS, table.rows, strict=True):
+        assert row[0] == site
+        assert f"{row[3].split()[0]} at {site}" in text, "observed/expected"
+    high, low = (text.index(word) for word in ("too high at north, east", "too low at south, west"))
+    assert high < low
+    assert "calibration_by_site" in figures(run)
+    page = report_page(run)
+    assert all(cell in page for row in table.rows for cell in row)
+
+
+def test_hospitals_that_do_not_differ_have_one_calibration() -> None:
+    run = results(binary((-1.0,) * 4), TWO)
+    (one,) = run.outcomes.values()
+    assert list(told_apart(run, one["outcome"])) == []
+    text = " ".join(verdict(run))
+    assert all(sentence in text for sentence in calibrated(one))
+    assert len(list(calibrated(one))) == 2, "risks are too high everywhere"
+
+
+def test_slopes_that_differ_are_told_by_hospital() -> None:
+    run = results(binary((0.0,) * 4, (0.3, 2.5, 1.0, 1.0), size=600), TWO)
+    text = " ".join(told_apart(run, 1))
+    assert "at north (calibration slope below 1)" in text
+    assert "at south (calibration slope above 1)" in text
+    assert "too high at north, south" not in text
+
+
+def test_hospitals_seem_to_differ_by_chance_as_often_as_is_said() -> None:
+    """Of 400 federations of hospitals that do not differ."""
+    generator, alarms = torch.Generator().manual_seed(0), 0
+    for _ in range(400):
+        risks, expected = {}, {}
+        for site, size in zip(HOSPITALS, (400, 200, 120, 80), strict=True):
+            log_odds = torch.randn(size, generator=generator, dtype=torch.float64)
+            labels = (torch.rand(size, generator=generator, dtype=torch.float64) < log_odds.sigmoid()).long()
+            edges = torch.linspace(-6, 6, 121, dtype=torch.float64)
+            zeros, ones = (torch.histc(log_odds[labels == at], 120, -6, 6) for at in (0, 1))
+            risks[site], expected[site] = Risks(edges, zeros, ones), float(log_odds.sigmoid().sum())
+        differ = calibration_by_site([risks], [expected], groups=False)["differ"]
+        alarms += any(p is not None and p < SURE for p in differ.values())
+    assert 0.02 < alarms / 400 < 0.08
+
+
+def test_the_auc_within_hospitals_and_of_the_hospital_alone_stand_beside_the_headline() -> None:
+    run = results(binary((-2.0, 2.0, -2.0, 2.0)), TWO)
+    metrics = run.summary.metrics
+    within, alone = metrics.within_sites["auc"], metrics.site_alone["auc"]
+    assert within is not None
+    assert alone is not None
+    assert alone > 0.7
+    first = verdict(run)[0]
+    for value in (run.test["auc"], within, alone):
+        assert f"{value:.3f}" in first
+    weights = [row["auc_weight"] for row in run.by_site.values()]
+    own = [row["auc"] for row in run.by_site.values()]
+    assert sum(weights) == pytest.approx(1)
+    assert within == pytest.approx(sum(w * a for w, a in zip(weights, own, strict=True)), abs=1e-9)
+    page = report_page(run)
+    assert f">{within:.3f}<" in page
+    assert f">{alone:.3f}<" in page
+
+
+@pytest.mark.parametrize("name", ["classification", "multi-label"])
+def test_every_class_that_is_hardly_found_is_named(name: str) -> None:
+    task = {"name": name, "classes" if name == "classification" else "labels": 12}
+    made = results({"north": draw(run_spec(task=task).task, 2000, 3)}, task)
+    outputs, labels = draw(made.spec.task, 2000, 3)
+    outputs[:, 2:] -= 100
+    outputs[0, 2] += 200  # one of them is found, by chance
+    run = results({"north": (outputs, labels), "south": (outputs, labels)}, task)
+    first = verdict(run)[0]
+    kind = "class" if name == "classification" else "label"
+    for place in range(12):
+        assert (f"{kind} {place} (recall" in first) == (place > 1), place
+    if name == "classification":
+        assert "on average over 12 classes" in first
+
+
+def test_a_class_that_nobody_tested_is_named() -> None:
+    outputs, labels = draw(run_spec(task={"name": "classification", "classes": 3}).task, 200, 0)
+    run = results({"north": (outputs, labels.clamp_max(1))}, {"name": "classification", "classes": 3})
+    assert "No row of class 2 was tested." in verdict(run)[0]
