@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TextIO
 
-from rankdad.common.errors import RankdadError, visible
+from rankdad.common.errors import RankdadError, UserError, visible
 
 MAX_PROGRESS = 100  # characters of a line on progress, where no terminal wraps it
 MIN_NAME = 12  # of them for the site's name, whatever else the line says
