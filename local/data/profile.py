@@ -5,8 +5,9 @@ from __future__ import annotations
 import datetime
 import math
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -184,11 +185,18 @@ def _counts_rows(numbers: Array) -> bool:
 def _stand_ins(numbers: Array) -> list[str]:
     """Return what is to be said of numbers that may mean that one is missing."""
     remarks = []
+    for value, count, why in stand_ins(numbers):
+        said = f"{value:g} stands in {count}{f' of {len(numbers)}' * (not value)} rows, {why}"
+        remarks.append(f"{said}: if it means missing, list it in data.missing_values")
+    return remarks
+
+
+def stand_ins(numbers: Array) -> Iterator[tuple[float, int, str]]:
+    """Yield numbers that may mean that one is missing: which, in how many rows, and what makes one think so."""
     rest = numbers[numbers != 0]
     zeros = len(numbers) - len(rest)
     if zeros and len(np.unique(rest)) > 10 and rest.min() > 0.1 * np.median(rest):
-        said = f"0 stands in {zeros} of {len(numbers)} rows, and nothing else below {rest.min():g}"
-        remarks.append(f"{said}: if it means missing, list it in data.missing_values")
+        yield 0.0, zeros, f"and nothing else below {rest.min():g}"
     for value in sorted(SENTINELS.intersection(np.unique(numbers).tolist())):
         others = numbers[numbers != value]
         if len(others) < 10:
@@ -196,9 +204,7 @@ def _stand_ins(numbers: Array) -> list[str]:
         low, high = np.quantile(others, [0.25, 0.75])
         away = 3 * max(high - low, 1e-9)
         if value < min(others.min(), low - away) or value > max(others.max(), high + away):
-            said = f"{value:g} stands in {len(numbers) - len(others)} rows, far from all others"
-            remarks.append(f"{said}: if it means missing, list it in data.missing_values")
-    return remarks
+            yield value, len(numbers) - len(others), "far from all others"
 
 
 def compared(profiles: Mapping[str, Profile]) -> dict[str, Profile]:
@@ -254,12 +260,31 @@ def _apart(own: Column, others: Sequence[Column], tables: int) -> tuple[str, ...
 
 
 def ordered(levels: Iterable[str]) -> list[str]:
-    """Return values in the order of numbers, then of the alphabet."""
+    """Return values in the order of numbers, then of the alphabet; the order does not depend on that of the input."""
 
-    def key(level: str) -> tuple[bool, float, str]:
+    def key(level: str) -> tuple[bool, float, str, str]:
         try:
-            return False, float(level), level
+            value = float(level)
         except ValueError:
-            return True, 0.0, level.casefold()
+            value = math.nan
+        return (True, 0.0, level.casefold(), level) if math.isnan(value) else (False, value, "", level)
 
     return sorted(levels, key=key)
+
+
+def respelled(levels: Iterable[str]) -> list[list[str]]:
+    """Return groups of values that are one but for how they are written, such as Case and case, stage II and stage-II.
+
+    They differ in case, in blanks, hyphens or underscores between words, in characters that are not seen, or in forms
+    of one character.
+    """
+    groups: dict[str, list[str]] = {}
+    for level in ordered(set(levels)):
+        groups.setdefault(spelling(level), []).append(level)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def spelling(level: str) -> str:
+    """Return what a value has in common with other ways to write it."""
+    text = "".join(c for c in unicodedata.normalize("NFKC", level) if unicodedata.category(c) != "Cf")
+    return canonical(re.sub(r"(?<=\w)[\s_-]+(?=\w)", " ", " ".join(text.split())).casefold())

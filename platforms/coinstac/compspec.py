@@ -94,6 +94,8 @@ def described(field: FormField, order: int) -> dict[str, Any]:
         drawn["values"] = list(field.choices)
     if field.minimum is not None:
         drawn |= {"min": field.minimum, "step": 1}
+    if field.step is not None:
+        drawn |= {"min": 0, "step": field.step}
     if field.extensions:
         drawn |= {"extensions": list(field.extensions), "items": list(field.extensions)}
     return drawn

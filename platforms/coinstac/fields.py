@@ -6,7 +6,7 @@ the app does not show it; a default of 0 cannot be kept by ticking a box.
 
 from __future__ import annotations
 
-from rankdad.platforms.coinstac.form import FormField, columns, document, label, network
+from rankdad.platforms.coinstac.form import FormField, columns, document, label, network, rate
 
 TABLE_FILES = ("csv", "tsv", "txt")
 OTHER_FILES = ("npz", "ts", "nii", "gz", "png", "jpg", "jpeg", "tif", "tiff", "bmp", "stats", "json")
@@ -24,9 +24,17 @@ OWNER = (
         "Column of what is predicted",
         "string",
         "",
-        "Name of a column that every member's table has, such as diagnosis. Its values become the classes, in the "
-        "alphabet's order; to name them yourself, write diagnosis = benign | malignant.",
+        "Name of a column that every member's table has, such as diagnosis. Its values become the classes; to name "
+        "them yourself, write diagnosis = benign | malignant.",
         label,
+    ),
+    FormField(
+        "positive",
+        "Value that is the outcome",
+        "string",
+        "",
+        "Of two values the one whose risk is predicted, such as malignant. Empty: the one that is not called control, "
+        "healthy, no, negative, 0 or the like; else the last in the alphabet. Results name it.",
     ),
     FormField(
         "features",
@@ -73,7 +81,34 @@ OWNER = (
         network,
         choices=("linear", "mlp-32", "mlp-64-32", "mlp-256-128", "mlp-1024-1024"),
     ),
-    FormField("epochs", "Epochs", "number", 40, "Passes over the data.", minimum=1),
+    FormField(
+        "epochs",
+        "Epochs",
+        "number",
+        40,
+        "Passes over the data in steps of 32 rows of the largest member. Where a small member makes steps larger, "
+        "there are so many more passes that the number of steps is the same.",
+        minimum=1,
+    ),
+    FormField(
+        "batch_size",
+        "Batch size",
+        "number",
+        0,
+        "Rows of the largest member in a step. 0: 32, or as many as give the smallest member the fewest rows that it "
+        "asks for. With a number of your own, epochs are as many as you say.",
+        minimum=0,
+    ),
+    FormField("learning_rate", "Learning rate", "number", 0.003, "Of Adam, in each step.", rate, step=0.001),
+    FormField(
+        "patience",
+        "Patience",
+        "number",
+        0,
+        "Epochs without a better validation after which training stops. 0: it never stops early; the best epoch's "
+        "model is kept in any case.",
+        minimum=0,
+    ),
     FormField(
         "method",
         "Method",

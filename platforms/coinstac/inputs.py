@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +31,9 @@ FIELD_OF = {  # by the beginning of a path in the spec: the field of the form th
     "model": "network",
     "method.rank": "rank",
     "method": "method",
+    "training.batch_size": "batch_size",
+    "training.optimizer": "learning_rate",
+    "training.early_stopping": "patience",
     "training": "epochs",
     "seed": "seed",
 }
@@ -54,18 +58,18 @@ class Filled:
     problems: tuple[Problem, ...]
     whole: bool = False
 
-    def problem(self, path: str, said: str) -> Problem:
+    def problem(self, path: str, said: str, code: str = "invalid") -> Problem:
         """Return what is wrong at a path of the spec as a problem of the field that it follows from."""
         if self.whole:
-            return SPEC.problem(f"{path}: {said}")
+            return SPEC.problem(f"{path}: {said}", code=code)
         for start, variable in FIELD_OF.items():
             if f"{path}.".startswith((f"{start}.", f"{start}[")):
-                return FIELDS[variable].problem(said)
-        return Problem(source="owner", text=f"{path}: {said}")
+                return FIELDS[variable].problem(said, code=code)
+        return Problem(source="owner", text=f"{path}: {said}", code=code, field=path)
 
     def refused(self, error: SpecError) -> Problem:
         """Return what is wrong with the spec as a problem of the field that it follows from."""
-        return self.problem(error.field, str(error).removeprefix(f"{error.field}: "))
+        return self.problem(error.field, str(error).removeprefix(f"{error.field}: "), error.code)
 
 
 def read(inputs: Mapping[str, Any]) -> Filled:
@@ -124,7 +128,7 @@ def _draft(values: Mapping[str, Any]) -> dict[str, Any]:
     label, features, categorical = (values[name] for name in ("label", "features", "categorical"))
     classification = values["task"] == "classification"
     return {
-        "name": "coinstac",
+        "name": " ".join(re.sub(r"[^\w.-]+", " ", f"Prediction of {label.names[0]}").split())[:63],
         "seed": values["seed"],
         "task": {"name": values["task"]} | ({"class_weights": "balanced"} if classification else {}),
         "model": values["network"],
@@ -144,8 +148,10 @@ def _draft(values: Mapping[str, Any]) -> dict[str, Any]:
         "training": {
             "epochs": values["epochs"],
             "batches": "even",
-            "optimizer": {"name": "adam", "lr": 0.003, "weight_decay": 0.01},
-        },
+            "optimizer": {"name": "adam", "lr": values["learning_rate"], "weight_decay": 0.01},
+        }
+        | ({"batch_size": values["batch_size"]} if values["batch_size"] else {})
+        | ({"early_stopping": {"patience": values["patience"]}} if values["patience"] else {}),
         "method": {"name": values["method"]} | ({} if values["method"] == "dsgd" else {"rank": values["rank"]}),
         "federation": {},
     }

@@ -181,7 +181,7 @@ def test_every_site_has_its_results_before_the_end(tmp_path: Path, drawings: lis
             ["federation.quorum: the platform waits for every"],
         ),
         ({"spec": {**run_document(), "model": {"name": "factory", "factory": "a:b"}}}, ["a:b"]),
-        ({"batch_sizes": 3}, ["owner: batch_sizes: is not known here: remove it"]),
+        ({"widths": 3}, ["owner: widths: is not known here: remove it"]),
         (
             {"spec": run_document(federation={"sites": ["site-0", "site-1", "site-9"]})},
             ["federation.sites: site-9 does not take part", "site-2: is not among the owner's sites"],
