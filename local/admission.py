@@ -170,12 +170,11 @@ def check_steps(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes
     try:
         policy.check_step(spec, plan, min(size for size in least if size), people)
     except PolicyError as error:
-        raise FewSamplesError(error.field, error.problem) from None
+        raise FewSamplesError.of(error) from None
 
 
 def _check_sums(policy: Policy, field: str, asks: str, fewest: Tensor) -> None:
     """Check that sums are of enough samples."""
     if fewest < policy.min_rows:
         count, allows = int(fewest), f"none of fewer than {policy.min_rows} (min_rows)"
-        error = refusal(field, asks.format(count), allows, {"min_rows": max(count, 1)}, FEWER_SAMPLES)
-        raise FewSamplesError(error.field, error.problem)
+        raise FewSamplesError.of(refusal(field, asks.format(count), allows, {"min_rows": max(count, 1)}, FEWER_SAMPLES))

@@ -14,13 +14,14 @@ from rankdad.common.spec import PowerSgd, RankDad, RunSpec
 from rankdad.common.spec.data import CsvData, FreesurferData, resolve_features
 from rankdad.common.spec.model import Mlp
 from rankdad.common.spec.patterns import is_pattern, literal
-from rankdad.local.data.profile import ordered, respelled
+from rankdad.local.data.profile import ordered
+from rankdad.local.data.spellings import respelled
 from rankdad.platforms.coinstac import pace
 from rankdad.platforms.coinstac.fields import FIELDS
 from rankdad.platforms.coinstac.form import FormError, Problem
 from rankdad.platforms.coinstac.inputs import Filled, with_sites
 from rankdad.platforms.coinstac.outcome import outcome_last, same
-from rankdad.platforms.coinstac.table_profile import Profile
+from rankdad.platforms.coinstac.table_profile import Profile, missing_code
 
 PACE = ("batch_size", "epochs", "early_stopping")
 MANY = 2  # times more epochs than the owner asks for: worth a word
@@ -93,6 +94,12 @@ def _collect(filled: Filled, draft: dict[str, Any], profiles: Mapping[str, Profi
                 warnings.append(f"the outcome is {label} = {last}; if {first} is, write it into {field}")
     if wrong:
         raise FormError(*wrong)
+    warnings += [
+        f"{site}: {missing_code(name, code)}"
+        for site, profile in profiles.items()
+        for name, codes in profile.stand_ins.items()
+        for code in codes
+    ]
     epochs = draft["training"]["epochs"]
     smallest = pace.set_pace(draft["training"], tables, draft["evaluation"]["name"])
     training = draft["training"]

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rankdad.common.documents import Part, load_json, validate
-from rankdad.common.errors import UserError
+from rankdad.common.errors import PolicyError, UserError
 from rankdad.common.files import is_within
 from rankdad.common.policy import Policy
 from rankdad.common.spec import RESERVED, SiteName
 from rankdad.common.spec.patterns import is_pattern
+from rankdad.platforms.coinstac.advice import data_problem, policy_problem
 from rankdad.platforms.coinstac.fields import FIELDS, FILES, FOLDER, TABLE_FILES
 from rankdad.platforms.coinstac.form import FormField, Problem
 from rankdad.platforms.coinstac.inputs import Filled
@@ -51,13 +52,18 @@ class Member:
     data: Path | None
     field: FormField
 
-    def refused(self, error: UserError) -> Problem:
+    def refused(self, error: UserError, filled: Filled) -> Problem:
         """Return an error about the data or the policy in the words of the form."""
+        if not filled.whole:
+            if isinstance(error, PolicyError):
+                return policy_problem(error, self.policy, filled.values)
+            return data_problem(error, self.field, filled.values)
         said = error.public_message
         for variable in LIMITS:
             if f"({variable})" in str(error):
-                return FIELDS[variable].problem(said.removeprefix(f"{getattr(error, 'field', '')}: "), str(error))
-        return self.field.problem(said, str(error))
+                said = said.removeprefix(f"{error.field}: ")
+                return FIELDS[variable].problem(said, str(error), code=error.code)
+        return self.field.problem(said, str(error), code=error.code)
 
 
 def find_member(filled: Filled, inputs: Mapping[str, Any], base: Path, client: str) -> tuple[Member, list[Problem]]:

@@ -66,9 +66,10 @@ class SiteNode:
             if isinstance(message, outputs.Updated):
                 run.take(message)
             return run.reply()
-        except FormError as error:
-            self._note(error.problems, Path(state.outputDirectory))
-            return _failed(given, state, error.public_message)
+        except (FormError, PolicyError) as error:
+            problems = error.problems if isinstance(error, FormError) else [self._refused(error, state)]
+            self._note(problems, Path(state.outputDirectory))
+            return _failed(given, state, "; ".join(problem.named() for problem in problems))
         except RankdadError as error:
             self._say(f"error: {error}")
             return _failed(given, state, error.public_message)
@@ -101,7 +102,7 @@ class SiteNode:
         except FormError as error:
             problems += error.problems
         except (DataError, PolicyError) as error:
-            problems.append(member.refused(error))
+            problems.append(member.refused(error, filled))
         except SpecError as error:
             problems.append(filled.refused(error))
         problems = list(dict.fromkeys(problems))
@@ -158,6 +159,11 @@ class SiteNode:
         clear(folder, ERROR)
         write_json(folder / OPENED, opened.model_dump(mode="json"))
 
+    def _refused(self, error: UserError, state: outputs.NodeState) -> Problem:
+        """Return an error about the data or the policy in the words of the form."""
+        filled, member = self._find_member(state)
+        return member.refused(error, filled)
+
     def _find_member(self, state: outputs.NodeState) -> tuple[Filled, Member]:
         """Return the form and the member, as they were when it joined, whichever process that was."""
         if self._member is None:
@@ -178,7 +184,11 @@ class SiteNode:
         opened = validate(outputs.Opened, load_json(path), file=path)
         if opened.version != __version__:
             raise UserError(f"the aggregator runs rankdad {opened.version}, this site {__version__}: use one image")
-        return SiteRun(opened, self._find_member(state)[1], path.parent, self._allow_factories, self._say)
+        member = self._find_member(state)[1]
+        try:
+            return SiteRun(opened, member, path.parent, self._allow_factories, self._say)
+        except DataError as error:
+            raise FormError(self._refused(error, state)) from None
 
 
 def _failed(given: Mapping[str, Any], state: outputs.NodeState, reason: str) -> outputs.Reply:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from rankdad.common.documents import validate
-from rankdad.common.errors import DataError, PolicyError, RankdadError
+from rankdad.common.errors import RankdadError
 from rankdad.common.files import write_json
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Ask, Message
@@ -29,7 +29,6 @@ from rankdad.local.threads import use_threads
 from rankdad.local.timings import Timings
 from rankdad.local.training import Result, TrainingState, train
 from rankdad.platforms.coinstac import outputs
-from rankdad.platforms.coinstac.form import FormError
 from rankdad.platforms.coinstac.mounts import Member
 from rankdad.remote.ledger import Retention
 from rankdad.remote.persistence import CHECKPOINTS, LEDGER, LedgerOptions, Persistence
@@ -59,10 +58,7 @@ class SiteRun:
         use_threads(spec.training.threads)
         replica = Replica(spec, allow_factories)
         plan = self._plan = make_plan(spec, replica.model)
-        try:
-            data = read_data(spec, plan, member)
-        except (DataError, PolicyError) as error:
-            raise FormError(member.refused(error)) from None
+        data = read_data(spec, plan, member)
         options = LedgerOptions(retention=Retention.TAIL)
         self._every = options.every
         self._persistence = Persistence(folder, plan, opened.id, options, owner=member.name, data_sha256=data.sha256())

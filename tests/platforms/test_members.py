@@ -1,0 +1,180 @@
+"""What members' tables and limits do to a run: said to every member and the owner alike, in the words of the form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rankdad.common.errors import RankdadError
+from rankdad.platforms.coinstac.form import FormError
+from rankdad.platforms.coinstac.site_node import SiteNode
+from tests.platforms.nodes import Iterations, site_file
+
+SPEC_KEY = re.compile(r"\b(data|training|method|evaluation|preparation|federation)\.[a-z]")
+ROWS = {"c1": 90, "b2": 60, "a3": 40}
+
+
+def hospitals(folder: Path, rows: Mapping[str, int] = ROWS, **form: Any) -> dict[str, dict[str, Any]]:
+    """Members with a table of patients and controls each, and the owner's fields."""
+    inputs = {}
+    for place, (client, count) in enumerate(rows.items()):
+        generator = np.random.default_rng(place)
+        case, age = generator.permutation(np.arange(count) % 2), generator.normal(50, 8, count)
+        columns = {
+            "age": age + 6 * case,
+            "dose": generator.normal(20, 2, count),
+            "sex": generator.choice(["f", "m"], count),
+        }
+        columns |= {"group": np.where(case, "Case", "control")}
+        (folder / client / "base").mkdir(parents=True)
+        write(folder, client, pd.DataFrame(columns))
+        inputs[client] = {"files": ["t.csv"], "label": "group", "epochs": 1, "evaluation": "holdout", **form}
+    return inputs
+
+
+def write(folder: Path, client: str, table: pd.DataFrame) -> None:
+    table.to_csv(folder / client / "base" / "t.csv", index=False)
+
+
+def table(folder: Path, client: str) -> pd.DataFrame:
+    return pd.read_csv(folder / client / "base" / "t.csv", dtype=str)
+
+
+def refused(folder: Path, inputs: dict[str, dict[str, Any]], most: int = 4) -> RankdadError:
+    with pytest.raises(RankdadError) as raised:
+        Iterations(folder, inputs).go(most)
+    assert not SPEC_KEY.search(str(raised.value)), str(raised.value)
+    for client in inputs:
+        path = folder / client / "output" / "error.txt"
+        assert not path.exists() or not SPEC_KEY.search(path.read_text()), path.read_text()
+    return raised.value
+
+
+@pytest.mark.parametrize("field", ["label", "categorical"])
+def test_members_that_write_a_value_in_another_way_are_named_before_training(tmp_path: Path, field: str) -> None:
+    inputs = hospitals(tmp_path, **({} if field == "label" else {"label": "group", "categorical": "sex"}))
+    name, ways = ("group", {"Case": "case"}) if field == "label" else ("sex", {"f": "F", "m": "M"})
+    own = table(tmp_path, "b2")
+    own[name] = own[name].replace(ways)
+    write(tmp_path, "b2", own)
+    run = Iterations(tmp_path, inputs)
+    with pytest.raises(FormError) as raised:
+        run.go(2)
+    assert (raised.value.code, raised.value.field) == ("values-written-differently", field)
+    assert "(a3, c1)" in str(raised.value)
+    assert "(b2)" in str(raised.value)
+    assert len(run.outputs) == 1, "before anything is trained"
+
+
+def test_a_table_that_writes_a_value_in_two_ways_is_refused_without_its_values(tmp_path: Path) -> None:
+    inputs = hospitals(tmp_path)
+    own = table(tmp_path, "b2")
+    own.loc[own.index[own["group"] == "Case"][:3], "group"] = "CASE"
+    write(tmp_path, "b2", own)
+    error = refused(tmp_path, inputs)
+    assert (error.code, error.field) == ("values-written-differently", "label")
+    assert "b2: " in str(error)
+    assert "CASE" not in str(error), "three rows are fewer than may be told of"
+    assert "CASE" in (tmp_path / "b2" / "output" / "error.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("column", "cells", "told"),
+    [("dose", 20, True), ("dose", 4, False), ("group", 20, True), ("comment", 20, False)],
+)
+def test_codes_of_missing_values_are_named_to_member_and_owner(
+    tmp_path: Path, column: str, cells: int, told: bool
+) -> None:
+    """A column that is no input is nobody's business; of fewer rows than the limit the member alone hears."""
+    number = column == "dose" and cells == 20
+    form = {"label": "dose", "task": "regression", "features": "age"} if number else {"features": "age, dose"}
+    inputs = hospitals(tmp_path, **form)
+    for client in inputs:
+        own = table(tmp_path, client).replace({"Case": "1", "control": "0"})
+        own["comment"] = [str(row) for row in range(len(own))]
+        if client == "c1":
+            own.loc[own.index[:cells], column] = "-9"
+        write(tmp_path, client, own)
+    said: list[str] = []
+
+    class Heard(Iterations):
+        def start(self, client: str) -> None:
+            super().start(client)
+            if client == "c1":
+                self.nodes[client] = SiteNode(say=said.append)
+
+    lines = [line for line in Heard(tmp_path, inputs).go()["warnings"].values() if " holds -9 " in line]
+    assert len(lines) == told
+    for line in lines:
+        assert line.startswith("c1: ")
+        assert column in line
+        assert not re.search(r"\d\d", line.replace("c1", "")), "and no count"
+    own_log = [line for line in said if " holds -9 " in line]
+    assert [f"({cells} rows)" in line for line in own_log] == ([True] if column != "comment" else [])
+
+
+@pytest.mark.parametrize("method", ["powersgd", "dsgd"])
+def test_a_method_that_default_limits_refuse_is_the_owners_to_change(tmp_path: Path, method: str) -> None:
+    error = refused(tmp_path, hospitals(tmp_path, method=method))
+    assert (error.code, error.field) == ("method-refused", "method")
+    (line,) = str(error).splitlines()
+    assert line.startswith("owner: Method (method): ")
+    assert "rank-dad" in line
+
+
+def test_a_method_that_one_member_refuses_names_it(tmp_path: Path) -> None:
+    inputs = hospitals(tmp_path, method="dsgd")
+    for client in ("c1", "b2"):
+        site_file(tmp_path / client / "base", policy={"rows_per_rank": None})
+        inputs[client]["files"] = ["t.csv", "site.json"]
+    error = refused(tmp_path, inputs)
+    assert (error.code, error.field) == ("method-refused", "method")
+    assert "(at a3)" in str(error)
+
+
+def test_a_member_with_too_few_rows_hears_what_its_limit_is_and_nobody_how_many_it_has(tmp_path: Path) -> None:
+    inputs = hospitals(tmp_path, {"c1": 90, "b2": 60, "a3": 11})
+    error = refused(tmp_path, inputs)
+    assert (error.code, error.field) == ("few-samples", "min_rows")
+    assert "a3: Fewest rows" in str(error)
+    assert " 8, " in str(error)
+    assert not re.search(r"\b(7|11)\b", str(error))
+
+
+def test_a_rare_third_level_is_advised_in_the_forms_words(tmp_path: Path) -> None:
+    inputs = hospitals(tmp_path, categorical="sex")
+    own = table(tmp_path, "a3")
+    own.loc[5, "sex"] = "o"
+    write(tmp_path, "a3", own)
+    error = refused(tmp_path, inputs)
+    assert "a3: " in str(error)
+    assert "sex = f | m | …" in str(error)
+    assert "sex = f | m | o" in (tmp_path / "a3" / "output" / "error.txt").read_text()
+    named = {client: given | {"categorical": "sex = f | m | o"} for client, given in hospitals(tmp_path / "b").items()}
+    for client in named:
+        write(tmp_path / "b", client, table(tmp_path, client))
+    assert Iterations(tmp_path / "b", named).go()["global_metrics"]["samples"]
+
+
+def test_a_word_among_numbers_is_advised_in_the_forms_words(tmp_path: Path) -> None:
+    inputs = hospitals(tmp_path, features="age, dose")
+    own = table(tmp_path, "b2")
+    own.loc[4, "dose"] = "12,5 mg"
+    write(tmp_path, "b2", own)
+    error = refused(tmp_path, inputs)
+    assert "b2: Files (files): t.csv: row 6, column dose" in str(error)
+    assert "12,5" not in str(error)
+
+
+def test_a_column_that_a_member_lacks_is_suggested_to_all(tmp_path: Path) -> None:
+    inputs = hospitals(tmp_path)
+    write(tmp_path, "b2", table(tmp_path, "b2").rename(columns={"group": "Group"}))
+    error = refused(tmp_path, inputs)
+    assert (error.code, error.field) == ("column-missing", "label")
+    assert "did you mean Group?" in str(error)
