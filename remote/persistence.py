@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,7 @@ class Persistence:
         residuals: Residuals,
         document: Mapping[str, Any],
         moments: Mapping[str, Tensor] | None = None,
+        changes: Sequence[Residuals] = (),
     ) -> None:
         """Write a checkpoint, and remove what no checkpoint needs any more.
 
@@ -138,7 +139,7 @@ class Persistence:
         """
         if self._ledger is None:
             return
-        self._checkpoints.save(state, residuals, document, moments)
+        self._checkpoints.save(state, residuals, document, moments, changes)
         self._ledger.begin(state.round, self._retention)
         oldest = self._checkpoints.oldest()
         if oldest is not None:

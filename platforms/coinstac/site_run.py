@@ -25,9 +25,10 @@ from rankdad.local.admission import admitted
 from rankdad.local.data import SiteData, read_site
 from rankdad.local.notices import Notices
 from rankdad.local.prediction import write_predictions
+from rankdad.local.starting import loaded_state, save_state
 from rankdad.local.threads import use_threads
 from rankdad.local.timings import Timings
-from rankdad.local.training import Result, TrainingState, train
+from rankdad.local.training import Result, train
 from rankdad.platforms.coinstac import outputs
 from rankdad.platforms.coinstac.mounts import Member
 from rankdad.remote.ledger import Retention
@@ -63,10 +64,9 @@ class SiteRun:
         self._every = options.every
         self._persistence = Persistence(folder, plan, opened.id, options, owner=member.name, data_sha256=data.sha256())
         run_state = self._run_state = RunState(spec, plan, replica)
-        _, residuals, moments, _ = self._persistence.load(run_state)
+        self._state = loaded_state(member.name, run_state, self._persistence.load(run_state))
         self._ledger = self._persistence.ledger
         self._ledger.check_end(run_state.round)
-        self._state = TrainingState(member.name, run_state, residuals, moments)
         self._began = run_state.round
         # Where one process was replaced, the next may be too: it then begins close to where it ends.
         resumed = self._due = self._began > 0 or self._ledger.update(0) is not None
@@ -124,7 +124,7 @@ class SiteRun:
         due = run_state.round > self._began and (self._due or run_state.steps % between(run_state, self._every) == 0)
         if due and self._ledger.update(run_state.round) is None:
             self._due = False
-            self._persistence.save(run_state, self._state.residuals, {}, self._state.moments)
+            save_state(self._persistence, self._state)
 
     def reply(self) -> outputs.Reply:
         """Return the contribution to the next round, or that the results are written."""

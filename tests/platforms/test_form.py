@@ -142,8 +142,8 @@ def test_tables_are_described_without_their_cells(tmp_path: Path) -> None:
     assert named.public.columns == ("PatientID", "row", "age"), "who writes a pattern gets what it stands for"
     with pytest.raises(FormError) as lost:
         describe(read({"label": "Diagnosis", "categorical": "gender", "features": "agee"}), path, 8)
-    found = [(problem.code, problem.field, problem.text.rpartition(" ")[2]) for problem in lost.value.problems]
-    assert found == [
+    refused = [(problem.code, problem.field, problem.text.rpartition(" ")[2]) for problem in lost.value.problems]
+    assert refused == [
         ("column-missing", "label", "diagnosis?"),
         ("column-missing", "features", "age?"),
         ("column-missing", "categorical", "gender"),

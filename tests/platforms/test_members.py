@@ -58,7 +58,7 @@ def refused(folder: Path, inputs: dict[str, dict[str, Any]], most: int = 4) -> R
 
 @pytest.mark.parametrize("field", ["label", "categorical"])
 def test_members_that_write_a_value_in_another_way_are_named_before_training(tmp_path: Path, field: str) -> None:
-    inputs = hospitals(tmp_path, **({} if field == "label" else {"label": "group", "categorical": "sex"}))
+    inputs = hospitals(tmp_path, categorical="sex")
     name, ways = ("group", {"Case": "case"}) if field == "label" else ("sex", {"f": "F", "m": "M"})
     own = table(tmp_path, "b2")
     own[name] = own[name].replace(ways)
@@ -93,8 +93,8 @@ def test_codes_of_missing_values_are_named_to_member_and_owner(
 ) -> None:
     """A column that is no input is nobody's business; of fewer rows than the limit the member alone hears."""
     number = column == "dose" and cells == 20
-    form = {"label": "dose", "task": "regression", "features": "age"} if number else {"features": "age, dose"}
-    inputs = hospitals(tmp_path, **form)
+    form: dict[str, Any] = {"label": "dose", "task": "regression"} if number else {}
+    inputs = hospitals(tmp_path, features="age" if number else "age, dose", **form)
     for client in inputs:
         own = table(tmp_path, client).replace({"Case": "1", "control": "0"})
         own["comment"] = [str(row) for row in range(len(own))]

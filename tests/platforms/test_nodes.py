@@ -10,18 +10,22 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from rankdad.common.documents import validate
 from rankdad.common.errors import RankdadError
+from rankdad.common.gradients.factors import Factor
 from rankdad.common.models import build_model
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import weights_sha256
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import read_site
+from rankdad.local.late_steps import Sent
 from rankdad.platforms.coinstac import aggregator_node, site_run
 from rankdad.platforms.coinstac.compspec import compspec
 from rankdad.platforms.coinstac.limits import largest_message
+from rankdad.platforms.coinstac.site_node import SiteNode
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.report.run_results import RunResults
 from rankdad.simulations.lockstep import run as lockstep
@@ -259,3 +263,31 @@ def test_an_output_that_no_site_makes_ends_the_run_and_names_the_member(tmp_path
     run.start(REMOTE)
     with pytest.raises(RankdadError, match=r"member 7f0c: rankdad\.sent\.round: Field required"):
         run.work(REMOTE, outputs)
+
+
+def test_what_may_still_join_a_later_step_survives_a_process(tmp_path: Path) -> None:
+    _, inputs = consortium(tmp_path, METHODS[0], 2)
+    run, client = Iterations(tmp_path, inputs), "9f0c"
+    with pytest.raises(AssertionError, match="no end"):
+        run.iterate(6)
+    first = run.nodes[client]
+    assert isinstance(first, SiteNode)
+    assert first._run is not None
+    before, change = first._run._state, Factor(torch.rand(3, 2), torch.rand(3, 6))
+    before.follows, before.sent = True, (Sent(2, 12.0, 0.5, {"layers.0.weight": change}),)
+    assert first._run.relock()
+    first._run._due = True
+    first._run._between_steps()
+    run.start(client)
+    fresh = run.nodes[client]
+    assert isinstance(fresh, SiteNode)
+    state = fresh._resumed(run.state(client))._state
+    for node in run.nodes.values():
+        node.close()
+    assert state.follows
+    ((late, kept),) = zip(before.sent, state.sent, strict=True)
+    assert (kept.step, kept.weight, kept.share) == (late.step, late.weight, late.share)
+    found = kept.change["layers.0.weight"]
+    assert isinstance(found, Factor)
+    assert torch.equal(found.delta, change.delta)
+    assert torch.equal(found.activation, change.activation)
