@@ -8,10 +8,9 @@ from typing import Any
 
 from rankdad.common.documents import load_json
 from rankdad.platforms.coinstac.outputs import FIGURES, SiteResults
-from rankdad.remote.report import narrative
-from rankdad.remote.report.references import REFERENCES
+from rankdad.platforms.coinstac.result_tables import TABLES
 from rankdad.remote.report.run_report import plotter, report_page
-from rankdad.remote.report.run_results import BASELINE, RunResults, read_results
+from rankdad.remote.report.run_results import RunResults, read_results
 
 
 def results_of(
@@ -46,16 +45,8 @@ def displayed(
     The app shows the pictures of `global_stats` by their paths in the viewer's own output folder, and shows none unless
     `local_stats` has a key. It knows members by their ids.
     """
-    others = (BASELINE, *(f"{name}_" for name in REFERENCES))
-    by_site = {
-        site: {name: value for name, value in row.items() if not name.startswith(others)}
-        for site, row in run.by_site.items()
-    }
-    lines = [*warnings, *narrative.warnings(run)]
     return {
-        "global_metrics": run.test,
-        "site_metrics": by_site,
-        "warnings": {str(number): line for number, line in enumerate(lines, start=1)} or {"1": "none"},
+        **{table.key: table.content(run, warnings) for table in TABLES},
         "global_stats": [f"{FIGURES}/{name}.png" for name in figures],
         "local_stats": {client: [] for client in sites},
     }

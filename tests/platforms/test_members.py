@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from rankdad.common.errors import RankdadError
+from rankdad.platforms.coinstac.compspec import compspec
 from rankdad.platforms.coinstac.form import FormError
 from rankdad.platforms.coinstac.site_node import SiteNode
 from tests.platforms.nodes import Iterations, site_file
@@ -178,3 +179,26 @@ def test_a_column_that_a_member_lacks_is_suggested_to_all(tmp_path: Path) -> Non
     error = refused(tmp_path, inputs)
     assert (error.code, error.field) == ("column-missing", "label")
     assert "did you mean Group?" in str(error)
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_every_row_of_the_tables_has_a_name_and_the_outcome_stands_in_one(tmp_path: Path, task: str) -> None:
+    form = {"task": task, "label": "group" if task == "classification" else "dose", "network": "linear"}
+    inputs = hospitals(tmp_path, features="age", **form)
+    site_file(tmp_path / "b2" / "base", name="north")
+    inputs["b2"]["files"].append("site.json")
+    shown = Iterations(tmp_path, inputs).go()
+    described = compspec()["computation"]["output"]
+    for key in ("study", "global_metrics"):
+        assert set(shown[key]) <= set(described[key]["items"])
+    for site, row in shown["site_metrics"].items():
+        assert set(row) <= set(described["site_metrics"]["items"])
+        assert row["called"] == site, "what figures and report call it"
+    assert set(shown["site_metrics"]) == {"a3", "c1", "north"}
+    if task == "classification":
+        assert "auc_low" in shown["site_metrics"]["c1"]
+        assert (shown["study"]["outcome"], shown["study"]["others"]) == ("group = Case", "group = control")
+    else:
+        assert shown["study"]["predicted"] == "dose"
+    report = (tmp_path / "c1" / "output" / "report.html").read_text()
+    assert f"<title>Prediction of {form['label']}" in report

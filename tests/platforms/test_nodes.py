@@ -281,7 +281,9 @@ def test_what_may_still_join_a_later_step_survives_a_process(tmp_path: Path) -> 
     run.start(client)
     fresh = run.nodes[client]
     assert isinstance(fresh, SiteNode)
-    state = fresh._resumed(run.state(client))._state
+    goes_on = fresh._resumed(run.state(client))
+    state = goes_on._state
+    goes_on.close()
     for node in run.nodes.values():
         node.close()
     ((late, kept),) = zip(before.sent, state.sent, strict=True)
