@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from rankdad.platforms.coinstac.form import FormField, columns, document, label, network, rate
 
+NEW, GIVEN, TEST = "random weights", "a trained model", "a trained model, test only"  # what a run begins with
 TABLE_FILES = ("csv", "tsv", "txt")
-OTHER_FILES = ("npz", "ts", "nii", "gz", "png", "jpg", "jpeg", "tif", "tiff", "bmp", "stats", "json")
+OTHER_FILES = ("npz", "ts", "nii", "gz", "png", "jpg", "jpeg", "tif", "tiff", "bmp", "stats", "json", "safetensors")
 OWNER = (
     FormField(
         "task",
@@ -125,6 +126,15 @@ OWNER = (
         2,
         "Rows that rank-dad or powersgd sends for every layer, at most.",
         minimum=1,
+    ),
+    FormField(
+        "start",
+        "Begin with",
+        "select",
+        NEW,
+        f"{NEW}, or the model of an earlier run, whose files model.json, best.safetensors and preparation.safetensors "
+        f"each member chooses beside its table; {TEST} trains nothing, and tests it on all rows.",
+        choices=(NEW, GIVEN, TEST),
     ),
     FormField("seed", "Seed", "number", 0, "Another seed begins with other weights.", minimum=0),
     FormField(

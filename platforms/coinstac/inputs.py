@@ -13,10 +13,11 @@ from typing import Any
 from rankdad.common.documents import problems, shown
 from rankdad.common.errors import SpecError
 from rankdad.common.spec import RunSpec
-from rankdad.platforms.coinstac.fields import FIELDS
+from rankdad.platforms.coinstac.fields import FIELDS, NEW
 from rankdad.platforms.coinstac.form import Problem
 
 SPEC = FIELDS["spec"]
+WEIGHTS = "best.safetensors"  # of the model that a run begins with
 TABLE = "table.csv"  # what a form's spec calls the table, whatever each member's is called
 SITES = ("this-site", "other-site")  # in the place of the sites, which only the aggregator knows
 FIELD_OF = {  # by the beginning of a path in the spec: the field of the form that it follows from
@@ -57,6 +58,16 @@ class Filled:
     sites: tuple[str, ...]
     problems: tuple[Problem, ...]
     whole: bool = False
+
+    @property
+    def start(self) -> str:
+        """What the run begins with; see `fields`."""
+        return str(self.values.get("start", NEW))
+
+    def with_weights(self, sha256: str) -> Filled:
+        """Return the form of a run that begins with the weights of a file with this digest."""
+        given = {"file": WEIGHTS, "sha256": sha256}
+        return replace(self, draft=self.draft | {"model": self.draft["model"] | {"pretrained": given}})
 
     def problem(self, path: str, said: str, code: str = "invalid") -> Problem:
         """Return what is wrong at a path of the spec as a problem of the field that it follows from."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rankdad.common.spec import RunSpec
 from rankdad.common.spec.model import Mlp
 from rankdad.common.spec.tasks import Classification
 from rankdad.remote.report import narrative
@@ -80,43 +81,53 @@ def _item(label: str) -> Content:
     return {"label": label, "type": "number" if label in MEASURES.values() else "string"}
 
 
-def _named(row: Mapping[str, float]) -> Content:
+def named(row: Mapping[str, Any]) -> Content:
     """Return the measures of a row that have a name for people, in the order of names."""
-    return {name: row[name] for name in MEASURES if name in row}
+    return {name: row[name] for name in MEASURES if row.get(name) is not None}
 
 
-def study(run: RunResults, _: Sequence[str]) -> Content:
-    """Return what was asked: which of the values is the outcome, of how many inputs, trained and tested how."""
-    spec, names = run.spec, class_names(run.spec)
-    label, inputs = getattr(spec.data, "label", None), getattr(spec.data, "inputs", None)
+def studied(spec: RunSpec) -> Content:
+    """Return what was asked: what is predicted, which of the values is the outcome, of which inputs."""
+    label, names = getattr(spec.data, "label", None), class_names(spec)
+    inputs = getattr(spec.data, "inputs", None)
     found: Content = {"predicted": label} if isinstance(label, str) else {}
     if isinstance(spec.task, Classification) and len(names) == 2:
         column = f"{label} = " if isinstance(label, str) else ""
         found |= {"outcome": f"{column}{names[1]}", "others": f"{column}{names[0]}"}
     elif names:
         found |= {"classes": ", ".join(names)}
-    if inputs is not None:
-        found |= {"inputs": narrative.listed([str(name) for name in inputs])}
+    return found if inputs is None else found | {"inputs": narrative.listed([str(name) for name in inputs])}
+
+
+def study(run: RunResults, _: Sequence[str]) -> Content:
+    """Return what was asked, and how the model was trained and tested."""
+    spec = run.spec
     hidden = "-".join(map(str, spec.model.hidden)) if isinstance(spec.model, Mlp) else ""
     batches = f"steps of up to {spec.training.batch_size} rows of each member"
-    found |= {"training": f"{spec.model.name} {hidden}".strip() + f", {narrative.extent(run)}, {batches}"}
+    found = studied(spec) | {
+        "training": f"{spec.model.name} {hidden}".strip() + f", {narrative.extent(run)}, {batches}"
+    }
     return found | ({"tested": narrative.tested(run)} if run.test.get("samples") else {})
 
 
 def overall(run: RunResults, _: Sequence[str]) -> Content:
     """Return the metrics of all members together."""
-    return _named(run.test)
+    return named(run.test)
 
 
 def warned(run: RunResults, warnings: Sequence[str]) -> Content:
     """Return warnings from before the first round, and of the result."""
-    lines = [*warnings, *narrative.warnings(run)]
+    return numbered([*warnings, *narrative.warnings(run)])
+
+
+def numbered(lines: Sequence[str]) -> Content:
+    """Return lines as the platform's table takes them; it says so where there are none."""
     return {str(number): line for number, line in enumerate(lines, start=1)} or {"1": "none"}
 
 
 def by_member(run: RunResults, _: Sequence[str]) -> Content:
     """Return the metrics of each member, with its name in figures: the platform shows users' names in place of ids."""
-    return {site: {NAMED: site, **_named(row)} for site, row in run.by_site.items()}
+    return {site: {NAMED: site, **named(row)} for site, row in run.by_site.items()}
 
 
 TABLES = (

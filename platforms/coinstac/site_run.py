@@ -57,7 +57,7 @@ class SiteRun:
         spec = self._spec = validate(RunSpec, opened.run)
         self._folder, self._site, self._say = folder, member.name, say
         use_threads(spec.training.threads)
-        replica = Replica(spec, allow_factories)
+        replica = Replica(spec, allow_factories, weights=member.model)
         plan = self._plan = make_plan(spec, replica.model)
         data = read_data(spec, plan, member)
         options = LedgerOptions(retention=Retention.TAIL)
@@ -161,19 +161,20 @@ class SiteRun:
         """Write this site's results: it does not run again after the aggregator has ended the run."""
         save_model(self._folder / "model", self._spec, result.best, result.final, result.fit, result.own)
         if self._results is not None:
-            self._write(self._results)
+            write_results(self._folder, self._results)
         self._say(f"{self._site}: done after {result.epochs} epochs")
         return outputs.Done(weights_sha256=result.weights_sha256[self._site])
 
-    def _write(self, results: outputs.SiteResults) -> None:
-        """Write the run's results where the platform's app shows them: index.html, and pictures by path."""
-        write_json(self._folder / "summary.json", results.summary)
-        texts = {"metrics.csv": results.metrics, "report.html": results.report, "index.html": INDEX}
-        for name, text in texts.items():
-            (self._folder / name).write_text(text, encoding="utf-8")
-        (self._folder / outputs.FIGURES).mkdir(exist_ok=True)
-        for name, png in results.figures.items():
-            (self._folder / outputs.FIGURES / f"{name}.png").write_bytes(png)
+
+def write_results(folder: Path, results: outputs.SiteResults) -> None:
+    """Write a run's results where the platform's app shows them: index.html, and pictures by path."""
+    write_json(folder / "summary.json", results.summary)
+    texts = {"metrics.csv": results.metrics, "report.html": results.report, "index.html": INDEX}
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / outputs.FIGURES).mkdir(exist_ok=True)
+    for name, png in results.figures.items():
+        (folder / outputs.FIGURES / f"{name}.png").write_bytes(png)
 
 
 def read_data(spec: RunSpec, plan: Plan, member: Member) -> SiteData:

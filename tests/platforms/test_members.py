@@ -183,7 +183,7 @@ def test_a_column_that_a_member_lacks_is_suggested_to_all(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_every_row_of_the_tables_has_a_name_and_the_outcome_stands_in_one(tmp_path: Path, task: str) -> None:
-    form = {"task": task, "label": "group" if task == "classification" else "dose", "network": "linear"}
+    form: dict[str, Any] = {"task": task, "label": "group" if task == "classification" else "dose", "network": "linear"}
     inputs = hospitals(tmp_path, features="age", **form)
     site_file(tmp_path / "b2" / "base", name="north")
     inputs["b2"]["files"].append("site.json")
