@@ -10,6 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from rankdad.common.errors import RankdadError
 from rankdad.platforms.coinstac.compspec import compspec
@@ -202,3 +206,37 @@ def test_every_row_of_the_tables_has_a_name_and_the_outcome_stands_in_one(tmp_pa
         assert shown["study"]["predicted"] == "dose"
     report = (tmp_path / "c1" / "output" / "report.html").read_text()
     assert f"<title>Prediction of {form['label']}" in report
+
+
+@pytest.mark.slow
+def test_a_small_member_leaves_the_model_as_good_as_scikit_learns(tmp_path: Path) -> None:
+    """640, 210 and 24 rows, a linear network, k-fold: the AUC is that of a logistic regression on the same folds."""
+    sizes, generator = {"c1": 640, "b2": 210, "a3": 24}, np.random.default_rng(5)
+    features = [f"x{place}" for place in range(12)]
+    whole = pd.DataFrame(generator.normal(size=(sum(sizes.values()), 12)), columns=features)
+    risk = 1 / (1 + np.exp(-whole.to_numpy() @ generator.normal(size=12) * 0.32))
+    whole["group"] = np.where(generator.random(len(whole)) < risk, "case", "control")
+    inputs, at = hospitals(tmp_path, sizes, network="linear", evaluation="k-fold", epochs=40), 0
+    for client, size in sizes.items():
+        write(tmp_path, client, whole.iloc[at : at + size])
+        at += size
+    inputs["a3"]["min_rows"] = 3
+    shown = Iterations(tmp_path, inputs).go(20_000)
+    tables = {client: pd.read_csv(tmp_path / client / "base" / "t.csv") for client in sizes}
+    scores, truth = list[float](), list[bool]()
+    for fold in range(1, 6):
+        kept, held = list[pd.DataFrame](), list[pd.DataFrame]()
+        for client, own in tables.items():
+            path = tmp_path / client / "output" / "predictions" / f"fold-{fold}.csv"
+            names = pd.read_csv(path)["row"].tolist() if path.exists() else []
+            rows = [name - 2 for name in names]  # of a file, whose header is row 1
+            kept.append(own.drop(index=rows))
+            held.append(own.loc[rows])
+        train, test = pd.concat(kept), pd.concat(held)
+        model = make_pipeline(StandardScaler(), LogisticRegression(C=1e6)).fit(
+            train[features], train["group"] == "case"
+        )
+        scores += model.decision_function(test[features]).tolist()
+        truth += (test["group"] == "case").tolist()
+    assert shown["global_metrics"]["samples"] == len(truth) == 874
+    assert shown["global_metrics"]["auc"] == pytest.approx(roc_auc_score(truth, scores), abs=0.01)
