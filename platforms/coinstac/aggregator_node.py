@@ -134,7 +134,7 @@ class AggregatorNode:
             check_alike(spec, model)
         write_json(folder / MEMBERS, {"sites": members, "warnings": warnings})
         try:
-            aggregator = self._start(spec, members, folder)
+            aggregator = self._start(spec, members, folder, whole=filled.whole)
         except SpecError as error:
             raise FormError(filled.refused(error)) from None
         for line in warnings:
@@ -142,14 +142,14 @@ class AggregatorNode:
         self._say(f"{spec.name}: {len(sites)} sites, {spec.method.name}, {spec.training.epochs} epochs")
         return outputs.Opened(version=__version__, id=aggregator.run_id, run=spec.model_dump(mode="json"))
 
-    def _start(self, spec: RunSpec, members: Mapping[str, str], folder: Path) -> Aggregator:
+    def _start(self, spec: RunSpec, members: Mapping[str, str], folder: Path, *, whole: bool = True) -> Aggregator:
         torch.set_num_threads(spec.training.threads)
         check_memory(spec)
         replica = Replica(spec, self._allow_factories, weights=folder)
         directory, options = folder / DIRECTORY, LedgerOptions(retention=Retention.TAIL)
         resumes = (directory / LEDGER).exists()
         if not resumes:
-            check_size(spec, replica.model)
+            check_size(spec, replica.model, whole=whole)
         aggregator = self._aggregator = Aggregator(spec, replica, directory, time.perf_counter, ledger=options)
         self._members = dict(members)
         if resumes:
