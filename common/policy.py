@@ -183,6 +183,7 @@ class Policy(Part):
             f"size from the site's own, but its policy takes over none beyond {self.accept_replica:g} "
             f'(accept_replica), and it stays as it is; "accept_replica": null in its policy lets in any weights, '
             "those too that single samples can be read from",
+            code="weights-apart",
         )
 
     def check_snapshot(self, *, has_checkpoint: bool) -> None:
@@ -201,12 +202,14 @@ class Policy(Part):
                 "the aggregator says that its ledger no longer reaches back to this site's checkpoint, and gives it "
                 "other weights, but its policy takes over none that are further from its own than "
                 f'{self.accept_replica:g} (accept_replica); "accept_replica": null in its policy {lets_in}',
+                code="weights-apart",
             )
         if self.accept_replica == 0:
             raise PolicyError(
                 "snapshot",
                 "the site has no checkpoint from which it could go on but the aggregator's, and its policy takes over "
                 f'no weights (accept_replica 0); "accept_replica": 0.001 in its policy {lets_in}',
+                code="weights-not-accepted",
             )
 
     def warnings(self, spec: RunSpec) -> tuple[str, ...]:

@@ -297,7 +297,9 @@ def test_the_policy_speaks_before_the_data_and_to_the_aggregator(tmp_path: Path,
         run_site(site(tmp_path, server, spec, {}))
     assert error.value.exit_code == 2
     told = unpack(server.bodies[0], make_plan(spec, build_model(spec)), up=True).body
-    assert told == Failure(site="alpha", reason=str(error.value), final=False)
+    assert told == Failure(
+        site="alpha", reason=str(error.value), code="policy-refuses", field="method.name", final=False
+    )
 
 
 def test_the_aggregator_is_not_told_how_few_samples_there_are(tmp_path: Path, server: Server) -> None:
