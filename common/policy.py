@@ -289,7 +289,7 @@ def refusal(
     lines = " and ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in change.items())
     lets = "lets" if len(change) == 1 else "let"
     sentence = f"the run {asks}, but this site's policy allows {allows}; {lines} in its policy {lets} out {lets_out}"
-    return PolicyError(field, sentence, allows=told or allows, limits=tuple(change))
+    return PolicyError(field, sentence, allows=told or allows, limits=tuple(change), code=code)
 
 
 def _fewer_per_row(samples: int, rows: int) -> dict[str, object]:

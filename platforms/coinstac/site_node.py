@@ -227,7 +227,11 @@ class SiteNode:
             )
         opened = validate(outputs.Opened, load_json(path), file=path)
         if opened.version != __version__:
-            raise UserError(f"the aggregator runs rankdad {opened.version}, this site {__version__}: use one image")
+            raise UserError(
+                f"the aggregator runs rankdad {opened.version}, this site {__version__}: use one image",
+                code="version-differs",
+                field="version",
+            )
         member = self._find_member(state)[1]
         try:
             return SiteRun(opened, member, path.parent, self._allow_factories, self._say)
