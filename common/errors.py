@@ -139,23 +139,34 @@ class DataError(UserError):
 
 
 class PolicyError(UserError):
-    """The spec asks for something that this site does not allow."""
+    """The spec asks for something that this site does not allow.
 
-    def __init__(self, field: str, problem: str, *, code: str) -> None:
-        self.problem = problem
+    Args:
+        field: of the spec.
+        problem: what it asks for, what the policy allows, and which line of it would have to change.
+        code: what kind of error it is.
+        allows: what the policy allows, in words.
+        limits: names of the policy's lines that refuse it.
+    """
+
+    def __init__(self, field: str, problem: str, *, code: str, allows: str = "", limits: tuple[str, ...] = ()) -> None:
+        self.problem, self.allows, self.limits = problem, allows, limits
         super().__init__(f"{field}: {problem}", code=code, field=field)
 
 
 class FewSamplesError(PolicyError):
     """A site has fewer samples for a step, or for sums, than its policy asks for."""
 
-    def __init__(self, field: str, problem: str, *, code: str) -> None:
-        super().__init__(field, problem, code=code)
+    @classmethod
+    def of(cls, error: PolicyError, *, code: str) -> FewSamplesError:
+        """Return a policy's refusal as one whose numbers are the site's business."""
+        return cls(error.field, error.problem, code=code, allows=error.allows, limits=error.limits)
 
     @property
     def public_message(self) -> str:
-        """What other sites may hear of it: the field of the spec, and not how many."""
-        return f"{self.field}: it has fewer samples here than its policy asks for"
+        """What other sites may hear of it: the field of the spec, what the policy allows, and no count."""
+        allows = f", which allows {self.allows}" if self.allows else ""
+        return f"{self.field}: it has fewer samples here than its policy asks for{allows}"
 
 
 class UnreachableError(UserError):

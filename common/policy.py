@@ -111,22 +111,26 @@ class Policy(Part):
             grouped = f", maybe of {counted(count, spec.group_noun)}" if count < samples else ""
             asks = f"makes steps of {counted(samples, 'sample')} here{grouped}"
             allows = f"none of fewer than {self.min_rows} (min_rows){LARGER_STEPS}"
-            raise refusal("training.batch_size", asks, allows, {"min_rows": count}, FEWER_SAMPLES)
+            told = f"none of fewer than {self.min_rows} (min_rows)"
+            raise refusal("training.batch_size", asks, allows, {"min_rows": count}, FEWER_SAMPLES, told=told)
         most, rows = self.rank(samples), rows_sent(spec)
         if most is None:
             return
         least = 1 + spec.training.sends_projections if isinstance(spec.method, RankDad) else rows  # fewer, if it has to
         allows = f"at most {most} (rows_per_rank {self.rows_per_rank})"
+        told = (
+            f"one row for each {self.rows_per_rank} samples (rows_per_rank)"  # others do not learn how many there are
+        )
         if least is not None and least > most:
             needs = f"needs at least {counted(least, 'row')}{_projected(spec)}"
             asks = f"{needs} of a step of {counted(samples, 'sample')} here"
-            raise refusal(_rank_field(spec.method), asks, allows, _fewer_per_row(samples, least), MORE_ROWS)
+            raise refusal(_rank_field(spec.method), asks, allows, _fewer_per_row(samples, least), MORE_ROWS, told=told)
         name, rank = _largest_whole(plan)
         if rank > 2 * most:
             asks = f"sends the gradient of {name} whole, of rank {rank}, for steps of {samples} samples here"
             allows = f"at most {2 * most} (rows_per_rank {self.rows_per_rank})"
             change = _fewer_per_row(samples, -(-rank // 2))
-            raise refusal(_rank_field(spec.method), asks, allows, change, WHOLE)
+            raise refusal(_rank_field(spec.method), asks, allows, change, WHOLE, told=told)
 
     def check_products(
         self,
@@ -163,7 +167,7 @@ class Policy(Part):
             of = f"{counted(people, noun)} that a fold trains on or holds out here"
             asks = f"adds up products of {width} for a linear model, of {of}"
             error = refusal(field, asks, " and ".join(allows), change, f"{PRODUCTS}; {instead}")
-            raise FewSamplesError(error.field, error.problem, code="linear-needs-samples")
+            raise FewSamplesError.of(error, code="linear-needs-samples")
 
     def rank(self, samples: int) -> int | None:
         """Return how many rows of a layer a step of so many samples may send, whatever the spec; None is no limit.
@@ -307,13 +311,20 @@ def _rank(method: MethodSpec) -> int | None:
 
 
 def refusal(
-    field: str, asks: str, allows: str, change: dict[str, object], lets_out: str, *, code: str = "policy-refuses"
+    field: str,
+    asks: str,
+    allows: str,
+    change: dict[str, object],
+    lets_out: str,
+    *,
+    told: str = "",
+    code: str = "policy-refuses",
 ) -> PolicyError:
     """Return the error that says what a run asks, what a policy allows, which line to change and what that lets out."""
     lines = " and ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in change.items())
     lets = "lets" if len(change) == 1 else "let"
     sentence = f"the run {asks}, but this site's policy allows {allows}; {lines} in its policy {lets} out {lets_out}"
-    return PolicyError(field, sentence, code=code)
+    return PolicyError(field, sentence, allows=told or allows, limits=tuple(change), code=code)
 
 
 def _fewer_per_row(samples: int, rows: int) -> dict[str, object]:

@@ -231,7 +231,7 @@ def check_steps(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes
     try:
         policy.check_step(spec, plan, min(size for size in least if size), people)
     except PolicyError as error:
-        raise FewSamplesError(error.field, error.problem, code="steps-of-too-few") from None
+        raise FewSamplesError.of(error, code="steps-of-too-few") from None
 
 
 def _check_sums(policy: Policy, field: str, asks: str, fewest: Tensor) -> None:
@@ -239,4 +239,4 @@ def _check_sums(policy: Policy, field: str, asks: str, fewest: Tensor) -> None:
     if fewest < policy.min_rows:
         count, allows = int(fewest), f"none of fewer than {policy.min_rows} (min_rows)"
         error = refusal(field, asks.format(count), allows, {"min_rows": max(count, 1)}, FEWER_SAMPLES)
-        raise FewSamplesError(error.field, error.problem, code="sums-of-too-few")
+        raise FewSamplesError.of(error, code="sums-of-too-few")

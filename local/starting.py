@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
 
 from rankdad.common.errors import UserError
+from rankdad.common.gradients.reduction.feedback import Residuals
 from rankdad.common.policy import Policy
-from rankdad.common.run.checkpoints import Checkpoints, take_over
+from rankdad.common.run.checkpoints import Checkpoints, Loaded, take_over
 from rankdad.common.run.state import RunState
 from rankdad.local.late_steps import Sent
 from rankdad.local.training import TrainingState
@@ -58,7 +62,21 @@ def results_folder(output: Path, name: str, run: str) -> Path:
     return output
 
 
-def save_state(checkpoints: Checkpoints, state: TrainingState) -> None:
+class Saves(Protocol):
+    """Whatever writes a site's checkpoint: its checkpoints alone, or with a ledger."""
+
+    def save(
+        self,
+        state: RunState,
+        residuals: Residuals,
+        document: Mapping[str, Any],
+        moments: Mapping[str, Tensor],
+        changes: Sequence[Residuals],
+    ) -> None:
+        """Write it; see `Checkpoints.save`."""
+
+
+def save_state(checkpoints: Saves, state: TrainingState) -> None:
     """Write a site's checkpoint.
 
     Raises:
@@ -68,6 +86,20 @@ def save_state(checkpoints: Checkpoints, state: TrainingState) -> None:
     if state.sent:
         document["sent"] = [(late.step, late.weight, late.share) for late in state.sent]
     checkpoints.save(state.run, state.residuals, document, state.moments, [late.change for late in state.sent])
+
+
+def loaded_state(site: str, run_state: RunState, loaded: Loaded) -> TrainingState:
+    """Return the state that `save_state` has written.
+
+    Args:
+        site: its name.
+        run_state: of the run, as the checkpoint has it.
+        loaded: what the checkpoint holds beside it.
+    """
+    sent = zip(loaded.document.get("sent", ()), loaded.changes, strict=True)
+    late = tuple(Sent(step, weight, share, change) for (step, weight, share), change in sent)
+    follows = loaded.document.get("follows") is True
+    return TrainingState(site, run_state, loaded.residuals, loaded.moments, follows, late)
 
 
 def starting_state(
@@ -100,10 +132,7 @@ def starting_state(
         return TrainingState(site, run_state)
     if loaded is not None and isinstance(oldest, int) and run_state.round >= oldest:
         _log.info("goes on from its checkpoint of step %d, round %d", run_state.steps, run_state.round)
-        follows = loaded.document.get("follows") is True
-        sent = zip(loaded.document.get("sent", ()), loaded.changes, strict=True)
-        late = tuple(Sent(step, weight, share, change) for (step, weight, share), change in sent)
-        return TrainingState(site, run_state, loaded.residuals, loaded.moments, follows, late)
+        return loaded_state(site, run_state, loaded)
     snapshot = ask_for_snapshot()
     if snapshot is None:
         return TrainingState(site, run_state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,6 +136,7 @@ class Persistence:
         residuals: Residuals,
         document: Mapping[str, Any],
         moments: Mapping[str, Tensor] | None = None,
+        changes: Sequence[Residuals] = (),
     ) -> None:
         """Write a checkpoint, and remove what no checkpoint needs any more.
 
@@ -144,7 +145,7 @@ class Persistence:
         """
         if self._ledger is None:
             return
-        self._checkpoints.save(state, residuals, document, moments)
+        self._checkpoints.save(state, residuals, document, moments, changes)
         self._ledger.begin(state.round, self._retention)
         oldest = self._checkpoints.oldest()
         if oldest is not None:

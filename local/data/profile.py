@@ -46,6 +46,7 @@ class Column:
         others: cells among numbers that are none, and words among levels that count as missing, with how often.
         most: rows of the most frequent value.
         dates: the first and the last, as 2020-04-03, where all can be told; else nothing.
+        stand_ins: numbers that may mean that one is missing, as text, with how often.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Column:
     others: Mapping[str, int] = field(default_factory=dict)
     most: int = 0
     dates: tuple[str, ...] = ()
+    stand_ins: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -144,17 +146,19 @@ def _column(table: Table, name: str) -> Column:
     if kind == "id":
         remarks.append("it names rows: no input, but data.key or data.group, or leave it out by data.exclude")
     summary: dict[str, float] = {}
+    stand_ins: dict[str, int] = {}
     if kind == "number" and len(numbers):
-        remarks += _stand_ins(numbers)
+        told, stand_ins = _stand_ins(numbers)
+        remarks += told
         marks = np.quantile(numbers, [0, 0.25, 0.5, 0.75, 1]).tolist()
         summary = dict(zip(("least", "lower", "median", "upper", "largest"), marks, strict=True))
         with np.errstate(over="ignore"):  # squares of numbers beyond 1e154, which no reader takes
             mean, deviation = np.nan_to_num([numbers.mean(), numbers.std()]).tolist()  # infinity is no JSON
         summary |= {"mean": mean, "deviation": deviation}
     levels = dict(counts.most_common()) if len(counts) <= MAX_LEVELS and kind != "id" else {}
-    zeros, most, told = int((numbers == 0).sum()), max(counts.values()), tuple(map(visible, remarks))
-    ends = _ends(held) if kind == "date" else ()
-    return Column(name, kind, missing, len(counts), summary, zeros, levels, told, others or words, most, ends)
+    zeros, most, said_of_it = int((numbers == 0).sum()), max(counts.values()), tuple(map(visible, remarks))
+    ends, others = _ends(held) if kind == "date" else (), others or words
+    return Column(name, kind, missing, len(counts), summary, zeros, levels, said_of_it, others, most, ends, stand_ins)
 
 
 def _ends(held: Sequence[str]) -> tuple[str, ...]:
@@ -185,14 +189,15 @@ def _counts_rows(numbers: Array) -> bool:
     return bool(len(numbers) > 2 and np.array_equal(np.diff(numbers), np.ones(len(numbers) - 1)))
 
 
-def _stand_ins(numbers: Array) -> list[str]:
-    """Return what is to be said of numbers that may mean that one is missing."""
-    remarks = []
+def _stand_ins(numbers: Array) -> tuple[list[str], dict[str, int]]:
+    """Return what is to be said of numbers that may mean that one is missing, and in how many rows each stands."""
+    remarks, found = list[str](), dict[str, int]()
     rest = numbers[numbers != 0]
     zeros = len(numbers) - len(rest)
     if zeros and len(np.unique(rest)) > 10 and rest.min() > 0.1 * np.median(rest):
         said = f"0 stands in {zeros} of {len(numbers)} rows, and nothing else below {rest.min():g}"
         remarks.append(f"{said}: if it means missing, list it in data.missing_values")
+        found["0"] = zeros
     for value in sorted(SENTINELS.intersection(np.unique(numbers).tolist())):
         others = numbers[numbers != value]
         if len(others) < 10:
@@ -200,9 +205,10 @@ def _stand_ins(numbers: Array) -> list[str]:
         low, high = np.quantile(others, [0.25, 0.75])
         away = 3 * max(high - low, 1e-9)
         if value < min(others.min(), low - away) or value > max(others.max(), high + away):
-            said = f"{value:g} stands in {len(numbers) - len(others)} rows, far from all others"
+            found[canonical(value)] = count = len(numbers) - len(others)
+            said = f"{value:g} stands in {count} rows, far from all others"
             remarks.append(f"{said}: if it means missing, list it in data.missing_values")
-    return remarks
+    return remarks, found
 
 
 def compared(profiles: Mapping[str, Profile]) -> dict[str, Profile]:
@@ -260,10 +266,10 @@ def _apart(own: Column, others: Sequence[Column], tables: int) -> tuple[str, ...
 def ordered(levels: Iterable[str]) -> list[str]:
     """Return values in the order of numbers, then of the alphabet."""
 
-    def key(level: str) -> tuple[bool, float, str]:
+    def key(level: str) -> tuple[bool, float, str, str]:
         try:
-            return False, float(level), level
+            return False, float(level), "", level
         except ValueError:
-            return True, 0.0, level.casefold()
+            return True, 0.0, level.casefold(), level  # "m" and "M" have one order, whatever a set's is
 
     return sorted(levels, key=key)

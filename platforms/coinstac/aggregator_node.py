@@ -21,8 +21,11 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.platforms.coinstac import outputs
 from rankdad.platforms.coinstac.completion import complete
-from rankdad.platforms.coinstac.displays import results_of
+from rankdad.platforms.coinstac.displays import results_of, test_results_of
+from rankdad.platforms.coinstac.fields import NEW, TEST
 from rankdad.platforms.coinstac.form import FormError
+from rankdad.platforms.coinstac.given_model import agreed, check_alike
+from rankdad.platforms.coinstac.inputs import WEIGHTS
 from rankdad.platforms.coinstac.joining import check_members, check_together
 from rankdad.platforms.coinstac.limits import check_size
 from rankdad.platforms.coinstac.mounts import clear
@@ -74,13 +77,16 @@ class AggregatorNode:
         if not said:
             raise RankdadError("no site takes part", code="no-site")
         if state.iteration <= 1:
-            return outputs.reply(self._open(said, folder), progress="the run begins")
+            message = self._open(said, folder)
+            begins = isinstance(message, outputs.Opened)
+            return outputs.reply(message, progress="the run begins" if begins else "writing the results")
         if (folder / SHOWN).exists() and all(isinstance(one, outputs.Done) for one in said.values()):
             self._say("done")
             return outputs.Reply(load_json(folder / SHOWN), success=True)
         if self._aggregator is None:  # another process has led the run so far
-            path = folder / DIRECTORY / "run.json"
-            self._start(validate(RunSpec, load_json(path), file=path), load_json(folder / MEMBERS)["sites"], folder)
+            path, self._members = folder / DIRECTORY / "run.json", load_json(folder / MEMBERS)["sites"]
+            if path.exists():  # else a model was tested alone
+                self._start(validate(RunSpec, load_json(path), file=path), self._members, folder)
         failed = [
             f"{self._members[client]}: {one.reason}" for client, one in said.items() if isinstance(one, outputs.Failed)
         ]
@@ -102,8 +108,8 @@ class AggregatorNode:
                 f"{self._members.get(client, f'member {client}')}: {error}", code="member-failed"
             ) from None
 
-    def _open(self, said: Mapping[str, outputs.FromSite], folder: Path) -> outputs.Opened:
-        """Begin the run that the form asks for; nothing is left of a run before this one.
+    def _open(self, said: Mapping[str, outputs.FromSite], folder: Path) -> outputs.FromAggregator:
+        """Begin the run that the form asks for, or sum up a test; nothing is left of a run before this one.
 
         Raises:
             UserError: it asks for something that cannot be run.
@@ -112,13 +118,25 @@ class AggregatorNode:
         filled = check_together([*joined.values()])
         profiles = {one.site: one.profile for one in joined.values()}
         sites = filled.sites or tuple(sorted(profiles))
-        spec, warnings = complete(filled, {site: profiles[site] for site in sites}, sites)
-        self.close()
-        clear(folder, DIRECTORY, SHOWN)
         members = {client: one.site for client, one in joined.items()}
+        model = agreed({one.site: one.model for one in joined.values()}) if filled.start != NEW else None
+        self.close()
+        clear(folder, DIRECTORY, SHOWN, WEIGHTS)
+        if filled.start == TEST:
+            write_json(folder / MEMBERS, {"sites": members, "warnings": []})
+            tests = {one.site: one.model for one in joined.values() if one.model is not None}
+            results, shown = test_results_of(tests, members)
+            write_json(folder / SHOWN, shown)
+            return outputs.Updated(round=0, body=b"", results=results)
+        if model is not None:
+            (folder / WEIGHTS).write_bytes(model.content)
+            filled = filled.with_weights(model.weights_sha256)
+        spec, warnings = complete(filled, {site: profiles[site] for site in sites}, sites)
+        if model is not None:
+            check_alike(spec, model)
         write_json(folder / MEMBERS, {"sites": members, "warnings": warnings})
         try:
-            aggregator = self._start(spec, members, folder)
+            aggregator = self._start(spec, members, folder, whole=filled.whole)
         except SpecError as error:
             raise FormError(filled.refused(error)) from None
         for line in warnings:
@@ -126,14 +144,14 @@ class AggregatorNode:
         self._say(f"{spec.name}: {len(sites)} sites, {spec.method.name}, {spec.training.epochs} epochs")
         return outputs.Opened(version=__version__, id=aggregator.run_id, run=spec.model_dump(mode="json"))
 
-    def _start(self, spec: RunSpec, members: Mapping[str, str], folder: Path) -> Aggregator:
+    def _start(self, spec: RunSpec, members: Mapping[str, str], folder: Path, *, whole: bool = True) -> Aggregator:
         torch.set_num_threads(spec.training.threads)
         check_memory(spec)
-        replica = Replica(spec, self._allow_factories)
+        replica = Replica(spec, self._allow_factories, weights=folder)
         directory, options = folder / DIRECTORY, LedgerOptions(retention=Retention.TAIL)
         resumes = (directory / LEDGER).exists()
         if not resumes:
-            check_size(spec, replica.model)
+            check_size(spec, replica.model, whole=whole)
         aggregator = self._aggregator = Aggregator(spec, replica, directory, time.perf_counter, ledger=options)
         self._members = dict(members)
         if resumes:
@@ -146,7 +164,8 @@ class AggregatorNode:
     def _round(self, sent: Mapping[str, outputs.Sent], folder: Path) -> outputs.Reply:
         """Aggregate one round."""
         aggregator = self._aggregator
-        assert aggregator is not None
+        if aggregator is None:
+            raise self._end("the sites are not in the same round")
         answers: dict[str, bytes] = {}
         for client, one in sent.items():
             site = self._members.get(client, "")

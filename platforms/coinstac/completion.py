@@ -5,22 +5,27 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from rankdad.common.documents import problems, validate
 from rankdad.common.errors import SpecError, UserError
-from rankdad.common.spec import RunSpec
+from rankdad.common.spec import PowerSgd, RankDad, RunSpec
 from rankdad.common.spec.data import CsvData, FreesurferData, resolve_features
+from rankdad.common.spec.model import Mlp
 from rankdad.common.spec.patterns import is_pattern, literal
 from rankdad.local.data.profile import ordered
+from rankdad.local.data.spellings import respelled
+from rankdad.platforms.coinstac import pace
 from rankdad.platforms.coinstac.fields import FIELDS
-from rankdad.platforms.coinstac.form import FormError
+from rankdad.platforms.coinstac.form import FormError, Problem
 from rankdad.platforms.coinstac.inputs import Filled, with_sites
-from rankdad.platforms.coinstac.table_profile import Profile
+from rankdad.platforms.coinstac.outcome import outcome_last, same
+from rankdad.platforms.coinstac.table_profile import Profile, missing_code
 
-BATCH = 32  # rows of the largest member in a step
-SPARE = 1.3  # rows of the smallest member in a step over what its policy asks for: splits are not exact
-MAX_NAMED = 10  # columns in a warning
+PACE = ("batch_size", "epochs", "early_stopping")
+MANY = 2  # times more epochs than the owner asks for: worth a word
+MAX_NAMED = 10  # columns in a warning, or members
 
 
 def complete(filled: Filled, profiles: Mapping[str, Profile], sites: Sequence[str]) -> tuple[RunSpec, list[str]]:
@@ -35,42 +40,96 @@ def complete(filled: Filled, profiles: Mapping[str, Profile], sites: Sequence[st
         FormError: the form cannot be run with these tables.
     """
     draft = copy.deepcopy(filled.draft)
-    if not filled.whole:
-        _collect(draft, list(profiles.values()))
-    warnings: list[str] = []
+    warnings = [] if filled.whole else _collect(filled, draft, profiles)
     if not filled.whole or any(profile.columns for profile in profiles.values()):
         try:
-            warnings = _name_features(filled, draft["data"], profiles)
+            warnings += _name_features(filled, draft["data"], profiles)
         except SpecError as error:
             raise FormError(filled.refused(error)) from None
     run = with_sites(draft, sites)
     wrong = [filled.problem(*problem) for problem in problems(RunSpec, run)]
     if wrong:
         raise FormError(*wrong)
-    return validate(RunSpec, run), warnings
+    spec = validate(RunSpec, run)
+    return spec if filled.whole else _within_rank(spec), warnings
 
 
-def _collect(draft: dict[str, Any], profiles: Sequence[Profile]) -> None:
-    """Put values of columns and the size of a batch where the form's fields leave them open."""
-    data, task, wrong = draft["data"], draft["task"], []
+def _within_rank(spec: RunSpec) -> RunSpec:
+    """Return a run whose rank is no larger than any of its network's layers could use."""
+    method = spec.method
+    if not isinstance(method, RankDad | PowerSgd):
+        return spec
+    widths = [
+        math.prod(spec.data.shape),
+        *(spec.model.hidden if isinstance(spec.model, Mlp) else ()),
+        spec.task.outputs,
+    ]
+    rank = min(method.rank, max(map(min, pairwise(widths))))
+    return spec.model_copy(update={"method": method.model_copy(update={"rank": rank})})
+
+
+def _collect(filled: Filled, draft: dict[str, Any], profiles: Mapping[str, Profile]) -> list[str]:
+    """Put values of columns and the size of a batch where the form's fields leave them open, and return warnings."""
+    data, task = draft["data"], draft["task"]
+    wrong, warnings, tables = _respelled(filled, profiles), list[str](), list(profiles.values())
     for name, levels in data["categorical"].items():
-        data["categorical"][name] = levels or _union(profiles, name)
+        data["categorical"][name] = levels or _union(tables, name)
         if not data["categorical"][name]:
             said = f"column {name} has no value in enough rows of any member; to name its values, write {name} = a | b"
-            wrong.append(FIELDS["categorical"].problem(said))
+            wrong.append(FIELDS["categorical"].problem(said, code="no-values"))
     if task["name"] == "classification":
-        values = data["values"] = data["values"] or _union(profiles, data["label"])
+        named, label = data["values"], data["label"]
+        values = named or _union(tables, label)
         task["classes"] = max(2, len(values))
         if len(values) < 2:
             one = f"the one value {values[0]}" if values else "no value"
-            said = f"column {data['label']} has {one} in enough rows of any member, expected at least two"
-            hint = "to name them yourself, write diagnosis = benign | malignant"
-            wrong.append(FIELDS["label"].problem(f"{said}; {hint}"))
+            said = f"column {label} has {one} in enough rows of any member, expected at least two"
+            hint = f"to name them yourself, write {label} = a | b"
+            wrong.append(FIELDS["label"].problem(f"{said}; {hint}", code="too-few-classes"))
+        elif not wrong:
+            data["values"], unsure = outcome_last(values, filled.values["positive"])
+            if unsure and not named:
+                first, last = data["values"]
+                field = FIELDS["positive"].label
+                warnings.append(f"the outcome is {label} = {last}; if {first} is, write it into {field}")
     if wrong:
         raise FormError(*wrong)
+    warnings += [
+        f"{site}: {missing_code(name, code)}"
+        for site, profile in profiles.items()
+        for name, codes in profile.stand_ins.items()
+        for code in codes
+    ]
+    epochs = draft["training"]["epochs"]
+    smallest = pace.set_pace(draft["training"], tables, draft["evaluation"]["name"])
     training = draft["training"]
-    training["batch_size"], times = _batch_size(profiles, draft["evaluation"]["name"])
-    training["epochs"] = math.ceil(training["epochs"] * times)
+    if smallest is not None and training["epochs"] >= MANY * epochs:
+        warnings.append(
+            f"{[*profiles][smallest]} has few rows for what its limit asks of each step: steps have up to "
+            f"{training['batch_size']} rows of a member, and {training['epochs']} epochs in place of {epochs} make as "
+            "many steps"
+        )
+    return warnings
+
+
+def _respelled(filled: Filled, profiles: Mapping[str, Profile]) -> list[Problem]:
+    """Return the columns of which members write one value in several ways, each with the members."""
+    wrong = []
+    for field in ("label", "categorical"):
+        for name in filled.values[field].names:
+            holders: dict[str, list[str]] = {}
+            for site, profile in profiles.items():
+                for level in profile.levels.get(name, ()):
+                    holders.setdefault(level, []).append(site)
+            for group in respelled(holders):
+                each = " and ".join(f"{level!r} ({_listed(holders[level])})" for level in group)
+                said = f"column {name} has values that differ only in how they are written, {each}: write them alike"
+                wrong.append(FIELDS[field].problem(f"{said} in every table", code="values-written-differently"))
+    return wrong
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:MAX_NAMED]) + ", …" * (len(names) > MAX_NAMED)
 
 
 def _name_features(filled: Filled, data: dict[str, Any], profiles: Mapping[str, Profile]) -> list[str]:
@@ -79,8 +138,9 @@ def _name_features(filled: Filled, data: dict[str, Any], profiles: Mapping[str, 
     shared = set(first).intersection(*others)
     everywhere = [name for name in first if name in shared]
     if not everywhere and not filled.whole and not filled.values["features"].names:
-        said = "no column of numbers is in every member's table: name the inputs, or look at the column names"
-        raise FormError(FIELDS["features"].problem(said))
+        each = "; ".join(f"{site} has {_listed(own.columns[:3]) or 'none'}" for site, own in profiles.items())
+        said = f"no column of numbers is in every member's table: {each}: name the inputs, or look at the column names"
+        raise FormError(FIELDS["features"].problem(said, code="no-common-column"))
     schema = validate(FreesurferData if data["reader"] == "freesurfer" else CsvData, data)
     resolved = resolve_features(schema, everywhere)
     data["features"] = list(resolved.features)
@@ -92,8 +152,8 @@ def _name_features(filled: Filled, data: dict[str, Any], profiles: Mapping[str, 
         columns = set(profile.columns)
         lacking = [name for name in anywhere if name not in columns]
         if lacking and schema.patterns:
-            some = ", ".join(lacking[:MAX_NAMED]) + ", …" * (len(lacking) > MAX_NAMED)
-            warnings.append(f"{site}: its table has no column of numbers called {some}, so it is no input for anyone")
+            said = f"its table has no column of numbers called {_listed(lacking)}, so it is no input for anyone"
+            warnings.append(f"{site}: {said}")
     return warnings
 
 
@@ -108,9 +168,12 @@ def complete_alone(filled: Filled, profile: Profile, sites: Sequence[str]) -> Ru
     Raises:
         FormError: the form cannot be run with this table.
     """
-    (label,) = ("",) if filled.whole else filled.values["label"].names
-    if len(profile.levels.get(label, ())) == 1:  # others may have another class
-        profile = profile.model_copy(update={"levels": {**profile.levels, label: (*profile.levels[label], "another")}})
+    if not filled.whole and filled.values["task"] == "classification":
+        (label,), positive = filled.values["label"].names, filled.values["positive"]
+        levels = list(profile.levels.get(label, ()))  # others may have another class
+        levels += [positive] * bool(levels and positive and same(levels, positive) is None)
+        levels += ["another"] * (len(levels) == 1)
+        profile = profile.model_copy(update={"levels": {**profile.levels, label: tuple(levels)}})
     return complete(filled, {sites[0]: profile}, sites)[0]
 
 
@@ -140,8 +203,8 @@ def check_opened(filled: Filled, profile: Profile, spec: RunSpec) -> None:
     except FormError:
         other = ["data"]
     else:
-        if not filled.whole:
-            asked["training"] |= {name: run["training"][name] for name in ("batch_size", "epochs")}
+        if not filled.whole and pace.may_be(filled.draft["training"], run["training"]):
+            asked["training"] |= {name: run["training"][name] for name in PACE}
         other = sorted(part for part in asked if asked[part] != run[part])
     if other:
         raise UserError(
@@ -151,17 +214,3 @@ def check_opened(filled: Filled, profile: Profile, spec: RunSpec) -> None:
 
 def _union(profiles: Iterable[Profile], column: str) -> list[str]:
     return ordered({level for profile in profiles for level in profile.levels.get(column, ())})
-
-
-def _batch_size(profiles: Sequence[Profile], evaluation: str) -> tuple[int, float]:
-    """Return so many rows of the largest member in a step that the smallest one's share is as large as it asks for.
-
-    Returns:
-        The rows, and how many times as many epochs have as many steps as those of `BATCH` rows.
-    """
-    share = 0.85 * (1.0 if evaluation == "leave-one-site-out" else 0.8)  # what is neither tested nor validated
-    largest = max(1.0, *(share * profile.rows for profile in profiles))
-    max_steps = min(share * profile.rows / (SPARE * profile.min_rows) for profile in profiles)
-    wanted = math.ceil(largest / BATCH)
-    steps = max(1, min(wanted, math.floor(max_steps)))
-    return math.ceil(largest / steps), wanted / steps

@@ -8,23 +8,10 @@ from rankdad.common import __version__
 from rankdad.common.errors import UserError
 from rankdad.platforms.coinstac.fields import shown
 from rankdad.platforms.coinstac.form import FormField
+from rankdad.platforms.coinstac.result_tables import TABLES
 
 IMAGE = "rankdad"  # without a tag: the platform appends :latest
 COMMAND = ["rankdad", "coinstac"]  # which the service of version 2 never uses: the image's own command runs
-METRICS = {
-    "samples": "Samples",
-    "loss": "Loss",
-    "accuracy": "Accuracy",
-    "balanced_accuracy": "Balanced accuracy",
-    "auc": "AUC",
-    "auc_error": "Largest error of AUC",
-    "absent": "Classes without AUC",
-    "f1": "F1",
-    "calibration_error": "Calibration error",
-    "mae": "Mean absolute error",
-    "r2": "R²",
-    "pearson_r": "Correlation",
-}
 
 
 def compspec(image: str = IMAGE, repository: str = "", *, folder: bool = False) -> dict[str, Any]:
@@ -61,23 +48,12 @@ def compspec(image: str = IMAGE, repository: str = "", *, folder: bool = False) 
             "remote": {"type": "docker", "dockerImage": image, "command": COMMAND},
             "input": {field.variable: described(field, order) for order, field in enumerate(shown(folder=folder))},
             "output": {
-                "global_metrics": _table("Global test metrics"),
-                "warnings": {"label": "Global warnings", "type": "object", "items": {}},
-                "site_metrics": _table("Test metrics by site"),
-                "coefficients": _table("Coefficients of a linear model"),
+                **{table.key: table.described() for table in TABLES},
                 "global_stats": {"label": "Figures", "type": "array"},
                 "local_stats": {"label": "Figures by site", "type": "object"},
             },
             "display": [
-                {
-                    "type": "table",
-                    "tables": [
-                        {"source": "global_metrics"},
-                        {"source": "warnings"},
-                        {"source": "site_metrics", "subtables": "by-key"},
-                        {"source": "coefficients", "subtables": "by-key"},
-                    ],
-                },
+                {"type": "table", "tables": [table.source for table in TABLES]},
                 {"type": "images"},
                 {"type": "iframe"},
             ],
@@ -100,11 +76,8 @@ def described(field: FormField, order: int) -> dict[str, Any]:
         drawn["values"] = list(field.choices)
     if field.minimum is not None:
         drawn |= {"min": field.minimum, "step": 1}
+    if field.step is not None:
+        drawn |= {"min": 0, "step": field.step}
     if field.extensions:
         drawn |= {"extensions": list(field.extensions), "items": list(field.extensions)}
     return drawn
-
-
-def _table(label: str) -> dict[str, Any]:
-    items = {name: {"label": text, "type": "number"} for name, text in METRICS.items()}
-    return {"label": label, "type": "object", "items": items}

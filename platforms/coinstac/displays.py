@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+from markupsafe import escape
+
 from rankdad.common.documents import load_json
+from rankdad.platforms.coinstac.given_model import GivenModel, pooled
 from rankdad.platforms.coinstac.outputs import FIGURES, SiteResults
-from rankdad.remote.report import narrative
-from rankdad.remote.report.coefficient_tables import displayed_coefficients
-from rankdad.remote.report.references import REFERENCES
+from rankdad.platforms.coinstac.result_tables import NAMED, TABLES, named, numbered, studied
 from rankdad.remote.report.run_report import plotter, report_page
-from rankdad.remote.report.run_results import BASELINE, RunResults, read_results
+from rankdad.remote.report.run_results import RunResults, read_results
 
 
 def results_of(
@@ -47,17 +49,39 @@ def displayed(
     The app shows the pictures of `global_stats` by their paths in the viewer's own output folder, and shows none unless
     `local_stats` has a key. It knows members by their ids.
     """
-    others = (BASELINE, *(f"{name}_" for name in REFERENCES))
-    by_site = {
-        site: {name: value for name, value in row.items() if not name.startswith(others)}
-        for site, row in run.by_site.items()
-    }
-    lines = [*warnings, *narrative.warnings(run)]
     return {
-        "global_metrics": run.test,
-        "site_metrics": by_site,
-        "coefficients": displayed_coefficients(run),
-        "warnings": {str(number): line for number, line in enumerate(lines, start=1)} or {"1": "none"},
+        **{table.key: table.content(run, warnings) for table in TABLES},
         "global_stats": [f"{FIGURES}/{name}.png" for name in figures],
         "local_stats": {client: [] for client in sites},
     }
+
+
+def test_results_of(models: Mapping[str, GivenModel], sites: Mapping[str, str]) -> tuple[SiteResults, dict[str, Any]]:
+    """Return the same of a model that was tested alone.
+
+    Args:
+        models: with the members' tests, by site.
+        sites: by the clients' ids.
+
+    Raises:
+        FormError: the tests are not of one model.
+    """
+    spec, test, rows = pooled(models)
+    seen = [site for site in models if site in spec.federation.sites]
+    some = f"{', '.join(seen)} took part in the run that trained this model: rows of that run make it look better"
+    content: dict[str, dict[str, Any]] = {
+        "study": studied(spec) | {"training": "none: a trained model", "tested": "all rows that have a label"},
+        "global_metrics": named(test),
+        "warnings": numbered([some] if seen else []),
+        "site_metrics": {str(row["site"]): {NAMED: row["site"], **named(row)} for row in rows},
+        "coefficients": {"all sites": {"none": "the model was tested, and not trained"}},
+    }
+    page = [f"<!DOCTYPE html><meta charset='utf-8'><title>Test of {escape(spec.name)}</title>"]
+    for table in TABLES:
+        own = content[table.key]
+        frame = pd.DataFrame(own) if table.by_key else pd.DataFrame({"": own})
+        page.append(f"<h2>{table.label}</h2>" + frame.rename(index=dict(table.items)).to_html(na_rep="–"))
+    summary: dict[str, Any] = {"status": "completed", "metrics": {"test": test}, "sites": list(models)}
+    metrics = pd.DataFrame(rows).to_csv(index=False)
+    results = SiteResults(summary=summary, metrics=metrics, report="\n".join(page), figures={})
+    return results, {**content, "global_stats": [], "local_stats": {client: [] for client in sites}}

@@ -6,10 +6,11 @@ the app does not show it; a default of 0 cannot be kept by ticking a box.
 
 from __future__ import annotations
 
-from rankdad.platforms.coinstac.form import FormField, columns, document, label, network
+from rankdad.platforms.coinstac.form import FormField, columns, document, label, network, rate
 
+NEW, GIVEN, TEST = "random weights", "a trained model", "a trained model, test only"  # what a run begins with
 TABLE_FILES = ("csv", "tsv", "txt")
-OTHER_FILES = ("npz", "ts", "nii", "gz", "png", "jpg", "jpeg", "tif", "tiff", "bmp", "stats", "json")
+OTHER_FILES = ("npz", "ts", "nii", "gz", "png", "jpg", "jpeg", "tif", "tiff", "bmp", "stats", "json", "safetensors")
 OWNER = (
     FormField(
         "task",
@@ -24,9 +25,17 @@ OWNER = (
         "Column of what is predicted",
         "string",
         "",
-        "Name of a column that every member's table has, such as diagnosis. Its values become the classes, in the "
-        "alphabet's order; to name them yourself, write diagnosis = benign | malignant.",
+        "Name of a column that every member's table has, such as diagnosis. Its values become the classes; to name "
+        "them yourself, write diagnosis = benign | malignant.",
         label,
+    ),
+    FormField(
+        "positive",
+        "Value that is the outcome",
+        "string",
+        "",
+        "Of two values the one whose risk is predicted, such as malignant. Empty: the one that is not called control, "
+        "healthy, no, negative, 0 or the like; else the last in the alphabet. Results name it.",
     ),
     FormField(
         "features",
@@ -79,8 +88,28 @@ OWNER = (
         "Epochs",
         "number",
         40,
-        "Passes over the data; as many times more as a small member makes steps larger, so that steps are not fewer.",
+        "Passes over the data in steps of 32 rows of the largest member. Where a small member makes steps larger, "
+        "there are so many more passes that the number of steps is the same.",
         minimum=1,
+    ),
+    FormField(
+        "batch_size",
+        "Batch size",
+        "number",
+        0,
+        "Rows of the largest member in a step. 0: 32, or as many as give the smallest member the fewest rows that it "
+        "asks for. With a number of your own, epochs are as many as you say.",
+        minimum=0,
+    ),
+    FormField("learning_rate", "Learning rate", "number", 0.003, "Of Adam, in each step.", rate, step=0.001),
+    FormField(
+        "patience",
+        "Patience",
+        "number",
+        0,
+        "Epochs without a better validation after which training stops. 0: it never stops early; the best epoch's "
+        "model is kept in any case.",
+        minimum=0,
     ),
     FormField(
         "method",
@@ -98,6 +127,15 @@ OWNER = (
         2,
         "Rows that rank-dad or powersgd sends for every layer, at most.",
         minimum=1,
+    ),
+    FormField(
+        "start",
+        "Begin with",
+        "select",
+        NEW,
+        f"{NEW}, or the model of an earlier run, whose files model.json, best.safetensors and preparation.safetensors "
+        f"each member chooses beside its table; {TEST} trains nothing, and tests it on all rows.",
+        choices=(NEW, GIVEN, TEST),
     ),
     FormField("seed", "Seed", "number", 0, "Another seed begins with other weights.", minimum=0),
     FormField(

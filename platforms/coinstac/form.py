@@ -29,6 +29,10 @@ class Problem(Part):
     """Its label, its variable, and a sentence."""
     details: str = Field(default="", exclude=True)
     """What its own member may read besides; other members must not."""
+    code: Annotated[str, Field(pattern=r"^[a-z-]{1,60}$")] = "invalid"
+    """What kind of error it is; see `common.errors`."""
+    field: Annotated[str, Field(max_length=200)] = ""
+    """Variable of the form's field, or path in the spec."""
 
     def named(self, member: str = "") -> str:
         """Return it as a line that says whose field it is.
@@ -49,7 +53,8 @@ class FormError(UserError):
 
     def __init__(self, *problems: Problem) -> None:
         self.problems = problems
-        super().__init__("\n".join(problem.named() for problem in problems), code="form-refused")
+        first = problems[0]
+        super().__init__("\n".join(problem.named() for problem in problems), code=first.code, field=first.field)
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,7 @@ class FormField:
         source: who fills it in.
         choices: values to choose from.
         minimum: of a whole number.
+        step: by which arrows change a number that need not be whole.
         extensions: of files.
     """
 
@@ -93,6 +99,7 @@ class FormField:
     source: Source = "owner"
     choices: tuple[str, ...] = ()
     minimum: int | None = None
+    step: float | None = None
     extensions: tuple[str, ...] = ()
 
     def value(self, given: Any) -> Any:
@@ -107,10 +114,10 @@ class FormField:
             raise ValueError(f"expected one of {', '.join(self.choices)}")
         return self.read(given) if self.minimum is None else whole_number(given, self.minimum)
 
-    def problem(self, said: str, details: str = "", *, member: bool = False) -> Problem:
+    def problem(self, said: str, details: str = "", *, member: bool = False, code: str = "invalid") -> Problem:
         """Return what is wrong with it, or with a member's table in the light of it."""
-        source = "member" if member else self.source
-        return Problem(source=source, text=f"{self.label} ({self.variable}): {said}", details=details)
+        source, text = "member" if member else self.source, f"{self.label} ({self.variable}): {said}"
+        return Problem(source=source, text=text, details=details, code=code, field=self.variable)
 
 
 def whole_number(given: Any, minimum: int) -> int:
@@ -126,6 +133,21 @@ def whole_number(given: Any, minimum: int) -> int:
     if not number.is_integer() or not minimum <= number < 2**53:
         raise ValueError(f"expected a whole number of at least {minimum}")
     return int(number)
+
+
+def rate(given: Any) -> float:
+    """Return a learning rate.
+
+    Raises:
+        ValueError: something else stands there.
+    """
+    try:
+        number = float("nan" if isinstance(given, bool) else given)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not 0 < number <= 1:
+        raise ValueError("expected a number above 0, and at most 1")
+    return number
 
 
 def columns(given: Any) -> Columns:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,12 +13,15 @@ from typing import Any
 from rankdad.common.documents import problems, shown
 from rankdad.common.errors import SpecError
 from rankdad.common.spec import RunSpec
-from rankdad.platforms.coinstac.fields import FIELDS
+from rankdad.platforms.coinstac.fields import FIELDS, NEW
 from rankdad.platforms.coinstac.form import Problem
 
 SPEC = FIELDS["spec"]
+WEIGHTS = "best.safetensors"  # of the model that a run begins with
 TABLE = "table.csv"  # what a form's spec calls the table, whatever each member's is called
 SITES = ("this-site", "other-site")  # in the place of the sites, which only the aggregator knows
+# Fields that an exact solution has no use for: whoever sets one wants steps.
+STEPS = ("epochs", "batch_size", "learning_rate", "patience", "method", "rank")
 FIELD_OF = {  # by the beginning of a path in the spec: the field of the form that it follows from
     "data.label": "label",
     "data.values": "label",
@@ -31,6 +35,9 @@ FIELD_OF = {  # by the beginning of a path in the spec: the field of the form th
     "method.rank": "rank",
     "method": "method",
     "training.solver": "network",
+    "training.batch_size": "batch_size",
+    "training.optimizer": "learning_rate",
+    "training.early_stopping": "patience",
     "training": "epochs",
     "seed": "seed",
 }
@@ -55,18 +62,28 @@ class Filled:
     problems: tuple[Problem, ...]
     whole: bool = False
 
-    def problem(self, path: str, said: str) -> Problem:
+    @property
+    def start(self) -> str:
+        """What the run begins with; see `fields`."""
+        return str(self.values.get("start", NEW))
+
+    def with_weights(self, sha256: str) -> Filled:
+        """Return the form of a run that begins with the weights of a file with this digest."""
+        given = {"file": WEIGHTS, "sha256": sha256}
+        return replace(self, draft=self.draft | {"model": self.draft["model"] | {"pretrained": given}})
+
+    def problem(self, path: str, said: str, code: str = "invalid") -> Problem:
         """Return what is wrong at a path of the spec as a problem of the field that it follows from."""
         if self.whole:
-            return SPEC.problem(f"{path}: {said}")
+            return SPEC.problem(f"{path}: {said}", code=code)
         for start, variable in FIELD_OF.items():
             if f"{path}.".startswith((f"{start}.", f"{start}[")):
-                return FIELDS[variable].problem(said)
-        return Problem(source="owner", text=f"{path}: {said}")
+                return FIELDS[variable].problem(said, code=code)
+        return Problem(source="owner", text=f"{path}: {said}", code=code, field=path)
 
     def refused(self, error: SpecError) -> Problem:
         """Return what is wrong with the spec as a problem of the field that it follows from."""
-        return self.problem(error.field, str(error).removeprefix(f"{error.field}: "))
+        return self.problem(error.field, str(error).removeprefix(f"{error.field}: "), error.code)
 
 
 def read(inputs: Mapping[str, Any]) -> Filled:
@@ -124,9 +141,9 @@ def _draft(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the run that the form's fields ask for, with settings that suit tables of some hundred rows."""
     label, features, categorical = (values[name] for name in ("label", "features", "categorical"))
     classification, linear = values["task"] == "classification", values["network"]["name"] == "linear"
-    untouched = all(values[name] == FIELDS[name].value(None) for name in ("epochs", "method", "rank"))
+    untouched = all(values[name] == FIELDS[name].value(None) for name in STEPS)
     return {
-        "name": "coinstac",
+        "name": " ".join(re.sub(r"[^\w.-]+", " ", f"Prediction of {label.names[0]}").split())[:63],
         "seed": values["seed"],
         "task": {"name": values["task"]} | ({"class_weights": "balanced"} if classification else {}),
         "model": values["network"],
@@ -147,8 +164,10 @@ def _draft(values: Mapping[str, Any]) -> dict[str, Any]:
             "solver": "auto" if linear and untouched else "steps",
             "epochs": values["epochs"],
             "batches": "even",
-            "optimizer": {"name": "adam", "lr": 0.01 if linear else 0.003, "weight_decay": 0.01},
-        },
+            "optimizer": {"name": "adam", "lr": values["learning_rate"], "weight_decay": 0.01},
+        }
+        | ({"batch_size": values["batch_size"]} if values["batch_size"] else {})
+        | ({"early_stopping": {"patience": values["patience"]}} if values["patience"] else {}),
         "method": {"name": values["method"]} | ({} if values["method"] == "dsgd" else {"rank": values["rank"]}),
         "federation": {},
     }

@@ -5,63 +5,81 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rankdad.common import __version__
-from rankdad.common.errors import UserError, visible
+from rankdad.common.errors import visible
+from rankdad.platforms.coinstac.form import FormError, Problem
 from rankdad.platforms.coinstac.inputs import SPEC, Filled, read
 from rankdad.platforms.coinstac.outputs import Failed, FromSite, Joined
+
+AGAIN = "save Map again there, then start the run again"
+OWN_NAME = "every site needs its own, in its JSON file"
 
 
 def check_members(said: Mapping[str, FromSite]) -> dict[str, Joined]:
     """Return what every member has joined with, by client.
 
     Raises:
-        UserError: with a line for everything that keeps single members from joining, each once.
+        FormError: with all that keeps single members from joining, each once.
     """
     joined = {client: one for client, one in said.items() if isinstance(one, Joined)}
-    lines = [f"{visible(client, 64)}: {one.reason}" for client, one in said.items() if isinstance(one, Failed)]
+    wrong = [_member(visible(client, 64), one.reason) for client, one in said.items() if isinstance(one, Failed)]
+    at: dict[Problem, list[str]] = {}  # of the owner's fields: at which members
     for client, one in joined.items():
         who = one.site if one.site == client else f"{one.site} (member {client})"
         if one.version != __version__:
-            lines.append(f"{who}: runs rankdad {one.version}, the aggregator {__version__}: use one image")
-        lines += [problem.named(who) for problem in one.problems]
-    if not lines and len(joined) < len(said):
-        lines.append("the sites are not in the same round")
-    _raise(lines)
+            other = f"runs rankdad {one.version}, the aggregator {__version__}: use one image"
+            wrong.append(_member(who, other, "version"))
+        for problem in one.problems:
+            if problem.source == "owner":
+                at.setdefault(problem, []).append(who)
+            else:
+                wrong.append(problem.model_copy(update={"text": problem.named(who), "source": "member"}))
+    for problem, members in at.items():
+        some = f" (at {', '.join(members)})" * (len(members) < len(said))  # what is wrong for all is the owner's alone
+        wrong.append(problem.model_copy(update={"text": f"{problem.text}{some}"}))
+    if not wrong and len(joined) < len(said):
+        wrong.append(Problem(source="member", text="the sites are not in the same round", code="rounds-differ"))
+    _raise(wrong)
     return joined
+
+
+def _member(who: str, said: str, code: str = "site-failed") -> Problem:
+    """Return what is wrong at a member."""
+    return Problem(source="member", text=f"{who}: {said}", code=code)
 
 
 def check_together(joined: Sequence[Joined]) -> Filled:
     """Return what the owner has filled in, if the members make one run of it.
 
     Raises:
-        UserError: with a line for every problem.
+        FormError: with every problem.
     """
     first, *others = joined
     filled, names = read(first.form), [one.site for one in joined]
-    lines = [
-        f"{one.site}: has other inputs of the owner than {first.site}: save Map again there, then start the run again"
+    wrong = [
+        _member(one.site, f"has other inputs of the owner than {first.site}: {AGAIN}", "forms-differ")
         for one in others
         if one.form != first.form
     ]
-    lines += [problem.named() for problem in filled.problems]
-    lines += [
-        f"{name}: {names.count(name)} members have this name: every site needs its own, in its JSON file"
+    wrong += filled.problems
+    wrong += [
+        _member(name, f"{names.count(name)} members have this name: {OWN_NAME}", "names-equal")
         for name in sorted(set(names))
         if names.count(name) > 1
     ]
-    lines += [
-        SPEC.problem(f"federation.sites: {name} does not take part; {', '.join(names)} do").named()
+    wrong += [
+        SPEC.problem(f"federation.sites: {name} does not take part; {', '.join(names)} do", code="site-missing")
         for name in filled.sites
         if name not in names
     ]
-    lines += [
-        f"{name}: is not among the owner's sites ({', '.join(filled.sites)})"
+    wrong += [
+        _member(name, f"is not among the owner's sites ({', '.join(filled.sites)})", "site-unknown")
         for name in names
         if filled.sites and name not in filled.sites
     ]
-    _raise(lines)
+    _raise(wrong)
     return filled
 
 
-def _raise(lines: Sequence[str]) -> None:
-    if lines:
-        raise UserError("\n".join(dict.fromkeys(lines)), code="members-disagree")
+def _raise(wrong: Sequence[Problem]) -> None:
+    if wrong:
+        raise FormError(*dict.fromkeys(wrong))

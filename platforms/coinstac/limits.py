@@ -30,13 +30,14 @@ def _carried(size: int) -> int:
     return 4 * -(-size // 3) + ENVELOPE
 
 
-def check_size(spec: RunSpec, model: nn.Module, max_bytes: int = MAX_BYTES) -> None:
+def check_size(spec: RunSpec, model: nn.Module, max_bytes: int = MAX_BYTES, *, whole: bool = True) -> None:
     """Check that all messages of a run fit.
 
     Args:
         spec: the run.
         model: the network, with the initial weights.
         max_bytes: of a message that the platform carries.
+        whole: whether its owner has written a whole specification, and can change more than the form has fields for.
 
     Raises:
         SpecError: with the size, the limit, and what would fit.
@@ -44,19 +45,20 @@ def check_size(spec: RunSpec, model: nn.Module, max_bytes: int = MAX_BYTES) -> N
     size = largest_message(spec, make_plan(spec, model))
     if size <= max_bytes:
         return
-    fitting = ", or ".join(islice(_fitting(spec, model, max_bytes), MAX_SUGGESTIONS))
+    changes = _smaller(spec) if whole else _lower_ranks(spec)
+    fitting = ", or ".join(islice(_fitting(changes, model, max_bytes), MAX_SUGGESTIONS))
     raise SpecError(
         "method",
         f"{spec.method.name} of this network over {len(spec.federation.sites)} sites makes messages of up to "
         f"{_mebibytes(size)}, but the platform carries at most {_mebibytes(max_bytes)}; what fits: "
         f"{fitting or 'a smaller network'}",
-        code="message-too-large",
+        code="messages-too-large",
     )
 
 
-def _fitting(spec: RunSpec, model: nn.Module, max_bytes: int) -> Iterator[str]:
-    """Yield changes of the run that make its messages small enough, the smaller change first."""
-    for words, changed in _smaller(spec):
+def _fitting(changes: Iterator[tuple[str, RunSpec]], model: nn.Module, max_bytes: int) -> Iterator[str]:
+    """Yield changes of the run that make its messages small enough."""
+    for words, changed in changes:
         try:
             size = largest_message(changed, make_plan(changed, model))
         except SpecError:  # this method cannot train the network
@@ -74,13 +76,19 @@ def _smaller(spec: RunSpec) -> Iterator[tuple[str, RunSpec]]:
     for wire in ("bfloat16", "int8"):
         if not isinstance(method, Edad) and method.wire not in (wire, "int8", "int4", "int2"):
             yield f"wire {wire}", spec.model_copy(update={"method": method.model_copy(update={"wire": wire})})
+    for words, lower in _lower_ranks(spec):
+        yield words, lower
+        if federation.compare_every:
+            yield f"{words} and federation.compare_every 0", lower.model_copy(update=uncompared)
+
+
+def _lower_ranks(spec: RunSpec) -> Iterator[tuple[str, RunSpec]]:
+    """Yield the run by rank-dad with lower and lower ranks."""
+    method = spec.method
     base = method if isinstance(method, RankDad) else RankDad(name="rank-dad", rank=RANKS[0] + 1)
     for rank in (rank for rank in RANKS if base.reducer != "published" and rank < base.rank):
         lower = {"method": base.model_copy(update={"rank": rank})}
         yield f"rank-dad with rank {rank}", spec.model_copy(update=lower)
-        if federation.compare_every:
-            words = f"rank-dad with rank {rank} and federation.compare_every 0"
-            yield words, spec.model_copy(update=lower | uncompared)
 
 
 def _mebibytes(size: int) -> str:

@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from rankdad.common.documents import Part, load_json, validate
-from rankdad.common.errors import UserError
+from rankdad.common.errors import PolicyError, UserError
 from rankdad.common.files import is_within
 from rankdad.common.policy import Policy
 from rankdad.common.spec import RESERVED, SiteName
 from rankdad.common.spec.patterns import is_pattern
-from rankdad.platforms.coinstac.fields import FIELDS, FILES, FOLDER, TABLE_FILES
+from rankdad.platforms.coinstac.advice import data_problem, policy_problem
+from rankdad.platforms.coinstac.fields import FIELDS, FILES, FOLDER, NEW, TABLE_FILES
 from rankdad.platforms.coinstac.form import FormField, Problem
 from rankdad.platforms.coinstac.inputs import Filled
 
 SITE_FILE = "site.json"
+MODEL, SAFETENSORS = "model.json", ".safetensors"  # of a trained model
 MAX_FILE_NAME = 100  # characters
 PATIENCE, PAUSE = 10.0, 0.5  # seconds: the app links a folder's files while the run begins
 LIMITS = ("min_rows", "max_rank")
@@ -44,20 +46,27 @@ class Member:
         policy: of the site.
         data: the table, or the folder of the files that a whole specification names; None if that is not known.
         field: that its files were chosen by.
+        model: folder of the model that the run begins with; None where it begins with random weights.
     """
 
     name: str
     policy: Policy
     data: Path | None
     field: FormField
+    model: Path | None = None
 
-    def refused(self, error: UserError) -> Problem:
+    def refused(self, error: UserError, filled: Filled) -> Problem:
         """Return an error about the data or the policy in the words of the form."""
+        if not filled.whole:
+            if isinstance(error, PolicyError):
+                return policy_problem(error, self.policy, filled.values)
+            return data_problem(error, self.field, filled.values)
         said = error.public_message
         for variable in LIMITS:
             if f"({variable})" in str(error):
-                return FIELDS[variable].problem(said.removeprefix(f"{getattr(error, 'field', '')}: "), str(error))
-        return self.field.problem(said, str(error))
+                said = said.removeprefix(f"{error.field}: ")
+                return FIELDS[variable].problem(said, str(error), code=error.code)
+        return self.field.problem(said, str(error), code=error.code)
 
 
 def find_member(filled: Filled, inputs: Mapping[str, Any], base: Path, client: str) -> tuple[Member, list[Problem]]:
@@ -71,7 +80,10 @@ def find_member(filled: Filled, inputs: Mapping[str, Any], base: Path, client: s
     """
     field = FOLDER if inputs.get(FOLDER.variable) and not inputs.get(FILES.variable) else FILES
     files, problems = _in_folder(base) if field is FOLDER else _chosen(inputs.get(FILES.variable), base)
-    site, data = SiteFile(), None
+    site, data, model = SiteFile(), None, None
+    if filled.start != NEW:
+        files, model, wrong = _without_model(files, field)
+        problems += wrong
     try:
         site = _site_file(files, field) or site
     except UserError as error:
@@ -85,7 +97,18 @@ def find_member(filled: Filled, inputs: Mapping[str, Any], base: Path, client: s
         except UserError as error:
             problems.append(field.problem(str(error), f"chosen: {', '.join(file.name for file in files) or 'no file'}"))
     limits = {limit: filled.values[limit] for limit in LIMITS}
-    return Member(name, site.policy or Policy(**limits), data, field), problems
+    return Member(name, site.policy or Policy(**limits), data, field, model), problems
+
+
+def _without_model(files: Sequence[Path], field: FormField) -> tuple[list[Path], Path | None, list[Problem]]:
+    """Return files without those of a trained model, the folder of these, and what is wrong with them."""
+    folders = {file.parent for file in files if file.name == MODEL}
+    others = [file for file in files if file.name != MODEL and file.suffix != SAFETENSORS]
+    if len(folders) == 1:
+        return others, folders.pop(), []
+    found = f"got {len(folders)} trained models" if folders else "got no trained model"
+    said = f"{found}, expected one: {MODEL}, best.safetensors and preparation.safetensors of an earlier run"
+    return others, None, [field.problem(said, code="model-missing")]
 
 
 def _public(error: UserError) -> str:

@@ -28,6 +28,7 @@ from rankdad.common.errors import ProtocolError, visible
 from rankdad.common.protocol.messages import Count, Digest
 from rankdad.common.spec import SiteName
 from rankdad.platforms.coinstac.form import Line, Problem
+from rankdad.platforms.coinstac.given_model import GivenModel
 from rankdad.platforms.coinstac.table_profile import Profile
 
 KEY = "rankdad"  # in a node's output
@@ -56,6 +57,8 @@ class Joined(Part):
     form: dict[str, JsonValue] = Field(default={})
     """What the owner has filled in, if nothing is wrong with it."""
     profile: Profile = Profile()
+    model: GivenModel | None = None
+    """Of an earlier run, that this one begins with or tests."""
     problems: Annotated[tuple[Problem, ...], Field(max_length=MAX_PROBLEMS)] = ()
 
 

@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from rankdad.common import __version__
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import DataError, PolicyError, RankdadError, SpecError, UserError
@@ -18,17 +20,20 @@ from rankdad.common.memory import check_memory
 from rankdad.common.models import build_model
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.spec import RunSpec
+from rankdad.local.prediction import inert, inert_cell, key_name, predict_samples
 from rankdad.platforms.coinstac import outputs
 from rankdad.platforms.coinstac.completion import check_opened, complete_alone
-from rankdad.platforms.coinstac.fields import FIELDS
+from rankdad.platforms.coinstac.fields import FIELDS, GIVEN, TEST
 from rankdad.platforms.coinstac.form import FormError, Problem
+from rankdad.platforms.coinstac.given_model import GivenModel, given_model, tested
 from rankdad.platforms.coinstac.inputs import Filled, read
 from rankdad.platforms.coinstac.mounts import Member, clear, find_member, name_of
-from rankdad.platforms.coinstac.site_run import STATE, Say, SiteRun, read_data
+from rankdad.platforms.coinstac.site_run import STATE, Say, SiteRun, read_data, write_results
 from rankdad.platforms.coinstac.table_profile import Profile, describe
 
 INPUTS, OPENED = "inputs.json", "opened.json"  # in a node's output folder: what only its first iterations are told
 ERROR = "error.txt"  # there too: what is wrong with this site's inputs or data
+PREDICTIONS = "predictions"  # there too, for the site's own eyes
 OTHER = "another-site"  # in the place of the other members, whose names are not known yet
 
 
@@ -63,15 +68,18 @@ class SiteNode:
                     )
                 return outputs.reply(self._join(given, state), progress="inputs and data are checked")
             message = outputs.parsed(outputs.FROM_AGGREGATOR, given)
+            if isinstance(message, outputs.Updated) and self._find_member(state)[0].start == TEST:
+                return outputs.reply(self._tested(message, state), progress="the results are written")
             if isinstance(message, outputs.Opened):
                 self._open(message, state)
             run = self._run = self._run or self._resumed(state)
             if isinstance(message, outputs.Updated):
                 run.take(message)
             return run.reply()
-        except FormError as error:
-            self._note(error.problems, Path(state.outputDirectory))
-            return _failed(given, state, error.public_message)
+        except (FormError, PolicyError) as error:
+            problems = error.problems if isinstance(error, FormError) else [self._refused(error, state)]
+            self._note(problems, Path(state.outputDirectory))
+            return _failed(given, state, "; ".join(problem.named() for problem in problems))
         except RankdadError as error:
             self._say(f"error: {error}")
             return _failed(given, state, error.public_message)
@@ -97,14 +105,18 @@ class SiteNode:
         filled = read(inputs)
         member, wrong = find_member(filled, inputs, Path(state.baseDirectory), state.clientId)
         self._member = filled, member
-        problems, profile = [*filled.problems, *wrong], Profile()
+        problems, profile, model = [*filled.problems, *wrong], Profile(), None
         try:
-            if member.data is not None:
+            if member.model is not None and not filled.problems:
+                model, self._member = _begun(filled, member)
+            if member.data is not None and filled.start == TEST and not problems:
+                model = self._test(filled, member, member.data, folder)
+            elif member.data is not None and filled.start != TEST:
                 profile = self._tried(filled, member, member.data)
         except FormError as error:
             problems += error.problems
         except (DataError, PolicyError) as error:
-            problems.append(member.refused(error))
+            problems.append(member.refused(error, filled))
         except SpecError as error:
             problems.append(filled.refused(error))
         problems = list(dict.fromkeys(problems))
@@ -114,7 +126,32 @@ class SiteNode:
                 version=__version__, site=member.name, problems=tuple(problems[: outputs.MAX_PROBLEMS])
             )
         form = {variable: value for variable, value in inputs.items() if FIELDS[variable].source == "owner"}
-        return outputs.Joined(version=__version__, site=member.name, form=form, profile=profile)
+        return outputs.Joined(version=__version__, site=member.name, form=form, profile=profile, model=model)
+
+    def _test(self, filled: Filled, member: Member, data: Path, folder: Path) -> GivenModel:
+        """Test a trained model on the member's rows, write predictions, and return what they add up to.
+
+        Raises:
+            UserError: it cannot be tested here.
+        """
+        assert member.model is not None
+        (label,), allowed = filled.values["label"].names, self._allow_factories
+        found = tested(member.model, data, label, member.policy.min_rows, allowed)
+        predicted = predict_samples(found.saved, found.reading, member.model)
+        for note in predicted.notes:
+            self._say(f"note: {note}")
+        (folder / PREDICTIONS).mkdir(parents=True, exist_ok=True)
+        table = inert(predicted.table.set_axis(pd.Index(predicted.names)))
+        table.to_csv(folder / PREDICTIONS / "test.csv", index_label=inert_cell(key_name(found.saved.spec)))
+        return found.model
+
+    def _tested(self, message: outputs.Updated, state: outputs.NodeState) -> outputs.Done:
+        """Write the results of a test."""
+        folder, model = Path(state.outputDirectory), self._find_member(state)[1].model
+        assert model is not None
+        if message.results is not None:
+            write_results(folder, message.results)
+        return outputs.Done(weights_sha256=given_model(model).weights_sha256)
 
     def _note(self, problems: Sequence[Problem], folder: Path) -> None:
         """Tell the member itself all that is wrong."""
@@ -161,12 +198,20 @@ class SiteNode:
         clear(folder, ERROR)
         write_json(folder / OPENED, opened.model_dump(mode="json"))
 
+    def _refused(self, error: UserError, state: outputs.NodeState) -> Problem:
+        """Return an error about the data or the policy in the words of the form."""
+        filled, member = self._find_member(state)
+        return member.refused(error, filled)
+
     def _find_member(self, state: outputs.NodeState) -> tuple[Filled, Member]:
         """Return the form and the member, as they were when it joined, whichever process that was."""
         if self._member is None:
             inputs = load_json(Path(state.outputDirectory) / INPUTS)
             filled = read(inputs)
-            self._member = filled, find_member(filled, inputs, Path(state.baseDirectory), state.clientId)[0]
+            member = find_member(filled, inputs, Path(state.baseDirectory), state.clientId)[0]
+            self._member = filled, member
+            if member.model is not None:
+                self._member = _begun(filled, member)[1]
         return self._member
 
     def _resumed(self, state: outputs.NodeState) -> SiteRun:
@@ -187,7 +232,23 @@ class SiteNode:
                 code="version-differs",
                 field="version",
             )
-        return SiteRun(opened, self._find_member(state)[1], path.parent, self._allow_factories, self._say)
+        member = self._find_member(state)[1]
+        try:
+            return SiteRun(opened, member, path.parent, self._allow_factories, self._say)
+        except DataError as error:
+            raise FormError(self._refused(error, state)) from None
+
+
+def _begun(filled: Filled, member: Member) -> tuple[GivenModel, tuple[Filled, Member]]:
+    """Return the model that a member has chosen, and the form of a run that begins with it.
+
+    Raises:
+        UserError: the model cannot be read.
+    """
+    assert member.model is not None
+    begins = filled.start == GIVEN
+    model = given_model(member.model, carried=begins)
+    return model, (filled.with_weights(model.weights_sha256) if begins else filled, member)
 
 
 def _failed(given: Mapping[str, Any], state: outputs.NodeState, reason: str) -> outputs.Reply:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from rankdad.common.documents import validate
-from rankdad.common.errors import DataError, PolicyError, RankdadError
+from rankdad.common.errors import RankdadError
 from rankdad.common.files import write_json
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Ask, Message
@@ -25,11 +25,11 @@ from rankdad.local.admission import admitted
 from rankdad.local.data import SiteData, read_site
 from rankdad.local.notices import Notices
 from rankdad.local.prediction import write_predictions
+from rankdad.local.starting import loaded_state, save_state
 from rankdad.local.threads import use_threads
 from rankdad.local.timings import Timings
-from rankdad.local.training import Result, TrainingState, train
+from rankdad.local.training import Result, train
 from rankdad.platforms.coinstac import outputs
-from rankdad.platforms.coinstac.form import FormError
 from rankdad.platforms.coinstac.mounts import Member
 from rankdad.remote.ledger import Retention
 from rankdad.remote.persistence import CHECKPOINTS, LEDGER, LedgerOptions, Persistence
@@ -57,20 +57,16 @@ class SiteRun:
         spec = self._spec = validate(RunSpec, opened.run)
         self._folder, self._site, self._say = folder, member.name, say
         use_threads(spec.training.threads)
-        replica = Replica(spec, allow_factories)
+        replica = Replica(spec, allow_factories, weights=member.model)
         plan = self._plan = make_plan(spec, replica.model)
-        try:
-            data = read_data(spec, plan, member)
-        except (DataError, PolicyError) as error:
-            raise FormError(member.refused(error)) from None
+        data = read_data(spec, plan, member)
         options = LedgerOptions(retention=Retention.TAIL)
         self._every = options.every
         self._persistence = Persistence(folder, plan, opened.id, options, owner=member.name, data_sha256=data.sha256())
         run_state = self._run_state = RunState(spec, plan, replica)
-        _, residuals, moments, _ = self._persistence.load(run_state)
+        self._state = loaded_state(member.name, run_state, self._persistence.load(run_state))
         self._ledger = self._persistence.ledger
         self._ledger.check_end(run_state.round)
-        self._state = TrainingState(member.name, run_state, residuals, moments)
         self._began = run_state.round
         # Where one process was replaced, the next may be too: it then begins close to where it ends.
         resumed = self._due = self._began > 0 or self._ledger.update(0) is not None
@@ -130,7 +126,7 @@ class SiteRun:
         due = run_state.round > self._began and (self._due or run_state.steps % between(run_state, self._every) == 0)
         if due and self._ledger.update(run_state.round) is None:
             self._due = False
-            self._persistence.save(run_state, self._state.residuals, {}, self._state.moments)
+            save_state(self._persistence, self._state)
 
     def reply(self) -> outputs.Reply:
         """Return the contribution to the next round, or that the results are written."""
@@ -169,20 +165,21 @@ class SiteRun:
         """Write this site's results: it does not run again after the aggregator has ended the run."""
         save_model(self._folder / "model", self._spec, result.best, result.final, result.fit, result.own)
         if self._results is not None:
-            self._write(self._results)
+            write_results(self._folder, self._results)
         trained = f"after {result.epochs} epochs" if result.epochs else "with an exact solution"
         self._say(f"{self._site}: done {trained}")
         return outputs.Done(weights_sha256=result.weights_sha256[self._site])
 
-    def _write(self, results: outputs.SiteResults) -> None:
-        """Write the run's results where the platform's app shows them: index.html, and pictures by path."""
-        write_json(self._folder / "summary.json", results.summary)
-        texts = {"metrics.csv": results.metrics, "report.html": results.report, "index.html": INDEX}
-        for name, text in texts.items():
-            (self._folder / name).write_text(text, encoding="utf-8")
-        (self._folder / outputs.FIGURES).mkdir(exist_ok=True)
-        for name, png in results.figures.items():
-            (self._folder / outputs.FIGURES / f"{name}.png").write_bytes(png)
+
+def write_results(folder: Path, results: outputs.SiteResults) -> None:
+    """Write a run's results where the platform's app shows them: index.html, and pictures by path."""
+    write_json(folder / "summary.json", results.summary)
+    texts = {"metrics.csv": results.metrics, "report.html": results.report, "index.html": INDEX}
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / outputs.FIGURES).mkdir(exist_ok=True)
+    for name, png in results.figures.items():
+        (folder / outputs.FIGURES / f"{name}.png").write_bytes(png)
 
 
 def read_data(spec: RunSpec, plan: Plan, member: Member) -> SiteData:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,8 +21,9 @@ from rankdad.common.errors import DataError
 from rankdad.common.spec.data import CsvData, FreesurferData
 from rankdad.common.spec.table_schema import COLUMN, Column, Level, canonical
 from rankdad.local.data.columns import all_columns
-from rankdad.local.data.profile import is_identifier, ordered
+from rankdad.local.data.profile import is_identifier, ordered, profile_of
 from rankdad.local.data.reading import MISSING
+from rankdad.local.data.spellings import respelled
 from rankdad.local.data.table_files import read_table
 from rankdad.local.data.tables import nearest
 from rankdad.platforms.coinstac.fields import FIELDS
@@ -59,6 +60,8 @@ class Profile(Part):
     """Columns for which a pattern may stand, in the table's order."""
     levels: Annotated[dict[Column, Levels], Field(max_length=1000)] = Field(default={})
     """Values of columns whose values nobody named."""
+    stand_ins: Annotated[dict[Column, Levels], Field(max_length=1000)] = Field(default={})
+    """Numbers in columns of the run that may mean that one is missing, such as -9."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +111,33 @@ def describe(filled: Filled, data: Path, min_rows: int) -> Description:
             said = (f"column {name} of {data.name}: {MIXED}" for name in mixed)
             raise FormError(*(FIELDS["features"].problem(one, member=True) for one in said))
         notes = tuple(f"{data.name}: column {name} is no input: {why}" for name, why in left_out.items())
+    used = texts.columns.intersection([*label.names, *features.names, *categorical.names, *columns], sort=False)
+    held = profile_of(replace(table, frame=texts[used])).columns
+    stand_ins = {column.name: column.stand_ins for column in held if column.stand_ins}
+    notes += tuple(
+        f"{data.name}: {missing_code(name, code)} ({rows} rows)"
+        for name, own in stand_ins.items()
+        for code, rows in own.items()
+    )
     labelled = int((~missing[label.names[0]]).sum())
 
-    def profile_of(min_count: int) -> Profile:
-        levels = {name: tuple(level for level in rows if rows[level] >= min_count) for name, rows in counts.items()}
-        return Profile(rows=labelled, min_rows=min_rows, columns=columns, levels=levels)
+    def told(min_count: int) -> Profile:
+        levels, codes = (
+            {name: tuple(value for value in rows if rows[value] >= min_count) for name, rows in found.items()}
+            for found in (counts, stand_ins)
+        )
+        codes = {name: values for name, values in codes.items() if values}
+        return Profile(rows=labelled, min_rows=min_rows, columns=columns, levels=levels, stand_ins=codes)
 
-    return Description(profile_of(0), profile_of(min_rows), notes)
+    return Description(told(0), told(min_rows), notes)
+
+
+def missing_code(column: str, code: str) -> str:
+    """Return what is to be said of a number that may mean that one is missing."""
+    return (
+        f"column {column} holds {code} in some rows, far from all others: if it means missing, leave these cells "
+        "empty, and start the run again"
+    )
 
 
 def _open_columns(data: Mapping[str, Any], folder: Path) -> tuple[str, ...]:
@@ -133,7 +156,7 @@ def _check_columns(filled: Filled, data: Path, texts: pd.DataFrame) -> None:
     """Check that a table has all columns that the form names."""
     problems = [
         FIELDS[field].problem(
-            f"{data.name} has no column {name}", nearest(name, list(texts.columns)).removeprefix("; "), member=True
+            f"{data.name} has no column {name}{nearest(name, list(texts.columns))}", member=True, code="column-missing"
         )
         for field in ("label", "features", "categorical")
         for name in filled.values[field].names
@@ -155,7 +178,13 @@ def _count_levels(filled: Filled, data: Path, texts: pd.DataFrame, missing: pd.D
             levels = texts[name][~missing[name]].map(canonical).value_counts()
             counts[name] = {level: int(levels[level]) for level in ordered(map(str, levels.index))}
             if len(levels) > MAX_LEVELS:
-                problems.append(FIELDS[field].problem(f"column {name} of {data.name} {TOO_MANY}", member=True))
+                said = f"column {name} of {data.name} {TOO_MANY}"
+                problems.append(FIELDS[field].problem(said, member=True, code="too-many-values"))
+            elif ways := respelled(counts[name]):
+                said = f"column {name} of {data.name} has values that differ only in how they are written"
+                which = "; ".join(", ".join(f"{way!r} in {counts[name][way]} rows" for way in one) for one in ways)
+                code = "values-written-differently"
+                problems.append(FIELDS[field].problem(f"{said}: write them alike", which, member=True, code=code))
     if problems:
         raise FormError(*problems)
     return counts

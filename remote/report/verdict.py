@@ -141,8 +141,12 @@ def calibrated(one: dict[str, Any]) -> Iterator[str]:
         yield f"High risks are too high and low ones too low (calibration slope {number(slope['value'], 2)})."
     elif slope["low"] > 1 + CLOSE / 2:
         yield f"Its risks are too close to the average (calibration slope {number(slope['value'], 2)})."
-    else:
+    elif abs(slope["value"] - 1) <= CLOSE:
         yield f"The spread of its risks is about right (calibration slope {number(slope['value'], 2)})."
+    else:
+        ends = f"{number(slope['low'], 2)} to {number(slope['high'], 2)}"
+        found = f"calibration slope {number(slope['value'], 2)}, 95 % interval {ends}"
+        yield f"These rows are too few to tell whether the spread of its risks is right ({found})."
     if large["high"] < 0:
         yield "On the whole its risks are too high."
     elif large["low"] > 0:

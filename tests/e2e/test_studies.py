@@ -172,7 +172,10 @@ def test_bad_data_are_named_at_the_site_and_at_the_aggregator_before_the_first_s
             process.communicate()
     for site, (file, _, _, said) in BAD.items():
         assert f"\n{site} cannot take part: {file}: {said.format('a value')}; mend that and start {site} again\n" in out
-    reason = "training.batch_size: it has fewer samples here than its policy asks for"
+    reason = (
+        "training.batch_size: it has fewer samples here than its policy asks for, which allows none of fewer than 50 "
+        "(min_rows)"
+    )
     assert f"\nalpha cannot take part: {reason}; mend that and start alpha again\n" in out
     assert (aggregator.returncode, err.splitlines()[-1].partition(";")[0]) == (130, "error: stopped by SIGTERM")
     summary = load_json(tmp_path / "run" / "summary.json")

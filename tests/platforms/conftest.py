@@ -10,8 +10,7 @@ from rankdad.remote.report.run_results import RunResults
 FIGURES = {name: b"\x89PNG" + name.encode() for name in ("loss_over_steps", "calibration", "confusion")}
 
 
-@pytest.fixture(autouse=True)
-def drawings(monkeypatch: pytest.MonkeyPatch) -> list[RunResults]:
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[RunResults]:
     """Stand in for matplotlib, which would take four fifths of a small run's time; return what was drawn."""
     drawn: list[RunResults] = []
 
@@ -20,6 +19,12 @@ def drawings(monkeypatch: pytest.MonkeyPatch) -> list[RunResults]:
         return FIGURES
 
     inline = {name: f"<svg>{name}</svg>" for name in FIGURES}
-    stand_in = SimpleNamespace(run_plots=run_plots, run_drawings=lambda run, captions: inline)
-    monkeypatch.setitem(sys.modules, "rankdad.remote.report.run_plots", stand_in)
+    module = SimpleNamespace(run_plots=run_plots, run_drawings=lambda run, captions: inline)
+    monkeypatch.setitem(sys.modules, "rankdad.remote.report.run_plots", module)
     return drawn
+
+
+@pytest.fixture(autouse=True)
+def drawings(monkeypatch: pytest.MonkeyPatch) -> list[RunResults]:
+    """Return what is drawn in place of figures."""
+    return stand_in(monkeypatch)

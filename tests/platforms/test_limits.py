@@ -12,9 +12,11 @@ from rankdad.common.errors import RankdadError, SpecError
 from rankdad.common.models import build_model
 from rankdad.common.protocol.plan import make_plan
 from rankdad.platforms.coinstac import aggregator_node
+from rankdad.platforms.coinstac.form import FormError
 from rankdad.platforms.coinstac.limits import MAX_BYTES, check_size, largest_message
-from tests.conftest import run_spec
-from tests.platforms.nodes import REMOTE, Iterations
+from tests.conftest import OPEN, run_spec
+from tests.platforms.nodes import REMOTE, Iterations, site_file
+from tests.platforms.test_members import hospitals
 from tests.platforms.test_nodes import consortium
 
 
@@ -64,3 +66,17 @@ def test_the_run_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         run.go()
     assert len(run.outputs) == 1
     assert not (tmp_path / REMOTE / "output" / "run").exists()
+
+
+def test_a_forms_owner_is_advised_of_what_the_form_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aggregator_node, "check_size", partial(check_size, max_bytes=60_000))
+    inputs = hospitals(tmp_path, method="dsgd", network="mlp-256-128")
+    for client, given in inputs.items():
+        site_file(tmp_path / client / "base", policy=OPEN)
+        given["files"].append("site.json")
+    with pytest.raises(FormError) as raised:
+        Iterations(tmp_path, inputs).go(2)
+    assert (raised.value.code, raised.value.field) == ("messages-too-large", "method")
+    assert "rank-dad with rank" in str(raised.value) or "a smaller network" in str(raised.value)
+    assert "wire" not in str(raised.value)
+    assert "federation." not in str(raised.value)

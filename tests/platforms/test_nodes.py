@@ -10,18 +10,22 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from rankdad.common.documents import validate
 from rankdad.common.errors import RankdadError
+from rankdad.common.gradients.factors import Factor
 from rankdad.common.models import build_model
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import weights_sha256
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import read_site
+from rankdad.local.late_steps import Sent
 from rankdad.platforms.coinstac import aggregator_node, site_run
 from rankdad.platforms.coinstac.compspec import compspec
 from rankdad.platforms.coinstac.limits import largest_message
+from rankdad.platforms.coinstac.site_node import SiteNode
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.report.run_results import RunResults
 from rankdad.simulations.lockstep import run as lockstep
@@ -181,7 +185,7 @@ def test_every_site_has_its_results_before_the_end(tmp_path: Path, drawings: lis
             ["federation.quorum: the platform waits for every"],
         ),
         ({"spec": {**run_document(), "model": {"name": "factory", "factory": "a:b"}}}, ["a:b"]),
-        ({"batch_sizes": 3}, ["owner: batch_sizes: is not known here: remove it"]),
+        ({"widths": 3}, ["owner: widths: is not known here: remove it"]),
         (
             {"spec": run_document(federation={"sites": ["site-0", "site-1", "site-9"]})},
             ["federation.sites: site-9 does not take part", "site-2: is not among the owner's sites"],
@@ -259,3 +263,32 @@ def test_an_output_that_no_site_makes_ends_the_run_and_names_the_member(tmp_path
     run.start(REMOTE)
     with pytest.raises(RankdadError, match=r"member 7f0c: rankdad\.sent\.round: Field required"):
         run.work(REMOTE, outputs)
+
+
+def test_what_may_still_join_a_later_step_survives_a_process(tmp_path: Path) -> None:
+    _, inputs = consortium(tmp_path, METHODS[0], 2)
+    run, client = Iterations(tmp_path, inputs), "9f0c"
+    with pytest.raises(AssertionError, match="no end"):
+        run.iterate(6)
+    first = run.nodes[client]
+    assert isinstance(first, SiteNode)
+    assert first._run is not None
+    before, change = first._run._state, Factor(torch.rand(3, 2), torch.rand(3, 6))
+    before.sent = (Sent(2, 12.0, 0.5, {"layers.0.weight": change}),)
+    assert first._run.relock()
+    first._run._due = True
+    first._run._between_steps()
+    run.start(client)
+    fresh = run.nodes[client]
+    assert isinstance(fresh, SiteNode)
+    goes_on = fresh._resumed(run.state(client))
+    state = goes_on._state
+    goes_on.close()
+    for node in run.nodes.values():
+        node.close()
+    ((late, kept),) = zip(before.sent, state.sent, strict=True)
+    assert (kept.step, kept.weight, kept.share) == (late.step, late.weight, late.share)
+    found = kept.change["layers.0.weight"]
+    assert isinstance(found, Factor)
+    assert torch.equal(found.delta, change.delta)
+    assert torch.equal(found.activation, change.activation)

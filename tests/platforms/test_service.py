@@ -231,3 +231,55 @@ def test_every_node_is_told_what_is_wrong(tmp_path: Path) -> None:
     ):
         platform.run()
     assert len(platform.iterations) == 1
+
+
+def spoiled(folder: Path, place: int, fault: str) -> Sequence[str]:
+    """Write a member's table; that of the second member may have a fault."""
+    generator, rows = np.random.default_rng(place), 60 + 20 * place
+    case = np.arange(rows) % 2
+    table = pd.DataFrame({"age": generator.normal(50, 8, rows) + 9 * case, "dose": generator.normal(20, 2, rows)})
+    table["group"] = np.where(case, "Case", "control")
+    if fault == "spelling" and place:
+        table["group"] = table["group"].str.lower()
+    if fault == "codes" and place:
+        table.loc[:39, "dose"] = -9
+    table.to_csv(folder / "t.csv", index=False)
+    return ["t.csv"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "form", "words"),
+    [
+        ("spelling", {}, ("Column of what is predicted", "'Case'", "'case'")),
+        ("", {"method": "powersgd"}, ("owner: Method (method)", "rank-dad")),
+        ("", {"start": "a trained model"}, ("model.json",)),
+        ("", {"positive": "patient"}, ("Value that is the outcome", "Case", "control")),
+    ],
+)
+def test_a_fault_ends_the_run_for_all_with_one_sentence_before_training(
+    tmp_path: Path, fault: str, form: dict[str, Any], words: Sequence[str]
+) -> None:
+    start = partial(ProcessNode, launch=warm)
+    owner = [{"label": "group", "epochs": 1, **form}] * 2
+    platform = platform_of(owner, tmp_path / "platform", partial(spoiled, fault=fault), start=start)
+    with pytest.raises(ComputationError) as raised:
+        platform.run()
+    assert raised.value.node == "remote", "whose answer every member and the owner is shown"
+    assert not [word for word in words if word not in str(raised.value)], str(raised.value)
+    assert len(platform.iterations) == 1
+
+
+@pytest.mark.slow
+def test_codes_of_missing_values_and_the_outcome_stand_in_the_results(tmp_path: Path) -> None:
+    owner = [{"label": "group", "epochs": 1.0, "learning_rate": 0.01, "batch_size": 20, "patience": 3}] * 2
+    start = partial(ProcessNode, launch=warm)
+    platform = platform_of(owner, tmp_path / "platform", partial(spoiled, fault="codes"), start=start)
+    shown = platform.run()
+    first = next(iter(shown["warnings"].values()))
+    assert first.startswith(f"{platform.sites[1].client_id}: column dose holds -9 ")
+    assert shown["study"]["outcome"] == "group = Case"
+    training = json.loads((platform.remote.output / "run" / "run.json").read_text())["training"]
+    assert (training["optimizer"]["lr"], training["batch_size"], training["epochs"]) == (0.01, 20, 1)
+    assert training["early_stopping"] == {"patience": 3}
+    assert "column dose holds -9" in platform.sites[1].log.read_text()

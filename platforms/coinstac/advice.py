@@ -1,0 +1,82 @@
+"""What keeps a member from taking part, in the words of the form: its users never see a specification's keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rankdad.common.errors import PolicyError, UserError
+from rankdad.common.policy import Policy
+from rankdad.platforms.coinstac.fields import FIELDS
+from rankdad.platforms.coinstac.form import FormField, Problem
+
+KEY = re.compile(r"\bdata\.([a-z_]+)\b")  # in an error's hint: what a specification could say
+CELL = re.compile(r"column (?P<name>.+?): holds '(?P<value>.*?)', expected one of (?P<levels>[^;]*)")
+EMPTY = "leave the cell empty if it means missing"
+OUT = "or the owner leaves the column out by a minus sign, under Columns of the inputs"
+REMEDIES = {  # by key
+    "categorical": f"if the column is categorical, the owner can name it under Categorical columns; {OUT}",
+    "missing_values": EMPTY,
+    "dates": f"write a number of days or years instead, {OUT}",
+    "exclude": OUT.removeprefix("or "),
+    "decimal": "write numbers with a point before decimals, and without a mark between thousands",
+    "delimiter": "save the table as CSV, with commas between its columns",
+    "encoding": "save the table as CSV in UTF-8",
+    "clip": "write a number above 0",
+    "missing": f"complete it, {OUT}",
+}
+NAMES_OF_LEVELS = ("categorical_other", "merge", "positive")  # keys that help with a value that is none of the run's
+
+
+def data_problem(error: UserError, field: FormField, values: Mapping[str, Any]) -> Problem:
+    """Return an error of a member's table as a problem of the field that its files were chosen by.
+
+    Args:
+        error: names the cell, maybe with a hint that names keys of a specification.
+        field: of the files.
+        values: of the form.
+    """
+    told, whole = error.public_message, str(error)
+    key = KEY.search(whole)
+    if key is None:
+        return field.problem(told, whole, code=error.code)
+    remedy, details = REMEDIES.get(key[1], "ask the owner, who can say more in a Whole specification"), ""
+    if key[1] in NAMES_OF_LEVELS and (cell := CELL.search(whole)):
+        place = FIELDS["label" if cell["name"] in values["label"].names else "categorical"].label
+        levels = " | ".join(cell["levels"].removesuffix(", …").split(", "))
+        remedy = f"write it as in other tables, or the owner names all values, under {place}: {cell['name']} = {levels}"
+        details, remedy = f"{remedy} | {cell['value']}", f"{remedy} | …"
+    return field.problem(f"{_cut(told)}: {remedy}", f"{_cut(whole)}: {details or remedy}", code=error.code)
+
+
+def _cut(sentence: str) -> str:
+    """Return a sentence without its end that names keys of a specification."""
+    key = KEY.search(sentence)
+    return re.split(r"[;:] (?!.*[;:] )", sentence[: key.start()])[0] if key else sentence
+
+
+def policy_problem(error: PolicyError, policy: Policy, values: Mapping[str, Any]) -> Problem:
+    """Return what a member's limits refuse as a problem of the field that would have to change.
+
+    Args:
+        error: says which lines of the policy refuse.
+        policy: of the member.
+        values: of the form.
+    """
+    limits, details = set(error.limits), error.problem
+    if error.field == "method.name":
+        said = f"{values['method']} sends more than members' limits allow, unless their own JSON files do"
+        return FIELDS["method"].problem(f"{said}: choose rank-dad", details, code="method-refused")
+    if "min_rows" in limits:
+        said = f"something that would leave has fewer rows behind it here than this limit, {policy.min_rows}, asks for"
+        remedy = "lower it, or the owner chooses a larger Batch size"
+        if error.field != "training.batch_size":
+            remedy = "lower it, or the owner chooses another Evaluation, or other columns"
+        return FIELDS["min_rows"].problem(f"{said}: {remedy}", details, code=error.code)
+    if "max_rank" in limits:
+        said = f"the owner's Rank is {values['rank']}, and this limit is {policy.max_rank}"
+        return FIELDS["max_rank"].problem(f"{said}: raise it, or the owner lowers Rank", details, code="rank-refused")
+    said = f"a step has too few rows here for what it sends: this member asks for {policy.rows_per_rank} for each row"
+    code = "batch-too-small"
+    return FIELDS["batch_size"].problem(f"{said} that leaves: choose a larger one, or rank-dad", details, code=code)

@@ -1,0 +1,55 @@
+"""Which of two classes is the outcome, whose risk is predicted: the one named, or the one that is no control."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rankdad.local.data.spellings import spelling
+from rankdad.platforms.coinstac.fields import FIELDS
+from rankdad.platforms.coinstac.form import FormError
+
+POSITIVE = FIELDS["positive"]
+NEGATIVE = frozenset(
+    {
+        *("0", "no", "none", "false", "neg", "negative", "absent", "without"),
+        *("con", "control", "controls", "ctl", "ctrl", "hc", "healthy", "healthy control", "healthy controls"),
+        *("cn", "nl", "norm", "normal", "typical", "typically developing", "unaffected", "benign", "wild type"),
+        *("alive", "survived"),
+    }
+)
+NEGATED = ("no ", "non ", "non", "not ", "without ", "un")  # before the other value
+
+
+def outcome_last(values: Sequence[str], positive: str = "") -> tuple[list[str], bool]:
+    """Return classes with the outcome as the last of two, and whether nothing but their order says which it is.
+
+    Args:
+        values: of the column that is predicted.
+        positive: the outcome as the owner writes it; empty where it does not.
+
+    Raises:
+        FormError: the outcome is none of the values, or there are more than two.
+    """
+    listed = ", ".join(values)
+    if positive and len(values) > 2:
+        said = f"got {positive}, but the column has {len(values)} values ({listed}): leave it empty"
+        raise FormError(POSITIVE.problem(said, code="outcome-of-several"))
+    if positive and (named := same(values, positive)) is None:
+        said = f"got {positive}, expected one of the column's values: {listed}"
+        raise FormError(POSITIVE.problem(said, code="outcome-unknown"))
+    if len(values) != 2:
+        return list(values), False
+    if positive:
+        return sorted(values, key=lambda value: value == named), False
+    first, last = keys = [spelling(value) for value in values]
+    negated = [{f"{word}{other}" for word in NEGATED} for other in (last, first)]
+    negative = [key in NEGATIVE or key in found for key, found in zip(keys, negated, strict=True)]
+    if negative[0] == negative[1]:
+        return list(values), True
+    return sorted(values, key=lambda value: value != values[negative.index(True)]), False
+
+
+def same(values: Sequence[str], positive: str) -> str | None:
+    """Return the value that the owner means, however it is written; None if it is none of them."""
+    alike = [value for value in values if spelling(value) == spelling(positive)]
+    return positive if positive in values else alike[0] if len(alike) == 1 else None
