@@ -134,7 +134,7 @@ def owned(folder: Path, owner: str, field: str = "output") -> Iterator[None]:
             yield
         finally:
             with suppress(OSError):
-                if os.listdir(folder) == [LOCK]:  # a folder without results is nobody's
+                if [one.name for one in folder.iterdir()] == [LOCK]:  # a folder without results is nobody's
                     os.ftruncate(file, 0)
     finally:
         os.close(file)
