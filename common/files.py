@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rankdad.common.errors import DataError, UserError, visible
@@ -130,7 +130,12 @@ def owned(folder: Path, owner: str, field: str = "output") -> Iterator[None]:
                 file=path,
             )
         os.pwrite(file, f"{owner}\n".encode(), 0)
-        yield
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                if [one.name for one in folder.iterdir()] == [LOCK]:  # a folder without results is nobody's
+                    os.ftruncate(file, 0)
     finally:
         os.close(file)
 

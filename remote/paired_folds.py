@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import reduce
 from operator import add
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -45,7 +44,7 @@ class PairedFolds:
         self._task, self._rivals, self._sites, self._least = task, tuple(rivals), tuple(sites), least
         self._repeats: list[dict[str, dict[str, Sums]]] = []  # by rival and site
         self._tested: list[dict[str, int]] = []  # rows of each repeat, by site
-        self._last: Mapping[str, Mapping[str, Tally]] = MappingProxyType({})
+        self._last: Mapping[str, Mapping[str, Tally]] = {}
 
     def begin(self, repeat: int, tallies: Mapping[str, Mapping[str, Tally]]) -> None:
         """Take note of a fold's test: of the tallies of the model, called `model`, and of its rivals, by site."""

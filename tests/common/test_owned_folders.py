@@ -83,6 +83,7 @@ def test_a_folder_stays_its_owner_s(tmp_path: Path) -> None:
     for _ in range(2):
         with owned(tmp_path, "beta"):
             assert (tmp_path / LOCK).read_text() == "beta\n"
+            (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(UserError) as refused, owned(tmp_path, "alpha"):
         pass
     assert (refused.value.code, refused.value.site) == ("folder-of-another", "beta")
@@ -122,3 +123,10 @@ def test_agents_services_and_aggregators_have_their_folders_for_themselves(tmp_p
         with listen("127.0.0.1", 0) as listening, pytest.raises(UserError) as refused:
             serve_consortium(consortium, tmp_path, listening, Access(), Options())
         assert refused.value.code == "folder-in-use"
+
+
+def test_a_folder_without_results_is_nobodys(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="refused"), owned(tmp_path, "beta"):
+        raise ValueError("refused")
+    with owned(tmp_path, "alpha"):
+        assert (tmp_path / LOCK).read_text() == "alpha\n"

@@ -68,10 +68,11 @@ def test_a_simulation_is_stopped_whatever_it_is_at(monkeypatch: pytest.MonkeyPat
     processes._first = "alpha"
     monkeypatch.setattr(processes, "_how_to_go_on", lambda: "")
     vars(processes)["_directory"] = Path("run")
+    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SimulationError) as stopped:
         processes.run()
     os.close(ended.sentinel)
     assert not ended.swallowed
     assert stopped.value.exit_code == 130
     assert ends[0][0] == "terminate"
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is before
