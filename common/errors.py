@@ -188,7 +188,9 @@ class NonFiniteError(RankdadError):
     """
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"{what} holds NaN or infinity: lower the learning rate or clip", code="not-finite", field=what)
+        super().__init__(
+            f"{what} holds NaN or infinity: lower the learning rate or clip", code="not-finite", field=what
+        )
 
 
 class ModelError(RankdadError):

@@ -47,6 +47,8 @@ class Written(Part):
     encoding: Encoding | None = None
     """How letters are written in files that are not in UTF-8, such as cp1252, which Excel writes in the west of Europe;
     null refuses them."""
+    columns: Annotated[tuple[Column, ...], Field(max_length=100_000)] = ()
+    """Names of a table's columns, in order, where its first row names none; nothing where it does."""
     sheet: Annotated[str, Field(min_length=1, max_length=31)] | None = None
     """Name of a workbook's sheet; null takes the only one that is not empty."""
     missing_values: tuple[Level, ...] | dict[Column, tuple[Level, ...]] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,11 @@ from rankdad.common.spec.table_schema import composed
 from rankdad.common.spec.written import Written
 from rankdad.local.data.dialect import DELIMITERS, SAMPLE, decimals_of, delimiter_of, marked
 from rankdad.local.data.formats import check_text, opened
-from rankdad.local.data.reading import shown
+from rankdad.local.data.reading import number, shown
 from rankdad.local.data.sheets import READERS, named
 from rankdad.local.data.tables import Table
 
-TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", *READERS)  # how tables' names end
+TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".data", *READERS)  # how tables' names end
 MEMORY_FACTOR = 20  # times its size that a text takes as cells, about
 
 
@@ -47,12 +48,21 @@ def read_table(path: Path, written: Written | None = None, *, header: bool = Fal
         cells, delimiter = _text(path, written, header)
         cells = cells.map(str.strip)
         _check_rows(path, cells, delimiter)
-        frame = named(path, cells)
+        frame = _under(path, cells, written.columns) if written.columns else named(path, cells)
     frame = frame.set_axis([composed(str(name)) for name in frame.columns], axis=1)
     frame = frame[(frame != "").any(axis=1)]
     table = Table(path, frame, written)
     texts = {name: [c for c in frame[name].tolist() if isinstance(c, str)] for name in frame.columns if name}
     return replace(table, decimals=decimals_of(texts, written.decimal, delimiter))
+
+
+def _under(path: Path, cells: pd.DataFrame, columns: tuple[str, ...]) -> pd.DataFrame:
+    """Return rows without a header under the names that the schema has for them, numbered as in the file."""
+    if cells.shape[1] != len(columns):
+        said = f"has {cells.shape[1]} columns, where data.columns has {len(columns)} names"
+        raise DataError(path, said, code="columns-mismatch", field="data.columns")
+    cells.index += 1
+    return cells.set_axis(list(columns), axis=1)
 
 
 def _text(path: Path, written: Written, header: bool) -> tuple[pd.DataFrame, str]:
@@ -146,7 +156,12 @@ def read_guessing(path: Path, written: Written | None = None) -> tuple[Table, st
     """
     written = written or Written()
     try:
-        return read_table(path, written), None
+        table = read_table(path, written)
+        names = [str(name) for name in table.frame.columns if name]
+        if names and not written.columns and all(math.isfinite(number(name)) for name in names):
+            said = "its first row holds numbers alone: name the columns in data.columns, by --columns A,B,C"
+            raise DataError(path, said, code="header-missing", field="data.columns", row=1)
+        return table, None
     except EncodingError:
         table = read_table(path, written.model_copy(update={"encoding": "cp1252"}))
     cells = (*map(str, table.frame.columns), *map(str, table.frame.to_numpy().flat))

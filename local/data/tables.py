@@ -47,7 +47,8 @@ class Table:
         twice = names[names.duplicated() & (names != "")]  # spreadsheets leave columns without a name
         if len(twice):
             mend = _headless([twice[0]]) or ": rename or remove one"
-            raise DataError(self.source, f"has two columns {shown(twice[0])}{mend}")
+            code, field = ("header-missing", "data.columns") if _headless([twice[0]]) else ("column-repeated", twice[0])
+            raise DataError(self.source, f"has two columns {shown(twice[0])}{mend}", code=code, field=field, row=1)
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -277,4 +278,4 @@ def _headless(names: Sequence[str]) -> str:
         return f": its first row has {shown(max(names))} alone: remove what stands above the names of the columns"
     if all(math.isnan(number(name)) for name in names):
         return ""
-    return ": its first row holds numbers, where the names of the columns are expected"
+    return ": its first row holds numbers, where names are expected: name the columns in data.columns, --columns A,B,C"

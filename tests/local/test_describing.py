@@ -18,7 +18,7 @@ from rankdad.common.documents import validate
 from rankdad.common.errors import DataError
 from rankdad.common.spec import RunSpec
 from rankdad.local.cli import mount
-from rankdad.local.data.profile import is_identifier, profile_of
+from rankdad.local.data.profile import profile_of
 from rankdad.local.data.tables import Table
 from rankdad.local.describing import describe
 from rankdad.simulations.first_spec import first_spec
@@ -52,7 +52,7 @@ def remarks(folder: Path, table: str, column: str) -> str:
             "Cholesterin",
             "0 in every row, elsewhere from 88 to 345: if it means missing",
         ),
-        ("dresden/herz.csv", "Größe", "25 cells are no plain numbers, such as '?': if that means missing"),
+        ("dresden/herz.csv", "Größe", "'?' in 25 rows: if that means missing"),
         ("essen/herz.csv", "CRP", "no plain numbers, such as '<0,5'"),
         ("essen/herz.csv", "Stadium", "it is the same in every row"),
         ("bern/herz.csv", "Schmerz", "'none' in 72 rows counts as missing"),
@@ -164,9 +164,59 @@ def test_a_folder_without_tables_is_said(tmp_path: Path) -> None:
         describe(tmp_path)
 
 
-def test_identifiers_are_known_by_their_names() -> None:
-    assert all(map(is_identifier, ("id", "subject_id", "PatientID", "MRN", "Patient")))
-    assert not any(map(is_identifier, ("age", "acid", "patient_age", "Width")))
+def kind_of(name: str, cells: Any) -> str:
+    (column,) = profile_of(Table("here", pd.DataFrame({name: list(map(str, cells))}))).columns
+    return column.kind
+
+
+NAMES = [f"P{number:03}" for number in range(90)]
+
+
+@pytest.mark.parametrize("name", ["id", "subject_id", "PatientID", "MRN", "Patient", "patient_nr", "Fall ID"])
+@pytest.mark.parametrize("cells", [NAMES, [*NAMES, *NAMES[::2]], np.arange(90) * 7, [*np.arange(1000, 1090)] * 3])
+def test_columns_that_are_called_so_and_look_so_name_patients(name: str, cells: Any) -> None:
+    assert kind_of(name, cells) == "id"
+
+
+@pytest.mark.parametrize("name", ["case", "patient", "record", "index", "name", "Person", "subject", "case_no", "id"])
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        (["no"] * 353 + ["yes"] * 287, "levels"),  # a label, or whether the patient came in
+        (["in", "out", "day"] * 200, "levels"),
+        ([0, 1, 1] * 200, "number"),
+        (np.arange(300) % 7 / 4, "number"),
+    ],
+)
+def test_a_column_that_is_called_so_and_holds_something_else_names_nobody(name: str, cells: Any, kind: str) -> None:
+    assert kind_of(name, cells) == kind
+
+
+def visits(patients: int = 200, seed: int = 0) -> pd.DataFrame:
+    """One to three rows for each patient; no column is called what it is."""
+    generator = np.random.default_rng(seed)
+    people = pd.DataFrame(
+        {
+            "nummer": generator.permutation(np.arange(patients) + 4000),
+            "sex": generator.choice(["m", "f"], patients),
+            "chol": generator.normal(230, 40, patients).round().astype(int),
+        }
+    )
+    rows = people.loc[np.repeat(np.arange(patients), generator.integers(1, 4, patients))].reset_index(drop=True)
+    rows["pressure"] = generator.normal(130, 15, len(rows)).round().astype(int)
+    rows["high"] = np.where(rows["pressure"] > 140, "yes", "no")
+    rows["class"] = pd.cut(rows["pressure"], [0, 120, 140, 300], labels=["low", "normal", "high"]).astype(str)
+    return rows.sample(frac=1, random_state=seed)
+
+
+def test_a_number_whose_rows_are_alike_elsewhere_names_patients_and_a_measurement_does_not(tmp_path: Path) -> None:
+    rows = visits()
+    rows.to_csv(tmp_path / "t.csv", index=False)
+    (profile,) = describe(tmp_path / "t.csv").tables.values()
+    kinds = {column.name: column.kind for column in profile.columns}
+    assert kinds == {"nummer": "id", "sex": "levels", "chol": "number", "pressure": "number", "high": "levels",
+                     "class": "levels"}  # fmt: skip
+    assert profile.by_name["nummer"].most == rows["nummer"].value_counts().max()
 
 
 def test_a_hospital_where_the_outcome_never_occurs_is_asked_for_its_coding(tmp_path: Path) -> None:

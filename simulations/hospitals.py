@@ -1,0 +1,155 @@
+"""Hospitals' tables as they lie in a folder: which there are, what each holds, and how a schema names them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rankdad.common.errors import DataError
+from rankdad.common.spec.written import Written
+from rankdad.local.data.files import places_of_sites, tables_in
+from rankdad.local.data.profile import Column, Profile, profile_of
+from rankdad.local.data.table_files import TABLES, read_guessing
+
+
+@dataclass(frozen=True)
+class Hospital:
+    """A hospital's tables.
+
+    Args:
+        site: its name in a run; "" of one table that is dealt out.
+        tables: profile of each, by file.
+    """
+
+    site: str
+    tables: dict[Path, Profile]
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """All tables' columns by name; the first table's where several have one."""
+        return {name: column for own in reversed(self.tables.values()) for name, column in own.by_name.items()}
+
+    @property
+    def rows(self) -> int:
+        """Rows of the smallest table."""
+        return min(own.rows for own in self.tables.values())
+
+    @property
+    def called(self) -> str:
+        """What notes call it."""
+        return self.site or "the table"
+
+    def holding(self, column: str) -> str:
+        """Return the file that has a column; all files if none does."""
+        return next((str(path) for path, own in self.tables.items() if column in own.by_name), self.place)
+
+    @property
+    def place(self) -> str:
+        """Its files, as errors name them."""
+        return " and ".join(map(str, self.tables))
+
+
+@dataclass(frozen=True)
+class Consortium:
+    """What was found in a table, or in a folder.
+
+    Args:
+        hospitals: one, if it is a table.
+        table: that is dealt out at random, if it is one.
+        written: how all tables are written.
+        notes: what is to be told.
+    """
+
+    hospitals: tuple[Hospital, ...]
+    table: Path | None
+    written: Written = field(default=Written())
+    notes: tuple[str, ...] = ()
+
+
+def read_hospitals(data: Path, written: Written) -> Consortium:
+    """Read a table, or a folder with a folder, or a table, for each hospital.
+
+    Args:
+        data: the table or folder.
+        written: what is known of how the tables are written.
+
+    Raises:
+        DataError: there is no table, or one cannot be read.
+    """
+    if not data.exists():
+        said = "does not exist: expected a folder with a folder for each hospital, or a table"
+        raise DataError(data, said, code="data-missing", field="DATA")
+    places, notes = {"": data}, list[str]()
+    if data.is_dir():
+        places = dict[str, Path](places_of_sites(data))
+        if not places and len(alone := tables_in(data)) == 1:
+            places = {"": alone[0]}
+        renamed = [f"{place.name} is {site}" for site, place in places.items() if site and place.name.lower() != site]
+        if renamed:
+            notes.append(
+                f"sites are called by what stands in their files' or folders' names: {', '.join(renamed[:20])}"
+            )
+    if not places:
+        said = f"holds no table ({', '.join(TABLES)}), nor a folder with one: expected a folder for each hospital"
+        raise DataError(data, said, code="data-missing", field="DATA")
+    found, guessed = list[Hospital](), False
+    for site, place in places.items():
+        tables: dict[Path, Profile] = {}
+        for path in tables_in(place) if place.is_dir() else [place]:
+            table, guess = read_guessing(path, written)
+            if not len(table):
+                raise DataError(path, "has no rows: expected one for each sample", code="table-empty")
+            tables[path] = profile_of(table)
+            notes += [f"{guess}; it stands in the spec now"] if guess else []
+            guessed |= guess is not None
+        found.append(Hospital(site, tables))
+    written = written.model_copy(update={"encoding": "cp1252"}) if guessed else written
+    return Consortium(tuple(found), None if found[0].site else next(iter(found[0].tables)), written, tuple(notes))
+
+
+def named_files(found: Sequence[Hospital]) -> tuple[dict[str, Any], list[str]]:
+    """Return how a schema names the hospitals' tables, and notes.
+
+    Raises:
+        DataError: they do not belong together.
+    """
+    names = [tuple(path.name for path in one.tables) for one in found]
+    data: dict[str, Any] = {"reader": "csv"}
+    if all(len(own) == 1 for own in names):
+        different = sorted({own[0] for own in names})
+        if len(different) == 1:
+            return data | {"file": different[0]}, []
+        stems = {name.partition(".")[0] for name in different}
+        endings = sorted({next(end for end in TABLES if name.lower().endswith(end)) for name in different})
+        file = f"{stems.pop()}.*" if len(stems) == 1 else [f"*{end}" for end in endings]
+        return data | {"file": file}, [
+            f"the tables are called {', '.join(different)}: file is a pattern for all of them"
+        ]
+    if len(set(names)) > 1:
+        odd = next(own for own in found if tuple(path.name for path in own.tables) != names[0])
+        problem = f"unlike {found[0].site}, which has {', '.join(names[0])}: expected one table a hospital"
+        raise DataError(odd.place, problem, code="tables-differ", field="data.file")
+    shared = [
+        name
+        for name in next(iter(found[0].tables.values())).by_name
+        if all(name in own.by_name for one in found for own in one.tables.values())
+    ]
+    keys = [name for name in shared if all(_is_key(own, name) for one in found for own in one.tables.values())]
+    if not keys:
+        problem = "have no column in common that names every row once, by which they could be joined"
+        raise DataError(found[0].place, problem, code="key-missing", field="data.key")
+    first, *others = sorted(names[0], key=lambda name: -len(_named(found[0], name).columns))
+    notes = [f"{first} is joined with {', '.join(others)} by {keys[0]}"]
+    covariates = others[0] if len(others) == 1 else others
+    return data | {"file": first, "covariates": covariates, "key": keys[0]}, notes
+
+
+def _named(hospital: Hospital, name: str) -> Profile:
+    return next(own for path, own in hospital.tables.items() if path.name == name)
+
+
+def _is_key(table: Profile, name: str) -> bool:
+    column = table.by_name[name]
+    return column.most == 1 and not column.missing
