@@ -138,6 +138,14 @@ def missing_cells(
     return {escaped(name): [*words, *numbers]} if words or numbers else {}
 
 
+def in_either_case(values: Iterable[str]) -> list[list[str]]:
+    """Return values in their order, those together that differ in case alone."""
+    together: dict[str, list[str]] = {}
+    for value in values:
+        together.setdefault(value.casefold(), []).append(value)
+    return list(together.values())
+
+
 def read_as_missing(missing: dict[str, list[str]]) -> list[str]:
     """Return a note for each word that is read as missing, with its columns."""
     columns: dict[str, list[str]] = {}
@@ -184,6 +192,7 @@ def _take_levels(chosen: Inputs, name: str, found: Sequence[Hospital], *, forced
     """Take a column as categorical.
 
     Raises:
+        DataError: two values differ in case alone.
         UserError: it has too many values.
     """
     columns = [one.columns[name] for one in found]
@@ -193,6 +202,12 @@ def _take_levels(chosen: Inputs, name: str, found: Sequence[Hospital], *, forced
         raise UserError(f"--categorical: {said}: leave it a number", code="levels-too-many", field=name)
     words = [] if forced else [*{word for column in columns for word in column.others}]
     levels = ordered({*(level for column in columns for level in column.levels), *map(canonical, words)})
+    twice = next((own for own in in_either_case(levels) if len(own) > 1), None)
+    if twice:
+        where = next(one for one in reversed(found) if not one.columns[name].levels.keys().isdisjoint(twice))
+        said = f"column {name} holds {' and '.join(twice)}, which differ in case alone: write them in one way, or leave"
+        said = f"{said} the column out by --exclude {name}"
+        raise DataError(where.holding(name), said, code="values-differ-in-case", field=name)
     chosen.categorical[name] = levels
     codes = ordered({code for column in columns for code in column.codes}.difference(levels))
     if codes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from rankdad.common.spec.patterns import escaped
 from rankdad.local.data.identifiers import MANY_VISITS
 from rankdad.local.data.profile import MANY_GAPS, MAX_LEVELS, WORDS, Column, ordered
 from rankdad.local.data.tables import no_column
-from rankdad.simulations.first_inputs import check_read, choose_inputs, missing_cells, read_as_missing
+from rankdad.simulations.first_inputs import check_read, choose_inputs, in_either_case, missing_cells, read_as_missing
 from rankdad.simulations.hospitals import Consortium, Hospital, named_files
 
 MANY_CLASSES = 10  # values of a label of whole numbers beyond which it is a number
@@ -88,8 +87,8 @@ def guess_schema(consortium: Consortium, wishes: Wishes) -> Guess:
         if name not in one.columns and name not in wishes.exclude
     ]
     _check_times(found, label, [name for name in everywhere if name not in wishes.exclude], notes)
-    task, values = _task(found, label, wishes.positive, notes)
-    data |= {"label": label} | ({"values": values} if values else {})
+    task, values, merged = _task(found, label, wishes.positive, notes)
+    data |= {"label": label} | ({"values": values} if values else {}) | ({"merge": merged} if merged else {})
     data |= {"positive": wishes.positive} if wishes.positive else {}
     missing: dict[str, list[str]] = {}
     if wishes.positive or not values:
@@ -175,8 +174,8 @@ def _check_times(found: Sequence[Hospital], label: str, names: Sequence[str], no
 
 def _task(
     found: Sequence[Hospital], label: str, positive: str | None, notes: list[str]
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the task, and the label's values if it has classes.
+) -> tuple[dict[str, Any], list[str], dict[str, list[str]]]:
+    """Return the task, and if it has classes the label's values, and which spellings are one.
 
     Raises:
         DataError: there is nothing to predict.
@@ -194,31 +193,52 @@ def _task(
             if column.kind not in ("number", "empty"):
                 said = f"column {label} of {one.holding(label)} holds more than numbers, which a rule is for"
                 raise UserError(f"--positive: {said}", code="rule-needs-numbers", field="--positive")
-        return {"name": "classification", "classes": 2}, ["no", "yes"]
+        return {"name": "classification", "classes": 2}, ["no", "yes"], {}
     whole = all(float(value).is_integer() for value in values) if numbers else True
     if numbers and not (few and whole and len(values) <= MANY_CLASSES):
         notes.append(f"column {label} is taken for a number: the task is regression")
-        return {"name": "regression"}, []
+        return {"name": "regression"}, [], {}
     place = found[0].holding(label)
     if not values:
         said = f"column {label} has more than {MAX_LEVELS} different values that are no numbers"
         raise DataError(place, said, code="label-unusable", field="--label")
-    if len(values) == 1:
+    cases = in_either_case(values)
+    if len(cases) == 1:
         also = "".join(
             f"; {word!r} counts as missing: write another word" for word in sorted(words & _either_case(words))
         )
         said = f"column {label} has the one value {values[0]} at every hospital: nothing to predict{also}"
         raise DataError(place, said, code="label-constant", field="--label")
-    counts = Counter[str]()
-    for column in columns:
-        counts.update(column.levels)
-    some = ", ".join(f"{value} ({counts[value]} rows)" for value in values)
+    _check_alike(found, label)
+    merged = {own[0]: own for own in cases if len(own) > 1}
+    if merged:
+        said = "; ".join(", ".join(own) for own in merged.values())
+        notes.append(f"column {label}: values that differ in case alone are one class (data.merge): {said}")
+    counts = [[sum(column.levels.get(value, 0) for value in own) for own in cases] for column in columns]
+    values = [own[0] for own in cases]
+    some = ", ".join(f"{value} ({sum(own)} rows)" for value, own in zip(values, zip(*counts, strict=True), strict=True))
     notes.append(f"column {label} is taken for {len(values)} classes: {some}")
-    for one, column in zip(found, columns, strict=True):
-        notes += one_sided([column.levels.get(value, 0) for value in values], one.site)
+    for one, own in zip(found, counts, strict=True):
+        notes += one_sided(own, one.site)
     if len(values) > 2 and numbers:
         notes.append(f'if only some or none of {label} matters, write init again with --positive "> {values[0]}"')
-    return {"name": "classification", "classes": len(values)}, values
+    return {"name": "classification", "classes": len(values)}, values, merged
+
+
+def _check_alike(found: Sequence[Hospital], label: str) -> None:
+    """Check that hospitals write the label's values in one way.
+
+    Raises:
+        DataError: no value of one is another's.
+    """
+    known = [(one, {level.lower() for level in one.columns[label].levels}) for one in found]
+    known = [(one, values) for one, values in known if len(values) > 1]
+    for one, values in known[1:]:
+        first, others = known[0]
+        if not values & others:
+            here, there = (", ".join(ordered(own.columns[label].levels)[:5]) for own in (one, first))
+            said = f"column {label} holds {here}, but {there} at {first.site}: write the outcome in one way"
+            raise DataError(one.holding(label), said, code="label-differs", field="--label")
 
 
 def _either_case(words: Iterable[str]) -> set[str]:

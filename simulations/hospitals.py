@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from rankdad.common.spec.written import Written
 from rankdad.local.data.files import places_of_sites, tables_in
 from rankdad.local.data.profile import Column, Profile, profile_of
 from rankdad.local.data.table_files import TABLES, read_guessing
+from rankdad.local.data.tables import Table, append
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,13 @@ class Hospital:
 
     Args:
         site: its name in a run; "" of one table that is dealt out.
-        tables: profile of each, by file.
+        tables: profile of each, by file; of several with the same columns, which are one, by the first.
+        files: names of all.
     """
 
     site: str
     tables: dict[Path, Profile]
+    files: tuple[str, ...]
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -96,17 +99,47 @@ def read_hospitals(data: Path, written: Written) -> Consortium:
         raise DataError(data, said, code="data-missing", field="DATA")
     found, guessed = list[Hospital](), False
     for site, place in places.items():
-        tables: dict[Path, Profile] = {}
+        tables: dict[Path, Table] = {}
         for path in tables_in(place) if place.is_dir() else [place]:
-            table, guess = read_guessing(path, written)
-            if not len(table):
+            tables[path], guess = read_guessing(path, written)
+            if not len(tables[path]):
                 raise DataError(path, "has no rows: expected one for each sample", code="table-empty")
-            tables[path] = profile_of(table)
             notes += [f"{guess}; it stands in the spec now"] if guess else []
             guessed |= guess is not None
-        found.append(Hospital(site, tables))
+        files = tuple(path.name for path in tables)
+        if len(tables) > 1 and len({frozenset(table.frame.columns) for table in tables.values()}) == 1:
+            notes.append(f"{site}: {', '.join(files[:10])} have the same columns: they are read as one table")
+            tables = {next(iter(tables)): append(list(tables.values()))}
+        found.append(Hospital(site, {path: profile_of(table) for path, table in tables.items()}, files))
     written = written.model_copy(update={"encoding": "cp1252"}) if guessed else written
+    found = _with_results(found)
     return Consortium(tuple(found), None if found[0].site else next(iter(found[0].tables)), written, tuple(notes))
+
+
+def _with_results(found: Sequence[Hospital]) -> list[Hospital]:
+    """Return hospitals in whose columns a code such as - is a level where it is one elsewhere, as beside +."""
+    levels: dict[str, set[str]] = {}
+    for one in found:
+        for name, column in one.columns.items():
+            levels.setdefault(name, set()).update(column.levels)
+
+    def read(column: Column) -> Column:
+        counts = {code: count for code, count in column.codes.items() if code in levels[column.name]}
+        if not counts or column.kind not in ("levels", "empty"):
+            return column
+        rows, kept = sum(counts.values()), {code: n for code, n in column.codes.items() if code not in counts}
+        both = {**column.levels, **counts}
+        return replace(
+            column, kind="levels", levels=both, codes=kept, distinct=len(both), most=max(both.values()),
+            missing=column.missing - rows, known=column.known + rows,
+        )  # fmt: skip
+
+    return [
+        replace(
+            one, tables={path: replace(own, columns=tuple(map(read, own.columns))) for path, own in one.tables.items()}
+        )
+        for one in found
+    ]
 
 
 def named_files(found: Sequence[Hospital]) -> tuple[dict[str, Any], list[str]]:
@@ -115,21 +148,22 @@ def named_files(found: Sequence[Hospital]) -> tuple[dict[str, Any], list[str]]:
     Raises:
         DataError: they do not belong together.
     """
-    names = [tuple(path.name for path in one.tables) for one in found]
     data: dict[str, Any] = {"reader": "csv"}
-    if all(len(own) == 1 for own in names):
-        different = sorted({own[0] for own in names})
+    if all(len(one.tables) == 1 for one in found):
+        different = sorted({name for one in found for name in one.files})
         if len(different) == 1:
             return data | {"file": different[0]}, []
         stems = {name.partition(".")[0] for name in different}
         endings = sorted({next(end for end in TABLES if name.lower().endswith(end)) for name in different})
-        file = f"{stems.pop()}.*" if len(stems) == 1 else [f"*{end}" for end in endings]
+        alone = len(stems) == 1 and all(len(one.files) == 1 for one in found)
+        file = f"{stems.pop()}.*" if alone else [f"*{end}" for end in endings]
         return data | {"file": file}, [
             f"the tables are called {', '.join(different)}: file is a pattern for all of them"
         ]
-    if len(set(names)) > 1:
-        odd = next(own for own in found if tuple(path.name for path in own.tables) != names[0])
-        problem = f"unlike {found[0].site}, which has {', '.join(names[0])}: expected one table a hospital"
+    names = found[0].files
+    odd = next((one for one in found if one.files != names or len(one.tables) != len(names)), None)
+    if odd is not None:
+        problem = f"unlike {found[0].site}, which has {', '.join(names)}: expected one table a hospital"
         raise DataError(odd.place, problem, code="tables-differ", field="data.file")
     shared = [
         name
@@ -140,7 +174,7 @@ def named_files(found: Sequence[Hospital]) -> tuple[dict[str, Any], list[str]]:
     if not keys:
         problem = "have no column in common that names every row once, by which they could be joined"
         raise DataError(found[0].place, problem, code="key-missing", field="data.key")
-    first, *others = sorted(names[0], key=lambda name: -len(_named(found[0], name).columns))
+    first, *others = sorted(names, key=lambda name: -len(_named(found[0], name).columns))
     notes = [f"{first} is joined with {', '.join(others)} by {keys[0]}"]
     covariates = others[0] if len(others) == 1 else others
     return data | {"file": first, "covariates": covariates, "key": keys[0]}, notes

@@ -16,6 +16,7 @@ from rankdad.common.errors import counted, visible
 from rankdad.common.spec.table_schema import canonical
 from rankdad.common.spec.written import Date
 from rankdad.local.data.cells import DATE, LIMIT
+from rankdad.local.data.dialect import THOUSANDS
 from rankdad.local.data.identifiers import counts_rows, names_patients, tells_people_apart
 from rankdad.local.data.reading import MISSING, Array, shown
 from rankdad.local.data.tables import Table
@@ -34,6 +35,7 @@ FACTOR = 5.0  # between the medians of two tables, from which their units may di
 FAR = 10.0  # widths of the middle half, from the median, beyond which a number that stands alone is an outlier
 ALONE = 5.0  # times as far from the median as the next number
 FEW_OUTLIERS = 0.01  # of the numbers
+LARGE = 100.0  # median of whole numbers among which 1.842 may be 1842
 
 
 @dataclass(frozen=True)
@@ -160,12 +162,17 @@ def _column(table: Table, name: str) -> Column:
     if others:
         said = ", ".join(f"{shown(word)} in {count} rows" for word, count in others.items())
         remarks.append(f"{said} counts as missing, unless data.categorical, or data.values of a label, lists it")
+    why = ""
+    if kind == "number" and (marked := _thousands(table, name)):
+        why = "may be a whole number with a mark between thousands, as all others here are whole: remove the mark, or "
+        why += "name the decimal mark in data.decimal"
+        found[marked], numbers = math.nan, np.delete(found, marked)[np.isfinite(np.delete(found, marked))]
     if kind == "number" and len(numbers) < len(held):
         strange = {
             row: text for row, text in enumerate(given) if text and text not in codes and not math.isfinite(found[row])
         }
         others = dict(Counter(strange.values()))
-        why = (table.decimals.doubtful or {}).get(name, "")
+        why = (table.decimals.doubtful or {}).get(name, "") or why
         digits = [row for row, text in strange.items() if re.search(r"\d", text) and not LIMIT.fullmatch(text)]
         unread = (table.place(digits[0])[1], strange[digits[0]], why) if digits else ()
         advice = f"it {why}" if why and digits else "if that means missing, list it in data.missing_values"
@@ -206,6 +213,17 @@ def _column(table: Table, name: str) -> Column:
         unread=unread,
         known=len(held),
     )
+
+
+def _thousands(table: Table, name: str) -> list[int]:
+    """Return the rows of texts such as 1.842 that stand among large whole numbers alone, if nobody names the mark."""
+    if table.written.decimal is not None:
+        return []
+    texts = {row: cell.strip() for row, cell in enumerate(table.frame[name].tolist()) if isinstance(cell, str)}
+    marked = [row for row, text in texts.items() if re.search(r"\d[.,]\d", text)]
+    whole = [float(text) for text in texts.values() if re.fullmatch(r"\d{1,15}", text)]
+    grouped = all(THOUSANDS.fullmatch(texts[row]) for row in marked)
+    return marked if marked and grouped and whole and float(np.median(whole)) >= LARGE else []
 
 
 def _ends(held: Sequence[str]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
@@ -145,6 +146,13 @@ def _parsed(path: Path, delimiter: str, encoding: str, skipped: int, rows: int |
     )
 
 
+def _is_a_row(names: list[float]) -> bool:
+    """Tell whether a first row is none of names, by what numbers these are: all, or most and in no order."""
+    known = [name for name in names if math.isfinite(name)]
+    rising = all(one < other for one, other in pairwise(known))  # as wavelengths do
+    return bool(known) and (len(known) == len(names) or (2 * len(known) > len(names) and not rising))
+
+
 def read_guessing(path: Path, written: Written | None = None) -> tuple[Table, str | None]:
     """Read a table to look at it: in cp1252 if it is not in UTF-8 and nobody has said what it is in.
 
@@ -157,10 +165,10 @@ def read_guessing(path: Path, written: Written | None = None) -> tuple[Table, st
     written = written or Written()
     try:
         table = read_table(path, written)
-        names = [str(name) for name in table.frame.columns if name]
-        if names and not written.columns and all(math.isfinite(number(name)) for name in names):
-            said = "its first row holds numbers alone: name the columns in data.columns, by --columns A,B,C"
-            raise DataError(path, said, code="header-missing", field="data.columns", row=1)
+        if not written.columns and _is_a_row([number(str(name)) for name in table.frame.columns if name]):
+            said = "its first row holds numbers, where names are expected: name the columns in data.columns"
+            hint = " (describe and init: --columns A,B,C)"
+            raise DataError(path, said, code="header-missing", field="data.columns", row=1, hint=hint)
         return table, None
     except EncodingError:
         table = read_table(path, written.model_copy(update={"encoding": "cp1252"}))
