@@ -230,6 +230,9 @@ def check(
 ) -> None:
     """Validate a file, and print what would be sent; for a site's file, reach its aggregator, or read its data."""
     from rankdad.common.documents import load_json, replace, validate
+
+    document = replace(load_json(file), set_ or [])
+    typer.echo(f"checking {file} …", err=True)  # at once: what the rest needs is imported in ten seconds
     from rankdad.common.memory import check_memory
     from rankdad.common.policy import EVERYTHING
     from rankdad.common.protocol.plan import make_plan
@@ -240,7 +243,6 @@ def check(
     from rankdad.simulations.resolving import with_columns
     from rankdad.simulations.spec import read_simulation
 
-    document = replace(load_json(file), set_ or [])
     if isinstance(document, dict) and ("aggregator" in document or isinstance(document.get("data"), str)):
         from rankdad.local.config import SiteConfig
         from rankdad.local.drivers.http import NOT_FOUND, RefusedError

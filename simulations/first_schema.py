@@ -75,7 +75,9 @@ def guess_schema(consortium: Consortium, wishes: Wishes) -> Guess:
     data |= consortium.written.model_dump(mode="json", exclude_defaults=True)
     everywhere = [name for name in found[0].columns if all(name in one.columns for one in found)]
     for one in found:
-        for name, option in ((label, "--label"), *((name, "--categorical") for name in wishes.categorical)):
+        options = [(label, "--label"), *((name, "--categorical") for name in wishes.categorical)]
+        options += [(name, "--exclude") for name in wishes.exclude if not any(name in other.columns for other in found)]
+        for name, option in options:
             if name not in one.columns:
                 error = no_column(one.place, name, list(one.columns))
                 error.code, error.field = "column-missing", option
