@@ -42,9 +42,10 @@ def standings(host: Host) -> list[Standing]:
     def kind(site: str) -> Kind:
         if site in problems:
             return "stopped"
+        if site not in host.seen:
+            return "absent"
         if site not in connected:
-            there = site in samples or site not in status.waiting_for  # not so after a mere `rankdad check`
-            return "gone" if there else "absent"
+            return "gone"
         if site in status.without:
             return "behind"
         return "awaited" if site in status.waiting_for else "in"

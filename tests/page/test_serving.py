@@ -124,15 +124,6 @@ def test_viewers_are_told_of_changes_once_a_second_and_all_the_same(served: Serv
         served.until(lambda: client.get("/page/state", headers=bearer()).json()["sites"][0]["kind"] == "gone")
 
 
-def test_who_only_looks_at_a_run_is_not_gone(served: Served, client: httpx.Client) -> None:
-    headers = {"authorization": "Bearer the token of beta", "x-rankdad-run": served.aggregator.run_id}
-    address = f"http://127.0.0.1:{served.port}/run"
-    with httpx.Client(trust_env=False) as looking:
-        assert looking.get(address, headers=headers).status_code == 200
-    served.until(lambda: "beta" in client.get("/page/state", headers=bearer()).json()["seen"])
-    assert [site["kind"] for site in client.get("/page/state", headers=bearer()).json()["sites"]] == ["absent"] * 3
-
-
 def test_too_many_are_turned_away(served: Served, client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_VIEWERS >= 10
     monkeypatch.setattr("rankdad.page.stream.MAX_VIEWERS", 1)
