@@ -16,7 +16,10 @@ from rankdad.simulations.hospitals import Hospital
 
 MANY_NOTES = 5  # of what looks odd
 FEW_VALUES = 10  # whole numbers of a column up to which they may be codes
-SUSPICION = re.compile(r"-?[\d.]+ (stands in \d+|in every row)|its median|.* (is an outlier|are outliers)")
+OFTEN = 5  # rows of each of them, on average
+SUSPICION = re.compile(
+    r"-?[\d.]+ (stands in \d+|in every row)|its median|.* (is an outlier|are outliers)|rows that share"
+)
 FEWEST_ROWS = 20  # in which a hospital that has no zero says that there are none
 RARE = 0.1  # of all rows: zeros that are more may well be measured
 
@@ -253,7 +256,8 @@ def _may_be_codes(found: Sequence[Hospital], names: Iterable[str], missing: dict
         columns = [one.columns[name] for one in found if one.columns[name].kind == "number"]
         out = {*missing.get(escaped(name), ()), *(token for column in columns for token in column.others)}
         values = ordered({level for column in columns for level in column.levels} - out)
-        if all(column.whole and column.levels for column in columns) and 2 < len(values) <= FEW_VALUES:
+        often = sum(map(numbers_of, columns)) >= OFTEN * len(values)
+        if all(column.whole and column.levels for column in columns) and 2 < len(values) <= FEW_VALUES and often:
             few[name] = f"{name} ({', '.join(values)})"
     if not few:
         return []

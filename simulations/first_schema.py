@@ -17,6 +17,7 @@ from rankdad.simulations.first_inputs import check_read, choose_inputs, in_eithe
 from rankdad.simulations.hospitals import Consortium, Hospital, named_files
 
 MANY_CLASSES = 10  # values of a label of whole numbers beyond which it is a number
+FEWEST = 2  # patients of a hospital: of one, some folds train on nobody and others test nobody
 TIMES = frozenset({"time", "survival", "os", "pfs", "dfs", "tte", "t", "followup", "duration", "fu"})
 UNITS = frozenset({"days", "months", "years", "weeks"})  # of times, and of much else
 EVENTS = frozenset({"event", "status", "censored", "censor", "cens", "censoring", "vital", "e"})
@@ -123,11 +124,14 @@ def guess_schema(consortium: Consortium, wishes: Wishes) -> Guess:
     if any(unlabelled):
         notes.append(f"{counted(sum(unlabelled), 'row')} without a value of {label}: left out")
     rows = [one.rows - out - none for one, out, none in zip(found, unlabelled, nobody, strict=True)]
-    if min(rows) < 1:
-        where = found[rows.index(min(rows))]
-        problem = f"column {label} has no value in any row: leave the hospital out"
-        raise DataError(where.holding(label), problem, code="label-empty", field="--label")
     people = [min(some, count) for some, count in zip(people, rows, strict=True)]
+    if min(people) < FEWEST:
+        where = found[people.index(min(people))]
+        what = "row" if "group" not in data else "patient"
+        problem = f"has {counted(min(people), what)} with a value of {label}, expected at least {FEWEST}"
+        raise DataError(
+            where.holding(label), f"{problem}: leave the hospital out", code="rows-too-few", field="--label"
+        )
     return Guess(data, task, tuple(notes), tuple(people), tuple(rows))
 
 
@@ -197,7 +201,7 @@ def _task(
                 raise UserError(f"--positive: {said}", code="rule-needs-numbers", field="--positive")
         return {"name": "classification", "classes": 2}, ["no", "yes"], {}
     whole = all(float(value).is_integer() for value in values) if numbers else True
-    if numbers and not (few and whole and len(values) <= MANY_CLASSES):
+    if numbers and not (few and (whole or len(values) == 2) and len(values) <= MANY_CLASSES):
         notes.append(f"column {label} is taken for a number: the task is regression")
         return {"name": "regression"}, [], {}
     place = found[0].holding(label)

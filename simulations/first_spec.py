@@ -54,7 +54,7 @@ def first_spec(
     if consortium.table is not None:
         count = max(2, min(4, people[0] // DEALT))
         sites = [f"site-{number + 1}" for number in range(count)]
-        rows, people = [rows[0] // count] * count, [people[0] // count] * count
+        rows, people = ([(whole[0] + place) // count for place in range(count)] for whole in (rows, people))
         simulation = {"source": {"name": "table", "path": str(consortium.table)}}
         notes += (f"one table is dealt out at random to {count} sites",)
     settings, policy, told = _settings(sites, rows, people, guess)

@@ -62,10 +62,11 @@ def counts_rows(numbers: Array) -> bool:
     return len(numbers) > MANY_PEOPLE and bool((np.diff(numbers) == 1).all())
 
 
-def tells_people_apart(column: Sequence[str], others: Mapping[str, Sequence[str]]) -> bool:
-    """Tell whether rows that share a value are alike elsewhere, as the rows of one patient are in sex and birth.
+def alike_within(column: Sequence[str], others: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return columns in which rows that share a value are alike, as a patient's rows are in sex and birth.
 
-    What a number itself decides, such as an age its age group, follows its order and does not count.
+    No chance would make them so. What a number itself decides, such as an age its age group, follows its order and does
+    not count; nor does a column that follows from another one of these.
 
     Args:
         column: cells of a column without gaps.
@@ -74,16 +75,35 @@ def tells_people_apart(column: Sequence[str], others: Mapping[str, Sequence[str]
     codes, distinct = pd.factorize(np.array(column, object))
     repeats = len(codes) - len(distinct)
     if not repeats or len(distinct) < LEAST_SHARE * len(codes) or np.bincount(codes).max() > MANY_VISITS:
-        return False
-    numbers = pd.to_numeric(pd.Series(list(column)), errors="coerce")
-    order = np.argsort(np.array(column) if numbers.isna().any() else numbers.to_numpy(), kind="stable")
-    for cells in others.values():
+        return []
+    numbers = _numbers(column)
+    order = np.argsort(np.array(column) if numbers is None else numbers, kind="stable")
+    alike: dict[str, Array] = {}
+    for name, cells in others.items():
         values, levels = pd.factorize(np.array(cells, object))
         agree = float(((np.bincount(values) / len(values)) ** 2).sum())
-        if len(levels) < 2 or repeats * math.log(agree) > CHANCE:
+        if len(levels) < 2 or repeats * math.log(agree) > CHANCE or _pairs(codes, values) != len(distinct):
             continue
-        changes = int((np.diff(values[order]) != 0).sum())
-        pairs = len(np.unique(codes.astype(np.int64) * len(levels) + values))
-        if pairs == len(distinct) and changes > 2 * (len(levels) - 1):
-            return True
-    return False
+        apart = all(_pairs(values, other) > max(values.max(), other.max()) + 1 for other in alike.values())
+        if apart and not _follows(values[order], _numbers(cells), order):
+            alike[name] = values
+    return list(alike)
+
+
+def _numbers(cells: Sequence[str]) -> Array | None:
+    """Return cells as numbers; None if one is none."""
+    found = pd.to_numeric(pd.Series(list(cells)), errors="coerce")
+    return None if found.isna().any() else found.to_numpy()
+
+
+def _follows(values: Array, numbers: Array | None, order: Array) -> bool:
+    """Tell whether values follow the order in which they stand: numbers rise or fall, levels stand together."""
+    if numbers is not None and len(np.unique(values)) > 2:
+        steps = np.diff(numbers[order])
+        return bool((steps >= 0).all() or (steps <= 0).all())
+    return int((np.diff(values) != 0).sum()) <= 2 * int(values.max())
+
+
+def _pairs(one: Array, other: Array) -> int:
+    """Return how many different pairs two columns of numbers from 0 have in their rows."""
+    return len(np.unique(one.astype(np.int64) * (int(other.max()) + 1) + other))

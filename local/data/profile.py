@@ -17,7 +17,7 @@ from rankdad.common.spec.table_schema import canonical
 from rankdad.common.spec.written import Date
 from rankdad.local.data.cells import DATE, LIMIT
 from rankdad.local.data.dialect import THOUSANDS
-from rankdad.local.data.identifiers import counts_rows, names_patients, tells_people_apart
+from rankdad.local.data.identifiers import alike_within, counts_rows, names_patients
 from rankdad.local.data.reading import MISSING, Array, shown
 from rankdad.local.data.tables import Table
 
@@ -125,8 +125,12 @@ def _with_patients(table: Table, columns: list[Column]) -> list[Column]:
     for column in columns:
         may_be = column.kind == "text" or (column.kind == "number" and column.whole and not column.others)
         others = {name: texts for name, texts in cells.items() if name != column.name}
-        if may_be and not column.missing and tells_people_apart(table.texts(column.name), others):
+        alike = alike_within(table.texts(column.name), others) if may_be and not column.missing else []
+        if len(alike) > (column.kind == "number"):  # one may be a function of a number
             column = replace(column, kind="id", numbers={}, levels={}, stand_ins={}, remarks=(NAMES_ROWS,))
+        elif alike:
+            said = f"rows that share a value are alike in {visible(alike[0])}: if it names patients, make it data.group"
+            column = replace(column, remarks=(*column.remarks, said))
         found.append(column)
     return found
 
@@ -313,9 +317,14 @@ def _beside(own: Profile, others: Sequence[Profile]) -> Profile:
     return replace(own, columns=tuple(columns), remarks=own.remarks + (said if lacking else ()))
 
 
-def _far(median: float, other: float) -> bool:
-    """Tell whether two medians differ as those of different units do."""
-    return median > 0 and other > 0 and max(median / other, other / median) >= FACTOR
+def _far(own: Column, other: Column) -> bool:
+    """Tell whether two columns lie apart as those of different units do."""
+    one, two = own.numbers["median"], other.numbers["median"]
+    if other.distinct < 2 or one <= 0 or two <= 0 or max(one / two, two / one) < FACTOR:
+        return False
+    widths = [column.numbers["upper"] - column.numbers["lower"] for column in (own, other)]
+    signs = min(own.numbers["least"], other.numbers["least"]) < 0  # where 0 is in the middle, medians say little
+    return not signs or abs(one - two) > max(widths)
 
 
 def _apart(own: Column, others: Sequence[Column], tables: int) -> tuple[str, ...]:
@@ -338,7 +347,7 @@ def _apart(own: Column, others: Sequence[Column], tables: int) -> tuple[str, ...
                            for pick, end in ((min, "least"), (max, "largest")))  # fmt: skip
             remarks.append(f"0 in every row, elsewhere from {least:g} to {most:g}: if it means missing, list it in "
                            "data.missing_values")  # fmt: skip
-        elif own.distinct > 10 and 2 * sum(_far(median, other) for other in medians) > len(medians):
+        elif own.distinct > 10 and 2 * sum(_far(own, other) for other in known if other.numbers) > len(medians):
             remarks.append(f"its median is {median:g}, elsewhere {middle:g}: are the units the same? If not, "
                            "convert it here, in the table")  # fmt: skip
     if own.kind == "levels" and known and all(other.levels for other in known):

@@ -112,6 +112,23 @@ def test_other_units_and_levels_at_one_hospital_are_named(tmp_path: Path) -> Non
     assert remarks(tmp_path, "a/t.csv", "creatinine") == ""
 
 
+def test_a_number_that_decides_one_other_column_is_only_asked_about(tmp_path: Path) -> None:
+    age = np.random.default_rng(0).integers(20, 90, 120)
+    pd.DataFrame({"age": age, "odd": age % 2, "old": age > 60, "x": NUMBERS[:60].repeat(2)}).to_csv(tmp_path / "t.csv")
+    (profile,) = describe(tmp_path / "t.csv").tables.values()
+    assert [profile.by_name[name].kind for name in ("age", "x")] == ["number", "number"]
+    assert any("data.group" in remark for remark in profile.by_name["age"].remarks)
+
+
+def test_numbers_around_zero_are_in_no_other_units(tmp_path: Path) -> None:
+    for seed, site in enumerate(("a", "b", "c")):
+        (tmp_path / site).mkdir()
+        columns = np.random.default_rng(seed).normal(size=(60, 40)).round(3)
+        pd.DataFrame(columns, columns=[f"g{place}" for place in range(40)]).to_csv(tmp_path / site / "t.csv")
+    tables = describe(tmp_path).tables.values()
+    assert not [remark for own in tables for column in own.columns for remark in column.remarks if "units" in remark]
+
+
 def test_a_page_shows_everything_and_nothing_of_a_table_is_markup(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("<script>alert(1)</script>,[red]x\n" + "<b>m</b>,\x1b[31m1\n" * 3)
     page = tmp_path / "page.html"

@@ -231,6 +231,18 @@ def one_class(folder: Path) -> Folder:
     return Folder("ill", {"": frame})
 
 
+def joined(folder: Path) -> Folder:
+    """Two tables of the same patients in another order."""
+    tables = {}
+    for seed, site in enumerate(("a", "b")):
+        frame = people(90, seed)
+        whole = frame.assign(id=[f"{site}{row:03}" for row in range(90)])
+        put(folder, site, whole[["id", "weight", "pressure", "ill"]], "clinic.csv")
+        put(folder, site, whole[["id", "age"]][::-1], "people.csv")
+        tables[site] = frame[["age", "weight", "pressure", "ill"]]
+    return Folder("ill", tables, key="id")
+
+
 def few(folder: Path) -> Folder:
     """A hospital of twelve patients with three rows each."""
     tables = {"large": people(120, 0), "small": people(36, 1)}
@@ -253,7 +265,8 @@ def marked_labels(folder: Path) -> Folder:
 
 
 FOLDERS: list[Callable[[Path], Folder]] = [
-    codes, results, zeros, stays, both, case, towns, flat, german, one_number, one_class, few, marked_labels,
+    codes, results, zeros, stays, both, case, towns, flat, german, one_number, one_class, joined,
+    few, marked_labels,
 ]  # fmt: skip
 
 
@@ -368,7 +381,8 @@ REFUSED: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], dict[str, Any],
         lambda frame: frame.assign(ill=[*(f"{row}" for row in range(1, 59)), "1.842", "2.001"]),
         {"sep": ";", "decimal": ","}, "number-ambiguous", "data.decimal", 60,
     ),
-    "no value": (lambda frame: frame.assign(ill="?"), {}, "label-empty", "--label", None),
+    "no value": (lambda frame: frame.assign(ill="?"), {}, "rows-too-few", "--label", None),
+    "one row": (lambda frame: frame[:1], {}, "rows-too-few", "--label", None),
     "words": (lambda frame: frame.assign(ill=np.where(frame["ill"] == 1, "ja", "nein")), {}, "label-differs",
               "--label", None),
     "no rows": (lambda frame: frame[:0], {}, "table-empty", "", None),
