@@ -96,7 +96,7 @@ TABLES: list[tuple[bytes, str]] = [
         b"Patients 2024,,,\n" + TABLE,
         "has no column id: its first row has 'Patients 2024' alone: remove what stands above",
     ),
-    (TABLE.partition(b"\n")[2], "has no column id: its first row holds numbers, where the names of the columns are"),
+    (TABLE.partition(b"\n")[2], "has no column id: its first row holds numbers, where names are expected"),
     (b"7,7\n8,8\n", "has two columns '7': its first row holds numbers, where"),
     (b"", "is empty, expected a row of column names"),
     (b"\xef\xbb\xbf", "is empty|has nothing in its first row"),
