@@ -26,12 +26,18 @@ def check_group(group: dist.ProcessGroup | None) -> None:
     if not dist.is_available() or not dist.is_initialized():
         raise UserError(
             'no process group: call torch.distributed.init_process_group("gloo") first, in a script that '
-            "`torchrun --nproc-per-node N` starts"
+            "`torchrun --nproc-per-node N` starts",
+            code="no-process-group",
         )
     if dist.get_rank(group) < 0:
-        raise UserError("this process is not a rank of the process group: only its ranks make a LowRank")
+        raise UserError(
+            "this process is not a rank of the process group: only its ranks make a LowRank", code="not-a-rank"
+        )
     if "nccl" in dist.get_backend(group) and not torch.cuda.is_available():
-        raise UserError("the process group is one of nccl, which needs a GPU, and PyTorch finds none here: use gloo")
+        raise UserError(
+            "the process group is one of nccl, which needs a GPU, and PyTorch finds none here: use gloo",
+            code="backend-needs-gpu",
+        )
 
 
 def agree(options: Mapping[str, object], model: nn.Module, group: dist.ProcessGroup | None, problem: str = "") -> None:
@@ -52,18 +58,24 @@ def agree(options: Mapping[str, object], model: nn.Module, group: dist.ProcessGr
     with reaching("the comparison of options"):
         found = [json.loads(each) for each in all_gather_bytes(json.dumps(own).encode(), group)]
     if problems := _named([each["problem"] for each in found]):
-        raise UserError(problems)
+        raise UserError(problems, code="ranks-cannot-begin")
     for name, first in found[0].items():
         others = [rank for rank, each in enumerate(found) if each[name] != first]
         if not others:
             continue
         if name != "model":
             raise UserError(
-                f"the ranks disagree on {name}: {first!r} at rank 0, {found[others[0]][name]!r} at {_ranks(others)}"
+                f"the ranks disagree on {name}: {first!r} at rank 0, {found[others[0]][name]!r} at {_ranks(others)}",
+                code="ranks-disagree",
+                field=name,
             )
         with reaching("the comparison of models"):
             expected = json.loads(broadcast_bytes(listed, group))
-        raise UserError(f"the ranks disagree on the model: {explain(_difference(parameters, expected), group)}")
+        raise UserError(
+            f"the ranks disagree on the model: {explain(_difference(parameters, expected), group)}",
+            code="ranks-disagree",
+            field="model",
+        )
 
 
 def _listed(model: nn.Module) -> list[str]:
@@ -116,7 +128,8 @@ def reaching(what: str) -> Iterator[None]:
     except RuntimeError as error:
         raise RankdadError(
             f"{what} did not come to its end: another rank has ended, or did not get there within the process group's "
-            f"timeout (init_process_group(…, timeout=timedelta(seconds=60)) sets it): {one_line(error)}"
+            f"timeout (init_process_group(…, timeout=timedelta(seconds=60)) sets it): {one_line(error)}",
+            code="rank-ended",
         ) from error
 
 

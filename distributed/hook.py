@@ -73,7 +73,11 @@ class LowRankState:
         self._options = {"rank": rank, "feedback": "site" if feedback else "none", "wire": wire, "seed": seed}
         method = agreed_method(self._options, module, group)
         if not isinstance(method, RankDad):
-            raise UserError("rank: got None, expected a number: DistributedDataParallel without a hook is exact")
+            raise UserError(
+                "rank: got None, expected a number: DistributedDataParallel without a hook is exact",
+                code="rank-needed",
+                field="rank",
+            )
         self._method, self._group, self._scaler = method, group, scaler
         self._place, self._places = dist.get_rank(group), dist.get_world_size(group)
         parameters = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
@@ -90,7 +94,8 @@ class LowRankState:
         if None in names:
             raise UserError(
                 "low_rank_hook: the LowRankState is of another model than DistributedDataParallel, or of one that "
-                "trained other parameters then: make it of the same model, once it is decided what is trained"
+                "trained other parameters then: make it of the same model, once it is decided what is trained",
+                code="hook-of-another-model",
             )
         routes = tuple(self._routes[name] for name in names if name is not None)
         layout = Layout(routes, self._method.wire, self._like, bounded=True)

@@ -147,7 +147,10 @@ class LowRank:
             RankdadError: batches were added that no exchange has sent.
         """
         if self._batches.weight:
-            raise RankdadError("state_dict: batches were added with exchange=False that no exchange has sent yet")
+            raise RankdadError(
+                "state_dict: batches were added with exchange=False that no exchange has sent yet",
+                code="unsent-batches",
+            )
         kept = {"step": self._step, "site": saved(self._state), "node": saved(self._node_state)}
         return {**identity(self._options, self._group), **kept}
 
@@ -173,9 +176,17 @@ class LowRank:
         """Return by what losses are multiplied; what is wrong with a batch is told in the next exchange."""
         try:
             if not isinstance(weight, SupportsFloat) or not 0 <= float(weight) <= MOST_WEIGHT:
-                raise UserError(f"weight: got {weight!r}, expected a number of at least 0, at most {MOST_WEIGHT:g}")
+                raise UserError(
+                    f"weight: got {weight!r}, expected a number of at least 0, at most {MOST_WEIGHT:g}",
+                    code="weight-out-of-range",
+                    field="weight",
+                )
             if weight and loss is None:
-                raise UserError(f"loss: got None, expected a loss, or weight=0 instead of {float(weight):g}")
+                raise UserError(
+                    f"loss: got None, expected a loss, or weight=0 instead of {float(weight):g}",
+                    code="loss-missing",
+                    field="loss",
+                )
             return 1.0 if scaler is None else scaler.get_scale()
         except Exception as error:
             self._note(error)
@@ -220,7 +231,7 @@ class LowRank:
             )
             failed = 1
         if not failed and not total:
-            raise RankdadError("no rank has samples in this step: every weight is 0")
+            raise RankdadError("no rank has samples in this step: every weight is 0", code="no-samples", field="weight")
         if failed:
             self._explain()
         return float(total)
@@ -265,4 +276,4 @@ class LowRank:
 
     def _explain(self) -> NoReturn:
         """Raise what is wrong at every rank, the same at all."""
-        raise RankdadError(explain(self._problem, self._group)) from self._cause
+        raise RankdadError(explain(self._problem, self._group), code="ranks-failed") from self._cause

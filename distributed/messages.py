@@ -116,7 +116,9 @@ class Layout:
         for route, value in zip(self.routes, payload, strict=True):
             if not all(finite(array) for array in _arrays(value)):
                 return NonFiniteError(f"the gradient of {route.name}")
-        return RankdadError(f"a gradient is too large for {self.wire}: choose a wider wire")
+        return RankdadError(
+            f"a gradient is too large for {self.wire}: choose a wider wire", code="gradient-too-large", field="wire"
+        )
 
 
 def _arrays(value: Matrix) -> tuple[Tensor, ...]:

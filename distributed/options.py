@@ -42,20 +42,38 @@ def _method_of(model: nn.Module, options: Mapping[str, object]) -> RankDad | Dad
         UserError: an option is none; or the model is none, is wrapped, is not yet whole, or has nothing to train.
     """
     if not isinstance(model, nn.Module):
-        raise UserError(f"model: got a {type(model).__name__}, expected a torch.nn.Module")
+        raise UserError(
+            f"model: got a {type(model).__name__}, expected a torch.nn.Module", code="not-a-module", field="model"
+        )
     if isinstance(model, DistributedDataParallel):
-        raise UserError("the model is wrapped in DistributedDataParallel: pass model.module, or use low_rank_hook")
+        raise UserError(
+            "the model is wrapped in DistributedDataParallel: pass model.module, or use low_rank_hook",
+            code="model-wrapped",
+            field="model",
+        )
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UserError("the model has no parameter that is trained")
+        raise UserError("the model has no parameter that is trained", code="nothing-to-train", field="model")
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, tensor in tensors.items():
         if is_lazy(tensor):
-            raise UserError(f"{name} has no shape yet: run a batch through the model first")
+            raise UserError(
+                f"{name} has no shape yet: run a batch through the model first",
+                code="parameter-uninitialised",
+                field=name,
+            )
         if tensor.is_complex() and tensor.requires_grad:
-            raise UserError(f"{name} holds complex numbers, which do not travel, expected real ones")
+            raise UserError(
+                f"{name} holds complex numbers, which do not travel, expected real ones",
+                code="parameter-complex",
+                field=name,
+            )
     for name, value in options.items():
         if not isinstance(value, int | str | None) or (name == "gather_up_to" and not isinstance(value, int)):
-            raise UserError(f"{name}: got {value!r}, a {type(value).__name__}, expected Python's own int or str")
+            raise UserError(
+                f"{name}: got {value!r}, a {type(value).__name__}, expected Python's own int or str",
+                code="type-unexpected",
+                field=name,
+            )
     given = {name: options[name] for name in ("rank", "feedback", "wire")}
     if given["rank"] is None:
         return validate(Dad, {"name": "dad", "wire": given["wire"]})

@@ -92,7 +92,7 @@ class OneTable(Part):
 
         path = Path(self.path)
         if not path.exists():
-            raise DataError(path, "does not exist; pass the file's place with --data")
+            raise DataError(path, "does not exist; pass the file's place with --data", code="file-missing")
         return TableDataset(read_table(path, written))
 
 
@@ -114,7 +114,9 @@ class Folders(Part):
             missing = [site for site in sites if site not in self.path]
             if missing:
                 named = ", ".join(self.path) or "nothing"
-                raise SpecError("simulation.source.path", f"names {named}, expected the site {missing[0]} too")
+                raise SpecError(
+                    "simulation.source.path", f"names {named}, expected the site {missing[0]} too", code="site-missing"
+                )
             return {site: Path(self.path[site]).absolute() for site in sites}
         whole = Path(self.path).absolute()
         if not whole.is_dir():
@@ -141,7 +143,11 @@ def _scikit_learn(source: str) -> Any:
     try:
         from sklearn import datasets
     except ImportError:
-        raise UserError(f"simulation.source: {source} needs scikit-learn: pip install scikit-learn") from None
+        raise UserError(
+            f"simulation.source: {source} needs scikit-learn: pip install scikit-learn",
+            code="not-installed",
+            field="simulation.source",
+        ) from None
     return datasets
 
 
