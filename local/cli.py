@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rankdad.command import LogJson, Quiet, Verbose, is_launched, refuse_options
+from rankdad.command import ColumnsOption, LogJson, Quiet, Verbose, is_launched, list_of, refuse_options
 from rankdad.common.errors import UserError
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.local.agent.cli import approve, refuse
@@ -158,6 +158,7 @@ def describe(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
     html: Annotated[Path | None, typer.Option(metavar="PATH", help="Write a page to this file instead.")] = None,
+    columns: ColumnsOption = None,
 ) -> None:
     """Say what tables hold, column by column, and what in them looks like a mistake: before anything is trained."""
     import json
@@ -168,7 +169,10 @@ def describe(
     from rankdad.local.describing import describe as run
     from rankdad.local.describing import page, show
 
-    profile = run(data, None if schema is None else RunSpec.read(schema))
+    if columns is not None and schema is not None:
+        said = "the schema of --schema says what columns are called, in data.columns: leave one of the two out"
+        raise UserError(f"--columns: {said}", code="options-exclude-each-other", field="--columns")
+    profile = run(data, None if schema is None else RunSpec.read(schema), list_of(columns))
     if html is not None:
         try:
             html.write_text(page(profile), encoding="utf-8")

@@ -13,12 +13,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
+from rankdad.common.documents import validate
 from rankdad.common.errors import DataError, UserError, visible
 from rankdad.common.preparation.labels import counts_of, one_sided
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Classification
 from rankdad.common.spec.written import Written
-from rankdad.local.data.files import tables_in
+from rankdad.local.data.files import places_of_sites, tables_in
 from rankdad.local.data.profile import MAX_LEVELS, Column, Profile, compared, profile_of
 from rankdad.local.data.table_files import TABLES, read_guessing
 
@@ -45,25 +46,32 @@ class Description:
                 "notes": list(self.notes)}  # fmt: skip
 
 
-def describe(data: Path, spec: RunSpec | None = None) -> Description:
+def describe(data: Path, spec: RunSpec | None = None, columns: tuple[str, ...] = ()) -> Description:
     """Describe a table, a folder of tables, or a folder with a folder of tables for each site.
 
     Args:
         data: the file or folder.
         spec: a run whose schema the tables should fit; each site is then read as it would be for training.
+        columns: names of the tables' columns, where their first rows name none.
 
     Raises:
         DataError: there is no table.
+        UserError: a name cannot be a column's.
     """
-    written = spec.data if spec is not None and isinstance(spec.data, Written) else None
-    alike: dict[str, dict[str, Profile]] = {}  # by file's name: what is compared
+    written = validate(Written, {"columns": columns})
+    if spec is not None and isinstance(spec.data, Written):
+        written = spec.data
+    alike: dict[str, dict[str, Profile]] = {}  # what is compared: by file's name, or of one folder by the columns
     problems, listed = [], list(_tables(data))
     folders = Counter(path.parent for _, path in listed)
     for name, path in listed:
-        group = name if path.parent == data or path == data else path.name if max(folders.values()) > 1 else ""
         try:
             table, guess = read_guessing(path, written)
-            alike.setdefault(group, {})[name] = profile_of(table)
+            profile = profile_of(table)
+            group = path.name if max(folders.values()) > 1 else ""
+            if path.parent == data or path == data:
+                group = "\n".join(sorted(profile.by_name))
+            alike.setdefault(group, {})[name] = profile
             problems += [guess] if guess else []
         except UserError as error:
             problems.append(str(error))
@@ -94,9 +102,7 @@ def _refusals(data: Path, spec: RunSpec) -> tuple[list[str], list[str]]:
     """Return for every site the sentence with which it would be refused, if it would, and what else it is told."""
     from rankdad.local.data import read_site
 
-    sites = (
-        {folder.name.lower(): folder for folder in sorted(data.iterdir()) if folder.is_dir()} if data.is_dir() else {}
-    )
+    sites = places_of_sites(data, spec.federation.sites) if data.is_dir() else {}
     named = {site: sites[site] for site in spec.federation.sites if site in sites}
     problems = [
         f"{data}: has no folder for the site {site}" for site in spec.federation.sites if named and site not in named

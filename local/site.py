@@ -254,11 +254,13 @@ def check_site(config: SiteConfig, offline: RunSpec | None = None) -> tuple[RunS
     """
     with log_names(site=config.name):
         if offline is None:
+            _log.info("asks %s for its run", config.aggregator)
             with AggregatorClient(config) as client:
                 spec = offered_spec(config, client.run())
         else:
             spec = _own(config, offline, "this file")
         policy, _, plan = permitted(config, spec)
+        _log.info("reads %s for the run %s", config.data, spec.name)
         data = _data(config, spec, plan, policy)
         for warning in policy.warnings(spec):
             _log.warning(warning)

@@ -20,6 +20,15 @@ LogJson = Annotated[bool, typer.Option("--log-json", help="Log one JSON object a
 DeviceOption = Annotated[
     str | None, typer.Option(metavar="DEVICE", help="Where to compute: cpu, as without it, cuda:N, cuda or auto.")
 ]
+ColumnsOption = Annotated[
+    str | None,
+    typer.Option(metavar="A,B,C", help="Names of the tables' columns, in order, where no first row has them."),
+]
+
+
+def list_of(names: str | None) -> tuple[str, ...]:
+    """Return the names in an option, which commas separate."""
+    return tuple(name.strip() for name in (names or "").split(",") if name.strip())
 
 
 def _say_version(asked: bool) -> None:

@@ -24,6 +24,7 @@ APART = 0.8  # standardised mean difference; more is a large one
 FEWEST = 10  # values of a column from which a site's can be told to lie elsewhere
 EXPECTED = 5.0  # rows of a level, or class, that a site lacks: fewer are missing by chance
 FACTOR = 5.0  # of means, and of deviations: other units, not another population
+OUTLYING = 0.5  # deviation by mean and root of the rows: of one outlier 1, of four a half; units change neither
 MAX_CELLS = 20_000  # sites · columns, beyond which only all sites together have columns
 MAX_RATIO = 20.0  # logarithm of it: what is said of more
 MAX_NAMED = 4  # columns in a sentence
@@ -255,6 +256,8 @@ def _moved(name: str, own: Group, other: Group, here: str, there: str) -> tuple[
     mean, sd = other["mean"], other["sd"]
     means = f"mean {_short(own['mean'])}{here}, {_short(mean)} at {there}"
     ratios = _ratio(own["mean"], mean), _ratio(own["sd"], sd)
+    if ratios[1] > math.log(FACTOR) and own["sd"] > OUTLYING * math.sqrt(own["values"]) * abs(own["mean"]):
+        return False, f"{name} has a few numbers far from all others ({means})"
     if any(all(sign * ratio > math.log(FACTOR) for ratio in ratios) for sign in (-1, 1)):
         factor, more = math.exp(min(abs(ratios[0]), MAX_RATIO)), "larger" if ratios[0] > 0 else "smaller"
         return True, f"{name} is about {factor:,.0f} times {more} ({means})"

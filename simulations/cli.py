@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankdad.command import DeviceOption, LogJson, Quiet, Verbose, is_launched, refuse_options
+from rankdad.command import ColumnsOption, DeviceOption, LogJson, Quiet, Verbose, is_launched, list_of, refuse_options
 from rankdad.common.errors import UserError, counted, visible
 from rankdad.common.logs import LogOptions, end_with, set_up
 
@@ -258,6 +258,9 @@ def check(
 ) -> None:
     """Validate a file, and print what would be sent; for a site's file, reach its aggregator, or read its data."""
     from rankdad.common.documents import load_json, replace, validate
+
+    document = replace(load_json(file), set_ or [])
+    typer.echo(f"checking {file} …", err=True)  # at once: what the rest needs is imported in ten seconds
     from rankdad.common.memory import check_memory
     from rankdad.common.policy import EVERYTHING
     from rankdad.common.protocol.plan import make_plan
@@ -383,29 +386,49 @@ def relay(
 
 def init(
     data: Annotated[
-        Path, typer.Argument(metavar="DATA", help="A table, or a folder with a folder of tables for each hospital.")
+        Path, typer.Argument(metavar="DATA", help="A table, or a folder with a folder, or a table, for each hospital.")
     ],
-    label: Annotated[str, typer.Option(help="Name of the column to be predicted.")],
+    label: Annotated[list[str], typer.Option(help="Name of the column to be predicted.")],
     output: Annotated[Path, typer.Option(metavar="RUN.json", help="File to write.")],
     positive: Annotated[
         str | None,
         typer.Option(metavar="RULE", help="Numbers of the label that are the second of two classes: '> 0'."),
     ] = None,
+    columns: ColumnsOption = None,
+    categorical: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Columns whose whole numbers are codes, not amounts.")
+    ] = None,
+    exclude: Annotated[str | None, typer.Option(metavar="A,B", help="Columns that are left out.")] = None,
+    decimal: Annotated[
+        str | None, typer.Option(metavar="MARK", help="What stands before decimals, '.' or ',', where it is not plain.")
+    ] = None,
 ) -> None:
     """Write a first spec for tables that are there, and say what was guessed."""
+    from rankdad.common.documents import validate
+    from rankdad.common.spec.written import Written
     from rankdad.simulations.first_spec import first_spec, written
 
+    if len(label) > 1:
+        said = f"is given {len(label)} times, expected one column: of several, write data.label as a list by hand"
+        raise UserError(f"--label: {said}, with the task multi-label", code="option-repeated", field="--label")
     if output.exists():
         raise UserError(
-            f"{output}: already there; choose another --output or remove it", code="already-there", field="--output"
+            f"{output}: already there; choose another --output or remove it", code="output-exists", field="--output"
         )
-    document = first_spec(data, label, positive)
+    known = {"columns": list_of(columns), "decimal": decimal}
+    document = first_spec(
+        data,
+        label[0],
+        positive,
+        categorical=list_of(categorical),
+        exclude=list_of(exclude),
+        written=validate(Written, known),
+    )
     try:
         output.write_text(written(document), encoding="utf-8")
     except OSError as error:
-        raise UserError(
-            f"--output: {output} cannot be written: {error.strerror or error}", code="cannot-write", field="--output"
-        ) from None
+        said = f"{output} cannot be written: {error.strerror or error}"
+        raise UserError(f"--output: {said}", code="output-unwritable", field="--output") from None
     for note in document["notes"]:
         typer.echo(f"note: {visible(note, 500)}")
     typer.echo(f"{output}: look at it, then: rankdad simulate {output}")

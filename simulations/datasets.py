@@ -31,6 +31,9 @@ class Dataset(Protocol):
     def marks(self) -> Array:
         """Return what each row is for, int64: 0 training, 1 validation, 2 test; 0 for all where it is not said."""
 
+    def groups(self, run: RunSpec) -> Array | None:
+        """Return the number of what each row belongs to, such as a patient; None where each is its own."""
+
     def cells(self, column: str) -> list[str]:
         """Return a column's cells."""
 
@@ -72,6 +75,10 @@ class ArrayDataset:
         if "split" not in self.others:
             return np.zeros(len(self.x), np.int64)
         return whole_numbers(self.origin, "split", self.others["split"], len(self.x), 3)
+
+    def groups(self, run: RunSpec) -> Array | None:
+        """Return what the data's own groups are, numbered."""
+        return None if "group" not in self.others else np.unique(self.others["group"], return_inverse=True)[1]
 
     def cells(self, column: str) -> list[str]:
         """Raise an error: there are none."""

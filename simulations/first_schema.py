@@ -1,52 +1,44 @@
-"""A schema guessed from hospitals' tables: which columns are inputs, and of what kind. Every guess is said."""
+"""A schema guessed from hospitals' tables: what is predicted, from what, whose rows are whose. Every guess is said."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rankdad.common.errors import DataError, UserError, counted
 from rankdad.common.preparation.labels import one_sided
 from rankdad.common.spec.patterns import escaped
-from rankdad.common.spec.table_schema import COLUMN
-from rankdad.local.data.cells import LIMIT
-from rankdad.local.data.files import tables_in
-from rankdad.local.data.profile import MAX_LEVELS, WORDS, Column, Profile, compared, ordered, profile_of
-from rankdad.local.data.table_files import TABLES, read_guessing
+from rankdad.local.data.identifiers import MANY_VISITS
+from rankdad.local.data.profile import MANY_GAPS, MAX_LEVELS, WORDS, Column, ordered
 from rankdad.local.data.tables import no_column
+from rankdad.simulations.first_inputs import check_read, choose_inputs, in_either_case, missing_cells, read_as_missing
+from rankdad.simulations.hospitals import Consortium, Hospital, named_files
 
 MANY_CLASSES = 10  # values of a label of whole numbers beyond which it is a number
-MANY_VISITS = 20  # rows of one patient
-MANY_NOTES = 5  # of what looks odd
-SUSPICION = re.compile(r"-?[\d.]+ (stands in \d+|in every row)|its median")
-SITE = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+FEWEST = 2  # patients of a hospital: of one, some folds train on nobody and others test nobody
+TIMES = frozenset({"time", "survival", "os", "pfs", "dfs", "tte", "t", "followup", "duration", "fu"})
+UNITS = frozenset({"days", "months", "years", "weeks"})  # of times, and of much else
+EVENTS = frozenset({"event", "status", "censored", "censor", "cens", "censoring", "vital", "e"})
+DEATHS = frozenset({"death", "dead", "died", "deceased", "relapse", "progression"})
 
 
 @dataclass(frozen=True)
-class Hospital:
-    """A folder of tables.
+class Wishes:
+    """What a person says of a first run.
 
     Args:
-        site: its name in a run.
-        tables: profile of each, by file.
+        label: name of the column to be predicted.
+        positive: rule for a label of numbers, such as "> 0".
+        categorical: columns whose numbers are codes.
+        exclude: columns that are left out.
     """
 
-    site: str
-    tables: dict[Path, Profile]
-
-    @property
-    def columns(self) -> dict[str, Column]:
-        """All tables' columns by name; the first table's where several have one."""
-        return {name: column for own in reversed(self.tables.values()) for name, column in own.by_name.items()}
-
-    @property
-    def rows(self) -> int:
-        """Rows of the smallest table."""
-        return min(own.rows for own in self.tables.values())
+    label: str
+    positive: str | None = None
+    categorical: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,301 +49,234 @@ class Guess:
         data: the schema.
         task: what is predicted.
         notes: a sentence for each guess.
+        people: of each hospital, how many patients its rows with a label are of at least.
+        rows: of each hospital, how many rows have a label.
     """
 
     data: dict[str, Any]
     task: dict[str, Any]
     notes: tuple[str, ...]
+    people: tuple[int, ...]
+    rows: tuple[int, ...]
 
 
-def hospitals(data: Path) -> tuple[list[Hospital], tuple[str, ...], str | None]:
-    """Read what lies in a table, or in a folder's folders.
-
-    Returns:
-        The hospitals (one, if it is a table), what is to be told, and the encoding that some file needs.
-
-    Raises:
-        DataError: there is no table, or one cannot be read.
-    """
-    if data.is_file():
-        folders = {"": [data]}
-    else:
-        inner = [one for one in sorted(data.iterdir()) if one.is_dir()] if data.is_dir() else []
-        folders = {one.name.lower(): files for one in inner if (files := tables_in(one))}
-        for site in folders:
-            if not SITE.fullmatch(site):
-                raise DataError(
-                    data / site,
-                    "cannot be a site's name, expected a folder of a-z, 0-9, '.', '_' and '-'",
-                    code="site-name-malformed",
-                )
-        if not folders:
-            where = "holds no folder with a table" if data.is_dir() else "does not exist"
-            raise DataError(
-                data, f"{where}: expected a folder for each hospital, or the name of one table", code="no-table"
-            )
-    found, notes = list[Hospital](), list[str]()
-    for site, files in folders.items():
-        tables: dict[Path, Profile] = {}
-        for path in files:
-            table, guess = read_guessing(path)
-            tables[path] = profile_of(table)
-            notes += [f"{guess}; it stands in the spec now"] if guess else []
-        found.append(Hospital(site, tables))
-    return found, tuple(notes), "cp1252" if notes else None
-
-
-def guess_schema(found: Sequence[Hospital], label: str, positive: str | None) -> Guess:
+def guess_schema(consortium: Consortium, wishes: Wishes) -> Guess:
     """Guess a schema.
 
     Args:
-        found: the hospitals.
-        label: name of the column to be predicted.
-        positive: rule for a label of numbers, such as "> 0".
+        consortium: the hospitals.
+        wishes: what is predicted, and what else is known.
 
     Raises:
         DataError: the label is not everywhere, or has one value alone; or tables do not belong together.
+        UserError: a column that is named does not exist, or cannot be what it is named for.
     """
-    data, notes = _files(found)
+    found, label = consortium.hospitals, wishes.label
+    data, notes = named_files(found)
+    data |= consortium.written.model_dump(mode="json", exclude_defaults=True)
     everywhere = [name for name in found[0].columns if all(name in one.columns for one in found)]
     for one in found:
-        if label not in one.columns:
-            raise no_column(" and ".join(map(str, one.tables)), label, list(one.columns))
+        options = [(label, "--label"), *((name, "--categorical") for name in wishes.categorical)]
+        options += [(name, "--exclude") for name in wishes.exclude if not any(name in other.columns for other in found)]
+        for name, option in options:
+            if name not in one.columns:
+                error = no_column(one.place, name, list(one.columns))
+                error.code, error.field = "column-missing", option
+                raise error
     notes += [
         f"column {name} is no input: {one.site} has no such column"
         for one in found
         for name in dict.fromkeys(name for other in found for name in other.columns)
-        if name not in one.columns
+        if name not in one.columns and name not in wishes.exclude
     ]
-    task, values = _task(found, label, positive, notes)
-    data |= {"label": label} | ({"values": values} if values else {}) | ({"positive": positive} if positive else {})
-    _subjects(found, everywhere, data, notes)
-    features: list[str] = []
-    categorical: dict[str, list[str]] = {}
-    tokens: dict[str, list[str]] = {}
-    gaps: dict[str, float] = {}
-    for name in everywhere:
-        if name in (label, data.get("key"), data.get("group")):
-            continue
-        columns = [one.columns[name] for one in found]
-        why = _no_input(name, found)
-        if why:
-            notes.append(f"column {name} is no input: {why}")
-            continue
-        features.append(escaped(name))
-        if any(column.kind == "levels" for column in columns):
-            levels = ordered({level for column in columns for level in (*column.levels, *column.others)})
-            categorical[name] = levels
-            notes += _spellings(name, found)
-            words = sorted({word for column in columns for word in column.others})
-            if words:
-                notes.append(f"column {name}: {', '.join(words)} is taken for a level, not for a missing value")
-        else:
-            own = ordered({token for column in columns for token in column.others})
-            if own:
-                tokens[name] = own
-                limits = any(map(LIMIT.fullmatch, own))
-                said = "; a limit of detection is better written as a number, at every hospital" if limits else ""
-                notes.append(f"column {name}: {', '.join(own[:5])} is read as missing (data.missing_values){said}")
-        sign = -1 if name in categorical else 1  # words that are levels here, cells that are no numbers
-        rows = sum(column.missing + sign * sum(column.others.values()) for column in columns)
-        gaps[name] = rows / max(1, sum(one.rows for one in found))
-    if not features:
-        raise DataError(
-            str(next(iter(found[0].tables))),
-            "no column that all hospitals have is a number or categorical",
-            code="no-column-in-common",
-        )
-    notes += _suspicions(found, features)
-    data["features"] = features
-    data |= {"categorical": categorical} if categorical else {}
-    data |= {"missing_values": tokens} if tokens else {}
-    lacking = {name: share for name, share in gaps.items() if share > 0}
-    if lacking or any(one.columns[label].missing for one in found):
+    _check_times(found, label, [name for name in everywhere if name not in wishes.exclude], notes)
+    task, values, merged = _task(found, label, wishes.positive, notes)
+    data |= {"label": label} | ({"values": values} if values else {}) | ({"merge": merged} if merged else {})
+    data |= {"positive": wishes.positive} if wishes.positive else {}
+    missing: dict[str, list[str]] = {}
+    if wishes.positive or not values:
+        check_read(found, [label])
+        missing = missing_cells(label, found, notes)
+        notes += read_as_missing(missing)
+    people = _subjects(found, [name for name in everywhere if name != label], data, notes)
+    taken = {label, data.get("key"), data.get("group"), *wishes.exclude}
+    inputs = choose_inputs(found, [name for name in everywhere if name not in taken], wishes.categorical)
+    notes += inputs.notes
+    if not inputs.features:
+        problem = "no column that all hospitals have is a number or categorical"
+        raise DataError(found[0].place, problem, code="no-inputs", field="data.features")
+    data["features"] = [escaped(name) for name in inputs.features]
+    data |= {"categorical": inputs.categorical} if inputs.categorical else {}
+    missing |= inputs.missing
+    data |= {"missing_values": missing} if missing else {}
+    lacking = {name: share for name, share in inputs.gaps.items() if share > 0}
+    unlabelled = [_unlabelled(one.columns[label], missing.get(label, ())) for one in found]
+    nobody = [0 if data.get("group") is None else one.columns[data["group"]].missing for one in found]
+    if lacking or any(unlabelled) or any(nobody):
         data["missing"] = "impute"
         worst = sorted(lacking, key=lacking.__getitem__, reverse=True)[:5]
         some = ", ".join(f"{name} {lacking[name]:.0%}" for name in worst)
         notes.append(f"gaps are filled with the mean of all hospitals (missing: impute): {some or 'none among inputs'}")
-    unlabelled = sum(one.columns[label].missing for one in found)
-    if unlabelled:
-        notes.append(f"{counted(unlabelled, 'row')} without a value of {label}: left out")
-    return Guess(data, task, tuple(notes))
-
-
-def _files(found: Sequence[Hospital]) -> tuple[dict[str, Any], list[str]]:
-    """Return how a schema names the tables, and notes."""
-    names = [tuple(path.name for path in one.tables) for one in found]
-    data: dict[str, Any] = {"reader": "csv"}
-    if all(len(own) == 1 for own in names):
-        different = sorted({own[0] for own in names})
-        if len(different) == 1:
-            return data | {"file": different[0]}, []
-        stems = {name.partition(".")[0] for name in different}
-        endings = sorted({next(end for end in TABLES if name.lower().endswith(end)) for name in different})
-        file = f"{stems.pop()}.*" if len(stems) == 1 else [f"*{end}" for end in endings]
-        return data | {"file": file}, [
-            f"the tables are called {', '.join(different)}: file is a pattern for all of them"
-        ]
-    if len(set(names)) > 1:
-        odd = next(own for own in found if tuple(path.name for path in own.tables) != names[0])
-        place = " and ".join(map(str, odd.tables))
+    if indicated := [name for name, share in lacking.items() if share >= MANY_GAPS]:
+        data["missing_indicators"] = [escaped(name) for name in indicated]
+        said = f"which more than {MANY_GAPS:.0%} of all rows lack, stands an input that says so"
+        notes.append(f"beside {', '.join(indicated)}, {said} (data.missing_indicators)")
+    if any(unlabelled):
+        notes.append(f"{counted(sum(unlabelled), 'row')} without a value of {label}: left out")
+    rows = [one.rows - out - none for one, out, none in zip(found, unlabelled, nobody, strict=True)]
+    people = [min(some, count) for some, count in zip(people, rows, strict=True)]
+    if min(people) < FEWEST:
+        where = found[people.index(min(people))]
+        what = "row" if "group" not in data else "patient"
+        problem = f"has {counted(min(people), what)} with a value of {label}, expected at least {FEWEST}"
         raise DataError(
-            place,
-            f"unlike {found[0].site}, which has {', '.join(names[0])}: expected one table a hospital",
-            code="tables-several",
+            where.holding(label), f"{problem}: leave the hospital out", code="rows-too-few", field="--label"
         )
-    shared = [
+    return Guess(data, task, tuple(notes), tuple(people), tuple(rows))
+
+
+def _unlabelled(column: Column, tokens: Iterable[str]) -> int:
+    """Return how many rows lack a label, or have a token in its place."""
+    marked = sum(column.others.get(token, 0) or column.stand_ins.get(token, 0) for token in tokens)
+    return column.missing + marked
+
+
+def _words(name: str) -> set[str]:
+    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
+
+
+def _check_times(found: Sequence[Hospital], label: str, names: Sequence[str], notes: list[str]) -> None:
+    """Check that the label is no time to an event that not every patient has had.
+
+    Raises:
+        UserError: it is, and names the column that says so.
+    """
+    two_valued = [
         name
-        for name in next(iter(found[0].tables.values())).by_name
-        if all(name in own.by_name for one in found for own in one.tables.values())
+        for name in names
+        if name != label and all(one.columns[name].levels and one.columns[name].distinct <= 2 for one in found)
     ]
-    keys = [name for name in shared if all(_is_key(own, name) for one in found for own in one.tables.values())]
-    if not keys:
-        place = " and ".join(map(str, found[0].tables))
-        raise DataError(
-            place,
-            "have no column in common that names every row once, by which they could be joined",
-            code="no-key-in-common",
-        )
-    first, *others = sorted(names[0], key=lambda name: -len(_named(found[0], name).columns))
-    notes = [f"{first} is joined with {', '.join(others)} by {keys[0]}"]
-    covariates = others[0] if len(others) == 1 else others
-    return data | {"file": first, "covariates": covariates, "key": keys[0]}, notes
-
-
-def _named(hospital: Hospital, name: str) -> Profile:
-    return next(own for path, own in hospital.tables.items() if path.name == name)
-
-
-def _is_key(table: Profile, name: str) -> bool:
-    column = table.by_name[name]
-    return column.most == 1 and not column.missing
+    words = _words(label)
+    events = EVENTS | DEATHS if words & TIMES else EVENTS if words & UNITS else frozenset()
+    number = all(one.columns[label].kind in ("number", "empty") for one in found)
+    known = [one.columns[label] for one in found if one.columns[label].numbers]
+    if number and known and all(column.numbers["least"] >= 0 and column.distinct > 2 for column in known):
+        for name in two_valued:
+            if _words(name) & events:
+                said = (
+                    f"column {label} is a time and {name} says whether the event came: where it did not, the time is "
+                    "only known to be longer, which regression would take for the event's own; survival models are "
+                    f"not there: predict {name}, or, if every row's time is whole, write init again with "
+                    f"--exclude {name}"
+                )
+                raise UserError(f"--label: {said}", code="label-is-censored", field=name)
+    if _words(label) & (EVENTS | DEATHS):
+        for name in names:
+            columns = [one.columns[name] for one in found]
+            if _words(name) & TIMES and name != label and all(column.kind == "number" for column in columns):
+                said = "if it is the time to the event, it is known only afterwards: leave it out by"
+                notes.append(f"column {name} is an input: {said} --exclude {name}")
 
 
 def _task(
     found: Sequence[Hospital], label: str, positive: str | None, notes: list[str]
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[dict[str, Any], list[str], dict[str, list[str]]]:
+    """Return the task, and if it has classes the label's values, and which spellings are one.
+
+    Raises:
+        DataError: there is nothing to predict.
+        UserError: the rule does not fit.
+    """
     columns = [one.columns[label] for one in found]
-    numbers = all(column.kind in ("number", "empty") and not column.others for column in columns)
-    few = all(len(column.levels) == column.distinct for column in columns)
+    numbers = all(column.kind in ("number", "empty") for column in columns)
+    words = {word for column in columns for word in column.others}
+    few = all(column.kind == "empty" or len(column.levels) == column.distinct for column in columns)
     values = ordered({level for column in columns for level in column.levels}) if few else []
+    if numbers and words:
+        values = [value for value in values if value not in words]
     if positive is not None:
         for one, column in zip(found, columns, strict=True):
-            if column.kind not in ("number", "empty") or column.others:
-                where = " and ".join(map(str, one.tables))
-                raise UserError(
-                    f"--positive: column {label} of {where} holds more than numbers, which a rule is for",
-                    code="rule-for-numbers",
-                    field="--positive",
-                )
-        return {"name": "classification", "classes": 2}, ["no", "yes"]
+            if column.kind not in ("number", "empty"):
+                said = f"column {label} of {one.holding(label)} holds more than numbers, which a rule is for"
+                raise UserError(f"--positive: {said}", code="rule-needs-numbers", field="--positive")
+        return {"name": "classification", "classes": 2}, ["no", "yes"], {}
     whole = all(float(value).is_integer() for value in values) if numbers else True
-    if numbers and not (few and whole and len(values) <= MANY_CLASSES):
+    if numbers and not (few and (whole or len(values) == 2) and len(values) <= MANY_CLASSES):
         notes.append(f"column {label} is taken for a number: the task is regression")
-        return {"name": "regression"}, []
-    place = str(next(iter(found[0].tables)))
+        return {"name": "regression"}, [], {}
+    place = found[0].holding(label)
     if not values:
-        raise DataError(
-            place,
-            f"column {label} has more than {MAX_LEVELS} different values that are no numbers",
-            code="too-many-classes",
-            field=label,
+        said = f"column {label} has more than {MAX_LEVELS} different values that are no numbers"
+        raise DataError(place, said, code="label-unusable", field="--label")
+    cases = in_either_case(values)
+    if len(cases) == 1:
+        also = "".join(
+            f"; {word!r} counts as missing: write another word" for word in sorted(words & _either_case(words))
         )
-    if len(values) == 1:
-        words = {word for column in columns for word in column.others if word.lower() in WORDS}
-        also = "".join(f"; {word!r} counts as missing: write another word" for word in sorted(words))
         said = f"column {label} has the one value {values[0]} at every hospital: nothing to predict{also}"
-        raise DataError(place, said, code="label-unusable")
-    counts = Counter[str]()
-    for column in columns:
-        counts.update(column.levels)
-    some = ", ".join(f"{value} ({counts[value]} rows)" for value in values)
+        raise DataError(place, said, code="label-constant", field="--label")
+    _check_alike(found, label)
+    merged = {own[0]: own for own in cases if len(own) > 1}
+    if merged:
+        said = "; ".join(", ".join(own) for own in merged.values())
+        notes.append(f"column {label}: values that differ in case alone are one class (data.merge): {said}")
+    counts = [[sum(column.levels.get(value, 0) for value in own) for own in cases] for column in columns]
+    values = [own[0] for own in cases]
+    some = ", ".join(f"{value} ({sum(own)} rows)" for value, own in zip(values, zip(*counts, strict=True), strict=True))
     notes.append(f"column {label} is taken for {len(values)} classes: {some}")
-    for one, column in zip(found, columns, strict=True):
-        notes += one_sided([column.levels.get(value, 0) for value in values], one.site)
+    for one, own in zip(found, counts, strict=True):
+        notes += one_sided(own, one.site)
     if len(values) > 2 and numbers:
         notes.append(f'if only some or none of {label} matters, write init again with --positive "> {values[0]}"')
-    return {"name": "classification", "classes": len(values)}, values
+    return {"name": "classification", "classes": len(values)}, values, merged
 
 
-def _subjects(found: Sequence[Hospital], names: Iterable[str], data: dict[str, Any], notes: list[str]) -> None:
-    """Find the column that names subjects: the key if each has one row, else the group."""
-    if "key" in data:
-        return
-    for name in names:
-        columns = [one.columns[name] for one in found]
-        if name == data["label"] or not all(_names_patients(column) for column in columns):
-            continue
-        if all(column.most == 1 for column in columns):
-            data["key"] = name
-            notes.append(f"column {name} names the rows: it is the key, from which folds follow")
-        else:
-            data["group"] = name
-            most = max(column.most for column in columns)
-            notes.append(f"column {name} names up to {most} rows: it is the group, whose rows stay in one fold")
-        return
+def _check_alike(found: Sequence[Hospital], label: str) -> None:
+    """Check that hospitals write the label's values in one way.
+
+    Raises:
+        DataError: no value of one is another's.
+    """
+    known = [(one, {level.lower() for level in one.columns[label].levels}) for one in found]
+    known = [(one, values) for one, values in known if len(values) > 1]
+    for one, values in known[1:]:
+        first, others = known[0]
+        if not values & others:
+            here, there = (", ".join(ordered(own.columns[label].levels)[:5]) for own in (one, first))
+            said = f"column {label} holds {here}, but {there} at {first.site}: write the outcome in one way"
+            raise DataError(one.holding(label), said, code="label-differs", field="--label")
 
 
-def _names_patients(column: Column) -> bool:
-    """Tell whether a column looks as if it named patients, each in few rows."""
-    repeats = column.kind == "text" and 1 < column.most <= MANY_VISITS
-    return not column.missing and (column.kind == "id" or repeats)
+def _either_case(words: Iterable[str]) -> set[str]:
+    return {word for word in words if word.lower() in WORDS}
 
 
-def _no_input(name: str, found: Sequence[Hospital]) -> str | None:
-    """Return why a column is no input; None if it may be one."""
-    known = {one.site or "the table": one.columns[name] for one in found if one.columns[name].kind != "empty"}
-    kinds = {column.kind for column in known.values()}
-    if not re.fullmatch(COLUMN, name):
-        return "a spec cannot hold its name"
-    if not kinds:
-        return "it is empty everywhere"
-    if "date" in kinds:
-        first = min((column.dates[0] for column in known.values() if column.dates), default="2000-01-01")
-        offer = f'"dates": {{"{name}": {{"since": "{first}"}}}}'
-        return f"it holds dates; to make it one, name it in data.features and add to data {offer}"
-    if "id" in kinds:
-        return "it names rows"
-    if "text" in kinds:
-        return f"it holds more than {MAX_LEVELS} different texts"
-    if len(kinds) > 1:
-        places = ", ".join(f"{column.kind} at {site}" for site, column in known.items())
-        return f"it holds {places}: make them alike"
-    levels = {level for column in known.values() for level in (*column.levels, *column.others)}
-    if kinds == {"levels"}:
-        return (
-            f"it has {len(levels)} levels"
-            if len(levels) > MAX_LEVELS
-            else None
-            if len(levels) > 1
-            else "it is constant"
-        )
-    spread = {column.numbers[end] for column in known.values() if column.numbers for end in ("least", "largest")}
-    return None if len(spread) > 1 else "it is constant"
+def _subjects(found: Sequence[Hospital], names: Sequence[str], data: dict[str, Any], notes: list[str]) -> list[int]:
+    """Find the columns that name rows and patients: the key, of which each has one, and the group, which repeats.
+
+    Returns:
+        How many patients every hospital has; its rows where no group tells.
+    """
+    naming = [name for name in names if all(map(_may_name, columns := [one.columns[name] for one in found]))
+              and any(column.kind == "id" for column in columns)]  # fmt: skip
+    once = [name for name in naming if all(one.columns[name].most == 1 for one in found)]
+    whole = [name for name in once if not any(one.columns[name].missing for one in found)]
+    if whole and "key" not in data:
+        data["key"] = whole[0]
+        notes.append(f"column {whole[0]} names the rows: it is the key, from which folds follow")
+    repeated = {name: sum(one.columns[name].distinct for one in found) for name in naming if name not in once}
+    if not repeated:
+        return [one.rows for one in found]
+    group = min(repeated, key=repeated.__getitem__)  # the coarsest: a patient's stays are his
+    most = max(one.columns[group].most for one in found)
+    lacking = sum(one.columns[group].missing for one in found)
+    without = f"; {counted(lacking, 'row')} without it are left out" if lacking else ""
+    notes.append(f"column {group} names up to {most} rows: it is the group, whose rows stay in one fold{without}")
+    data["group"] = group
+    return [one.columns[group].distinct for one in found]
 
 
-def _spellings(name: str, found: Sequence[Hospital]) -> list[str]:
-    """Return what is to be said of levels that one of several hospitals has alone."""
-    levels = {one.site: set(one.columns[name].levels) for one in found if one.columns[name].levels}
-    alone = {
-        site: ordered(own.difference(*(other for name, other in levels.items() if name != site)))
-        for site, own in levels.items()
-    }
-    some = [f"{', '.join(own[:5])} at {site}" for site, own in alone.items() if own]
-    if len(levels) < 2 or not some:
-        return []
-    return [f"column {name}: levels at one hospital alone: {'; '.join(some[:5])}: are they written in one way?"]
-
-
-def _suspicions(found: Sequence[Hospital], features: Sequence[str]) -> list[str]:
-    """Return what describe says of zeros, units and stand-ins for missing numbers."""
-    merged = {one.site: Profile(one.site, one.rows, tuple(one.columns.values())) for one in found}
-    said = [
-        f"{site}: column {column.name}: {remark}" if site else f"column {column.name}: {remark}"
-        for site, own in compared(merged).items()
-        for column in own.columns
-        for remark in column.remarks
-        if escaped(column.name) in features and SUSPICION.match(remark)
-    ]
-    more = [f"{len(said) - MANY_NOTES} more columns look odd somewhere: rankdad describe shows them"]
-    return said[:MANY_NOTES] + more * (len(said) > MANY_NOTES)
+def _may_name(column: Column) -> bool:
+    """Tell whether a column may name patients, if it does so at another hospital."""
+    alike = column.kind in ("text", "number") and column.most <= MANY_VISITS and 2 * column.distinct >= column.known
+    return column.kind == "id" or alike

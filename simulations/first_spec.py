@@ -10,8 +10,10 @@ from typing import Any
 
 from rankdad.common.documents import validate
 from rankdad.common.policy import Policy
+from rankdad.common.spec.written import Written
 from rankdad.simulations.first_policy import policy_lines
-from rankdad.simulations.first_schema import Guess, guess_schema, hospitals
+from rankdad.simulations.first_schema import Guess, Wishes, guess_schema
+from rankdad.simulations.hospitals import read_hospitals
 from rankdad.simulations.spec import SimulationFile
 
 FOLDS = 5
@@ -23,32 +25,43 @@ DEALT = 40  # rows of one table for each site to which it is dealt out, at least
 LARGE = 5000  # rows from which a network is worth trying, if there are fifty for each input too
 
 
-def first_spec(data: Path, label: str, positive: str | None = None) -> dict[str, Any]:
+def first_spec(
+    data: Path,
+    label: str,
+    positive: str | None = None,
+    *,
+    categorical: tuple[str, ...] = (),
+    exclude: tuple[str, ...] = (),
+    written: Written | None = None,
+) -> dict[str, Any]:
     """Return the document of a first run and its simulation, with a note for each guess.
 
     Args:
-        data: a table, or a folder with a folder of tables for each hospital.
+        data: a table, or a folder with a folder, or a table, for each hospital.
         label: name of the column to be predicted.
         positive: rule for a label of numbers, such as "> 0".
+        categorical: columns whose numbers are codes.
+        exclude: columns that are left out.
+        written: what is known of how the tables are written.
 
     Raises:
         UserError: the tables cannot be read, or do not have what a run needs.
     """
-    found, notes, encoding = hospitals(data)
-    guess = guess_schema(found, label, positive)
-    schema = guess.data | ({"encoding": encoding} if encoding else {})
-    rows = [one.rows for one in found]
-    notes += guess.notes
+    consortium = read_hospitals(data, written or Written())
+    guess = guess_schema(consortium, Wishes(label, positive, categorical, exclude))
+    rows, people, notes = list(guess.rows), list(guess.people), consortium.notes + guess.notes
     simulation: dict[str, Any] = {"source": {"name": "folders", "path": str(data)}, "partition": {"name": "folder"}}
-    sites = [one.site for one in found]
-    if data.is_file():
-        count = max(2, min(4, rows[0] // DEALT))
-        sites, rows = [f"site-{number + 1}" for number in range(count)], [rows[0] // count] * count
-        simulation = {"source": {"name": "table", "path": str(data)}}
+    sites = [one.site for one in consortium.hospitals]
+    if consortium.table is not None:
+        count = max(2, min(4, people[0] // DEALT))
+        sites = [f"site-{number + 1}" for number in range(count)]
+        rows, people = ([(whole[0] + place) // count for place in range(count)] for whole in (rows, people))
+        simulation = {"source": {"name": "table", "path": str(consortium.table)}}
         notes += (f"one table is dealt out at random to {count} sites",)
-    settings, policy, told = _settings(sites, rows, _inputs(guess), "group" in schema)
+    settings, policy, told = _settings(sites, rows, people, guess)
     simulation |= {"policy": policy} if policy else {}
-    run = {"name": label if label.isidentifier() else "first", "task": guess.task, "data": schema, **settings}
+    name = label if label.isidentifier() and len(label) < 60 else "first"
+    run = {"name": name, "task": guess.task, "data": guess.data, **settings}
     document: dict[str, Any] = {
         "run": run | {"federation": {"sites": sites}},
         "simulation": simulation,
@@ -65,24 +78,27 @@ def first_spec(data: Path, label: str, positive: str | None = None) -> dict[str,
 
 def _inputs(guess: Guess) -> int:
     levels = guess.data.get("categorical", {})
-    return sum(len(levels.get(name, ("",))) for name in guess.data["features"])
+    indicators = len(guess.data.get("missing_indicators", ()))
+    return indicators + sum(len(levels.get(name, ("",))) for name in guess.data["features"])
 
 
 def _settings(
-    sites: Sequence[str], rows: Sequence[int], inputs: int, grouped: bool
+    sites: Sequence[str], rows: Sequence[int], people: Sequence[int], guess: Guess
 ) -> tuple[dict[str, Any], dict[str, int], tuple[str, ...]]:
     """Return settings that follow from the size of the data, what sites have to allow for them, and notes."""
-    own, notes = Policy(), list[str]()
-    held_out = math.floor(min(rows) / FOLDS * (0.6 if grouped else 0.9))
-    least, policy = max(own.min_rows, RANK * (own.rows_per_rank or 1)), dict[str, int]()
+    own, notes, inputs = Policy(), list[str](), _inputs(guess)
+    held_out = math.floor(min(people) / FOLDS * (0.6 if "group" in guess.data else 0.9))
+    rank = min(RANK, inputs, guess.task.get("classes", 1))  # no gradient of a linear model has a larger one
+    least, policy = max(own.min_rows, rank * (own.rows_per_rank or 1)), dict[str, int]()
     if held_out < own.min_rows:
-        smallest = sites[rows.index(min(rows))]
+        smallest = sites[people.index(min(people))]
         least = max(1, min(held_out, least))
-        policy = {"min_rows": least, "rows_per_rank": max(1, least // RANK)}
-        said = f"{smallest} has {min(rows)} rows: a fold of {FOLDS} holds out fewer than its own policy asks for"
+        policy = {"min_rows": least, "rows_per_rank": max(1, least // rank)}
+        what = "patients" if "group" in guess.data else "rows"
+        said = f"{smallest} has {min(people)} {what}: a fold of {FOLDS} holds out fewer than its own policy asks for"
         notes.append(f"{said} ({own.min_rows}); the simulation's sites allow {least} (simulation.policy)")
     train = 1 - 1 / FOLDS
-    most = min(math.ceil(max(rows) * train / 16), math.floor(min(rows) * train / (SPARE * least)))
+    most = min(math.ceil(max(rows) * train / 16), math.floor(min(people) * train / (SPARE * least)))
     steps = max(1, min(10, most))
     large = sum(rows) >= max(LARGE, 50 * inputs)
     wide = sum(rows) < WIDE * inputs

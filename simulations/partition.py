@@ -134,6 +134,8 @@ Partition = Annotated[Iid | Dirichlet | ByColumn | Folder, Field(discriminator="
 def partition(pool: Dataset, how: Iid | Dirichlet | ByColumn, run: RunSpec) -> dict[str, Rows]:
     """Deal a pool's rows out to the run's sites; at random, training and test samples are dealt separately.
 
+    Rows of one group, such as a patient, go to one site, as the first of them is dealt.
+
     Raises:
         DataError: a label or a split mark is out of range or missing, or a site is left without samples.
     """
@@ -142,10 +144,15 @@ def partition(pool: Dataset, how: Iid | Dirichlet | ByColumn, run: RunSpec) -> d
     if isinstance(how, ByColumn):
         dealt = how.deal(pool, sites)
     else:
-        classes, marks = strata(labels, run.task), pool.marks()
+        classes, marks, groups = strata(labels, run.task), pool.marks(), pool.groups(run)
+        first, members = np.arange(len(labels)), np.arange(len(labels))
+        if groups is not None:
+            first, members = np.unique(groups, return_index=True, return_inverse=True)[1:]
         generator = np.random.default_rng(derive(run.seed, "partition"))
         for _ in range(DRAWS if isinstance(how, Dirichlet) else 1):
-            dealt = _deal(how, classes, marks, len(sites), generator)
+            dealt = _deal(how, classes[first], marks[first], len(sites), generator)
+            if groups is not None:
+                dealt = [np.flatnonzero(np.isin(members, part)) for part in dealt]
             if min(map(len, dealt)) >= least:
                 break
     few = min(range(len(sites)), key=lambda site: len(dealt[site]))

@@ -13,6 +13,7 @@ from rankdad.common.errors import DataError, SpecError, UserError
 from rankdad.common.spec import SiteName
 from rankdad.common.spec.table_schema import canonical
 from rankdad.common.spec.written import Written
+from rankdad.local.data.files import places_of_sites
 from rankdad.local.data.npz import NAMES, read_arrays
 from rankdad.simulations.archives import Archive, SpokenArabicDigits, Uea, named_arrays
 from rankdad.simulations.datasets import ArrayDataset
@@ -96,18 +97,18 @@ class OneTable(Part):
 
 
 class Folders(Part):
-    """A folder with a sub-folder for each site, which is read where it is."""
+    """A folder with a sub-folder, or a table, for each site, which is read where it is."""
 
     name: Literal["folders"]
     path: str | dict[SiteName, str]
     """The folder; or the place of each site's data, by its name."""
 
     def find(self, sites: tuple[str, ...]) -> dict[str, Path]:
-        """Return the place of each site's data; a sub-folder's name is the site's in letters of either case.
+        """Return the place of each site's data, by its name: see `places_of_sites`.
 
         Raises:
             SpecError: a site's place is not named.
-            DataError: the folder cannot be read, or a site has no sub-folder, or two.
+            DataError: the folder cannot be read, or a site has no place in it, or two.
         """
         if not isinstance(self.path, str):
             missing = [site for site in sites if site not in self.path]
@@ -118,20 +119,16 @@ class Folders(Part):
                 )
             return {site: Path(self.path[site]).absolute() for site in sites}
         whole = Path(self.path).absolute()
-        try:
-            folders = sorted(entry for entry in whole.iterdir() if entry.is_dir())
-        except OSError as error:
-            raise DataError(
-                whole, f"cannot be read: {error.strerror or error}; pass its place with --data", code="cannot-read"
-            ) from None
-        of_site: dict[str, Path] = {}
+        if not whole.is_dir():
+            said = "is no folder" if whole.exists() else "does not exist"
+            raise DataError(whole, f"{said}; pass its place with --data", code="folder-unreadable", field="--data")
+        places = places_of_sites(whole, sites)
         for site in sites:
-            named_so = [folder for folder in folders if folder.name.lower() == site]
-            if len(named_so) != 1:
-                names = ", ".join(folder.name for folder in named_so or folders) or "nothing"
-                raise DataError(whole, f"expected one folder for the site {site}, found {names}", code="site-missing")
-            of_site[site] = named_so[0]
-        return of_site
+            if site not in places:
+                names = ", ".join(sorted(one.name for one in whole.iterdir())) or "nothing"
+                said = f"expected a folder, or a table, for the site {site}, found {names}"
+                raise DataError(whole, said, code="site-without-data", field="federation.sites")
+        return {site: places[site] for site in sites}
 
 
 Source = Annotated[

@@ -38,6 +38,16 @@ class TableDataset:
         """Return 0 for all rows: tables have no split."""
         return np.zeros(len(self.table), np.int64)
 
+    def groups(self, run: RunSpec) -> Array | None:
+        """Return the number of what each row belongs to, such as a patient; None where the schema names no group."""
+        assert isinstance(run.data, Labelled)
+        if run.data.group is None:
+            return None
+        texts = holder((self.table,), run.data.group).texts(run.data.group)
+        alone = (text if text.lower() not in MISSING else row for row, text in enumerate(texts))
+        numbers: dict[str | int, int] = {}
+        return np.array([numbers.setdefault(one, len(numbers)) for one in alone], np.int64)
+
     def cells(self, column: str) -> list[str]:
         """Return a column's cells.
 

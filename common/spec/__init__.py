@@ -7,7 +7,7 @@ Unions are told apart by their field `name`, data by their `reader`.
 from __future__ import annotations
 
 from rankdad.common.spec.evaluation import Holdout, KFold, LeaveOneSiteOut
-from rankdad.common.spec.federation import ALONE, RESERVED, Federation, SiteName
+from rankdad.common.spec.federation import ALONE, RESERVED, Federation, SiteName, site_name
 from rankdad.common.spec.local_steps import Average, LocalSteps, Nesterov, OuterAdam
 from rankdad.common.spec.method import Dad, Dsgd, Edad, MethodSpec, PowerSgd, RankDad, TopK, TopRows
 from rankdad.common.spec.numbers import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -43,4 +43,5 @@ __all__ = [
     "TopK",
     "TopRows",
     "Training",
+    "site_name",
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import unicodedata
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -13,10 +15,20 @@ from rankdad.common.spec.numbers import NonNegativeFloat, NonNegativeInt, Positi
 from rankdad.common.spec.tree import TOP, Node, nodes_of, problem_of
 
 SiteName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+LETTERS = str.maketrans(
+    {"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss", "ø": "oe", "æ": "ae", "œ": "oe", "ł": "l", "đ": "d"}
+)
 RESERVED = frozenset({TOP, "pooled"})
 MAX_MEMBERS = 1000  # sites and regions together: the last update names them all
 MAX_STALENESS = 64
 ALONE: dict[str, object] = {"quorum": "all", "staleness": 0, "regions": {}, "overrides": {}}  # of a run of one site
+
+
+def site_name(text: str) -> str:
+    """Return the site's name that a folder's name stands for: Köln is koeln; "" where no letter or digit is left."""
+    plain = unicodedata.normalize("NFC", text).lower().translate(LETTERS)
+    plain = unicodedata.normalize("NFKD", plain).encode("ascii", "ignore").decode()
+    return re.sub(r"[^a-z0-9._-]+", "-", plain).strip("._-")[:63]
 
 
 class Overrides(Part):

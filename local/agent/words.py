@@ -35,7 +35,8 @@ def what_leaves(spec: RunSpec, plan: Plan, policy: Policy, owner: str) -> list[s
     lines.append(f"method: {spec.method.name}, task: {spec.task.name}")
     most_rows = f"at most {counted(rows or 0, 'row')} of a layer's gradient (rank)"
     sent = "gradients whole, of any rank" if rows is None else most_rows
-    lines.append(f"sends in every step {sent}, of {training.step_size} rows of data")
+    even = ", fewer where another hospital has more rows (batches are even)" * (training.batches == "even")
+    lines.append(f"sends in every step {sent}, of at most {counted(training.step_size, 'row')} of data{even}")
     most = policy.rank(training.step_size)
     if rows is not None and most is not None and most < rows:
         lines.append(f"  the policy lets {most} of them out (rows_per_rank {policy.rows_per_rank})")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from rankdad.common.errors import DataError
+from rankdad.common.spec import site_name
 from rankdad.common.spec.patterns import fits, is_pattern
 from rankdad.common.spec.written import Written
 from rankdad.local.data.table_files import TABLES, read_table
@@ -48,6 +50,52 @@ def tables_in(folder: Path) -> list[Path]:
         DataError: the folder cannot be read.
     """
     return _files(folder, lambda name: name.lower().endswith(TABLES))
+
+
+def places_of_sites(folder: Path, sites: tuple[str, ...] = ()) -> dict[str, Path]:
+    """Return the folder of each site in a folder; where there are none, its tables, if they are of a site each.
+
+    A site is called as its folder is, in the letters that a site's name may have: Köln is koeln. Of tables the words
+    count that not all of their names have: processed.köln.data is koeln's.
+
+    Args:
+        folder: that holds the others.
+        sites: those that are asked for; without them all folders that hold a table are.
+
+    Raises:
+        DataError: the folder cannot be read, or two places have one name, or one none.
+    """
+    try:
+        inner = [one for one in sorted(folder.iterdir()) if one.is_dir() and not one.name.startswith(".")]
+    except OSError as error:
+        raise DataError(folder, f"cannot be read: {error.strerror or error}", code="folder-unreadable") from None
+    if sites:
+        named = [(site_name(one.name), one) for one in inner if site_name(one.name) in sites]
+    else:
+        named = [(site_name(one.name), one) for one in inner if tables_in(one)]
+    if not named and len(tables := tables_in(folder)) > 1:
+        named = [(site_name(words), one) for words, one in zip(_telling(tables), tables, strict=True)]
+    places: dict[str, Path] = {}
+    for site, place in named:
+        if not site:
+            said = "has no letter or digit of a-z and 0-9 in its name, from which the site's follows: rename it"
+            raise DataError(place, said, code="site-name-invalid")
+        if site in places:
+            said = f"and {places[site].name} are both the site {site}: rename one of them"
+            raise DataError(place, said, code="site-name-repeated", field="federation.sites")
+        places[site] = place
+    return places
+
+
+def _telling(tables: list[Path]) -> list[str]:
+    """Return what tells tables' names apart: their words without those at both ends that all have in common."""
+    stems = [path.name[: -len(next(end for end in TABLES if path.name.lower().endswith(end)))] for path in tables]
+    words = [[word for word in re.split(r"[\s._-]+", stem) if word] for stem in stems]
+    for end in (0, -1):
+        while all(len(own) > 1 for own in words) and len({own[end].lower() for own in words}) == 1:
+            for own in words:
+                own.pop(end)
+    return ["-".join(own) for own in words]
 
 
 def _files(folder: Path, chosen: Callable[[str], bool]) -> list[Path]:

@@ -12,10 +12,12 @@ from typing import Literal
 
 import numpy as np
 
-from rankdad.common.errors import visible
+from rankdad.common.errors import counted, visible
 from rankdad.common.spec.table_schema import canonical
 from rankdad.common.spec.written import Date
 from rankdad.local.data.cells import DATE, LIMIT
+from rankdad.local.data.dialect import THOUSANDS
+from rankdad.local.data.identifiers import alike_within, counts_rows, names_patients
 from rankdad.local.data.reading import BROKEN, BROKEN_ADVICE, MISSING, Array, shown
 from rankdad.local.data.tables import Table
 
@@ -23,11 +25,17 @@ Kind = Literal["number", "levels", "date", "id", "text", "empty"]
 MAX_LEVELS = 20  # distinct values beyond which nobody meant a column to be categorical
 MANY_GAPS = 0.2  # share of missing values from which a column is worth a word
 SENTINELS = frozenset({-9999, -999, -99, -9, -1, 99, 999, 9999, 99999})  # what some write for a missing number
-IDENTIFIERS = frozenset({"id", "uid", "uuid", "guid", "identifier", "mrn"})  # last words of a name
-WHOLE = frozenset({"subject", "patient", "participant", "person", "case", "record", "row", "index", "name"})  # names
+CODE = re.compile(r"[^\w+<>≤≥]+")  # stands for a missing value: ?, -, ., * and the like
+# Words for a missing value, where they stand among numbers; elsewhere they may be a level.
+UNKNOWN = frozenset({"unknown", "unk", "missing", "unbekannt", "nk", "nd", "n.d.", "k.a.", "k. a.", "#null!"})
+NAMES_ROWS = "it names rows: no input, but data.key or data.group, or leave it out by data.exclude"
 NUMBER = re.compile(r"[+-]?[\d.,]*\d([eE][+-]?\d+)?")  # with a mark of any kind
 WORDS = frozenset({"none", "null"})  # of what counts as missing, these may be levels
 FACTOR = 5.0  # between the medians of two tables, from which their units may differ
+FAR = 10.0  # widths of the middle half, from the median, beyond which a number that stands alone is an outlier
+ALONE = 5.0  # times as far from the median as the next number
+FEW_OUTLIERS = 0.01  # of the numbers
+LARGE = 100.0  # median of whole numbers among which 1.842 may be 1842
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,7 @@ class Column:
         name: of it.
         kind: what it seems to hold.
         missing: cells that are.
+        known: cells that are not.
         distinct: different values among the others.
         numbers: least, lower quartile, median, upper quartile and largest, mean and deviation; none unless numbers.
         zeros: numbers that are 0.
@@ -46,7 +55,11 @@ class Column:
         others: cells among numbers that are none, and words among levels that count as missing, with how often.
         most: rows of the most frequent value.
         dates: the first and the last, as 2020-04-03, where all can be told; else nothing.
-        stand_ins: numbers that may mean that one is missing, as text, with how often.
+        codes: cells without a letter or digit, such as ?, with how often: they are counted as missing.
+        stand_ins: numbers that cannot be measured values, as text, with how often.
+        whole: whether all numbers are whole.
+        unread: row of the first cell among numbers that is none and no code, such as 5 mg, its text, and why it is
+            not read, where that is known; else nothing.
     """
 
     name: str
@@ -60,7 +73,11 @@ class Column:
     others: Mapping[str, int] = field(default_factory=dict)
     most: int = 0
     dates: tuple[str, ...] = ()
+    codes: Mapping[str, int] = field(default_factory=dict)
     stand_ins: Mapping[str, int] = field(default_factory=dict)
+    whole: bool = False
+    unread: tuple[str, ...] = ()
+    known: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,26 +104,35 @@ class Profile:
 
 def profile_of(table: Table) -> Profile:
     """Return what a table holds."""
-    columns = tuple(_column(table, str(name)) for name in table.frame.columns if name)
+    columns = _with_patients(table, [_column(table, str(name)) for name in table.frame.columns if name])
     remarks = list[str]()
     twice = int(table.frame.astype(str).duplicated().sum())
     if twice:
         remarks.append(f"{twice} rows repeat another one in every column")
     for column in columns:
-        if is_identifier(column.name) and column.most > 1:
+        if column.kind == "id" and column.most > 1:
             said = f"{len(table) - column.missing} rows name {column.distinct} different ones, up to {column.most} each"
             remarks.append(f"column {column.name}: {said}: make it data.group, so that they stay in one fold")
-    return Profile(str(table.source), len(table), columns, tuple(remarks))
+    return Profile(str(table.source), len(table), tuple(columns), tuple(remarks))
 
 
-def is_identifier(name: str) -> bool:
-    """Tell whether a column's name is that of an identifier, such as id, subject_id, PatientID or MRN."""
-    words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
-    return bool(words) and (words[-1] in IDENTIFIERS or (len(words) == 1 and words[0] in WHOLE))
-
-
-def _held(table: Table, name: str) -> list[str]:
-    return [text for text in table.texts(name) if text.lower() not in MISSING]
+def _with_patients(table: Table, columns: list[Column]) -> list[Column]:
+    """Return columns with the kind "id" for those that tell patients apart by what is alike in their rows."""
+    if any(column.kind == "id" and column.most > 1 for column in columns):
+        return columns
+    cells = {column.name: table.texts(column.name) for column in columns if column.kind in ("number", "levels", "date")}
+    found = []
+    for column in columns:
+        may_be = column.kind == "text" or (column.kind == "number" and column.whole and not column.others)
+        others = {name: texts for name, texts in cells.items() if name != column.name}
+        alike = alike_within(table.texts(column.name), others) if may_be and not column.missing else []
+        if len(alike) > (column.kind == "number"):  # one may be a function of a number
+            column = replace(column, kind="id", numbers={}, levels={}, stand_ins={}, remarks=(NAMES_ROWS,))
+        elif alike:
+            said = f"rows that share a value are alike in {visible(alike[0])}: if it names patients, make it data.group"
+            column = replace(column, remarks=(*column.remarks, said))
+        found.append(column)
+    return found
 
 
 def _column(table: Table, name: str) -> Column:
@@ -115,50 +141,95 @@ def _column(table: Table, name: str) -> Column:
     Of kind "number" alone there are quartiles, mean and deviation. Levels are counted of any kind but "id", up to
     `MAX_LEVELS` of them. A column without a value is of kind "empty".
     """
-    held = _held(table, name)
+    given = [text if text.lower() not in MISSING else "" for text in table.texts(name)]
+    results = any(re.fullmatch(r"\++", text) for text in given)  # of which "-" is the other one
+    codes = Counter(text for text in given if text and not results and CODE.fullmatch(text))
+    held = [text for text in given if text and text not in codes]
     found, missing = np.array(table.numbers(name), np.float64), len(table) - len(held)
     numbers = found[np.isfinite(found)]
-    counts = Counter(map(canonical, held))
     remarks = list[str]()
+    if codes:
+        said = ", ".join(f"{shown(code)} in {counted(count, 'row')}" for code, count in codes.items())
+        remarks.append(f"{said}: if that means missing, list it in data.missing_values")
     if not held:
-        return Column(name, "empty", missing, 0, remarks=("no row has a value",))
+        return Column(name, "empty", missing, 0, remarks=("no row has a value", *map(visible, remarks)), codes=codes)
+    kind = _kind(name, held, numbers)
+    counts = Counter(held if kind == "id" else map(canonical, held))
     if missing >= MANY_GAPS * len(table):
-        remarks.append(f"{missing / len(table):.0%} of the rows lack it")
+        remarks.insert(0, f"{missing / len(table):.0%} of the rows lack it")
     if len(counts) == 1 and len(held) > 1:
         remarks.append("it is the same in every row")
-    kind = _kind(name, held, numbers, counts)
-    words = dict(Counter(text for text in table.texts(name) if text.lower() in WORDS)) if kind == "levels" else {}
-    if words:
-        said = ", ".join(f"{shown(word)} in {count} rows" for word, count in words.items())
+    others, stand_ins = dict[str, int](), dict[str, int]()
+    unread: tuple[str, ...] = ()
+    if kind == "levels":
+        others = dict(Counter(text for text in table.texts(name) if text.lower() in WORDS))
+    if others:
+        said = ", ".join(f"{shown(word)} in {count} rows" for word, count in others.items())
         remarks.append(f"{said} counts as missing, unless data.categorical, or data.values of a label, lists it")
-    others: dict[str, int] = {}
+    why = ""
+    if kind == "number" and (marked := _thousands(table, name)):
+        why = "may be a whole number with a mark between thousands, as all others here are whole: remove the mark, or "
+        why += "name the decimal mark in data.decimal"
+        found[marked], numbers = math.nan, np.delete(found, marked)[np.isfinite(np.delete(found, marked))]
     if kind == "number" and len(numbers) < len(held):
-        numeric = zip(table.texts(name), found, strict=True)
-        others = dict(Counter(text for text, one in numeric if text.lower() not in MISSING and not math.isfinite(one)))
-        why = (table.decimals.doubtful or {}).get(name)
-        advice = f"it {why}" if why else "if that means missing, list it in data.missing_values"
+        strange = {
+            row: text for row, text in enumerate(given) if text and text not in codes and not math.isfinite(found[row])
+        }
+        others = dict(Counter(strange.values()))
+        why = (table.decimals.doubtful or {}).get(name, "") or why
+        digits = [row for row, text in strange.items() if re.search(r"\d", text) and not LIMIT.fullmatch(text)]
+        unread = (table.place(digits[0])[1], strange[digits[0]], why) if digits else ()
+        advice = f"it {why}" if why and digits else "if that means missing, list it in data.missing_values"
         if any(map(LIMIT.fullmatch, others)):
             advice = "write limits of detection as numbers, or list them in data.missing_values to have them imputed"
-        said = f"{len(held) - len(numbers)} cells are no plain numbers, such as {shown(next(iter(others)))}"
+        elif digits and not why:
+            advice = "write them as numbers"
+        said = (
+            f"{len(strange)} cells are no plain numbers, such as {shown(unread[1] if unread else next(iter(others)))}"
+        )
         remarks.append(f"{said}: {advice}")
     if broken := [text for text in held if BROKEN.fullmatch(text)]:
         remarks.append(f"{len(broken)} cells hold {shown(broken[0])} or the like, {BROKEN_ADVICE}")
     if kind == "id":
-        remarks.append("it names rows: no input, but data.key or data.group, or leave it out by data.exclude")
+        remarks.append(NAMES_ROWS)
     summary: dict[str, float] = {}
-    stand_ins: dict[str, int] = {}
     if kind == "number" and len(numbers):
         told, stand_ins = _stand_ins(numbers)
-        remarks += told
+        remarks += told + _outliers(numbers)
         marks = np.quantile(numbers, [0, 0.25, 0.5, 0.75, 1]).tolist()
         summary = dict(zip(("least", "lower", "median", "upper", "largest"), marks, strict=True))
         with np.errstate(over="ignore"):  # squares of numbers beyond 1e154, which no reader takes
             mean, deviation = np.nan_to_num([numbers.mean(), numbers.std()]).tolist()  # infinity is no JSON
         summary |= {"mean": mean, "deviation": deviation}
-    levels = dict(counts.most_common()) if len(counts) <= MAX_LEVELS and kind != "id" else {}
-    zeros, most, said_of_it = int((numbers == 0).sum()), max(counts.values()), tuple(map(visible, remarks))
-    ends, others = _ends(held) if kind == "date" else (), others or words
-    return Column(name, kind, missing, len(counts), summary, zeros, levels, said_of_it, others, most, ends, stand_ins)
+    return Column(
+        name,
+        kind,
+        missing,
+        len(counts),
+        summary,
+        zeros=int((numbers == 0).sum()),
+        levels=dict(counts.most_common()) if len(counts) <= MAX_LEVELS and kind != "id" else {},
+        remarks=tuple(map(visible, remarks)),
+        others=others,
+        most=max(counts.values()),
+        dates=_ends(held) if kind == "date" else (),
+        codes=dict(codes),
+        stand_ins=stand_ins,
+        whole=bool(len(numbers)) and bool((numbers == np.round(numbers)).all()),
+        unread=unread,
+        known=len(held),
+    )
+
+
+def _thousands(table: Table, name: str) -> list[int]:
+    """Return the rows of texts such as 1.842 that stand among large whole numbers alone, if nobody names the mark."""
+    if table.written.decimal is not None:
+        return []
+    texts = {row: cell.strip() for row, cell in enumerate(table.frame[name].tolist()) if isinstance(cell, str)}
+    marked = [row for row, text in texts.items() if re.search(r"\d[.,]\d", text)]
+    whole = [float(text) for text in texts.values() if re.fullmatch(r"\d{1,15}", text)]
+    grouped = all(THOUSANDS.fullmatch(texts[row]) for row in marked)
+    return marked if marked and grouped and whole and float(np.median(whole)) >= LARGE else []
 
 
 def _ends(held: Sequence[str]) -> tuple[str, ...]:
@@ -171,33 +242,33 @@ def _ends(held: Sequence[str]) -> tuple[str, ...]:
     return tuple(datetime.date.fromordinal(day).isoformat() for day in (min(days), max(days)))
 
 
-def _kind(name: str, held: Sequence[str], numbers: Array, counts: Mapping[str, int]) -> Kind:
-    alone = len(counts) == len(held) and len(held) > MAX_LEVELS
+def _kind(name: str, held: Sequence[str], numbers: Array) -> Kind:
+    """Return what a column holds, judged by its cells that are not missing."""
     if 2 * sum(bool(BROKEN.fullmatch(text)) for text in held) > len(held):
         return "text"
     if 2 * sum(bool(DATE.match(text)) for text in held) > len(held):
         return "date"
-    if 2 * max(len(numbers), sum(bool(NUMBER.fullmatch(text)) for text in held)) >= len(held):
-        return "id" if is_identifier(name) or (alone and _counts_rows(numbers)) else "number"
-    if is_identifier(name) or alone:
+    if names_patients(name, held, numbers) or (len(numbers) == len(held) and counts_rows(numbers)):
         return "id"
-    return "levels" if len(counts) <= MAX_LEVELS else "text"
-
-
-def _counts_rows(numbers: Array) -> bool:
-    """Tell whether numbers count rows."""
-    return bool(len(numbers) > 2 and np.array_equal(np.diff(numbers), np.ones(len(numbers) - 1)))
+    known = [text for text in held if text.lower() not in UNKNOWN]
+    like_numbers = sum(bool(NUMBER.fullmatch(text)) for text in known)
+    words = {text for text in known if not NUMBER.fullmatch(text)}
+    one_word = len(words) == 1 and len(np.unique(numbers)) > 2  # among numbers: it is their code for none
+    if known and (2 * max(len(numbers), like_numbers) >= len(known) or one_word):
+        return "number"
+    return "levels" if len(set(map(canonical, held))) <= MAX_LEVELS else "text"
 
 
 def _stand_ins(numbers: Array) -> tuple[list[str], dict[str, int]]:
-    """Return what is to be said of numbers that may mean that one is missing, and in how many rows each stands."""
-    remarks, found = list[str](), dict[str, int]()
+    """Return what is to be said of numbers that may mean that one is missing, and those that cannot be else."""
+    remarks, sure = list[str](), dict[str, int]()
     rest = numbers[numbers != 0]
     zeros = len(numbers) - len(rest)
     if zeros and len(np.unique(rest)) > 10 and rest.min() > 0.1 * np.median(rest):
         said = f"0 stands in {zeros} of {len(numbers)} rows, and nothing else below {rest.min():g}"
         remarks.append(f"{said}: if it means missing, list it in data.missing_values")
-        found["0"] = zeros
+        low, high = np.quantile(rest, [0.25, 0.75])
+        sure |= {"0": zeros} if rest.min() >= high - low else {}
     for value in sorted(SENTINELS.intersection(np.unique(numbers).tolist())):
         others = numbers[numbers != value]
         if len(others) < 10:
@@ -205,10 +276,32 @@ def _stand_ins(numbers: Array) -> tuple[list[str], dict[str, int]]:
         low, high = np.quantile(others, [0.25, 0.75])
         away = 3 * max(high - low, 1e-9)
         if value < min(others.min(), low - away) or value > max(others.max(), high + away):
-            found[canonical(value)] = count = len(numbers) - len(others)
-            said = f"{value:g} stands in {count} rows, far from all others"
-            remarks.append(f"{said}: if it means missing, list it in data.missing_values")
-    return remarks, found
+            count = len(numbers) - len(others)
+            remarks.append(f"{value:g} stands in {count} rows, far from all others: if it means missing, list it in "
+                           "data.missing_values")  # fmt: skip
+            sure[canonical(value)] = count
+    return remarks, sure
+
+
+def _outliers(numbers: Array) -> list[str]:
+    """Return what is to be said of a few numbers that are far from all others, as those of other units are not."""
+    values = numbers[~np.isin(numbers, list(SENTINELS))]
+    if len(values) < 10:
+        return []
+    low, median, high = np.quantile(values / 2, [0.25, 0.5, 0.75])  # halves, whose differences are never too large
+    far = np.abs(values / 2 - median)
+    order = np.argsort(far)
+    apart = far[order]
+    most = max(1, int(FEW_OUTLIERS * len(values)))
+    for at in range(len(values) - most, len(values)):
+        if apart[at] / FAR > high - low and apart[at] / ALONE > apart[at - 1] > 0:
+            some, count = values[order[-1]], len(values) - at
+            said = f"{some:.10g} is an outlier" if count == 1 else f"{count} numbers are outliers, such as {some:.10g}"
+            least, largest = values[order[:at]].min(), values[order[:at]].max()
+            return [
+                f"{said}: all others lie from {least:g} to {largest:g}: correct it, or bound the column by data.clip"
+            ]
+    return []
 
 
 def compared(profiles: Mapping[str, Profile]) -> dict[str, Profile]:
@@ -228,9 +321,14 @@ def _beside(own: Profile, others: Sequence[Profile]) -> Profile:
     return replace(own, columns=tuple(columns), remarks=own.remarks + (said if lacking else ()))
 
 
-def _far(median: float, other: float) -> bool:
-    """Tell whether two medians differ as those of different units do."""
-    return median > 0 and other > 0 and max(median / other, other / median) >= FACTOR
+def _far(own: Column, other: Column) -> bool:
+    """Tell whether two columns lie apart as those of different units do."""
+    one, two = own.numbers["median"], other.numbers["median"]
+    if other.distinct < 2 or one <= 0 or two <= 0 or max(one / two, two / one) < FACTOR:
+        return False
+    widths = [column.numbers["upper"] - column.numbers["lower"] for column in (own, other)]
+    signs = min(own.numbers["least"], other.numbers["least"]) < 0  # where 0 is in the middle, medians say little
+    return not signs or abs(one - two) > max(widths)
 
 
 def _apart(own: Column, others: Sequence[Column], tables: int) -> tuple[str, ...]:
@@ -247,12 +345,13 @@ def _apart(own: Column, others: Sequence[Column], tables: int) -> tuple[str, ...
     medians = [other.numbers["median"] for other in known if other.numbers and other.distinct > 1]
     if own.numbers and medians:
         middle, median = float(np.median(medians)), own.numbers["median"]
-        if own.distinct == 1 and median == 0 != middle:
+        never = sum(other.numbers["least"] > 0 for other in known if other.numbers)
+        if own.distinct == 1 and median == 0 != middle and 2 * never > len(medians):
             least, most = (pick(other.numbers[end] for other in known if other.numbers)
                            for pick, end in ((min, "least"), (max, "largest")))  # fmt: skip
             remarks.append(f"0 in every row, elsewhere from {least:g} to {most:g}: if it means missing, list it in "
                            "data.missing_values")  # fmt: skip
-        elif own.distinct > 10 and 2 * sum(_far(median, other) for other in medians) > len(medians):
+        elif own.distinct > 10 and 2 * sum(_far(own, other) for other in known if other.numbers) > len(medians):
             remarks.append(f"its median is {median:g}, elsewhere {middle:g}: are the units the same? If not, "
                            "convert it here, in the table")  # fmt: skip
     if own.kind == "levels" and known and all(other.levels for other in known):

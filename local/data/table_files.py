@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
@@ -13,7 +15,7 @@ from rankdad.common.spec.table_schema import composed
 from rankdad.common.spec.written import Written
 from rankdad.local.data.dialect import BLANK, DELIMITERS, SAMPLE, decimals_of, delimiter_of, marked
 from rankdad.local.data.formats import check_text, opened
-from rankdad.local.data.reading import shown
+from rankdad.local.data.reading import number, shown
 from rankdad.local.data.sheets import READERS, read_parquet
 from rankdad.local.data.tables import Table
 
@@ -213,6 +215,13 @@ def _parsed(path: Path, delimiter: str, encoding: str, skipped: int, rows: int |
     )
 
 
+def _is_a_row(names: list[float]) -> bool:
+    """Tell whether a first row is none of names, by what numbers these are: all, or most and in no order."""
+    known = [name for name in names if math.isfinite(name)]
+    rising = all(one < other for one, other in pairwise(known))  # as wavelengths do
+    return bool(known) and (len(known) == len(names) or (2 * len(known) > len(names) and not rising))
+
+
 def read_guessing(path: Path, written: Written | None = None) -> tuple[Table, str | None]:
     """Read a table to look at it: in cp1252 if it is not in UTF-8 and nobody has said what it is in.
 
@@ -224,7 +233,12 @@ def read_guessing(path: Path, written: Written | None = None) -> tuple[Table, st
     """
     written = written or Written()
     try:
-        return read_table(path, written), None
+        table = read_table(path, written)
+        if not written.columns and _is_a_row([number(str(name)) for name in table.frame.columns if name]):
+            said = "its first row holds numbers, where names are expected: name the columns in data.columns"
+            hint = " (describe and init: --columns A,B,C)"
+            raise DataError(path, said, code="header-missing", field="data.columns", row=1, hint=hint)
+        return table, None
     except EncodingError:
         table = read_table(path, written.model_copy(update={"encoding": "cp1252"}))
     cells = (*map(str, table.frame.columns), *map(str, table.frame.to_numpy().flat))

@@ -21,7 +21,8 @@ from rankdad.common.errors import DataError
 from rankdad.common.spec.data import CsvData, FreesurferData
 from rankdad.common.spec.table_schema import COLUMN, Column, Level, canonical
 from rankdad.local.data.columns import all_columns
-from rankdad.local.data.profile import is_identifier, ordered, profile_of
+from rankdad.local.data.identifiers import names_patients
+from rankdad.local.data.profile import ordered, profile_of
 from rankdad.local.data.reading import MISSING
 from rankdad.local.data.spellings import respelled
 from rankdad.local.data.table_files import read_table
@@ -211,7 +212,7 @@ def _numbers(
             left_out[name] = "it is empty"
         elif not finite.all():
             left_out[name] = MIXED if finite.mean() >= MIXED_SHARE else TEXT
-        elif not identifiers and is_identifier(name):
+        elif not identifiers and names_patients(name, texts[name][~missing[name]].tolist(), numbers.to_numpy(float)):
             left_out[name] = IDENTIFIER
         elif not identifiers and len(texts) > 2 and numbers.tolist() in counted:
             left_out[name] = "it counts the rows"

@@ -58,3 +58,12 @@ def test_a_run_with_a_thousand_sites_and_columns_is_told_in_short_lines() -> Non
     lines = what_leaves(spec.at(many[0]), make_plan(spec, build_model(spec)), EVERYTHING, "anna")
     assert "and 960 more" in lines[0]
     assert max(map(len, lines)) < 4000
+
+
+@pytest.mark.parametrize("batches", ["full", "even"])
+def test_rows_of_a_step_are_told_as_the_most_that_there_are(batches: str) -> None:
+    spec = run_spec(training={"batch_size": 27, "batches": batches})
+    lines = what_leaves(spec, make_plan(spec, build_model(spec)), EVERYTHING, "anna")
+    (step,) = (line for line in lines if line.startswith("sends in every step"))
+    assert "of at most 27 rows" in step
+    assert ("even" in step) == (batches == "even")

@@ -18,7 +18,7 @@ from rankdad.common.documents import validate
 from rankdad.common.errors import DataError
 from rankdad.common.spec import RunSpec
 from rankdad.local.cli import mount
-from rankdad.local.data.profile import is_identifier, profile_of
+from rankdad.local.data.profile import profile_of
 from rankdad.local.data.tables import Table
 from rankdad.local.describing import describe
 from rankdad.simulations.first_spec import first_spec
@@ -52,7 +52,7 @@ def remarks(folder: Path, table: str, column: str) -> str:
             "Cholesterin",
             "0 in every row, elsewhere from 88 to 345: if it means missing",
         ),
-        ("dresden/herz.csv", "Größe", "25 cells are no plain numbers, such as '?': if that means missing"),
+        ("dresden/herz.csv", "Größe", "'?' in 25 rows: if that means missing"),
         ("essen/herz.csv", "CRP", "no plain numbers, such as '<0,5'"),
         ("essen/herz.csv", "Stadium", "it is the same in every row"),
         ("bern/herz.csv", "Schmerz", "'none' in 72 rows counts as missing"),
@@ -112,6 +112,23 @@ def test_other_units_and_levels_at_one_hospital_are_named(tmp_path: Path) -> Non
     assert remarks(tmp_path, "a/t.csv", "creatinine") == ""
 
 
+def test_a_number_that_decides_one_other_column_is_only_asked_about(tmp_path: Path) -> None:
+    age = np.random.default_rng(0).integers(20, 90, 120)
+    pd.DataFrame({"age": age, "odd": age % 2, "old": age > 60, "x": NUMBERS[:60].repeat(2)}).to_csv(tmp_path / "t.csv")
+    (profile,) = describe(tmp_path / "t.csv").tables.values()
+    assert [profile.by_name[name].kind for name in ("age", "x")] == ["number", "number"]
+    assert any("data.group" in remark for remark in profile.by_name["age"].remarks)
+
+
+def test_numbers_around_zero_are_in_no_other_units(tmp_path: Path) -> None:
+    for seed, site in enumerate(("a", "b", "c")):
+        (tmp_path / site).mkdir()
+        columns = np.random.default_rng(seed).normal(size=(60, 40)).round(3)
+        pd.DataFrame(columns, columns=[f"g{place}" for place in range(40)]).to_csv(tmp_path / site / "t.csv")
+    tables = describe(tmp_path).tables.values()
+    assert not [remark for own in tables for column in own.columns for remark in column.remarks if "units" in remark]
+
+
 def test_a_page_shows_everything_and_nothing_of_a_table_is_markup(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("<script>alert(1)</script>,[red]x\n" + "<b>m</b>,\x1b[31m1\n" * 3)
     page = tmp_path / "page.html"
@@ -164,9 +181,59 @@ def test_a_folder_without_tables_is_said(tmp_path: Path) -> None:
         describe(tmp_path)
 
 
-def test_identifiers_are_known_by_their_names() -> None:
-    assert all(map(is_identifier, ("id", "subject_id", "PatientID", "MRN", "Patient")))
-    assert not any(map(is_identifier, ("age", "acid", "patient_age", "Width")))
+def kind_of(name: str, cells: Any) -> str:
+    (column,) = profile_of(Table("here", pd.DataFrame({name: list(map(str, cells))}))).columns
+    return column.kind
+
+
+NAMES = [f"P{number:03}" for number in range(90)]
+
+
+@pytest.mark.parametrize("name", ["id", "subject_id", "PatientID", "MRN", "Patient", "patient_nr", "Fall ID"])
+@pytest.mark.parametrize("cells", [NAMES, [*NAMES, *NAMES[::2]], np.arange(90) * 7, [*np.arange(1000, 1090)] * 3])
+def test_columns_that_are_called_so_and_look_so_name_patients(name: str, cells: Any) -> None:
+    assert kind_of(name, cells) == "id"
+
+
+@pytest.mark.parametrize("name", ["case", "patient", "record", "index", "name", "Person", "subject", "case_no", "id"])
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        (["no"] * 353 + ["yes"] * 287, "levels"),  # a label, or whether the patient came in
+        (["in", "out", "day"] * 200, "levels"),
+        ([0, 1, 1] * 200, "number"),
+        (np.arange(300) % 7 / 4, "number"),
+    ],
+)
+def test_a_column_that_is_called_so_and_holds_something_else_names_nobody(name: str, cells: Any, kind: str) -> None:
+    assert kind_of(name, cells) == kind
+
+
+def visits(patients: int = 200, seed: int = 0) -> pd.DataFrame:
+    """One to three rows for each patient; no column is called what it is."""
+    generator = np.random.default_rng(seed)
+    people = pd.DataFrame(
+        {
+            "nummer": generator.permutation(np.arange(patients) + 4000),
+            "sex": generator.choice(["m", "f"], patients),
+            "chol": generator.normal(230, 40, patients).round().astype(int),
+        }
+    )
+    rows = people.loc[np.repeat(np.arange(patients), generator.integers(1, 4, patients))].reset_index(drop=True)
+    rows["pressure"] = generator.normal(130, 15, len(rows)).round().astype(int)
+    rows["high"] = np.where(rows["pressure"] > 140, "yes", "no")
+    rows["class"] = pd.cut(rows["pressure"], [0, 120, 140, 300], labels=["low", "normal", "high"]).astype(str)
+    return rows.sample(frac=1, random_state=seed)
+
+
+def test_a_number_whose_rows_are_alike_elsewhere_names_patients_and_a_measurement_does_not(tmp_path: Path) -> None:
+    rows = visits()
+    rows.to_csv(tmp_path / "t.csv", index=False)
+    (profile,) = describe(tmp_path / "t.csv").tables.values()
+    kinds = {column.name: column.kind for column in profile.columns}
+    assert kinds == {"nummer": "id", "sex": "levels", "chol": "number", "pressure": "number", "high": "levels",
+                     "class": "levels"}  # fmt: skip
+    assert profile.by_name["nummer"].most == rows["nummer"].value_counts().max()
 
 
 def test_a_hospital_where_the_outcome_never_occurs_is_asked_for_its_coding(tmp_path: Path) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rankdad.common.spec import RunSpec
-from rankdad.local.data.profile import is_identifier, ordered
+from rankdad.local.data.identifiers import names_patients
+from rankdad.local.data.profile import ordered
 from rankdad.platforms.coinstac.completion import complete, complete_alone
 from rankdad.platforms.coinstac.fields import FIELDS, shown
 from rankdad.platforms.coinstac.form import FormError, columns
@@ -161,12 +164,24 @@ def test_a_label_with_many_values_is_no_class(tmp_path: Path) -> None:
     "name", ["id", "ID", "subject_id", "PatientID", "studyId", "MRN", "Subject", "record.id", "uid"]
 )
 def test_identifiers_are_known_by_their_names(name: str) -> None:
-    assert is_identifier(name)
+    numbers = np.arange(60) * 7 + 1000
+    assert names_patients(name, list(map(str, numbers)), numbers)
 
 
 @pytest.mark.parametrize("name", ["age", "s1", "lipid", "idx_volume", "Left-Hippocampus", "case_count", "valid", "°C"])
 def test_other_columns_are_no_identifiers(name: str) -> None:
-    assert not is_identifier(name)
+    numbers = np.arange(60) * 7 + 1000
+    assert not names_patients(name, list(map(str, numbers)), numbers)
+
+
+@pytest.mark.parametrize("name", ["case", "patient", "record", "index", "id"])
+def test_a_name_alone_makes_no_identifier_of_two_values(name: str) -> None:
+    numbers = np.arange(60) % 2
+    assert not names_patients(name, list(map(str, numbers)), numbers)
+
+
+def test_values_that_differ_in_case_alone_have_one_order_in_every_process() -> None:
+    assert [ordered(order) for order in permutations(("m", "M", "f", "F"))] == [["F", "f", "M", "m"]] * 24
 
 
 def test_levels_stand_in_the_order_of_numbers_then_of_letters() -> None:

@@ -151,6 +151,17 @@ def test_what_worries_is_said_before_training(tmp_path: Path) -> None:
     assert {name: summary["warnings"][name] for name in kinds} == kinds
 
 
+@pytest.mark.parametrize(("outliers", "kind"), [(0, "other-units"), (1, "shifted-columns"), (3, "shifted-columns")])
+def test_an_outlier_is_no_unit(outliers: int, kind: str, tmp_path: Path) -> None:
+    found = tables()
+    if outliers:
+        found["beta"].loc[: outliers - 1, "weight"] = 822_462.0
+    else:
+        found["beta"]["weight"] *= 193
+    warned = trained(spec_of(), found, tmp_path)["warnings"]
+    assert {name for name in ("other-units", "shifted-columns") if "beta" in warned.get(name, ())} == {kind}
+
+
 @pytest.mark.parametrize(
     ("field", "place", "value", "said"),
     [

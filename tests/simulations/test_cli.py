@@ -10,11 +10,11 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from rankdad.common.errors import FewSamplesError
+from rankdad.common.errors import FewSamplesError, UserError
 from rankdad.common.gradients.methods.base import pooled
 from rankdad.common.policy import Policy
 from rankdad.local.config import SiteConfig
-from rankdad.simulations.cli import mount
+from rankdad.simulations.cli import check, mount
 from tests.conftest import OPEN, SHARED, run_document, write_site
 
 
@@ -119,3 +119,41 @@ def test_columns_that_patterns_stand_for_are_those_of_the_table(command: str, sa
     result = rankdad(command, SPECS / "diabetes.json")
     assert result.exit_code == 0, result.exception
     assert said in result.stdout
+
+
+def test_check_says_at_once_that_it_has_begun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = list[str]()
+
+    def looking(config: SiteConfig, *_: object) -> None:
+        said.append(capsys.readouterr().err)
+        raise FewSamplesError("evaluation", "as expected", code="x")
+
+    monkeypatch.setattr("rankdad.local.site.check_site", looking)
+    path = tmp_path / "site.json"
+    path.write_text(json.dumps({"name": "alpha", "aggregator": "http://127.0.0.1:1", "data": "d", "output": "o"}))
+    with pytest.raises(FewSamplesError):
+        check(path)
+    assert str(path) in said[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "field"),
+    [
+        (("--label", "y", "--label", "x"), "option-repeated", "--label"),
+        (("--label", "z"), "column-missing", "--label"),
+        (("--label", "y", "--categorical", "z"), "column-missing", "--categorical"),
+        (("--label", "y", "--exclude", "z"), "column-missing", "--exclude"),
+        (("--label", "y", "--columns", "a,b,c"), "columns-mismatch", "data.columns"),
+        (("--label", "y", "--decimal", ";"), "invalid", "decimal"),
+    ],
+)
+def test_options_of_init_that_cannot_be_are_refused_by_name(
+    words: tuple[str, ...], code: str, field: str, tmp_path: Path
+) -> None:
+    (tmp_path / "t.csv").write_text("x,y\n" + "".join(f"{row}.5,{row % 2}\n" for row in range(40)))
+    error = rankdad("init", tmp_path / "t.csv", *words, "--output", tmp_path / "run.json").exception
+    assert isinstance(error, UserError)
+    assert (error.code, error.field) == (code, field)
+    assert not (tmp_path / "run.json").exists()

@@ -105,14 +105,24 @@ def test_a_site_has_one_folder(consortium: Path, tmp_path: Path) -> None:
         file = validate(SimulationFile, document(consortium, federation={"sites": list(names)}))
         write_sites(file, tmp_path / "sites", "http://127.0.0.1:0")
 
-    with pytest.raises(DataError, match="one folder for the site leuven_2, found LEUVEN_1, Yale, unused"):
-        sites("yale", "leuven_2")
+    def refused(*names: str) -> tuple[str, str, str]:
+        with pytest.raises(DataError) as caught:
+            sites(*names)
+        return caught.value.code, caught.value.field, caught.value.path.name
+
+    assert refused("yale", "leuven_2") == ("site-without-data", "federation.sites", "data")
     (consortium / "YALE").mkdir(exist_ok=True)
-    with pytest.raises(DataError, match="one folder for the site yale, found YALE, Yale"):
-        sites("yale")
+    assert refused("yale") == ("site-name-repeated", "federation.sites", "Yale")
     consortium.rename(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match="cannot be read: No such file or directory; pass its place with --data"):
-        sites("yale")
+    assert refused("yale") == ("folder-unreadable", "--data", "data")
+
+
+def test_a_folder_is_found_by_what_a_site_may_be_called(consortium: Path, tmp_path: Path) -> None:
+    (consortium / "Yale").rename(consortium / "Universitätsklinikum Köln")
+    name = "universitaetsklinikum-koeln"
+    file = validate(SimulationFile, document(consortium, federation={"sites": ["leuven_1", name]}))
+    configs = write_sites(file, tmp_path / "sites", "http://127.0.0.1:0")
+    assert Path(configs[name].data).name == "Universitätsklinikum Köln"
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,19 @@ def test_every_row_is_dealt_once(count: int, sites: int, seed: int, how: str, ma
         assert np.abs([len(rows) for rows in dealt.values()] - expected).max() <= 1
 
 
+@given(count=st.integers(60, 200), sites=st.integers(1, 4), seed=st.integers(0, 99), how=st.sampled_from(["iid", "d"]))
+def test_a_patients_rows_go_to_one_site(count: int, sites: int, seed: int, how: str) -> None:
+    generator = np.random.default_rng(seed)
+    patients = generator.integers(0, count // 3, count)
+    ill = generator.integers(0, 3, count // 3)[patients]
+    pool = ArrayDataset("made", np.arange(count)[:, None], ill, {"group": patients})
+    dealing = Dirichlet(name="dirichlet", alpha=5.0) if how == "d" else Iid()
+    dealt = partition(pool, dealing, run_of(sites, seed=seed))
+    assert sorted(np.concatenate(list(dealt.values())).tolist()) == list(range(count))
+    whose = [set(patients[rows].tolist()) for rows in dealt.values()]
+    assert sum(map(len, whose)) == len(set().union(*whose))
+
+
 def test_dirichlet_makes_sites_differ_and_leaves_each_its_minimum() -> None:
     pool = ArrayDataset("made", np.zeros((600, 6)), np.arange(600) % 3)
 
