@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from rankdad.common.documents import validate
 from rankdad.common.errors import UserError
-from rankdad.common.gradients.capture import linear_layers
+from rankdad.common.gradients.layers import linear_layers
 from rankdad.common.gradients.routes import Route
 from rankdad.common.spec import Dad, RankDad
 from rankdad.distributed.agreement import agree
