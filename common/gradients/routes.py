@@ -73,6 +73,11 @@ class Route:
         """The bias that is a column of the matrix, if any."""
         return None if self.summed else self.bias
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters that travel: the weight, and a bias that does so with it."""
+        return (self.name,) if self.bias is None else (self.name, self.bias)
+
     def size(self, rows: int | None, wire: str) -> int:
         """Return the size on the wire, in bytes, of a factor of so many rows, or of the matrix."""
         out, columns = self.matrix
