@@ -358,7 +358,13 @@ def at_any_moment() -> dict[str, Any]:
         before = megabytes() if step == 2 else before
     grown = megabytes() - before
     found = {"grown": grown, "captures": len(model[0]._forward_hooks), "repr": repr(sync), "error": two_losses()}
+    kept = list(model[0]._forward_hooks)
+    for _ in range(2):
+        backward(sync, model)
+    found["rebuilt"] = list(model[0]._forward_hooks) != kept
+    model[3].requires_grad_(False)
     backward(sync, model)
+    found["rebuilt on change"] = list(model[0]._forward_hooks) != kept
     reference = weakref.ref(sync)
     del sync
     gc.collect()
@@ -373,6 +379,7 @@ def test_nothing_is_kept_alive_and_models_are_copied_at_any_moment() -> None:
     for found in run_ranks(2, at_any_moment):
         assert found["grown"] < 10
         assert found["captures"] == 1
+        assert (found["rebuilt"], found["rebuilt on change"]) == (False, True)
         assert 0 < found["error"] <= 1e-10
         assert found["gone"]
         assert found["hooks"] == found["after"] == [0] * 6
