@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from rankdad.common.errors import SpecError
 from rankdad.common.gradients.layers import copied
 from rankdad.common.models import build_model
 from rankdad.common.protocol.plan import make_plan
 from rankdad.local.data import SiteData
+from rankdad.local.ranks.sharded import _sharded
 from rankdad.simulations.lockstep import run
 from tests.conftest import run_spec
 from tests.simulations.test_lockstep import final_weights
@@ -76,6 +78,15 @@ def test_a_copy_to_train_alone_has_the_hooks() -> None:
         gradient = model.get_parameter("2.weight").grad
         assert gradient is not None
         assert not gradient[:, ::2].any()
+
+
+def test_sharding_refuses_what_it_would_drop_before_it_divides_anything() -> None:
+    model = masked("tensor")
+    before = dict(model.named_parameters())
+    with pytest.raises(SpecError) as caught:
+        _sharded(model, DeviceMesh("cpu", [0], _init_backend=False, _rank=0))
+    assert (caught.value.code, caught.value.field) == ("hook-lost", "model")
+    assert all(before[name] is parameter for name, parameter in model.named_parameters())
 
 
 @pytest.mark.parametrize("kind", ["tensor", "post-accumulate"])
