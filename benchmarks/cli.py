@@ -24,7 +24,10 @@ SPECS = Path(__file__).parent.parent / "simulations" / "specs"
 @app.callback()
 def _before() -> None:
     if is_launched():
-        raise UserError("benchmarks measure one machine, and start their own processes: run them without torchrun")
+        raise UserError(
+            "benchmarks measure one machine, and start their own processes: run them without torchrun",
+            code="one-process-only",
+        )
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would not survive the fork
 
 

@@ -228,7 +228,7 @@ def _complain(networks: Sequence[str], missing: set[str], data: Path) -> None:
     if file is not None:
         without = ",".join(name for name, network in NETWORKS.items() if network.file not in missing)
         hint = f", or measure what needs no such file: --networks {without}" if without else ""
-        raise UserError(f"{data / file}: does not exist; pass its folder with --data{hint}")
+        raise UserError(f"{data / file}: does not exist; pass its folder with --data{hint}", code="file-missing")
 
 
 def _measure(
@@ -268,7 +268,7 @@ def _costs(network: str, contender: Contender) -> Costs:
 def _samples(path: Path) -> Samples:
     arrays = read_arrays(path, ("x_train", "y_train"))
     if len(arrays) < 2:
-        raise DataError(path, "expected the arrays x_train and y_train")
+        raise DataError(path, "expected the arrays x_train and y_train", code="array-missing")
     return Samples(torch.from_numpy(arrays["x_train"]), torch.from_numpy(arrays["y_train"]).reshape(-1).long())
 
 

@@ -155,7 +155,9 @@ def barrier_seconds(
     try:
         seconds: list[list[float]] = [pipe.recv() for pipe in pipes]
     except EOFError:
-        raise UserError(f"a client of the barrier for {sites} sites has ended before all was measured") from None
+        raise UserError(
+            f"a client of the barrier for {sites} sites has ended before all was measured", code="client-ended"
+        ) from None
     finally:
         serving.terminate()
         for process in (*clients, serving):

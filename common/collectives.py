@@ -18,7 +18,8 @@ def not_joined(error: Exception) -> UserError:
     return UserError(
         f"torchrun's processes cannot reach each other ({one_line(error)}): is --master-addr the machine of rank 0, "
         "is its port free there, and is torchrun started at all nodes? Name the network between the machines in "
-        "GLOO_SOCKET_IFNAME, such as eth0, at each"
+        "GLOO_SOCKET_IFNAME, such as eth0, at each",
+        code="torchrun-unreachable",
     )
 
 

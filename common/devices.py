@@ -32,7 +32,9 @@ def device_here(name: str, field: str = "device", *, shared: bool = True) -> str
         UserError: there is no such device, or not one for each rank.
     """
     if not re.fullmatch(NAMES, name):
-        raise UserError(f"{field}: got {name!r}, expected cpu, cuda:N, cuda or auto")
+        raise UserError(
+            f"{field}: got {name!r}, expected cpu, cuda:N, cuda or auto", code="device-unknown", field=field
+        )
     if name == CPU:
         return CPU
     count = torch.cuda.device_count()
@@ -44,11 +46,17 @@ def device_here(name: str, field: str = "device", *, shared: bool = True) -> str
     if name == "cuda" and not shared and 0 < count <= place:
         raise UserError(
             f"{field}: cuda gives each rank a GPU of its own, and this machine has {count}: start as many ranks, or "
-            "name one that they share, such as cuda:0"
+            "name one that they share, such as cuda:0",
+            code="device-too-few",
+            field=field,
         )
     number = int(name.partition(":")[2] or place % max(count, 1))
     if number >= count:
         there = "cuda:0, " if count == 1 else f"cuda:0 to cuda:{count - 1}, " if count else ""
         has = counted(count, "GPU") if count else "no GPU"
-        raise UserError(f"{field}: got {name}, but this machine has {has}: expected {there}auto or cpu")
+        raise UserError(
+            f"{field}: got {name}, but this machine has {has}: expected {there}auto or cpu",
+            code="device-missing",
+            field=field,
+        )
     return f"cuda:{number}"

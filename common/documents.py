@@ -23,6 +23,12 @@ MAX_PROBLEMS = 8  # that one sentence names
 MAX_ERRORS = 10_000  # that are looked at: a million take half a minute
 UNKNOWN = "is not known here"
 MAX_DIGITS = 40  # of a whole number
+CODES = {  # of errors, by pydantic's types of them; "field-invalid" for all others
+    "missing": "field-missing",
+    "extra_forbidden": "field-unknown",
+    "union_tag_invalid": "name-unknown",
+    "union_tag_not_found": "name-missing",
+}
 
 
 class Part(BaseModel):
@@ -63,7 +69,8 @@ def validate(model: type[P], document: object, *, file: str | Path | None = None
         ]
         listed = "".join(f"; {path}: {said}" for path, said in others)
         more = f"; and {len(errors) - MAX_PROBLEMS} more" if len(errors) > MAX_PROBLEMS else ""
-        raise SpecError(field, problem + listed + more, file=file) from None
+        code = CODES.get(errors[0]["type"], "field-invalid")
+        raise SpecError(field, problem + listed + more, code=code, file=file) from None
 
 
 def problems(model: type[BaseModel], document: object, most: int | None = None) -> list[tuple[str, str]]:
@@ -82,7 +89,12 @@ def _errors(error: ValidationError, file: str | Path | None = None) -> list[Any]
         SpecError: so much that only the number is worth the time.
     """
     if error.error_count() > MAX_ERRORS:
-        raise SpecError("the whole file", f"has {error.error_count():,} mistakes: is it the right one?", file=file)
+        raise SpecError(
+            "the whole file",
+            f"has {error.error_count():,} mistakes: is it the right one?",
+            file=file,
+            code="too-many-mistakes",
+        )
     return list(error.errors())
 
 
@@ -103,11 +115,13 @@ def load_json(path: str | Path) -> Any:
         with Path(path).open("rb") as file:
             return parse_json(file.read(MAX_BYTES + 1))
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"{path}: cannot be read: {error.strerror}", code="cannot-read") from None
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
+        raise UserError(
+            f"{path}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}", code="not-json"
+        ) from None
     except ValueError as error:
-        raise UserError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {error}", code="not-json") from None
 
 
 def parse_json(text: bytes | str) -> Any:
@@ -182,25 +196,29 @@ def replace(document: Any, assignments: Sequence[str]) -> Any:
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path:
-            raise SpecError("--set", f"got {assignment!r}, expected KEY=JSON such as run.method.rank=8")
+            raise SpecError(
+                "--set", f"got {assignment!r}, expected KEY=JSON such as run.method.rank=8", code="not-an-assignment"
+            )
         *parents, last = path.split(".")
         if len(parents) >= MAX_DEPTH:
-            raise SpecError("--set", f"{path[:40]}… leads deeper than {MAX_DEPTH} levels")
+            raise SpecError("--set", f"{path[:40]}… leads deeper than {MAX_DEPTH} levels", code="too-deep")
         try:
             value = parse_json(text)
         except json.JSONDecodeError:
             raise SpecError(
-                "--set", f"{path}: {text!r} is not JSON; a string needs its quotes: '{path}=\"{text}\"'"
+                "--set",
+                f"{path}: {text!r} is not JSON; a string needs its quotes: '{path}=\"{text}\"'",
+                code="not-json",
             ) from None
         except ValueError as error:
-            raise SpecError("--set", f"{path}: {error}") from None
+            raise SpecError("--set", f"{path}: {error}", code="not-json") from None
         target = document
         for key in parents:
             if not isinstance(target, dict) or not isinstance(target.setdefault(key, {}), dict):
-                raise SpecError("--set", f"{path}: {key} is not an object")
+                raise SpecError("--set", f"{path}: {key} is not an object", code="not-an-object")
             target = target[key]
         if not isinstance(target, dict):
-            raise SpecError("--set", f"{path}: the file is not an object")
+            raise SpecError("--set", f"{path}: the file is not an object", code="not-an-object")
         target[last] = value
     return document
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 QUOTED = r"'(\\.|[^'\\])*'|\"(\\.|[^\"\\])*\""  # as repr writes it
 HELD = r"holds [-+.\de]+(?= in row)"
+CODE = r"^[a-z0-9]+(-[a-z0-9]+)*$"  # as every error's is written
 REASON_CHARACTERS = 500  # longest reason that travels: enough for a sentence, too little for data
 
 
@@ -67,7 +68,7 @@ class RankdadError(Exception):
         self,
         sentence: str,
         *,
-        code: str = "error",
+        code: str,
         field: str = "",
         site: str = "",
         file: str | Path = "",
@@ -95,7 +96,7 @@ class UserError(RankdadError):
 class SpecError(UserError):
     """A field of a JSON file does not hold what it should."""
 
-    def __init__(self, field: str, problem: str, *, code: str = "invalid", file: str | Path | None = None) -> None:
+    def __init__(self, field: str, problem: str, *, code: str, file: str | Path | None = None) -> None:
         sentence = f"{file}: {field}: {problem}" if file else f"{field}: {problem}"
         super().__init__(sentence, code=code, field=field, file=file or "")
 
@@ -119,7 +120,7 @@ class DataError(UserError):
         path: str | Path,
         problem: str,
         *,
-        code: str = "data",
+        code: str,
         field: str = "",
         row: int | None = None,
         place: str = "",
@@ -140,7 +141,7 @@ class DataError(UserError):
 class PolicyError(UserError):
     """The spec asks for something that this site does not allow."""
 
-    def __init__(self, field: str, problem: str, *, code: str = "policy") -> None:
+    def __init__(self, field: str, problem: str, *, code: str) -> None:
         self.problem = problem
         super().__init__(f"{field}: {problem}", code=code, field=field)
 
@@ -148,7 +149,7 @@ class PolicyError(UserError):
 class FewSamplesError(PolicyError):
     """A site has fewer samples for a step, or for sums, than its policy asks for."""
 
-    def __init__(self, field: str, problem: str, *, code: str = "few-samples") -> None:
+    def __init__(self, field: str, problem: str, *, code: str) -> None:
         super().__init__(field, problem, code=code)
 
     @property
@@ -175,7 +176,7 @@ class ProtocolError(RankdadError):
         site: that sent it.
     """
 
-    def __init__(self, status: int, reason: str, *, code: str = "refused", field: str = "", site: str = "") -> None:
+    def __init__(self, status: int, reason: str, *, code: str, field: str = "", site: str = "") -> None:
         self.status = status
         super().__init__(visible(reason), code=code, field=field, site=site)
 
@@ -188,7 +189,9 @@ class NonFiniteError(RankdadError):
     """
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"{what} holds NaN or infinity: lower the learning rate or clip", code="not-finite", field=what)
+        super().__init__(
+            f"{what} holds NaN or infinity: lower the learning rate or clip", code="not-finite", field=what
+        )
 
 
 class ModelError(RankdadError):
@@ -208,6 +211,6 @@ class RunFailedError(RankdadError):
         field: that the error at the site is about.
     """
 
-    def __init__(self, site: str, reason: str, *, code: str = "site-failed", field: str = "") -> None:
+    def __init__(self, site: str, reason: str, *, code: str, field: str = "") -> None:
         self.reason = visible(reason)
         super().__init__(f"{site} could not go on: {self.reason}", code=code, field=field, site=site)

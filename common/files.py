@@ -30,10 +30,10 @@ def check_file(path: Path, *, missing_ok: bool = False) -> None:
     try:
         found, is_file = path.exists(), path.is_file()
     except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror or error}") from None
+        raise DataError(path, f"cannot be read: {error.strerror or error}", code="cannot-read") from None
     if not is_file and (found or not missing_ok):
         problem = "is not a file but a folder" if path.is_dir() else "is not a file"
-        raise DataError(path, problem if found else "does not exist")
+        raise DataError(path, problem if found else "does not exist", code="file-missing")
 
 
 def write_json(path: Path, document: object, *, private: bool = False) -> None:
@@ -60,7 +60,7 @@ def write_whole(path: Path, text: str, *, private: bool = False) -> None:
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)  # noqa: PTH105
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+        raise UserError(f"{path}: cannot be written: {error.strerror}", code="cannot-write") from None
 
 
 def make_folder(path: Path, *, private: bool = False) -> Path:
@@ -76,7 +76,7 @@ def make_folder(path: Path, *, private: bool = False) -> Path:
     try:
         path.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{path}: cannot be made: {error.strerror}") from None
+        raise UserError(f"{path}: cannot be made: {error.strerror}", code="cannot-write") from None
     return path
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,10 +16,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TextIO
 
-from rankdad.common.errors import visible
+from rankdad.common.errors import RankdadError, visible
 
 MAX_PROGRESS = 100  # characters of a line on progress, where no terminal wraps it
 MIN_NAME = 12  # of them for the site's name, whatever else the line says
+MAX_ERROR = 4000  # characters of an error, which may quote what others have written
+PLACES = ("code", "field", "site", "file", "row")  # what a record of an error has beside its sentence
 MAX_LINE = 2000  # characters of a line, in which others may be quoted
 
 _log = logging.getLogger("rankdad")
@@ -67,12 +70,20 @@ def set_up(options: LogOptions, file: TextIO | None = None) -> None:
     _log.setLevel(options.level)
 
 
-def end_with(error: str) -> None:
-    """Say what ends a command: in a record where the log is JSON, else in a plain sentence."""
+def end_with(error: RankdadError) -> None:
+    """Say what ends a command: in a record where the log is JSON, else in a plain sentence with the error's code."""
+    first, *others = (visible(line, MAX_ERROR) for line in (str(error), *error.quoted))
     if any(isinstance(handler.formatter, JsonFormatter) for handler in _log.handlers):
-        _log.error("%s", error)
+        about = {name: value for name in PLACES if (value := getattr(error, name)) not in ("", None)}
+        _log.error("%s", "\n".join((first, *others)), extra={"event": about})
     else:
-        print(f"error: {error}", file=sys.stderr)
+        print("\n".join((f"error: {first} [{error.code}]", *others)), file=sys.stderr)
+
+
+def ended_with(error: str) -> tuple[str, str]:
+    """Return the sentence and the code of an error as a command prints it."""
+    found = re.match(r"(.*) \[([a-z0-9-]+)\]$", error.partition("\n")[0])
+    return (found[1], found[2]) if found else (error, "")
 
 
 def progress(site: str, line: str) -> None:

@@ -40,6 +40,7 @@ def check_memory(spec: RunSpec) -> None:
             f"the network has {weights:,} weights and takes at least {needed / 2**30:.1f} GiB of memory to be trained "
             f"on samples of shape {list(shape)}, but there are {there / 2**30:.1f} GiB: choose a smaller one, or give "
             "the container more",
+            code="out-of-memory",
         )
 
 

@@ -150,7 +150,7 @@ class Policy(Part):
             of = f"{counted(people, noun)} that a fold trains on or holds out here"
             asks = f"adds up products of {width} for a linear model, of {of}"
             error = refusal("evaluation.references", asks, " and ".join(allows), change, PRODUCTS)
-            raise FewSamplesError(error.field, error.problem)
+            raise FewSamplesError(error.field, error.problem, code="sums-of-too-few")
 
     def rank(self, samples: int) -> int | None:
         """Return how many rows of a layer a step of so many samples may send, whatever the spec; None is no limit.
@@ -179,6 +179,7 @@ class Policy(Part):
             f"size from the site's own, but its policy takes over none beyond {self.accept_replica:g} "
             f'(accept_replica), and it stays as it is; "accept_replica": null in its policy lets in any weights, '
             "those too that single samples can be read from",
+            code="weights-apart",
         )
 
     def check_snapshot(self, *, has_checkpoint: bool) -> None:
@@ -197,12 +198,14 @@ class Policy(Part):
                 "the aggregator says that its ledger no longer reaches back to this site's checkpoint, and gives it "
                 "other weights, but its policy takes over none that are further from its own than "
                 f'{self.accept_replica:g} (accept_replica); "accept_replica": null in its policy {lets_in}',
+                code="weights-apart",
             )
         if self.accept_replica == 0:
             raise PolicyError(
                 "snapshot",
                 "the site has no checkpoint from which it could go on but the aggregator's, and its policy takes over "
                 f'no weights (accept_replica 0); "accept_replica": 0.001 in its policy {lets_in}',
+                code="weights-not-accepted",
             )
 
     def warnings(self, spec: RunSpec) -> tuple[str, ...]:
@@ -275,12 +278,14 @@ def _rank(method: MethodSpec) -> int | None:
     return method.rows if isinstance(method, TopRows | RankDad) else None
 
 
-def refusal(field: str, asks: str, allows: str, change: dict[str, object], lets_out: str) -> PolicyError:
+def refusal(
+    field: str, asks: str, allows: str, change: dict[str, object], lets_out: str, *, code: str = "policy-refuses"
+) -> PolicyError:
     """Return the error that says what a run asks, what a policy allows, which line to change and what that lets out."""
     lines = " and ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in change.items())
     lets = "lets" if len(change) == 1 else "let"
     sentence = f"the run {asks}, but this site's policy allows {allows}; {lines} in its policy {lets} out {lets_out}"
-    return PolicyError(field, sentence)
+    return PolicyError(field, sentence, code=code)
 
 
 def _fewer_per_row(samples: int, rows: int) -> dict[str, object]:

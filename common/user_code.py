@@ -32,6 +32,7 @@ def resolve(name: str, allowed: Collection[str], field: str) -> Callable[..., An
             field,
             f"{name} is not allowed here: read its code, then pass --allow-factory {name}, or list it under "
             "allow_factories in a site's file",
+            code="factory-not-allowed",
         )
     module_name, _, function_name = name.partition(":")
     here = str(Path.cwd())
@@ -42,9 +43,13 @@ def resolve(name: str, allowed: Collection[str], field: str) -> Callable[..., An
     except (Exception, SystemExit) as error:
         ours = "rankdad" in (_top(module_name), _top(getattr(error, "name", None) or ""))
         advice = "; rankdad is this program's own package: give yours another name" if ours else ""
-        raise SpecError(field, f"{name} cannot be imported: {one_line(error)}{advice}") from error
+        raise SpecError(
+            field, f"{name} cannot be imported: {one_line(error)}{advice}", code="factory-cannot-be-imported"
+        ) from error
     if not callable(function):
-        raise SpecError(field, f"{name} is {type(function).__name__}, expected a function")
+        raise SpecError(
+            field, f"{name} is {type(function).__name__}, expected a function", code="factory-not-a-function"
+        )
     return function
 
 

@@ -30,14 +30,25 @@ def check_identity(document: Any, own: Mapping[str, object]) -> int:
         UserError: naming what differs.
     """
     if not isinstance(document, Mapping):
-        raise UserError(f"load_state_dict: got a {type(document).__name__}, expected what state_dict returned")
+        raise UserError(
+            f"load_state_dict: got a {type(document).__name__}, expected what state_dict returned",
+            code="checkpoint-malformed",
+        )
     for name, value in own.items():
         found = document.get(name)
         if type(found) is not type(value) or found != value:
-            raise UserError(f"load_state_dict: {name}: got {found!r}, expected {value!r}")
+            raise UserError(
+                f"load_state_dict: {name}: got {found!r}, expected {value!r}",
+                code="checkpoint-does-not-fit",
+                field=name,
+            )
     step = document.get("step")
     if type(step) is not int or not 0 <= step < MOST_STEPS:
-        raise UserError(f"load_state_dict: step: got {step!r:.40}, expected a number of steps")
+        raise UserError(
+            f"load_state_dict: step: got {step!r:.40}, expected a number of steps",
+            code="checkpoint-malformed",
+            field="step",
+        )
     return step
 
 
@@ -63,7 +74,9 @@ def loaded(document: Any, routes: tuple[Route, ...], like: Tensor) -> MethodStat
         residuals = {name: _matrix(name, value, shapes[name], like) for name, value in document["residuals"].items()}
         bases = {name: _rows(name, value, shapes[name][1], like) for name, value in document["bases"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"load_state_dict: expected what state_dict returned for this model: {error!r}") from None
+        raise UserError(
+            f"load_state_dict: expected what state_dict returned for this model: {error!r}", code="checkpoint-malformed"
+        ) from None
     return MethodState(residuals, bases)
 
 
@@ -106,9 +119,17 @@ def _rows(name: str, value: Tensor, width: int, like: Tensor) -> Tensor:
 def _numbers(name: str, value: Tensor, like: Tensor) -> Tensor:
     plain = value.layout == torch.strided and value.is_floating_point() and not value.is_meta
     if not plain or not bool(value.isfinite().all()):
-        raise UserError(f"load_state_dict: {name} holds no numbers, or NaN or infinity, in the checkpoint")
+        raise UserError(
+            f"load_state_dict: {name} holds no numbers, or NaN or infinity, in the checkpoint",
+            code="not-finite",
+            field=name,
+        )
     return value.detach().to(like)
 
 
 def _of_another(name: str, value: Tensor, expected: tuple[object, ...]) -> UserError:
-    return UserError(f"load_state_dict: {name} has {list(value.shape)} in the checkpoint, expected {list(expected)}")
+    return UserError(
+        f"load_state_dict: {name} has {list(value.shape)} in the checkpoint, expected {list(expected)}",
+        code="checkpoint-does-not-fit",
+        field=name,
+    )

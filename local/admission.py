@@ -170,7 +170,7 @@ def check_steps(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes
     try:
         policy.check_step(spec, plan, min(size for size in least if size), people)
     except PolicyError as error:
-        raise FewSamplesError(error.field, error.problem) from None
+        raise FewSamplesError(error.field, error.problem, code="steps-of-too-few") from None
 
 
 def _check_sums(policy: Policy, field: str, asks: str, fewest: Tensor) -> None:
@@ -178,4 +178,4 @@ def _check_sums(policy: Policy, field: str, asks: str, fewest: Tensor) -> None:
     if fewest < policy.min_rows:
         count, allows = int(fewest), f"none of fewer than {policy.min_rows} (min_rows)"
         error = refusal(field, asks.format(count), allows, {"min_rows": max(count, 1)}, FEWER_SAMPLES)
-        raise FewSamplesError(error.field, error.problem)
+        raise FewSamplesError(error.field, error.problem, code="sums-of-too-few")

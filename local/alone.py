@@ -132,7 +132,7 @@ def _answer(spec: RunSpec, body: Body) -> Body:
     """Return the update that one site's contribution makes."""
     if isinstance(body, Hello):
         if not all(train for train, *_ in body.samples):
-            raise RankdadError("there are no samples to train on in one of the folds")
+            raise RankdadError("there are no samples to train on in one of the folds", code="no-samples")
         return Roster(train=tuple((train,) for train, *_ in body.samples))
     if isinstance(body, Evaluation):
         found = summarise(spec.task, body.tally)

@@ -78,7 +78,9 @@ def check_augmentation_here(spec: RunSpec) -> None:
             try:
                 vary(sample, Generator().manual_seed(0))
             except RankdadError as error:
-                raise SpecError(f"training.augmentation[{place}]", str(error)) from None
+                raise SpecError(
+                    f"training.augmentation[{place}]", str(error), code="augmentation-does-not-fit"
+                ) from None
 
 
 def _vary(entry: Augmentation, axes: tuple[int, ...]) -> Vary:
@@ -95,7 +97,9 @@ def _transform(entry: Transforms, axes: tuple[int, ...]) -> Vary:
         from monai.utils.type_conversion import convert_to_tensor
     except ImportError:
         raise UserError(
-            f"training.augmentation: {entry.name} needs MONAI, which is not installed: pip install 'rankdad[monai]'"
+            f"training.augmentation: {entry.name} needs MONAI, which is not installed: pip install 'rankdad[monai]'",
+            code="not-installed",
+            field="training.augmentation",
         ) from None
     given: dict[str, Any] = entry.model_dump(exclude={"name"}, exclude_none=True)
     if isinstance(limit := given.get("distort_limit"), float):
@@ -112,7 +116,11 @@ def _transform(entry: Transforms, axes: tuple[int, ...]) -> Vary:
             return changed.reshape(moved.shape).movedim(last, axes)
         except Exception as error:  # of code that is not ours
             words = " ".join(str(error).split())
-            raise RankdadError(f"{entry.name} of MONAI cannot change samples of this kind: {words!r}") from error
+            raise RankdadError(
+                f"{entry.name} of MONAI cannot change samples of this kind: {words!r}",
+                code="augmentation-failed",
+                field="training.augmentation",
+            ) from error
 
     return vary
 

@@ -63,7 +63,9 @@ def site(
 
     if stay:
         if "TORCHELASTIC_RUN_ID" in os.environ:
-            raise UserError("--stay: runs as one process: start it without torchrun")
+            raise UserError(
+                "--stay: runs as one process: start it without torchrun", code="one-process-only", field="--stay"
+            )
         from rankdad.local.agent.agent import Agent
 
         Agent(read(), options, page).run()
@@ -131,14 +133,20 @@ def resolve(
     under = "run" if isinstance(document, dict) and "run" in document else None
     spec = validate(RunSpec, document["run"] if under else document, file=file, under=under or "")
     if not isinstance(spec.data, TableData) or not spec.data.patterns:
-        raise UserError(f"{file}: data.features has no pattern: the run can be started as it is")
+        raise UserError(
+            f"{file}: data.features has no pattern: the run can be started as it is",
+            code="nothing-to-resolve",
+            field="data.features",
+        )
     schema = resolved(spec.data, data)
     (document["run"] if under else document)["data"] = schema.model_dump(mode="json", exclude_defaults=True)
     validate(RunSpec, document["run"] if under else document, file=file, under=under or "")
     try:
         output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--output: {output} cannot be written: {error.strerror or error}") from None
+        raise UserError(
+            f"--output: {output} cannot be written: {error.strerror or error}", code="cannot-write", field="--output"
+        ) from None
     typer.echo(f"{len(schema.features)} features; the run is in {output}")
 
 
@@ -166,7 +174,9 @@ def describe(
         try:
             html.write_text(page(profile), encoding="utf-8")
         except OSError as error:
-            raise UserError(f"--html: {html} cannot be written: {error.strerror or error}") from None
+            raise UserError(
+                f"--html: {html} cannot be written: {error.strerror or error}", code="cannot-write", field="--html"
+            ) from None
     if json_:
         typer.echo(json.dumps(profile.document(), indent=2))
     elif html is None:

@@ -99,7 +99,9 @@ class Member(Part):
         """
         document = load_json(path)
         if isinstance(document, dict) and "aggregator" not in document and {"run", "federation"} & document.keys():
-            raise UserError(f"{path}: is a run's file, expected a site's: name, aggregator, data, output")
+            raise UserError(
+                f"{path}: is a run's file, expected a site's: name, aggregator, data, output", code="not-a-sites-file"
+            )
         config = validate(cls, document, file=path)
         folder = path.resolve().parent
         places = {key: str(folder / value) for key in PATHS if (value := getattr(config, key, None))}
@@ -117,6 +119,7 @@ class Member(Part):
                 f"{self.aggregator} would be reached without encryption: use https://, or set allow_plain_http to "
                 "true in a network that you trust",
                 file=source,
+                code="not-encrypted",
             )
         return self
 
@@ -131,7 +134,11 @@ class Member(Part):
         else:
             token, source = _read_token(self.token_file), f"token_file {self.token_file}"
         if token is not None and not re.fullmatch(r"[\x21-\x7e]{20,500}", token):
-            raise UserError(f"{source}: holds no token, expected one line of 20 or more letters and digits")
+            raise UserError(
+                f"{source}: holds no token, expected one line of 20 or more letters and digits",
+                code="token-malformed",
+                field="token_file",
+            )
         return token
 
 
@@ -167,7 +174,9 @@ def _read_token(path: str) -> str:
     try:
         return Path(path).read_text(encoding="ascii", errors="replace").strip()
     except OSError as error:
-        raise UserError(f"token_file: {path} cannot be read: {error.strerror}") from None
+        raise UserError(
+            f"token_file: {path} cannot be read: {error.strerror}", code="cannot-read", field="token_file"
+        ) from None
 
 
 def _is_here(url: str) -> bool:

@@ -85,7 +85,9 @@ class Contributions:
             got, began = (", ".join(map(str, counts)) for counts in (actual, expected))
             raise UserError(
                 f"data: {got} samples to train on{fold_by_fold}, but this run began with {began}: a site goes on with "
-                "the same data"
+                "the same data",
+                code="data-changed",
+                field="data",
             )
         sizes = [self._run.batch_sizes(self._index, fold) for fold in range(self._plan.folds)]
         check_steps(policy, self._spec, self._plan, self._data, sizes)  # even batches are known only now
@@ -99,7 +101,9 @@ class Contributions:
         for total, roster in zip(self._run.totals[stage], self._run.roster, strict=True):
             problem = self._preparing.check(stage, total, sum(roster))
             if problem:
-                raise ProtocolError(502, f"d.values: the sites' total of {stage}: {problem}")
+                raise ProtocolError(
+                    502, f"d.values: the sites' total of {stage}: {problem}", code="sums-unusable", field="d.values"
+                )
 
     def _samples(self) -> tuple[tuple[int, int, int], ...]:
         """Return how many samples each fold trains on, validates and tests with."""
@@ -126,7 +130,11 @@ class Contributions:
                 totals, fewest = self._run.totals_of(fold), self._data.fewest
                 sums.append(self._preparing.contribution(stage, totals, rows, described, fewest))
             except ValueError as error:
-                raise RankdadError(f"preparation: {error}: a number here, or all sites' mean, is too large") from None
+                raise RankdadError(
+                    f"preparation: {error}: a number here, or all sites' mean, is too large",
+                    code="number-too-large",
+                    field="preparation",
+                ) from None
         return Sums(stage=stage, values=torch.stack(sums))
 
     def _evaluation(self, due: Due, counts: bool) -> Evaluation:

@@ -84,7 +84,7 @@ def _tables(data: Path) -> Iterator[tuple[str, Path]]:
         yield path.name, path
     inner = [(folder, tables_in(folder)) for folder in sorted(data.iterdir()) if folder.is_dir()]
     if not own and not any(files for _, files in inner):
-        raise DataError(data, f"holds no table ({', '.join(TABLES)}), nor a folder with one")
+        raise DataError(data, f"holds no table ({', '.join(TABLES)}), nor a folder with one", code="no-table")
     for folder, files in inner:
         for path in files:
             yield f"{folder.name}/{path.name}", path

@@ -42,7 +42,7 @@ def _listen(port: int, ports: int) -> socket.socket:
             return socket.create_server((HOST, tried))
         except OSError as error:
             problem = error.strerror or str(error)
-    raise UserError(f"--page: cannot listen on {HOST} port {port}: {problem}")
+    raise UserError(f"--page: cannot listen on {HOST} port {port}: {problem}", code="cannot-listen", field="--page")
 
 
 class SitePage:

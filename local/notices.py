@@ -33,4 +33,4 @@ class Notices:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(visible(sentence, MAX_LINE) + "\n")
         except OSError as error:
-            raise UserError(f"{self._path}: cannot be written: {error.strerror}") from None
+            raise UserError(f"{self._path}: cannot be written: {error.strerror}", code="cannot-write") from None

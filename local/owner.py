@@ -122,7 +122,7 @@ def fetch(
     from rankdad.common.files import make_folder
 
     if output.exists():
-        raise UserError(f"--output: {output} is there already: choose another")
+        raise UserError(f"--output: {output} is there already: choose another", code="already-there", field="--output")
     make_folder(output.resolve().parent)
     try:
         with tempfile.TemporaryDirectory(dir=output.resolve().parent, prefix=f".{output.name}-") as place:
@@ -133,7 +133,9 @@ def fetch(
             count = unpack(archive, unpacked)
             unpacked.rename(output)
     except OSError as error:
-        raise UserError(f"--output: {output} cannot be written: {error.strerror or error}") from None
+        raise UserError(
+            f"--output: {output} cannot be written: {error.strerror or error}", code="cannot-write", field="--output"
+        ) from None
     typer.echo(f"{run}: {count} files, all as the service has them, are in {output}")
 
 
@@ -156,7 +158,10 @@ def unpack(archive: Path, folder: Path) -> int:
                 path = folder / member.name
                 inside = member.name.isprintable() and path.resolve().is_relative_to(folder.resolve())
                 if source is None or not inside or path.exists():
-                    raise UserError(f"the results hold {visible(member.name, 100)!r}, which is no file of a run")
+                    raise UserError(
+                        f"the results hold {visible(member.name, 100)!r}, which is no file of a run",
+                        code="path-leads-outside",
+                    )
                 if member.name == SUMS:
                     lines = source.read(64 << 20).decode().splitlines()
                     said = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
@@ -169,10 +174,13 @@ def unpack(archive: Path, folder: Path) -> int:
                         file.write(piece)
                 found[member.name] = digest.hexdigest()
     except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError, MemoryError):
-        raise UserError("the results did not come whole: fetch them again") from None
+        raise UserError("the results did not come whole: fetch them again", code="results-incomplete") from None
     wrong = [name for name in found.keys() | said.keys() if found.get(name) != said.get(name)]
     if wrong or not found:
-        raise UserError(f"the results did not come whole ({', '.join(sorted(wrong)[:5])}): fetch them again")
+        raise UserError(
+            f"the results did not come whole ({', '.join(sorted(wrong)[:5])}): fetch them again",
+            code="results-incomplete",
+        )
     return len(found)
 
 
@@ -190,7 +198,11 @@ def _service(to: str, token_file: Path | None, ca: Path | None) -> Iterator[Serv
     elif Path(to).is_file():
         config = Member.read(Path(to)).model_copy(update=given)
     else:
-        raise UserError(f"--to: {to!r} is neither a file nor an address that begins with http:// or https://")
+        raise UserError(
+            f"--to: {to!r} is neither a file nor an address that begins with http:// or https://",
+            code="address-malformed",
+            field="--to",
+        )
     with ServiceClient(config, patience=min(PATIENCE, config.patience)) as client:
         yield client
 

@@ -63,7 +63,7 @@ class Passes:
             try:
                 self._prepared = prepare(self._spec, self._data, self._run, self._run.replica)
             except ValueError as error:
-                raise RankdadError(str(error)) from None
+                raise RankdadError(str(error), code="preparation-impossible", field="preparation") from None
             self._fold = self._run.fold
         return self._prepared
 

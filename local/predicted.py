@@ -34,7 +34,7 @@ def read_predictions(site: Path, spec: RunSpec) -> list[pd.DataFrame]:
         try:
             table = pd.read_csv(path, dtype=str, keep_default_na=False)
         except (OSError, ValueError) as error:
-            raise DataError(path, f"cannot be read as a table: {one_line(error)}") from None
+            raise DataError(path, f"cannot be read as a table: {one_line(error)}", code="table-unreadable") from None
         table = table.map(_as_meant).rename(columns=_as_meant)
         group = getattr(spec.data, "group", None)
         names = {getattr(spec.data, "key", None), group, f"data_{group}"}

@@ -60,7 +60,7 @@ def write_predictions(folder: Path, spec: RunSpec, data: SiteData, fold: int, ou
         folder.mkdir(parents=True, exist_ok=True)
         inert(table).to_csv(path, index_label=inert_cell(key_name(spec)), float_format="%.9g")
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}", code="cannot-write") from None
 
 
 def predictions(spec: RunSpec, outputs: Tensor) -> pd.DataFrame:
@@ -150,12 +150,16 @@ def predict_file(
         UserError: no model at the path, or data of which no row fits it.
     """
     if output is not None and not output.parent.is_dir():
-        raise UserError(f"--output: {output.parent} is not a directory")
+        raise UserError(f"--output: {output.parent} is not a directory", code="not-a-folder", field="--output")
     saved = saved_model(path, which, allowed_factories)
     _say(f"weights: {saved.source}")
     reading = read_samples(saved.spec, data, beside=tuple(keep), allowed=allowed_factories, loading=loading)
     if output is not None and output.exists() and Path(reading.source).exists() and output.samefile(reading.source):
-        raise UserError(f"--output: {output} is the data, which would be lost: name another file")
+        raise UserError(
+            f"--output: {output} is the data, which would be lost: name another file",
+            code="would-overwrite-data",
+            field="--output",
+        )
     found = predict_samples(saved, reading, path, loading)
     for note in found.notes:
         _say(note if isinstance(note, Fact) else f"warning: {note}")
@@ -163,7 +167,9 @@ def predict_file(
         whole, key = inert(found.table.set_axis(pd.Index(found.names))), inert_cell(key_name(saved.spec))
         whole.to_csv(output or sys.stdout, index_label=key, float_format="%.6g")
     except OSError as error:
-        raise UserError(f"--output: {output} cannot be written: {error.strerror or error}") from None
+        raise UserError(
+            f"--output: {output} cannot be written: {error.strerror or error}", code="cannot-write", field="--output"
+        ) from None
     if found.refused:
         first = found.refused[min(found.refused)].problem
         _say(f"{len(found.refused)} of {len(found.names)} rows refused, the first: {first}")
@@ -208,7 +214,7 @@ def predict_samples(
     notes, spec, task = list(reading.notes), saved.spec, saved.spec.task
     use_threads(spec.training.threads)
     if not len(reading.inputs):
-        raise DataError(reading.source, "has no samples")
+        raise DataError(reading.source, "has no samples", code="no-rows")
     if saved.site_fit is None and (spec.preparation.standardise == "site" or spec.preparation.harmonise):
         notes.append(f"{path}: {UNKNOWN_SITE}")
     given = lazy_or_whole(reading.inputs, loading)

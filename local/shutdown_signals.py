@@ -19,7 +19,7 @@ class ShutdownError(RankdadError):
 
     def __init__(self, number: int) -> None:
         self.exit_code = 128 + number
-        super().__init__(f"stopped by {signal.Signals(number).name}")
+        super().__init__(f"stopped by {signal.Signals(number).name}", code="stopped")
 
 
 class ShutdownSignals:

@@ -100,9 +100,13 @@ def run_site(
             try:
                 output.mkdir(parents=True, exist_ok=True, mode=0o700)  # predictions name patients
             except OSError as error:
-                raise UserError(f"output: {output} cannot be made: {error.strerror}") from None
+                raise UserError(
+                    f"output: {output} cannot be made: {error.strerror}", code="cannot-write", field="output"
+                ) from None
             if number is not None and (offered.get("id"), offered.get("resumes")) != (number, True):
-                raise SpecError("id", f"{config.aggregator} has begun anew a run that was allowed here once")
+                raise SpecError(
+                    "id", f"{config.aggregator} has begun anew a run that was allowed here once", code="run-begun-anew"
+                )
             ranks.introduce(offered)
             own = taking_part(config, offered, lambda name: names.enter_context(log_names(run=name)))
             spec, policy, plan, data = own.spec, own.policy, own.plan, own.data
@@ -305,8 +309,9 @@ def _reporting_failure(client: AggregatorClient, config: SiteConfig) -> Iterator
     except (ShutdownError, UnreachableError, RefusedError, LostRankError):
         raise
     except Exception as error:
-        reason = public_reason(error, config)
-        client.give_up(pack_failure(failure_message(config.name, 0, RankdadError(reason), final=False)))
+        code, field = (error.code, error.field) if isinstance(error, RankdadError) else ("unexpected-error", "")
+        said = RankdadError(public_reason(error, config), code=code, field=field)
+        client.give_up(pack_failure(failure_message(config.name, 0, said, final=False)))
         raise
 
 
@@ -324,7 +329,9 @@ def offered_spec(config: SiteConfig, offered: Mapping[str, object]) -> RunSpec:
     if offered.get("version") != __version__:
         raise UserError(
             f"{config.aggregator} runs rankdad {visible(str(offered.get('version')), 63)}, this site {__version__}: "
-            "install the same"
+            "install the same",
+            code="version-differs",
+            field="version",
         )
     return _own(config, validate(RunSpec, offered.get("run"), file=config.aggregator), config.aggregator)
 
@@ -334,11 +341,12 @@ def _own(config: SiteConfig, spec: RunSpec, source: str) -> RunSpec:
     if config.spec is not None:
         expected = validate(RunSpec, load_json(config.spec), file=config.spec)
         if expected.sha256() != spec.sha256():
-            raise SpecError("spec", f"{config.spec} is not the run that {source} offers")
+            raise SpecError("spec", f"{config.spec} is not the run that {source} offers", code="run-differs")
     if config.name not in spec.federation.sites:
         raise SpecError(
             "name",
             f"{config.name} is not a site of this run, expected one of {', '.join(spec.federation.sites[:20])}"
             + ", …" * (len(spec.federation.sites) > 20),
+            code="site-unknown",
         )
     return spec

@@ -26,7 +26,11 @@ def run_id(offered: Mapping[str, object]) -> str:
     """
     number = offered.get("id")
     if not isinstance(number, str) or not re.fullmatch("[0-9a-f]{16}", number):
-        raise UserError(f"the aggregator calls its run {str(number)[:40]!r}, expected 16 hexadecimal digits")
+        raise UserError(
+            f"the aggregator calls its run {str(number)[:40]!r}, expected 16 hexadecimal digits",
+            code="id-malformed",
+            field="id",
+        )
     return number
 
 
@@ -50,7 +54,7 @@ def results_folder(output: Path, name: str, run: str) -> Path:
             return separate
         owner.write_bytes(run.encode())
     except OSError as error:
-        raise UserError(f"{output}: cannot be written: {error.strerror}") from None
+        raise UserError(f"{output}: cannot be written: {error.strerror}", code="cannot-write", field="output") from None
     return output
 
 

@@ -26,6 +26,7 @@ def use_threads(count: int) -> None:
             "training.threads",
             f"got {count}, but only {len(started) + 1} can be started here: all sites use as many, so choose fewer, or "
             "allow this container more",
+            code="too-many-threads",
         ) from None
     finally:
         leave.set()

@@ -36,7 +36,7 @@ def write_trained_rows(folder: Path, data: SiteData) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / FILE, np.sort(digests(data.samples.inputs[torch.from_numpy(seen)])))
     except OSError as error:
-        raise UserError(f"{folder / FILE}: cannot be written: {error.strerror or error}") from None
+        raise UserError(f"{folder / FILE}: cannot be written: {error.strerror or error}", code="cannot-write") from None
 
 
 def seen_rows(path: Path, inputs: Inputs) -> int:

@@ -297,7 +297,8 @@ class _Trainer:
         """Return the body of an update, if it is what is due."""
         assert update is not None
         if isinstance(update.body, Failure):
-            raise RunFailedError(update.body.site, update.body.reason)
+            said = update.body
+            raise RunFailedError(said.site, said.reason, code=said.code, field=said.field)
         self.site_run.check(update, 502)
         return update.body
 

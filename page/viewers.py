@@ -22,7 +22,9 @@ def own_token(path: Path) -> str:
     try:
         token = path.read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from None
+        raise UserError(f"{path}: cannot be read: {error}", code="cannot-read") from None
     if len(token) < 20:
-        raise UserError(f"{path}: holds no token, expected one line of 20 or more letters and digits")
+        raise UserError(
+            f"{path}: holds no token, expected one line of 20 or more letters and digits", code="token-malformed"
+        )
     return token

@@ -9,10 +9,8 @@ from typing import Annotated
 
 import typer
 
-from rankdad.common.errors import RankdadError, UserError, visible
+from rankdad.common.errors import RankdadError, UserError
 from rankdad.common.logs import LogOptions, end_with, set_up
-
-MAX_ERROR = 4000  # characters of an error, which may quote what others have written
 
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log every round, too.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log nothing but warnings and errors.")]
@@ -35,7 +33,9 @@ def new_app(summary: str, several: Collection[str] = ()) -> typer.Typer:
     def begin(context: typer.Context) -> None:
         if is_launched() and context.invoked_subcommand not in several:
             name = context.invoked_subcommand
-            raise UserError(f"{name}: runs as one process on one machine: start it without torchrun")
+            raise UserError(
+                f"{name}: runs as one process on one machine: start it without torchrun", code="one-process-only"
+            )
 
     app.callback()(begin)
     return app
@@ -52,5 +52,5 @@ def run(app: typer.Typer) -> None:
     try:
         app()
     except RankdadError as error:
-        end_with("\n".join(visible(line, MAX_ERROR) for line in (str(error), *error.quoted)))
+        end_with(error)
         sys.exit(error.exit_code)

@@ -85,7 +85,11 @@ def simulate(
     kept = TemporaryFolder() if output is None else None
     directory = Path(output).absolute() if output is not None else _inside(kept)
     if processes and pooled:
-        raise UserError("pooled: one site alone is trained in this process; leave one of processes and pooled out")
+        raise UserError(
+            "pooled: one site alone is trained in this process; leave one of processes and pooled out",
+            code="options-exclude",
+            field="pooled",
+        )
     new_directory(directory)
     with settings_kept(), Onlooker(progress) as onlooker:
         file = given_simulation(spec, directory, data=data, method=method, sites=sites, weights=weights)

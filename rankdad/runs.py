@@ -61,7 +61,7 @@ class Run:
         self._ended = (directory / "summary.json").exists()  # which no site has
         path = directory / ("run.json" if self._ended else "model/model.json")
         if not path.exists():
-            raise UserError(f"{directory}: {NO_RUN}")
+            raise UserError(f"{directory}: {NO_RUN}", code="no-run")
         check_file(path)
         document = load_json(path)
         run = document if self._ended else document.get("run") if isinstance(document, dict) else None
@@ -69,7 +69,10 @@ class Run:
         status = self.summary.get("status") if self._ended else "completed"
         if status != "completed":
             why = visible(str(self.summary.get("reason") or ""))
-            raise UserError(f"{directory}: its run has not been completed: {status}" + f": {why}" * bool(why))
+            raise UserError(
+                f"{directory}: its run has not been completed: {status}" + f": {why}" * bool(why),
+                code="run-not-complete",
+            )
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -110,7 +113,7 @@ class Run:
             reason = "a site keeps them, in its own directory"
             if (self.directory / "sites").is_dir():
                 reason = "no site tests as many samples as its policy asks for (min_rows), or none is set aside"
-            raise UserError(f"{self.directory}: holds no predictions: {reason}")
+            raise UserError(f"{self.directory}: holds no predictions: {reason}", code="no-predictions")
         return pd.concat(tables, ignore_index=True)
 
     @cached_property
@@ -190,7 +193,7 @@ class Run:
         try:
             path.write_text(page, encoding="utf-8")
         except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+            raise UserError(f"{path}: cannot be written: {error.strerror}", code="cannot-write") from None
         return path
 
     @contextmanager
@@ -218,7 +221,7 @@ class Run:
                 if not self._ended
                 else ("is not there: has it been removed?")
             )
-            raise UserError(f"{path}: {here}")
+            raise UserError(f"{path}: {here}", code="no-model-there")
         check_file(path)
         return path
 

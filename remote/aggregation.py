@@ -107,11 +107,13 @@ def _hello(spec: RunSpec, plan: Plan, hello: RegionHello) -> Roster:
     samples = [hello.samples[site] for site in plan.sites]
     train = tuple(tuple(own[fold][0] for own in samples) for fold in range(plan.folds))
     if problem := idle(spec, train):
-        raise RunFailedError("aggregator", f"train: {problem}")
+        raise RunFailedError("aggregator", f"train: {problem}", code="preparation-impossible", field="train")
     for fold in range(plan.folds):
         if spec.place(fold)[1] is not None and not any(own[fold][1] for own in samples):
             name = spec.training_name(fold)
-            raise RunFailedError("aggregator", f"tuning: no site has samples to validate {name} with")
+            raise RunFailedError(
+                "aggregator", f"tuning: no site has samples to validate {name} with", code="no-samples", field="tuning"
+            )
     return Roster(train=train)
 
 

@@ -129,7 +129,7 @@ class Aggregator:
         self._departed: set[str] = set()
         self._updates: dict[int, bytes] = {}  # of the last rounds, as many as a step in buckets has
         self._given: dict[tuple[str, int], int] = {}  # snapshots to each site in the present round
-        self._outcome = ("interrupted", "")
+        self._outcome = ("interrupted", "", "interrupted", "")
         self._has_resumed = False  # and has written no checkpoint since: where one crash was, more may follow
         self._publish()
 
@@ -141,7 +141,7 @@ class Aggregator:
     @property
     def outcome(self) -> tuple[str, str]:
         """How the run has ended, and why; that it has not."""
-        return self._outcome if self.ended else ("running", "")
+        return self._outcome[:2] if self.ended else ("running", "")
 
     @property
     def samples(self) -> Mapping[str, Sequence[Sequence[int]]]:
@@ -187,20 +187,23 @@ class Aggregator:
             AGGREGATOR,
             f"round {self.barrier.round} has not had its quorum of {self.barrier.quorum} sites within {limit:g} s "
             f"(federation.timeout): no word from {missing}",
+            code="quorum-missing",
+            field="federation.timeout",
         )
 
     def depart(self, site: str, reason: str) -> Answers:
         """Take note that a site cannot go on; end the run if it cannot do without."""
-        return self._answers(self._depart(site, reason))
+        return self._answers(self._depart(Failure(site=site, reason=visible(reason), code="site-ended")))
 
-    def fail(self, site: str, reason: str, *, status: str = "failed") -> Answers:
+    def fail(self, site: str, reason: str, *, status: str = "failed", code: str = "error", field: str = "") -> Answers:
         """End the run because of a site, or of the aggregator itself, and tell everyone."""
-        return self._answers(self._fail(site, reason, status))
+        failure = Failure(site=site, reason=visible(reason), code=code, field=visible(field))
+        return self._answers(self._fail(failure, status))
 
     def _receive(self, site: str, body: bytes) -> list[Effect]:
         """Check a contribution and put it in its round."""
         if site not in self.children:
-            raise ProtocolError(404, "no such site in this run")
+            raise ProtocolError(404, "no such site in this run", code="site-unknown")
         message = unpack(body, self.plan, up=True, region=site in self.node.regions, device=self.device)
         if isinstance(message.body, Failure) and not self.ended:
             return self._hear_failure(site, message.body)
@@ -227,7 +230,9 @@ class Aggregator:
         place, late = self.plan.sites.index(site), self.barrier.latecomers
         age = late.age(site, place, message, body, self.state)
         if age and self.barrier.state is BarrierState.AGGREGATING:
-            raise ProtocolError(503, f"round {self.barrier.round} is being aggregated: send again")
+            raise ProtocolError(
+                503, f"round {self.barrier.round} is being aggregated: send again", code="round-being-aggregated"
+            )
         if age:
             self._checks.check(site, message, age)
             self.persistence.append(Entry.LATE, self.barrier.round, place, body)
@@ -269,7 +274,7 @@ class Aggregator:
         try:
             update = self._make(ready)
         except RunFailedError as error:
-            return self.fail(error.site, error.reason)
+            return self.fail(error.site, error.reason, code=error.code, field=error.field)
         except Exception:
             self._retry_at, self._delay = self._clock() + self._delay, min(2 * self._delay, MAX_DELAY)
             raise
@@ -310,7 +315,9 @@ class Aggregator:
         last = self.barrier.stored if round_ == self.barrier.round - 1 else None
         stored = last or self._update(round_)
         if stored is None:
-            raise ProtocolError(410, f"r: round {round_} is no longer kept: start the site again")
+            raise ProtocolError(
+                410, f"r: round {round_} is no longer kept: start the site again", code="round-gone", field="r"
+            )
         return stored
 
     def _update(self, round_: int) -> bytes | None:
@@ -322,18 +329,21 @@ class Aggregator:
         self._departed.discard(site)
         self._publish()
 
-    def _depart(self, site: str, reason: str) -> list[Effect]:
+    def _depart(self, failure: Failure) -> list[Effect]:
+        site = failure.site
         self._departed.add(site)
         present = len(self.children) - len(self._departed)
         if present < self.barrier.quorum:
-            return self._fail(site, self.recorder.progress.problems.get(site, reason))
+            problem = self.recorder.progress.problems.get(site, failure.reason)
+            return self._fail(failure.model_copy(update={"reason": problem}))
         return self.barrier.depart(site, self._clock())
 
     def _hear_failure(self, site: str, failure: Failure) -> list[Effect]:
         """Note why a site cannot go on. It has departed for good, or until somebody there puts it right."""
-        answer = Answer((site,), self._pack_failure(site, failure.reason))
+        failure = failure.model_copy(update={"site": site})  # a sender's name is not its own to choose
+        answer = Answer((site,), self._pack_failure(failure))
         if failure.final:
-            effects = self._depart(site, failure.reason)
+            effects = self._depart(failure)
         else:
             self.note_problem(site, failure.reason)
             effects = self.barrier.depart(site, self._clock())
@@ -359,12 +369,16 @@ class Aggregator:
             UserError: the ledger cannot be written.
         """
         if site not in self.children:
-            raise ProtocolError(404, "no such site in this run")
+            raise ProtocolError(404, "no such site in this run", code="site-unknown")
         # What is being aggregated stands, for the ledger too.
         aggregating = self.barrier.state is BarrierState.AGGREGATING
         place, round_ = self.children.index(site), self.barrier.round + aggregating
         if self._given.get((site, round_), 0) >= MAX_SNAPSHOTS:
-            raise ProtocolError(429, f"{site} has been given the run's state {MAX_SNAPSHOTS} times in round {round_}")
+            raise ProtocolError(
+                429,
+                f"{site} has been given the run's state {MAX_SNAPSHOTS} times in round {round_}",
+                code="too-many-snapshots",
+            )
         snapshot = self.persistence.snapshot()
         if snapshot is None:
             return None
@@ -406,7 +420,8 @@ class Aggregator:
         elif update.packed != record.body:
             raise UserError(
                 f"{ledger.folder}: the update of round {record.round} comes out differently here than it was "
-                "recorded: other hardware, or other versions? Go on where the run began"
+                "recorded: other hardware, or other versions? Go on where the run began",
+                code="replay-differs",
             )
         return update
 
@@ -425,7 +440,7 @@ class Aggregator:
         except RunFailedError:
             raise
         except RankdadError as error:
-            raise RunFailedError(AGGREGATOR, str(error)) from None
+            raise RunFailedError(AGGREGATOR, str(error), code=error.code, field=error.field) from None
         if isinstance(body, Step) and not self._lossless:
             # What the sites apply, and so this replica.
             message = unpack(packed, self.plan, up=False, device=self.device)
@@ -460,7 +475,7 @@ class Aggregator:
         self.recorder.record(ready, body, len(update.packed), seconds)
         if isinstance(body, Farewell):
             self.recorder.progress.aggregator_sha256 = state.replica.digest()
-            self._outcome = ("completed", "")
+            self._outcome = ("completed", "", "", "")
         elif self.barrier.latecomers:  # a checkpoint does not hold them
             return
         elif state.between_steps and (self._has_resumed or (isinstance(body, Step) and state.steps % self._every == 0)):
@@ -468,14 +483,14 @@ class Aggregator:
             known = {"recorder": self.recorder.state(), "samples": self._checks.samples}
             self.persistence.save(state, self._residuals, known)
 
-    def _fail(self, site: str, reason: str, status: str = "failed") -> list[Effect]:
+    def _fail(self, failure: Failure, status: str = "failed") -> list[Effect]:
         if self.ended:
             return []
-        self._outcome = (status, f"{site}: {visible(reason)}")
-        return self.barrier.fail(self._pack_failure(site, reason))
+        self._outcome = (status, f"{failure.site}: {failure.reason}", failure.code, failure.field)
+        return self.barrier.fail(self._pack_failure(failure))
 
-    def _pack_failure(self, site: str, reason: str) -> bytes:
-        body = Failure(site=site, reason=visible(reason))
+    def _pack_failure(self, failure: Failure) -> bytes:
+        body = failure.model_copy(update={"final": True})
         return pack(Message(Kind.FAILURE, self.barrier.round, body), self.plan, up=False)
 
     def abandon(self) -> None:

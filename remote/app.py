@@ -56,12 +56,13 @@ class Refusal(JSONResponse):
 
     Args:
         status: of HTTP.
-        reason: what was wrong.
+        error: what was wrong.
         unread: seconds in which the rest of the request's body is thrown away; 0 where nothing of it is left.
     """
 
-    def __init__(self, status: int, reason: str, unread: float) -> None:
-        super().__init__({"error": reason}, status, {"connection": "close"})
+    def __init__(self, error: ProtocolError, unread: float) -> None:
+        said = {"error": str(error), "code": error.code, "field": error.field}
+        super().__init__(said, error.status, {"connection": "close"})
         self._unread = unread
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,7 +106,7 @@ def application(
             try:
                 routes = await find(request)
             except ProtocolError as error:
-                return refuse(registry, registry.audit, request, error.status, str(error))
+                return refuse(registry, registry.audit, request, error)
             return await routes.answer(work, request)
 
         return endpoint
@@ -120,17 +121,17 @@ def application(
     async def nowhere(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         said = f"{request.method} is not known at this path"
-        return refuse(registry, registry.audit, request, error.status_code, said)
+        return refuse(registry, registry.audit, request, ProtocolError(error.status_code, said, code="path-unknown"))
 
     app.add_exception_handler(HTTPException, nowhere)
     return app
 
 
-def refuse(registry: ConnectionRegistry, audit: Audit, request: Request, status: int, reason: str) -> Refusal:
+def refuse(registry: ConnectionRegistry, audit: Audit, request: Request, error: ProtocolError) -> Refusal:
     """Return a refusal, and take note of it."""
     address = request.client.host if request.client else ""
-    audit.refused(address, str(request.path_params.get("site", ""))[:63], status, reason)
-    return Refusal(status, reason, 0 if "read" in request.scope["state"] else registry.timeouts.refused)
+    audit.refused(address, str(request.path_params.get("site", ""))[:63], error.status, str(error))
+    return Refusal(error, 0 if "read" in request.scope["state"] else registry.timeouts.refused)
 
 
 class Routes:
@@ -155,7 +156,7 @@ class Routes:
 
     async def _only(self, request: Request) -> Routes:
         if request.path_params.get("run") not in (None, self._aggregator.run_id):
-            raise ProtocolError(404, "no such run here: this aggregator has one, see /run")
+            raise ProtocolError(404, "no such run here: this aggregator has one, see /run", code="run-unknown")
         return self
 
     async def answer(self, work: Callable[[Routes, Request], Awaitable[Response]], request: Request) -> Response:
@@ -164,15 +165,14 @@ class Routes:
             try:
                 return await work(self, request)
             except ProtocolError as error:
-                return self._refuse(request, error.status, str(error))
+                return self._refuse(request, error)
             except ClientDisconnect:
                 return Response(status_code=400)
             except Exception as error:
-                refusal = self._host.note_fault(error)
-                return self._refuse(request, refusal.status, str(refusal))
+                return self._refuse(request, self._host.note_fault(error))
 
-    def _refuse(self, request: Request, status: int, reason: str) -> Response:
-        return refuse(self._registry, self._host.audit, request, status, reason)
+    def _refuse(self, request: Request, error: ProtocolError) -> Response:
+        return refuse(self._registry, self._host.audit, request, error)
 
     async def run(self, request: Request) -> Response:
         """Say what the run is."""
@@ -265,7 +265,12 @@ class Routes:
         header = request.headers.get(RUN_HEADER)
         if header != self._aggregator.run_id:
             problem = "names no run" if header is None else "is of another run than this one"
-            raise ProtocolError(409, f"{RUN_HEADER}: the request {problem}; ask for /run first")
+            raise ProtocolError(
+                409,
+                f"{RUN_HEADER}: the request {problem}; ask for /run first",
+                code="request-malformed",
+                field=RUN_HEADER,
+            )
 
 
 ROUTES: tuple[tuple[str, str, Callable[[Routes, Request], Awaitable[Response]]], ...] = (
@@ -287,7 +292,7 @@ async def read_body(request: Request, limit: int, timeouts: Timeouts) -> bytes:
     """
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared[:20]) > limit:
-        raise ProtocolError(413, f"the body has {declared[:20]} bytes, expected at most {limit}")
+        raise ProtocolError(413, f"the body has {declared[:20]} bytes, expected at most {limit}", code="body-too-large")
     chunks, size, more, began = [], 0, True, asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout_at(began + timeouts.body) as deadline:
@@ -298,12 +303,14 @@ async def read_body(request: Request, limit: int, timeouts: Timeouts) -> bytes:
                 chunk, more = message.get("body", b""), message.get("more_body", False)
                 size += len(chunk)
                 if size > limit:
-                    raise ProtocolError(413, f"the body has more than {limit} bytes")
+                    raise ProtocolError(413, f"the body has more than {limit} bytes", code="body-too-large")
                 chunks.append(chunk)
                 if more:
                     deadline.reschedule(began + timeouts.body + size / timeouts.bytes_per_second)
     except TimeoutError:
-        raise ProtocolError(408, f"the body came slower than {timeouts.bytes_per_second} bytes per second") from None
+        raise ProtocolError(
+            408, f"the body came slower than {timeouts.bytes_per_second} bytes per second", code="body-too-slow"
+        ) from None
     request.scope["state"]["read"] = True
     return b"".join(chunks)
 
@@ -311,7 +318,7 @@ async def read_body(request: Request, limit: int, timeouts: Timeouts) -> bytes:
 def _round(request: Request) -> int:
     number = request.path_params["round"]
     if not re.fullmatch("[0-9]{1,18}", number):
-        raise ProtocolError(422, "the round is not a whole number")
+        raise ProtocolError(422, "the round is not a whole number", code="round-malformed")
     return int(number)
 
 

@@ -119,33 +119,37 @@ class Identity:
         if self.certificates:
             proven = set(names) & set(self.sites)
             if not proven:
-                raise ProtocolError(403, "the certificate names no site of this run")
+                raise ProtocolError(403, "the certificate names no site of this run", code="certificate-of-no-site")
         if self.tokens is not None:
             owner = self._owner(authorization)
             if proven is not None and owner not in proven:
-                raise ProtocolError(403, "the token and the certificate are not the same site's")
+                raise ProtocolError(
+                    403, "the token and the certificate are not the same site's", code="certificate-and-token-differ"
+                )
             proven = {owner}
         if proven is not None:
             if site is not None and site not in proven:
                 whose = "token" if self.tokens is not None else "certificate"
-                raise ProtocolError(403, f"the {whose} is another site's")
+                raise ProtocolError(403, f"the {whose} is another site's", code="certificate-of-another-site")
             return site or min(proven)
         if site is not None and not NAME.fullmatch(site):
-            raise ProtocolError(422, "a site's name has 1 to 63 of a-z, 0-9, '.', '_' and '-'")
+            raise ProtocolError(
+                422, "a site's name has 1 to 63 of a-z, 0-9, '.', '_' and '-'", code="site-name-malformed"
+            )
         if site is not None and site not in self.sites:
-            raise ProtocolError(404, "no such site in this run")
+            raise ProtocolError(404, "no such site in this run", code="site-unknown")
         return site
 
     def _owner(self, authorization: str) -> str:
         assert self.tokens is not None
         kind, _, token = authorization.partition(" ")
         if kind.lower() != "bearer" or not token:
-            raise ProtocolError(401, "no token; expected the header 'authorization: Bearer ...'")
+            raise ProtocolError(401, "no token; expected the header 'authorization: Bearer ...'", code="token-missing")
         given, tokens = hashed(token), dict(self.tokens)
         for name in self.sites:
             if secrets.compare_digest(tokens.get(name, ""), given):
                 return name
-        raise ProtocolError(401, "the token is not known here")
+        raise ProtocolError(401, "the token is not known here", code="token-unknown")
 
 
 class Context(ssl.SSLContext):
@@ -183,13 +187,19 @@ def server_context(certificate: Path, key: Path, client_ca: Path | None) -> Cont
     try:
         context.load_cert_chain(certificate, key, password=lambda: "")  # never asks at a terminal
     except OSError as error:
-        raise UserError(f"--tls-cert {certificate}, --tls-key {key}: {_words(error)}") from None
+        raise UserError(
+            f"--tls-cert {certificate}, --tls-key {key}: {_words(error)}",
+            code="certificate-unusable",
+            field="--tls-cert",
+        ) from None
     if client_ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED
         try:
             context.load_verify_locations(client_ca)
         except OSError as error:
-            raise UserError(f"--client-ca {client_ca}: {_words(error)}") from None
+            raise UserError(
+                f"--client-ca {client_ca}: {_words(error)}", code="certificate-unusable", field="--client-ca"
+            ) from None
     return context
 
 

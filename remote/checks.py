@@ -91,7 +91,12 @@ class Checks:
                 *((f"warnings.{w}", n) for w, n in body.warnings.items()),
             ):
                 if set(names) - set(body.samples) or len(set(names)) < len(names):
-                    raise ProtocolError(422, f"d.{field}: names others than {site} has, or one twice")
+                    raise ProtocolError(
+                        422,
+                        f"d.{field}: names others than {site} has, or one twice",
+                        code="site-unknown",
+                        field=f"d.{field}",
+                    )
             self._check_hello(body, body.samples)
         elif isinstance(body, RegionGoodbye):
             self._check_names("weights_sha256", site, body.weights_sha256)
@@ -109,7 +114,12 @@ class Checks:
                 if tally.samples:
                     self._check_count(f"d.references: {name}", tally.samples, expected)
                     if not same_labels(self._spec.task, tally, body.tally):
-                        raise ProtocolError(422, f"d.references: {name}: is of other labels than those of d.tally")
+                        raise ProtocolError(
+                            422,
+                            f"d.references: {name}: is of other labels than those of d.tally",
+                            code="labels-differ",
+                            field="d.references",
+                        )
 
     def _samples(self, site: str, split: Literal["train", "validation", "test"]) -> int:
         return self.samples[site][self._state.fold][PLACES[split]]
@@ -120,18 +130,31 @@ class Checks:
         if field == "samples":
             expected &= set(self._plan.sites)
         if wrong := sorted(set(got) ^ expected):
-            raise ProtocolError(422, f"d.{field}: names others than {region} has: {', '.join(wrong[:5])}")
+            raise ProtocolError(
+                422,
+                f"d.{field}: names others than {region} has: {', '.join(wrong[:5])}",
+                code="site-unknown",
+                field=f"d.{field}",
+            )
 
     def _check_count(self, field: str, got: float, expected: float) -> None:
         if got != expected:
-            raise ProtocolError(422, f"{field}: is of {got:g} samples, expected the {expected:g} that the site has")
+            raise ProtocolError(
+                422,
+                f"{field}: is of {got:g} samples, expected the {expected:g} that the site has",
+                code="weight-differs",
+                field=field,
+            )
 
     def _check_step(self, site: str, exchange: int, step: Step, ago: int) -> None:
         places = self._node.places[site]
         if not ago and self._state.excluded.intersection(places):  # left out of an exchange, it is in no later one
             if step.weight:
                 raise ProtocolError(
-                    422, f"m: the weight: got {step.weight:g}, expected 0: the step has left this site out"
+                    422,
+                    f"m: the weight: got {step.weight:g}, expected 0: the step has left this site out",
+                    code="weight-differs",
+                    field="m",
                 )
         else:
             expected = sum(self._state.batch_size(place, ago) for place in places)
@@ -151,11 +174,16 @@ class Checks:
                     422,
                     f"b: the gradient of {name} has a size of {size:.1e}, expected less than {most:.1e}: lower the "
                     "learning rate or clip",
+                    code="gradient-too-large",
+                    field="b",
                 )
         size, most = least_norm(step.projections), min(SLACK * step.norm + TINY, MAX_SIZE)
         if not size <= most:
             raise ProtocolError(
-                422, f"b: projections of norm {size:.3g}, expected at most {most:.3g}: m: {step.norm:.3g}"
+                422,
+                f"b: projections of norm {size:.3g}, expected at most {most:.3g}: m: {step.norm:.3g}",
+                code="norm-out-of-range",
+                field="b",
             )
 
     def _check_hello(self, hello: Hello | RegionHello, samples: Mapping[str, Sequence[Sequence[int]]]) -> None:
@@ -164,20 +192,28 @@ class Checks:
         for field, meaning in SAME.items():
             got = getattr(hello, field)
             if got != expected[field]:
-                raise ProtocolError(422, f"d.{field}: {meaning}: got {got}, the aggregator has {expected[field]}")
+                raise ProtocolError(
+                    422,
+                    f"d.{field}: {meaning}: got {got}, the aggregator has {expected[field]}",
+                    code="hello-differs",
+                    field=f"d.{field}",
+                )
         for site, own in samples.items():
             most = max(train for train, *_ in own)
             steps = math.ceil(most / self._spec.at(site).training.step_size)
             if not 0 < steps <= MAX_STEPS:
                 raise ProtocolError(
-                    422, f"d.samples: {most} samples to train on are {steps} steps an epoch, expected 1 to {MAX_STEPS}"
+                    422,
+                    f"d.samples: {most} samples to train on are {steps} steps an epoch, expected 1 to {MAX_STEPS}",
+                    code="too-many-steps",
+                    field="d.samples",
                 )
 
     def _check_sums(self, site: str, sums: Sums) -> None:
         for counts, fold in zip(self.samples[site], sums.values, strict=True):
             problem = self._preparing.check(sums.stage, fold, counts[PLACES["train"]], sum(counts))
             if problem:
-                raise ProtocolError(422, f"d.values: {problem}")
+                raise ProtocolError(422, f"d.values: {problem}", code="sums-unusable", field="d.values")
 
     def _check_buffers(self, buffers: Buffers) -> None:
         """Check that only what every replica has from its beginning, such as infinity in a mask, is out of bounds."""
@@ -187,7 +223,10 @@ class Checks:
             numbers = value.double()
             if not bool(((least <= numbers) & (numbers <= MAX_SIZE) | (value == initial[name].cpu())).all()):
                 raise ProtocolError(
-                    422, f"d.values: {name} holds NaN, infinity or a number beyond {least:g} to {MAX_SIZE:g}"
+                    422,
+                    f"d.values: {name} holds NaN, infinity or a number beyond {least:g} to {MAX_SIZE:g}",
+                    code="not-finite",
+                    field="d.values",
                 )
 
 

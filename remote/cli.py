@@ -96,12 +96,20 @@ def aggregator(
         config = above(upstream, region, output, allow_plain_http=allow_plain_http)
         check_region(config.name, spec.federation)
     elif region is not None:
-        raise UserError("--region: --upstream is missing: the address of the aggregator above")
+        raise UserError(
+            "--region: --upstream is missing: the address of the aggregator above",
+            code="upstream-missing",
+            field="--upstream",
+        )
     access.check(spec.federation.nodes[config.name if config else TOP].children)
     if not (ledger and (output / LEDGER).exists()):
         new_directory(output)
     if not ledger and spec.federation.required_sites < len(spec.federation.sites):
-        raise UserError("--no-ledger: federation.quorum lets sites be late, and these catch up from the ledger")
+        raise UserError(
+            "--no-ledger: federation.quorum lets sites be late, and these catch up from the ledger",
+            code="ledger-needed",
+            field="--no-ledger",
+        )
     options = LedgerOptions(durability, retention) if ledger else None
     run = partial(
         run_aggregator, ledger=options, access=access, weights=weights, upstream=config, device=device or "cpu"
@@ -173,7 +181,7 @@ def report(
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+        raise UserError(f"{path}: cannot be written: {error.strerror}", code="cannot-write") from None
     if plotter() is None:
         typer.echo(f"the report has no figures: {NO_PLOTS}", err=True)
     typer.echo(f"made {path}")
@@ -204,7 +212,9 @@ def compare(
         try:
             html.write_text(page(found, runs), encoding="utf-8")
         except OSError as error:
-            raise UserError(f"{html}: cannot be written: {error.strerror}") from None
+            raise UserError(
+                f"{html}: cannot be written: {error.strerror}", code="cannot-write", field="--html"
+            ) from None
         typer.echo(f"made {html}")
 
 

@@ -44,29 +44,45 @@ class Access:
             UserError: with what to do.
         """
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise UserError("--tls-cert and --tls-key: give both or none")
+            raise UserError(
+                "--tls-cert and --tls-key: give both or none", code="options-belong-together", field="--tls-cert"
+            )
         if self.client_ca is not None and self.tls_cert is None:
-            raise UserError("--client-ca: sites can show a certificate only through TLS: give --tls-cert and --tls-key")
+            raise UserError(
+                "--client-ca: sites can show a certificate only through TLS: give --tls-cert and --tls-key",
+                code="options-belong-together",
+                field="--client-ca",
+            )
         if self.secure is not None:
             self.secure()
         identity = self.identity(sites)
         missing = [site for site in sites if identity.tokens is not None and site not in identity.tokens]
         if missing:
-            raise UserError(f"--tokens {self.tokens}: has no token of {', '.join(missing)}")
+            raise UserError(
+                f"--tokens {self.tokens}: has no token of {', '.join(missing)}", code="token-missing", field="--tokens"
+            )
         both = set((identity.tokens or {}).values()) & set(self.viewers_in().values())
         if both:
-            raise UserError(f"--viewers {self.viewers}: has the token of a site, which only that site may have")
+            raise UserError(
+                f"--viewers {self.viewers}: has the token of a site, which only that site may have",
+                code="token-of-a-site",
+                field="--viewers",
+            )
         if is_loopback(self.host):
             return
         if self.tls_cert is None and not self.allow_plain_http:
             raise UserError(
                 f"--host {self.host}: can be reached from outside without encryption; give --tls-cert and --tls-key, "
-                "or, behind a proxy that ends TLS or in a network that you trust, --allow-plain-http"
+                "or, behind a proxy that ends TLS or in a network that you trust, --allow-plain-http",
+                code="not-encrypted",
+                field="--host",
             )
         if not identity.required and not self.allow_anyone:
             raise UserError(
                 f"--host {self.host}: anyone who reaches it could take part; give --tokens or --client-ca, which "
-                "`rankdad provision` makes, or --allow-anyone in a network that you trust"
+                "`rankdad provision` makes, or --allow-anyone in a network that you trust",
+                code="anyone-could-take-part",
+                field="--host",
             )
 
     def viewers_in(self, directory: Path | None = None) -> dict[str, str]:

@@ -61,7 +61,11 @@ def export(
     ledger = directory / LEDGER
     checkpoints = Checkpoints(directory / CHECKPOINTS, plan, owner_of(directory) or TOP)
     if oldest_update(ledger) > 0 and not checkpoints.load(state, step):
-        raise UserError(f"--step: got {step}, but {ledger} keeps only the last checkpoints and what came after them")
+        raise UserError(
+            f"--step: got {step}, but {ledger} keeps only the last checkpoints and what came after them",
+            code="step-gone",
+            field="--step",
+        )
     damage = ""
     try:
         for record in read_updates(ledger, plan.sha256(), state.round):
@@ -71,10 +75,12 @@ def export(
     except DamageError as error:
         damage = str(error)
     if state.steps == 0:
-        raise UserError(damage or f"{ledger}: holds no step yet")
+        raise UserError(damage or f"{ledger}: holds no step yet", code="no-step")
     if step not in (None, state.steps):
         reaches = damage or f"so far does {ledger} reach"
-        raise UserError(f"--step: got {step}, expected 1 to {state.steps}: {reaches}")
+        raise UserError(
+            f"--step: got {step}, expected 1 to {state.steps}: {reaches}", code="step-out-of-range", field="--step"
+        )
     if damage:
         _log.warning("%s; the model is that of step %d, before it", damage, state.steps)
     fit = Preparing(spec).fit(state.totals_of(min(state.fold, plan.folds - 1)))

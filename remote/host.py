@@ -117,7 +117,7 @@ class Host:
         """
         self._heard.set()
         if self.crashed:
-            raise ProtocolError(500, "the aggregator has to be started again")
+            raise ProtocolError(500, "the aggregator has to be started again", code="aggregator-stopped")
         with self._hold(site, connection) as held:
             self.enter(partial(self._take, site, body, computed), held)
             return self._acknowledge(site, await held.answer)
@@ -229,11 +229,13 @@ class Host:
         except UserError as error:  # a disk that is full or broken ends the run, for now
             self.error = error
             if self._comes_back and self.aggregator.persistence.keeps:
-                self._refuse_all(ProtocolError(503, "the aggregator's disk is full or broken; it tries again"))
+                self._refuse_all(
+                    ProtocolError(503, "the aggregator's disk is full or broken; it tries again", code="disk-full")
+                )
                 self.crashed = True
                 self.ended.set()
             else:
-                self.fail(str(error))
+                self.fail(str(error), code=error.code)
             return
         except HalfwayError as error:
             self._crash(error.cause)
@@ -296,9 +298,9 @@ class Host:
         self._ticks = False
         return self.aggregator.tick()
 
-    def fail(self, reason: str, *, status: str = "failed") -> None:
+    def fail(self, reason: str, *, status: str = "failed", code: str = "stopped") -> None:
         """End the run because of the aggregator itself, and tell everyone."""
-        self.enter(partial(self.aggregator.fail, AGGREGATOR, reason, status=status))
+        self.enter(partial(self.aggregator.fail, AGGREGATOR, reason, status=status, code=code))
 
     def depart(self, site: str, reason: str) -> None:
         """Take note that a site's process has died; it may come back, but the run's end does not wait for it."""
@@ -317,28 +319,34 @@ class Host:
             _log.error("an error of the aggregator's own", exc_info=error)
             self.audit.note("internal error", reason=one_line(error), place=place)
         self.enter(partial(self.aggregator.note_problem, AGGREGATOR, one_line(error)))
-        return ProtocolError(500, f"an error of the aggregator's own ({type(error).__name__}): its log says more")
+        return ProtocolError(
+            500,
+            f"an error of the aggregator's own ({type(error).__name__}): its log says more",
+            code="aggregator-failed",
+        )
 
     def _crash(self, error: Exception) -> None:
         """End this process: the run is between two rounds, and only its ledger knows where."""
         self._refuse_all(self.note_fault(error))
         reason = f"an error of the aggregator's own: {one_line(error)}"
-        self.error = RankdadError(reason)
+        self.error = RankdadError(reason, code="aggregator-failed")
         if self.aggregator.persistence.keeps:
-            self.error = RankdadError(f"{reason}; the ledger has all, and the same command goes on with the run")
+            self.error = RankdadError(
+                f"{reason}; the ledger has all, and the same command goes on with the run", code="aggregator-stopped"
+            )
             self.crashed = True
             self.ended.set()
         else:
-            self.fail(reason)
+            self.fail(reason, code="aggregator-failed")
 
     def lose_upstream(self, error: RankdadError) -> None:
         """Take note that nothing more goes up: another process may go on, unless the region was refused."""
         if isinstance(error, UnreachableError) and self.aggregator.persistence.keeps:
-            self.error = RankdadError(f"{error}; the same command goes on with the run")
+            self.error = RankdadError(f"{error}; the same command goes on with the run", code="aggregator-stopped")
             self.crashed = True
             self.ended.set()
         elif not self.aggregator.ended:
-            self.fail(str(error))
+            self.fail(str(error), code=error.code)
 
     def _refuse_all(self, refusal: ProtocolError) -> None:
         for waiting in self._held.values():
@@ -399,4 +407,5 @@ def _answer(waiting: asyncio.Future[bytes | None], body: bytes | None) -> None:
 def _refuse(waiting: asyncio.Future[bytes | None], refusal: ProtocolError) -> None:
     """Refuse with an error that knows no frames: theirs hold the future, and so in a circle all that was decoded."""
     if not waiting.done():
-        waiting.set_exception(ProtocolError(refusal.status, str(refusal)))
+        again = ProtocolError(refusal.status, str(refusal), code=refusal.code, field=refusal.field)
+        waiting.set_exception(again)

@@ -59,7 +59,7 @@ class Journal:
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)  # gradients, or with dad the data themselves
         except OSError as error:
-            raise UserError(f"{path}: cannot be opened: {error.strerror}") from None
+            raise UserError(f"{path}: cannot be opened: {error.strerror}", code="cannot-read") from None
         try:
             self._lock()
             self.run_id = self._begin(plan_sha256, run_id)
@@ -74,7 +74,7 @@ class Journal:
             self._put_torn_record_aside()
         except OSError as error:
             self.close()
-            raise UserError(f"{path}: cannot be read or written: {error.strerror}") from None
+            raise UserError(f"{path}: cannot be read or written: {error.strerror}", code="cannot-read") from None
         except BaseException:
             self.close()
             raise
@@ -119,7 +119,7 @@ class Journal:
         except OSError:
             self.close()
             raise UserError(
-                f"{self.path}: is written by another process: does this run's aggregator run already?"
+                f"{self.path}: is written by another process: does this run's aggregator run already?", code="locked"
             ) from None
 
     def unlock(self) -> None:
@@ -151,7 +151,9 @@ class Journal:
                 os.fdatasync(self._file)
         except OSError as error:
             os.truncate(self._file, place)
-            raise UserError(f"{self.path}: cannot be written: {error.strerror}; the run can go on from here") from None
+            raise UserError(
+                f"{self.path}: cannot be written: {error.strerror}; the run can go on from here", code="cannot-write"
+            ) from None
         self.end = place + len(data)
         self._places.append(place)
 
@@ -220,4 +222,4 @@ def read_journal(path: Path, plan_sha256: str, first: int | None = None) -> Iter
             for place, head in read_heads(file.fileno(), path, first):
                 yield read_record(file.fileno(), path, place, head)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"{path}: cannot be read: {error.strerror}", code="cannot-read") from None

@@ -61,11 +61,20 @@ class Latecomers:
         """
         known = self._known.get(message.round, {}).get(place)
         if known is not None and known != hash(body):
-            raise ProtocolError(409, f"{site} has already sent another contribution to round {message.round}")
+            raise ProtocolError(
+                409,
+                f"{site} has already sent another contribution to round {message.round}",
+                code="contribution-repeated",
+            )
         age = age_of(run.left_out, message.round)
         if age is None:
             if run.left_out and message.round > run.left_out[0][0]:
-                raise ProtocolError(409, f"r: got a step of {site} in round {message.round}, which was no step's")
+                raise ProtocolError(
+                    409,
+                    f"r: got a step of {site} in round {message.round}, which was no step's",
+                    code="round-unexpected",
+                    field="r",
+                )
             return 0
         is_out = place in run.left_out[-age][1] and known is None
         return age if is_out and run.trains and run.batch_size(place, age) else 0

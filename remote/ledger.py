@@ -199,7 +199,9 @@ def read_updates(folder: Path, plan_sha256: str, since: int = 0) -> Iterator[Rec
     """
     files = _rounds(folder, UPDATES)
     if not files or files[0] > since:
-        raise UserError(f"{folder}: {f'keeps no round before {files[0]}' if files else 'holds no ledger'}")
+        raise UserError(
+            f"{folder}: {f'keeps no round before {files[0]}' if files else 'holds no ledger'}", code="round-gone"
+        )
     for first, following in zip(files, [*files[1:], 0], strict=True):
         path, count = _path(folder, UPDATES, first), 0
         for record in read_journal(path, plan_sha256, first):

@@ -98,7 +98,10 @@ class Persistence:
             checkpoint = self._checkpoints.load(state)
             if checkpoint is None and self._ledger.oldest_contribution > 0:
                 folder = self._checkpoints.folder
-                raise UserError(f"{folder}: no checkpoint is readable, and the ledger goes on from one")
+                raise UserError(
+                    f"{folder}: no checkpoint is readable, and the ledger goes on from one",
+                    code="checkpoint-unreadable",
+                )
         except UserError:
             self._ledger.close()
             raise
@@ -122,7 +125,9 @@ class Persistence:
         try:
             return self._ledger.update(round_) if self._ledger else None
         except DamageError as error:
-            raise ProtocolError(410, f"r: the aggregator's ledger has lost round {round_}: {error.named}") from None
+            raise ProtocolError(
+                410, f"r: the aggregator's ledger has lost round {round_}: {error.named}", code="ledger-lost", field="r"
+            ) from None
 
     def save(
         self,

@@ -104,10 +104,12 @@ def run_aggregator(
             _log.warning("the sites' final weights differ; do they compute on different hardware?")
     if progress.status == "interrupted":
         go_on = "; the same command goes on with it" if ledger is not None and lifeline is None else ""
-        raise InterruptedRunError(f"{progress.reason or interrupted}; what was recorded lies in {output}{go_on}")
+        raise InterruptedRunError(
+            f"{progress.reason or interrupted}; what was recorded lies in {output}{go_on}", code="interrupted"
+        )
     if progress.status == "failed":
         site, _, reason = progress.reason.partition(": ")
-        raise RunFailedError(site, reason)
+        raise RunFailedError(site, reason, code=progress.code, field=progress.about)
 
 
 def _begin(
@@ -138,7 +140,9 @@ def _begin(
                 there = ask(upstream, plan, spec.federation)
             if there != aggregator.run_id:
                 raise UserError(
-                    f"--upstream: {upstream.aggregator} has another run than {output}: choose another --output"
+                    f"--upstream: {upstream.aggregator} has another run than {output}: choose another --output",
+                    code="run-differs",
+                    field="--upstream",
                 )
     return aggregator
 

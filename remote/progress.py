@@ -106,6 +106,8 @@ class Progress:
         down: bytes of all steps' updates so far, every site's copy counted.
         status: running, completed, failed or interrupted.
         reason: why it did not complete.
+        code: of the error that ended it.
+        about: field that the error is about.
         left_out: of how many steps each site that was late or away has been left out.
         late: how many contributions of each site have joined a later step.
         behind: of how many steps in a row each site has been left out by now.
@@ -146,6 +148,8 @@ class Progress:
     down: int = 0
     status: str = "running"
     reason: str = ""
+    code: str = ""
+    about: str = ""
     left_out: dict[str, int] = field(default_factory=dict)
     late: dict[str, int] = field(default_factory=dict)
     behind: dict[str, int] = field(default_factory=dict)

@@ -52,7 +52,9 @@ class Kits:
         """
         if self._output.exists() and any(self._output.iterdir()):
             raise UserError(
-                f"{self._output}: is not empty; --add or --renew changes one site, or choose another --output"
+                f"{self._output}: is not empty; --add or --renew changes one site, or choose another --output",
+                code="already-there",
+                field="--output",
             )
         self._authority()
         self._tell_aggregator()
@@ -66,16 +68,24 @@ class Kits:
         """
         name = add or renew
         if name is None or (add and renew):
-            raise UserError("--add and --renew: give one of them")
+            raise UserError("--add and --renew: give one of them", code="options-exclude", field="--add")
         if name not in (*self._consortium.members, AGGREGATOR) or name == add == AGGREGATOR:
-            raise UserError(f"{name}: is not among the file's sites, owners and viewers; add it there first")
+            raise UserError(
+                f"{name}: is not among the file's sites, owners and viewers; add it there first", code="name-unknown"
+            )
         if not (self._output / "ca" / "ca.key").exists():
-            raise UserError(f"{self._output}: holds no authority; run without --add and --renew first")
+            raise UserError(
+                f"{self._output}: holds no authority; run without --add and --renew first",
+                code="authority-missing",
+                field="--output",
+            )
         folder = self._output / AGGREGATOR if name == AGGREGATOR else self._folder(name)
         if add and folder.exists():
-            raise UserError(f"{folder}: is there already; --renew {name} makes it anew")
+            raise UserError(
+                f"{folder}: is there already; --renew {name} makes it anew", code="already-there", field="--add"
+            )
         if renew and not folder.exists():
-            raise UserError(f"{folder}: is not there; --add {name} makes it")
+            raise UserError(f"{folder}: is not there; --add {name} makes it", code="file-missing", field="--renew")
         self._tell_aggregator()
         return [self._aggregator() if name == AGGREGATOR else self._kit(name)]
 

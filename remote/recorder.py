@@ -388,9 +388,10 @@ class Recorder:
         weight = sum(part for _, part in sums)
         return sum(total for total, _ in sums) / weight if weight else ""
 
-    def finish(self, status: str, reason: str = "") -> None:
+    def finish(self, status: str, reason: str = "", code: str = "", field: str = "") -> None:
         """Write the last summary and close the tables."""
         self.progress.status, self.progress.reason = status, reason
+        self.progress.code, self.progress.about = code, field
         for tracker in self._trackers.values():
             tracker.close(status)
         self.close()

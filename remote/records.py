@@ -74,7 +74,7 @@ class DamageError(UserError):
     def __init__(self, path: Path, number: int, place: int, problem: str, round_: int | None = None) -> None:
         of_round = "" if round_ is None else f" (round {round_})"
         self.named = f"{path.name}: record {number}{of_round} at byte {place} {problem}"
-        super().__init__(f"{path.parent}/{self.named}")
+        super().__init__(f"{path.parent}/{self.named}", code="record-damaged", file=path, row=number)
 
 
 class Head(NamedTuple):
@@ -185,14 +185,21 @@ def check_beginning(path: Path, stored: bytes, plan_sha256: str) -> str:
     """
     start, _, checksum = stored.rpartition(b" ")
     if not start.startswith(_NAME) or checksum != f"{zlib.crc32(start):08x}\n".encode():
-        raise UserError(f"{path}: is no ledger, or its beginning (byte 0 to {BEGINNING_BYTES}) is damaged; {_LEFT}")
+        raise UserError(
+            f"{path}: is no ledger, or its beginning (byte 0 to {BEGINNING_BYTES}) is damaged; {_LEFT}",
+            code="ledger-damaged",
+        )
     format_, _, rest = start.removeprefix(_NAME).decode().partition("\n")
     if format_ != str(FORMAT):
         raise UserError(
             f"{path}: is a ledger of version {format_}, this rankdad writes version {FORMAT}: finish the run with the "
-            "rankdad that began it"
+            "rankdad that began it",
+            code="ledger-of-earlier-version",
         )
     plan, _, run_id = rest.partition("\n")
     if plan != plan_sha256:
-        raise UserError(f"{path}: is the ledger of another run, or of another version: go on with that, or elsewhere")
+        raise UserError(
+            f"{path}: is the ledger of another run, or of another version: go on with that, or elsewhere",
+            code="ledger-of-another-run",
+        )
     return run_id

@@ -92,11 +92,12 @@ class Region(Aggregator):
             message = self._checked(body)
         except ProtocolError as error:
             reason = f"the update of round {self.barrier.round} from above cannot be used: {visible(str(error))}"
-            return self.fail(AGGREGATOR, reason)
+            return self.fail(AGGREGATOR, reason, code="update-unusable")
         self.outgoing = None
         if isinstance(message.body, Failure):
             self.told = True
-            self._outcome = ("failed", f"{message.body.site}: {message.body.reason}")
+            said = message.body
+            self._outcome = ("failed", f"{said.site}: {said.reason}", said.code, said.field)
             return self._answers(self.barrier.fail(body))
         self._residuals = outgoing.residuals
         return self._conclude(outgoing.ready, Update(message, body), perf_counter() - outgoing.began)
@@ -104,7 +105,11 @@ class Region(Aggregator):
     def failure(self) -> bytes:
         """Return what tells the aggregator above how the run has ended here."""
         round_ = self.barrier.round
-        return pack_failure(failure_message(self.node.name, round_, RankdadError(self._outcome[1] or "was stopped")))
+        return pack_failure(
+            failure_message(
+                self.node.name, round_, RankdadError(self._outcome[1] or "was stopped", code="region-stopped")
+            )
+        )
 
     def _checked(self, body: bytes) -> Message:
         """Return the update in bytes from above, if it is what is due."""
@@ -113,7 +118,12 @@ class Region(Aggregator):
             return message
         self.state.check(message, 502)
         if message.missing:
-            raise ProtocolError(502, "i: leaves somebody out, but with regions every round waits for all")
+            raise ProtocolError(
+                502,
+                "i: leaves somebody out, but with regions every round waits for all",
+                code="site-left-out",
+                field="i",
+            )
         if isinstance(message.body, Step):
             self.state.check_weight(message, ())
         return message
@@ -146,4 +156,4 @@ class Region(Aggregator):
             message = Message(ready.kind, ready.round, body, ready.exchange)
             return pack(message, self.plan, up=True, region=True), state.residuals
         except RankdadError as error:
-            raise RunFailedError(AGGREGATOR, str(error)) from None
+            raise RunFailedError(AGGREGATOR, str(error), code=error.code, field=error.field) from None

@@ -135,7 +135,7 @@ class Barrier:
         state = "the run has ended" if self.state is BarrierState.ENDED else f"the run is in round {self.round}"
         if round_ > self.round:
             state += f"; {OLDER_COPY}"
-        return ProtocolError(409, f"r: got round {round_}, but {state}")
+        return ProtocolError(409, f"r: got round {round_}, but {state}", code="round-unexpected", field="r")
 
     def receive(
         self, site: str, body: bytes, message: Message, now: float, admit: Callable[[], None] = lambda: None
@@ -153,7 +153,7 @@ class Barrier:
             ProtocolError: 404 for an unknown site, 409 for a conflict; nothing has changed then.
         """
         if site not in self._sites:
-            raise ProtocolError(404, "no such site in this run")
+            raise ProtocolError(404, "no such site in this run", code="site-unknown")
         if self.failed:
             assert self.stored is not None
             return [Answer((site,), self.stored)]
@@ -164,11 +164,17 @@ class Barrier:
             raise self.refusal(message.round)
         if site in self._bodies:
             if self._bodies[site] != body:
-                raise ProtocolError(409, f"{site} has already sent another contribution to round {self.round}")
+                raise ProtocolError(
+                    409,
+                    f"{site} has already sent another contribution to round {self.round}",
+                    code="contribution-repeated",
+                )
             return []
         if self.state is BarrierState.AGGREGATING:
             if self.latecomers.staleness:
-                raise ProtocolError(503, f"round {self.round} is being aggregated: send again")
+                raise ProtocolError(
+                    503, f"round {self.round} is being aggregated: send again", code="round-being-aggregated"
+                )
             return []  # too late by a moment: it waits for the update as all do
         admit()
         self.put(site, body, message, now)

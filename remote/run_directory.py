@@ -23,7 +23,11 @@ def new_directory(directory: Path) -> None:
         UserError: it cannot be made, or already holds a run.
     """
     if (directory / "run.json").exists():
-        raise UserError(f"{directory}: already holds a run; choose another --output or remove it")
+        raise UserError(
+            f"{directory}: already holds a run; choose another --output or remove it",
+            code="already-there",
+            field="--output",
+        )
     make_folder(directory)
 
 
@@ -47,7 +51,11 @@ def check_owner(directory: Path, name: str) -> None:
     """
     if (owner := owner_of(directory)) not in (None, name):
         there, here = (f"region {one}" if one != TOP else "the aggregator above all" for one in (owner, name))
-        raise UserError(f"--output: {directory} is the directory of {there}, and this is {here}: choose its own")
+        raise UserError(
+            f"--output: {directory} is the directory of {there}, and this is {here}: choose its own",
+            code="directory-of-another",
+            field="--output",
+        )
 
 
 class Table:
@@ -78,7 +86,7 @@ class Table:
         try:
             self._writer.writerow(values)
         except OSError as error:
-            raise UserError(f"{self._path}: cannot be written: {error.strerror}") from None
+            raise UserError(f"{self._path}: cannot be written: {error.strerror}", code="cannot-write") from None
 
     def size(self) -> int:
         """Return how many bytes stand."""

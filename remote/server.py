@@ -45,7 +45,9 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), backlog=BACKLOG, family=family)
     except OSError as error:
         raise UserError(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
+            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port",
+            code="cannot-listen",
+            field="--port",
         ) from None
 
 

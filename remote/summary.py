@@ -19,6 +19,8 @@ def summary(progress: Progress) -> dict[str, Any]:
         "name": progress.name,
         "status": progress.status,
         "reason": progress.reason,
+        "code": progress.code,
+        "field": progress.about,
         "method": progress.method,
         "sites": list(progress.sites),
         "regions": progress.regions,

@@ -66,7 +66,11 @@ def check_trackers(spec: RunSpec) -> None:
     """
     for name, library in LIBRARIES.items():
         if getattr(spec.record, name) and find_spec(name) is None:
-            raise UserError(f"record.{name}: needs {library}, which is not installed: pip install 'rankdad[{name}]'")
+            raise UserError(
+                f"record.{name}: needs {library}, which is not installed: pip install 'rankdad[{name}]'",
+                code="not-installed",
+                field=f"record.{name}",
+            )
 
 
 def trackers_of(spec: RunSpec, directory: Path) -> dict[str, Tracker]:
@@ -124,7 +128,7 @@ class TensorBoard:
             )
             file.flush()
         except OSError as error:
-            raise UserError(f"{self._folder}: cannot be written: {error.strerror}") from None
+            raise UserError(f"{self._folder}: cannot be written: {error.strerror}", code="cannot-write") from None
 
     def _open(self, training: str) -> BinaryIO:
         self.close()
@@ -187,7 +191,9 @@ class Mlflow:
         try:
             return call()
         except Exception as error:  # whatever its stores raise
-            raise UserError(f"{self._where}: MLflow cannot be told: {self._said(error)}") from None
+            raise UserError(
+                f"{self._where}: MLflow cannot be told: {self._said(error)}", code="mlflow-unreachable"
+            ) from None
 
     def _said(self, error: Exception) -> str:
         return one_line(error).replace(self._uri, "…")  # in which a password may stand

@@ -46,17 +46,27 @@ def above(upstream: str, region: str | None, output: Path, *, allow_plain_http: 
     """
     if upstream.startswith(("http://", "https://")):
         if region is None:
-            raise UserError("--region is missing: whose aggregator this is, one of federation.regions")
+            raise UserError(
+                "--region is missing: whose aggregator this is, one of federation.regions",
+                code="region-missing",
+                field="--region",
+            )
         fields = {"name": region, "aggregator": upstream, "data": str(output), "output": str(output)}
         made = validate(SiteConfig, fields | {"allow_plain_http": allow_plain_http}, file="--upstream")
         return made.checked("--upstream")
     if not Path(upstream).is_file():
         raise UserError(
-            f"--upstream: {upstream!r} is neither a file nor an address that begins with http:// or https://"
+            f"--upstream: {upstream!r} is neither a file nor an address that begins with http:// or https://",
+            code="address-malformed",
+            field="--upstream",
         )
     config = SiteConfig.read(Path(upstream))
     if region not in (None, config.name):
-        raise UserError(f"--region: got {region}, but {upstream} is the file of {config.name}")
+        raise UserError(
+            f"--region: got {region}, but {upstream} is the file of {config.name}",
+            code="region-differs",
+            field="--region",
+        )
     return config
 
 
@@ -69,7 +79,9 @@ def check_region(name: str, federation: Federation) -> None:
     regions = sorted(set(federation.nodes) - {TOP})
     if name not in regions:
         expected = f"expected one of {', '.join(regions[:20])}" if regions else "whose federation.regions has none"
-        raise UserError(f"--region: {name} is no region of this run, {expected}")
+        raise UserError(
+            f"--region: {name} is no region of this run, {expected}", code="region-unknown", field="--region"
+        )
 
 
 def check_not_here(upstream: str, port: int) -> None:
@@ -85,7 +97,11 @@ def check_not_here(upstream: str, port: int) -> None:
         family, *_, (host, *_) = socket.getaddrinfo(address.hostname, 0)[0]
         with socket.socket(family) as probe:
             probe.bind((host, 0))
-        raise UserError(f"--upstream: {upstream} is this aggregator's own address, expected that of the one above")
+        raise UserError(
+            f"--upstream: {upstream} is this aggregator's own address, expected that of the one above",
+            code="upstream-is-itself",
+            field="--upstream",
+        )
 
 
 def ask(config: SiteConfig, plan: Plan, federation: Federation, *, begins: bool = False) -> str:
@@ -105,21 +121,29 @@ def ask(config: SiteConfig, plan: Plan, federation: Federation, *, begins: bool 
         try:
             offered = client.run()
         except RefusedError as error:
-            raise UserError(f"--upstream: {error}") from None
+            raise UserError(f"--upstream: {error}", code=error.code, field="--upstream") from None
     for field, own in (("version", __version__), ("plan_sha256", plan.sha256())):
         if (got := offered.get(field)) != own:
             problem = f"{field} is {visible(str(got), 64)}, here {own}"
-            raise UserError(f"--upstream: {config.aggregator} has another run than this file: its {problem}")
+            raise UserError(
+                f"--upstream: {config.aggregator} has another run than this file: its {problem}",
+                code="run-differs",
+                field="--upstream",
+            )
     above = federation.nodes[config.name].above
     if (got := offered.get("aggregator")) != above:
         raise UserError(
             f"--upstream: {config.aggregator} is the aggregator of {visible(str(got), 64)}, but {config.name} is a "
-            f"member of {above}"
+            f"member of {above}",
+            code="region-differs",
+            field="--upstream",
         )
     if begins and offered.get("round", 0) != 0:
         raise UserError(
             f"--output: is new, but the run of {config.aggregator} is in round {visible(str(offered['round']), 20)}: "
-            f"{config.name} can go on from the directory alone that it began with"
+            f"{config.name} can go on from the directory alone that it began with",
+            code="run-in-progress",
+            field="--output",
         )
     return run_id(offered)
 
@@ -169,11 +193,15 @@ def _not_yet(request: bytes, name: str, federation: Federation) -> bytes:
     """Return the answer to a request: to come again, or, to a region that is none of its own, that it is wrong."""
     asks = re.search(rf"\r\n{REGION_HEADER}: *([a-z0-9._-]{{1,63}})\r\n".encode(), request)
     region = federation.nodes.get(asks[1].decode()) if asks else None
-    status, said = "503 Service Unavailable", f"{name} waits for the aggregator above it"
+    status, code, said = "503 Service Unavailable", "upstream-waits", f"{name} waits for the aggregator above it"
     if asks and (region is None or region.above != name):
         above = "no region of its run" if region is None else f"a member of {region.above}"
-        status, said = "409 Conflict", f"is the aggregator of {name}, but {asks[1].decode()} is {above}"
-    body = json.dumps({"error": said})
+        status, code, said = (
+            "409 Conflict",
+            "region-differs",
+            f"is the aggregator of {name}, but {asks[1].decode()} is {above}",
+        )
+    body = json.dumps({"error": said, "code": code, "field": ""})
     return f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n{body}".encode()
 
 

@@ -98,12 +98,16 @@ class HttpConnection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP."""
-        self._refuse(400, msg)
+        self._refuse(400, msg, "request-malformed")
 
     def evict(self) -> None:
         """Make room: answer a request that is held, close the connection otherwise."""
         if self.waiting is not None and not self.waiting.done():
-            self.waiting.set_exception(ProtocolError(429, f"more than {MAX_PER_SITE} connections of one site at once"))
+            self.waiting.set_exception(
+                ProtocolError(
+                    429, f"more than {MAX_PER_SITE} connections of one site at once", code="too-many-connections"
+                )
+            )
         elif self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()  # in a body, or in an answer that nobody takes
         else:
@@ -112,7 +116,7 @@ class HttpConnection(HttpToolsProtocol):
     def _await_headers(self) -> None:
         seconds = self._registry.timeouts.headers
         self._deadline = self.loop.call_later(
-            seconds, lambda: self._refuse(408, f"the headers did not come within {seconds:g} s")
+            seconds, lambda: self._refuse(408, f"the headers did not come within {seconds:g} s", "headers-too-slow")
         )
 
     def _end_wait(self) -> None:
@@ -121,9 +125,11 @@ class HttpConnection(HttpToolsProtocol):
             self._deadline = None
 
     def _refuse_headers(self) -> None:
-        self._refuse(431, f"the headers, or what frames the body, have more than {MAX_HEADER_BYTES} bytes")
+        self._refuse(
+            431, f"the headers, or what frames the body, have more than {MAX_HEADER_BYTES} bytes", "headers-too-large"
+        )
 
-    def _refuse(self, status: int, reason: str) -> None:
+    def _refuse(self, status: int, reason: str, code: str) -> None:
         """Refuse what never became a request, or goes on where one ends; close the connection."""
         self._end_wait()
         if self.transport.is_closing():
@@ -132,7 +138,7 @@ class HttpConnection(HttpToolsProtocol):
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
             self.transport.close()  # another answer has begun
             return
-        body = json.dumps({"error": reason}).encode()
+        body = json.dumps({"error": reason, "code": code, "field": ""}).encode()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()

@@ -85,10 +85,12 @@ class SpokenArabicDigits(Archive):
         widths = [arrays[f"frames_{part}"].shape[1:] for part in PARTS]
         if len(widths[0]) != 1 or widths[0] != widths[1]:
             shapes = " and ".join(f"frames_{part} {list(arrays[f'frames_{part}'].shape)}" for part in PARTS)
-            raise DataError(path, f"has {shapes}, expected as many features of each: [frames, features]")
+            raise DataError(
+                path, f"has {shapes}, expected as many features of each: [frames, features]", code="shape-differs"
+            )
         series = [s for part in PARTS for s in _cut(path, part, arrays[f"frames_{part}"], arrays[f"len_{part}"])]
         if not series:
-            raise DataError(path, "has no series")
+            raise DataError(path, "has no series", code="no-rows")
         x, length = padded(series, max(map(len, series)), "float32")
         count = arrays["len_train"].size
         both = joined(str(path), [(x[:count], arrays["y_train"]), (x[count:], arrays["y_test"])])
@@ -113,14 +115,20 @@ class Uea(Part):
         """
         path = Path(self.path)
         if not path.exists():
-            raise DataError(path, f"does not exist; pass the file's place with --data; it comes from the {UEA}")
+            raise DataError(
+                path, f"does not exist; pass the file's place with --data; it comes from the {UEA}", code="file-missing"
+            )
         test = path.with_name(re.sub(r"_TRAIN(?=\.ts$)", "_TEST", path.name))
         files = [parse(file) for file in ([path, test] if test != path and test.exists() else [path])]
         series = [one for file in files for one in file.series]
         shape = max(map(len, series)), series[0].shape[1]
         arrays = arrays_of(files, files[0].classes or (), shape, "float32")
         if "y" not in arrays:
-            raise DataError(path, "lacks labels, or its test set does, expected @classLabel true and the classes")
+            raise DataError(
+                path,
+                "lacks labels, or its test set does, expected @classLabel true and the classes",
+                code="labels-missing",
+            )
         return ArrayDataset(self.path, arrays.pop("x"), arrays.pop("y"), arrays)
 
 
@@ -137,11 +145,11 @@ def named_arrays(path: Path, names: Sequence[str], found_at: str = "") -> dict[s
     """
     if not path.exists():
         source = f"; it is made of {found_at}, with the arrays {', '.join(names)}" if found_at else ""
-        raise DataError(path, f"does not exist; pass the file's place with --data{source}")
+        raise DataError(path, f"does not exist; pass the file's place with --data{source}", code="file-missing")
     arrays = read_arrays(path, names)
     missing = [name for name in names if name not in arrays or not arrays[name].ndim]
     if missing:
-        raise DataError(path, f"has no array {missing[0]}, expected {', '.join(names)}")
+        raise DataError(path, f"has no array {missing[0]}, expected {', '.join(names)}", code="array-missing")
     return arrays
 
 
@@ -157,11 +165,11 @@ def joined(origin: str, parts: Sequence[tuple[Array, Array]]) -> ArrayDataset:
     """
     for part, (x, y) in zip(PARTS, parts, strict=True):
         if y.size != len(x):
-            raise DataError(origin, f"y_{part} has {y.size} labels for {len(x)} samples")
+            raise DataError(origin, f"y_{part} has {y.size} labels for {len(x)} samples", code="length-differs")
     (train, _), (test, _) = parts
     if train.shape[1:] != test.shape[1:]:
         shapes = f"x_train has shape {list(train.shape)}, x_test {list(test.shape)}"
-        raise DataError(origin, f"{shapes}, expected samples of the same shape")
+        raise DataError(origin, f"{shapes}, expected samples of the same shape", code="shape-differs")
     return ArrayDataset(
         origin,
         np.concatenate([x for x, _ in parts]),
@@ -173,10 +181,12 @@ def joined(origin: str, parts: Sequence[tuple[Array, Array]]) -> ArrayDataset:
 def _cut(path: Path, part: str, frames: Array, lengths: Array) -> list[Array]:
     """Return the series [time, features] whose frames stand end to end."""
     if frames.dtype.kind not in "biuf":
-        raise DataError(path, f"frames_{part} holds {frames.dtype}, expected numbers")
+        raise DataError(path, f"frames_{part} holds {frames.dtype}, expected numbers", code="array-not-numbers")
     lengths = whole_numbers(path, f"len_{part}", lengths, lengths.size, len(frames) + 1, least=1)
     if lengths.sum() != len(frames):
         raise DataError(
-            path, f"len_{part} adds up to {lengths.sum()} frames, expected the {len(frames)} of frames_{part}"
+            path,
+            f"len_{part} adds up to {lengths.sum()} frames, expected the {len(frames)} of frames_{part}",
+            code="length-differs",
         )
     return np.split(frames, np.cumsum(lengths)[:-1]) if len(frames) else []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankdad.command import MAX_ERROR, DeviceOption, LogJson, Quiet, Verbose, is_launched
+from rankdad.command import DeviceOption, LogJson, Quiet, Verbose, is_launched
 from rankdad.common.errors import UserError, counted, visible
 from rankdad.common.logs import LogOptions, end_with, set_up
 
@@ -101,15 +101,27 @@ def simulate(
         return
     if resume is not None:
         if file or output or sites or regions or data or set_ or lockstep or relay or device or pooled:
-            raise UserError("--resume: goes on with a run as it was: only --json, -q and --allow-factory go with it")
+            raise UserError(
+                "--resume: goes on with a run as it was: only --json, -q and --allow-factory go with it",
+                code="options-exclude",
+                field="--resume",
+            )
         read, directory = _cut_short(resume), resume
     elif file is None:
-        raise UserError("FILE.json is missing: a run and its simulation, or --resume DIR")
+        raise UserError("FILE.json is missing: a run and its simulation, or --resume DIR", code="file-needed")
     elif lockstep and relay is not None:
-        raise UserError("--relay: --lockstep has no links that could be slow or faulty; leave one of the two out")
+        raise UserError(
+            "--relay: --lockstep has no links that could be slow or faulty; leave one of the two out",
+            code="options-exclude",
+            field="--relay",
+        )
     elif ledger and (lockstep or pooled):
         one = "--lockstep" if lockstep else "--pooled"
-        raise UserError(f"--ledger: a run with {one} cannot go on after it was cut short; leave one of the two out")
+        raise UserError(
+            f"--ledger: a run with {one} cannot go on after it was cut short; leave one of the two out",
+            code="options-exclude",
+            field="--ledger",
+        )
     else:
         read = with_columns(reading(file, set_ or []))
         directory = place(read.run)
@@ -159,12 +171,19 @@ def _for_ranks(
         UserError: it cannot be read, or is one that cannot.
     """
     if file is None:
-        raise UserError("FILE.json is missing: a run and its simulation")
+        raise UserError("FILE.json is missing: a run and its simulation", code="file-needed")
     if options:
-        raise UserError(f"{options[0]}: torchrun's ranks train in lockstep, which has none: leave one of the two out")
+        raise UserError(
+            f"{options[0]}: torchrun's ranks train in lockstep, which has none: leave one of the two out",
+            code="options-exclude",
+        )
     read = reading(file, assignments)
     if read.simulation.relay is not None:
-        raise UserError("simulation.relay: torchrun's ranks have no links that could be slow or faulty: set it to null")
+        raise UserError(
+            "simulation.relay: torchrun's ranks have no links that could be slow or faulty: set it to null",
+            code="options-exclude",
+            field="simulation.relay",
+        )
     return read
 
 
@@ -182,9 +201,11 @@ def _cut_short(directory: Path) -> SimulationFile:
 
     for name in (SIMULATION, LEDGER):
         if not (directory / name).exists():
-            raise UserError(f"{directory}: holds no run that could go on: no {name}; was it made with --ledger?")
+            raise UserError(
+                f"{directory}: holds no run that could go on: no {name}; was it made with --ledger?", code="no-run"
+            )
     if load_json(directory / "summary.json")["status"] == "completed":
-        raise UserError(f"{directory}: its run is complete")
+        raise UserError(f"{directory}: its run is complete", code="run-complete")
     return validate(SimulationFile, load_json(directory / SIMULATION), file=directory / SIMULATION)
 
 
@@ -204,7 +225,9 @@ def split(
     read = read_simulation(file, set_ or [], sites=sites, data=data)
     taken = [path for name in read.run.federation.sites if (path := output / f"{name}.json").exists()]
     if taken:
-        raise UserError(f"{taken[0]}: already there; choose another --output or remove it")
+        raise UserError(
+            f"{taken[0]}: already there; choose another --output or remove it", code="already-there", field="--output"
+        )
     for name, config in write_sites(read, output, aggregator).items():
         places = {"data": os.path.relpath(config.data, output), "output": name, "policy": f"{name}/{FILE}"}
         document = config.model_dump(mode="json", exclude_defaults=True) | places
@@ -252,7 +275,7 @@ def check(
             try:
                 show_contribution(config.name, *check_site(config, run), _wide_console())
             except UserError as error:
-                end_with(visible(str(error), MAX_ERROR))
+                end_with(error)
                 raise typer.Exit(1) from None
             return
         config = config.model_copy(update={"patience": min(config.patience, CHECK_PATIENCE)})
@@ -264,7 +287,11 @@ def check(
             _check_agent(config, error)
         return
     if offline is not None:
-        raise UserError(f"--offline: {file} is no site's file: name, aggregator, data, output")
+        raise UserError(
+            f"--offline: {file} is no site's file: name, aggregator, data, output",
+            code="not-a-sites-file",
+            field="--offline",
+        )
     if isinstance(document, dict) and "simulation" in document:
         read = with_columns(read_simulation(file, set_ or [], sites=sites, regions=regions, data=data))
         spec, policy = read.run, read.simulation.policy
@@ -357,12 +384,16 @@ def init(
     from rankdad.simulations.first_spec import first_spec, written
 
     if output.exists():
-        raise UserError(f"{output}: already there; choose another --output or remove it")
+        raise UserError(
+            f"{output}: already there; choose another --output or remove it", code="already-there", field="--output"
+        )
     document = first_spec(data, label, positive)
     try:
         output.write_text(written(document), encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--output: {output} cannot be written: {error.strerror or error}") from None
+        raise UserError(
+            f"--output: {output} cannot be written: {error.strerror or error}", code="cannot-write", field="--output"
+        ) from None
     for note in document["notes"]:
         typer.echo(f"note: {visible(note, 500)}")
     typer.echo(f"{output}: look at it, then: rankdad simulate {output}")
@@ -371,7 +402,9 @@ def init(
 def _address(option: str, text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise UserError(f"{option}: got {text!r}, expected HOST:PORT such as 127.0.0.1:8765")
+        raise UserError(
+            f"{option}: got {text!r}, expected HOST:PORT such as 127.0.0.1:8765", code="address-malformed", field=option
+        )
     return host.strip("[]"), int(port)
 
 

@@ -71,7 +71,7 @@ def simulate(
         failure = _run(star, file, directory, allow_factories, look)
         if failure:
             site, _, reason = failure.partition(": ")
-            raise RunFailedError(site, reason)
+            raise RunFailedError(site, reason, code="site-failed")
         return None if star.rank else (file.run, directory, load_json(directory / "summary.json"))
 
 
@@ -84,7 +84,8 @@ def _agreed(star: Star, path: Path | None, read: Callable[[], SimulationFile]) -
         file = validate(SimulationFile, parse_json(document))
         if own is not None and own != file:
             raise UserError(
-                f"{path}: is another simulation than rank 0's: give all ranks the same file and options, or no file"
+                f"{path}: is another simulation than rank 0's: give all ranks the same file and options, or no file",
+                code="ranks-disagree",
             )
         return "" if star.rank else with_columns(file).model_dump_json()
 
@@ -248,4 +249,4 @@ def _collect(star: Star, folder: Path) -> None:
         except RankEndedError as error:
             print(f"warning: {error}: the folders of its sites are not complete", file=sys.stderr)
         except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+            raise UserError(f"{path}: cannot be written: {error.strerror}", code="cannot-write") from None

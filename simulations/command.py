@@ -12,6 +12,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from rankdad.common.errors import RankdadError, UserError
+from rankdad.common.logs import ended_with
 
 LAST_LINES = 20  # that are told of a command that ends without a sentence
 
@@ -56,8 +57,9 @@ def summary_of(simulation: Sequence[str], say: Callable[[str], None] = lambda li
             raise
         if process.wait():
             last = lines[-1] if lines else ""
-            error = last.removeprefix("error: ") if last.startswith("error: ") else "\n".join(lines)
-            raise (UserError if process.returncode == UserError.exit_code else RankdadError)(error)
+            found = last.startswith("error: ")
+            error, code = ended_with(last.removeprefix("error: ")) if found else ("\n".join(lines), "simulation-ended")
+            raise (UserError if process.returncode == UserError.exit_code else RankdadError)(error, code=code)
         printed.seek(0)
         summary: dict[str, Any] = json.load(printed)
         return summary

@@ -57,7 +57,11 @@ class ArrayDataset:
     def __post_init__(self) -> None:
         for name, array in self.others.items():
             if array.shape[:1] != self.x.shape[:1]:
-                raise DataError(self.origin, f"{name} has shape {list(array.shape)} for {len(self.x)} samples")
+                raise DataError(
+                    self.origin,
+                    f"{name} has shape {list(array.shape)} for {len(self.x)} samples",
+                    code="length-differs",
+                )
 
     def labels(self, run: RunSpec) -> Array:
         """Return the labels, checked against the run's task."""
@@ -71,7 +75,7 @@ class ArrayDataset:
 
     def cells(self, column: str) -> list[str]:
         """Raise an error: there are none."""
-        raise DataError(self.origin, f"is no table, and has no column {column}")
+        raise DataError(self.origin, f"is no table, and has no column {column}", code="column-missing", field=column)
 
     def write(self, rows: Rows, run: RunSpec, path: Path) -> None:
         """Write a npz file."""

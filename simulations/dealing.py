@@ -83,7 +83,9 @@ def _places(
     places = {site: folder / site / "data" for site in run.federation.sites}
     name = run.data.file
     if not isinstance(name, str) or is_pattern(name):
-        raise SpecError("run.data.file", f"the source {source.name} is dealt out as one file, expected its name")
+        raise SpecError(
+            "run.data.file", f"the source {source.name} is dealt out as one file, expected its name", code="file-needed"
+        )
     if not dealt:
         written = run.data if isinstance(run.data, Written) else None
         pool: Dataset = source.load(written) if isinstance(source, OneTable) else source.load()

@@ -80,10 +80,16 @@ def hospitals(data: Path) -> tuple[list[Hospital], tuple[str, ...], str | None]:
         folders = {one.name.lower(): files for one in inner if (files := tables_in(one))}
         for site in folders:
             if not SITE.fullmatch(site):
-                raise DataError(data / site, "cannot be a site's name, expected a folder of a-z, 0-9, '.', '_' and '-'")
+                raise DataError(
+                    data / site,
+                    "cannot be a site's name, expected a folder of a-z, 0-9, '.', '_' and '-'",
+                    code="site-name-malformed",
+                )
         if not folders:
             where = "holds no folder with a table" if data.is_dir() else "does not exist"
-            raise DataError(data, f"{where}: expected a folder for each hospital, or the name of one table")
+            raise DataError(
+                data, f"{where}: expected a folder for each hospital, or the name of one table", code="no-table"
+            )
     found, notes = list[Hospital](), list[str]()
     for site, files in folders.items():
         tables: dict[Path, Profile] = {}
@@ -152,7 +158,9 @@ def guess_schema(found: Sequence[Hospital], label: str, positive: str | None) ->
         gaps[name] = rows / max(1, sum(one.rows for one in found))
     if not features:
         raise DataError(
-            str(next(iter(found[0].tables))), "no column that all hospitals have is a number or categorical"
+            str(next(iter(found[0].tables))),
+            "no column that all hospitals have is a number or categorical",
+            code="no-column-in-common",
         )
     notes += _suspicions(found, features)
     data["features"] = features
@@ -188,7 +196,9 @@ def _files(found: Sequence[Hospital]) -> tuple[dict[str, Any], list[str]]:
         odd = next(own for own in found if tuple(path.name for path in own.tables) != names[0])
         place = " and ".join(map(str, odd.tables))
         raise DataError(
-            place, f"unlike {found[0].site}, which has {', '.join(names[0])}: expected one table a hospital"
+            place,
+            f"unlike {found[0].site}, which has {', '.join(names[0])}: expected one table a hospital",
+            code="tables-several",
         )
     shared = [
         name
@@ -198,7 +208,11 @@ def _files(found: Sequence[Hospital]) -> tuple[dict[str, Any], list[str]]:
     keys = [name for name in shared if all(_is_key(own, name) for one in found for own in one.tables.values())]
     if not keys:
         place = " and ".join(map(str, found[0].tables))
-        raise DataError(place, "have no column in common that names every row once, by which they could be joined")
+        raise DataError(
+            place,
+            "have no column in common that names every row once, by which they could be joined",
+            code="no-key-in-common",
+        )
     first, *others = sorted(names[0], key=lambda name: -len(_named(found[0], name).columns))
     notes = [f"{first} is joined with {', '.join(others)} by {keys[0]}"]
     covariates = others[0] if len(others) == 1 else others
@@ -225,7 +239,11 @@ def _task(
         for one, column in zip(found, columns, strict=True):
             if column.kind not in ("number", "empty") or column.others:
                 where = " and ".join(map(str, one.tables))
-                raise UserError(f"--positive: column {label} of {where} holds more than numbers, which a rule is for")
+                raise UserError(
+                    f"--positive: column {label} of {where} holds more than numbers, which a rule is for",
+                    code="rule-for-numbers",
+                    field="--positive",
+                )
         return {"name": "classification", "classes": 2}, ["no", "yes"]
     whole = all(float(value).is_integer() for value in values) if numbers else True
     if numbers and not (few and whole and len(values) <= MANY_CLASSES):
@@ -233,12 +251,17 @@ def _task(
         return {"name": "regression"}, []
     place = str(next(iter(found[0].tables)))
     if not values:
-        raise DataError(place, f"column {label} has more than {MAX_LEVELS} different values that are no numbers")
+        raise DataError(
+            place,
+            f"column {label} has more than {MAX_LEVELS} different values that are no numbers",
+            code="too-many-classes",
+            field=label,
+        )
     if len(values) == 1:
         words = {word for column in columns for word in column.others if word.lower() in WORDS}
         also = "".join(f"; {word!r} counts as missing: write another word" for word in sorted(words))
         said = f"column {label} has the one value {values[0]} at every hospital: nothing to predict{also}"
-        raise DataError(place, said)
+        raise DataError(place, said, code="label-unusable")
     counts = Counter[str]()
     for column in columns:
         counts.update(column.levels)

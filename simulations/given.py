@@ -62,7 +62,7 @@ def given_simulation(
     if alone:
         document = {"run": document}
     if data is None and "simulation" not in document:
-        raise SpecError("simulation", f"is missing, and so are data: {EXPECTED}", file=file)
+        raise SpecError("simulation", f"is missing, and so are data: {EXPECTED}", file=file, code="simulation-missing")
     run = document["run"]
     if method is not None and isinstance(run, dict):
         run["method"] = named_method(method, run.get("method"))
@@ -97,9 +97,13 @@ def _document(spec: Spec) -> tuple[dict[str, Any], Path | None]:
     elif isinstance(spec, Mapping):
         document = json.loads(to_json(spec, fallback=_plain))
     else:
-        raise UserError(f"spec: got {_kind(spec)}, expected a file's path, a dictionary or a RunSpec")
+        raise UserError(
+            f"spec: got {_kind(spec)}, expected a file's path, a dictionary or a RunSpec",
+            code="type-unexpected",
+            field="spec",
+        )
     if not isinstance(document, dict):
-        raise SpecError("the whole file", "expected an object", file=file)
+        raise SpecError("the whole file", "expected an object", file=file, code="not-an-object")
     return document, file
 
 
@@ -114,7 +118,7 @@ def _source(data: Data, folder: Path) -> tuple[dict[str, Any], dict[str, pd.Data
         return {"name": "table", "path": str(folder / f"{FRAMES}.csv")}, {FRAMES: data}, []
     if isinstance(data, Mapping):
         if not data:
-            raise UserError(f"data: got no site, {EXPECTED}")
+            raise UserError(f"data: got no site, {EXPECTED}", code="no-site", field="data")
         places, frames = dict[str, str](), dict[str, pd.DataFrame]()
         for site, own in data.items():
             if isinstance(own, pd.DataFrame):
@@ -123,13 +127,17 @@ def _source(data: Data, folder: Path) -> tuple[dict[str, Any], dict[str, pd.Data
             elif isinstance(own, str | os.PathLike):
                 places[str(site)] = str(Path(own).absolute())
             else:
-                raise UserError(f"data: got {_kind(own)} for the site {site}, expected a DataFrame or a path")
+                raise UserError(
+                    f"data: got {_kind(own)} for the site {site}, expected a DataFrame or a path",
+                    code="type-unexpected",
+                    field="data",
+                )
         return {"name": "folders", "path": places}, frames, list(places)
     if not isinstance(data, str | os.PathLike):
-        raise UserError(f"data: got {_kind(data)}, {EXPECTED}")
+        raise UserError(f"data: got {_kind(data)}, {EXPECTED}", code="type-unexpected", field="data")
     path = Path(data)
     if not path.exists():
-        raise DataError(path, "does not exist")
+        raise DataError(path, "does not exist", code="file-missing")
     if path.is_dir():
         inside = sorted(one.name.lower() for one in path.iterdir() if one.is_dir())
         return {"name": "folders", "path": str(path)}, {}, inside
@@ -160,9 +168,11 @@ def _choose(document: dict[str, Any], sites: Names | None, found: list[str], eve
     """
     run = document["run"]
     if isinstance(sites, bool) or (isinstance(sites, int) and not 1 <= sites <= MAX_SITES):
-        raise SpecError("sites", f"got {sites}, expected a number from 1 to {MAX_SITES}, or names")
+        raise SpecError(
+            "sites", f"got {sites}, expected a number from 1 to {MAX_SITES}, or names", code="number-out-of-range"
+        )
     if isinstance(sites, str | Mapping) or not isinstance(sites, int | Sequence | None):
-        raise SpecError("sites", f"got {sites!r}, expected a number or a list of names")
+        raise SpecError("sites", f"got {sites!r}, expected a number or a list of names", code="type-unexpected")
     if not isinstance(run, dict) or not isinstance(run.setdefault("federation", {}), dict):
         return
     federation, named = run["federation"], run["federation"].get("sites")
@@ -194,7 +204,11 @@ def write_frame(frame: pd.DataFrame, run: RunSpec, called: str, path: Path) -> N
     data = run.data
     if not isinstance(data, Written) or data.reader != "csv" or getattr(data, "covariates", None) is not None:
         table = "two tables" if isinstance(data, Written) and data.reader == "csv" else f"what {data.reader} reads"
-        raise UserError(f"{called}: a DataFrame is one table, but the run is of {table}: pass a folder's path")
+        raise UserError(
+            f"{called}: a DataFrame is one table, but the run is of {table}: pass a folder's path",
+            code="type-unexpected",
+            field="data",
+        )
     levels = [place for place, name in enumerate(frame.index.names) if name is not None]
     if levels:
         frame = frame.reset_index(level=levels, allow_duplicates=True)
@@ -202,9 +216,11 @@ def write_frame(frame: pd.DataFrame, run: RunSpec, called: str, path: Path) -> N
     for name in names:
         if not isinstance(name, str):
             text = "expected names that are text: frame.columns = frame.columns.astype(str)"
-            raise DataError(called, f"has a column {name!r} ({type(name).__name__}), {text}")
+            raise DataError(
+                called, f"has a column {name!r} ({type(name).__name__}), {text}", code="column-name-unusable"
+            )
     if not len(frame) or not len(frame.columns):
-        raise DataError(called, "is empty, expected a row for each sample")
+        raise DataError(called, "is empty, expected a row for each sample", code="no-rows")
     Table(called, frame)  # refuses two columns of one name
     mark = data.decimal or "."
     cells = frame.astype(object).map(lambda value: _cell(value, mark))
@@ -212,7 +228,7 @@ def write_frame(frame: pd.DataFrame, run: RunSpec, called: str, path: Path) -> N
         path.parent.mkdir(parents=True, exist_ok=True)
         cells.to_csv(path, index=False, sep=data.delimiter or ",")
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}", code="cannot-write") from None
     held: NDArray[np.bool_] = (cells.map(str.strip) != "").any(axis=1).to_numpy()
     return held
 

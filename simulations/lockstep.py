@@ -108,7 +108,7 @@ class Trainers:
             except RunFailedError as error:  # another site's
                 self.failures.append(error)
             except RankdadError as error:  # its own
-                self.failures.append(RunFailedError(site, str(error)))
+                self.failures.append(RunFailedError(site, str(error), code=error.code, field=error.field))
                 said = str(error)
             if said is None or isinstance(said, str):
                 del self._trainings[site]

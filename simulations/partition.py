@@ -33,7 +33,9 @@ class Iid(Part):
         shares = np.array(self.shares if self.shares is not None else (1.0,) * sites)
         if len(shares) != sites:
             raise SpecError(
-                "simulation.partition.shares", f"got {len(shares)} shares, expected one for each of {sites} sites"
+                "simulation.partition.shares",
+                f"got {len(shares)} shares, expected one for each of {sites} sites",
+                code="shares-differ",
             )
         ends = np.round(np.cumsum(shares / shares.sum()) * len(labels)).astype(int)
         return np.split(generator.permutation(len(labels)), ends[:-1])
@@ -93,14 +95,19 @@ class ByColumn(Part):
         owned = self._owned(held, sites, pool.origin)
         for value in (value for values in owned for value in values):
             if value not in held:
-                raise DataError(pool.origin, f"column {self.column}: no row holds {value!r}, found {_some(held)}")
+                raise DataError(
+                    pool.origin,
+                    f"column {self.column}: no row holds {value!r}, found {_some(held)}",
+                    code="value-missing",
+                    field=self.column,
+                )
         return [np.flatnonzero(np.isin(cells, values)) for values in owned]
 
     def _owned(self, held: list[str], sites: tuple[str, ...], origin: str) -> list[list[str]]:
         if self.values is not None:
             if set(self.values) != set(sites):
                 problem = f"got {', '.join(self.values)}, expected each of run.federation.sites: {', '.join(sites)}"
-                raise SpecError("simulation.partition.values", problem)
+                raise SpecError("simulation.partition.values", problem, code="partition-impossible")
             return [list(self.values[site]) for site in sites]
         named = [[value for value in held if value.lower() == site] for site in sites]
         if all(named):
@@ -108,7 +115,11 @@ class ByColumn(Part):
         if len(held) == len(sites):
             return [[value] for value in held]
         problem = f"column {self.column} has {len(held)} values ({_some(held)}), which are not the names of the"
-        raise DataError(origin, f"{problem} {len(sites)} sites: tell whose they are by simulation.partition.values")
+        raise DataError(
+            origin,
+            f"{problem} {len(sites)} sites: tell whose they are by simulation.partition.values",
+            code="partition-impossible",
+        )
 
 
 class Folder(Part):
@@ -141,7 +152,9 @@ def partition(pool: Dataset, how: Iid | Dirichlet | ByColumn, run: RunSpec) -> d
     if len(dealt[few]) < least:
         left = f"{sites[few]} is left {f'with {len(dealt[few])}' if len(dealt[few]) else 'without'} samples"
         advice = f"; lower simulation.partition.minimum, {least}, or raise alpha" if least > 1 else ""
-        raise DataError(pool.origin, f"{left}: {len(labels)} samples for {len(sites)} sites{advice}")
+        raise DataError(
+            pool.origin, f"{left}: {len(labels)} samples for {len(sites)} sites{advice}", code="too-few-samples"
+        )
     return dict(zip(sites, dealt, strict=True))
 
 

@@ -15,6 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from rankdad.common.errors import RankdadError
+from rankdad.common.logs import ended_with
 
 ENDING = 4.0  # seconds in which processes end by themselves after one of them has
 LAST_LINES = 5
@@ -79,10 +80,11 @@ def how_it_ended(process: BaseProcess) -> str:
     return f"ended with status {code}"
 
 
-def last_error(log: Path) -> str:
-    """Return what a process has written of its end; "" if it had no time to."""
+def last_error(log: Path) -> tuple[str, str]:
+    """Return what a process has written of its end, and the code there; both are empty if it had no time to."""
     _, found, error = last_lines(log).rpartition("error: ")
-    return error if found else ""
+    sentence, code = ended_with(error)
+    return (sentence, code) if found else ("", "")
 
 
 def last_lines(path: Path) -> str:

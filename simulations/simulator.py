@@ -46,9 +46,11 @@ SIMULATION = "simulation.json"  # in a run's directory: what `--resume` goes on 
 class SimulationError(RankdadError):
     """A process of the simulation could not go on."""
 
-    def __init__(self, message: str, exit_code: int, quoted: Sequence[str] = ()) -> None:
+    def __init__(
+        self, message: str, exit_code: int, quoted: Sequence[str] = (), *, code: str, field: str = "", site: str = ""
+    ) -> None:
         self.exit_code, self.quoted = exit_code, tuple(quoted)
-        super().__init__(message)
+        super().__init__(message, code=code, field=field, site=site)
 
 
 class InterruptedSimulation(Exception):  # noqa: N818
@@ -90,7 +92,11 @@ def simulate(
     if not resume:
         if (directory / LEDGER).exists():
             problem = f"already holds a run: --resume {directory} goes on with it, if it was cut short"
-            raise UserError(f"{directory}: {problem}; or choose another --output, or remove it")
+            raise UserError(
+                f"{directory}: {problem}; or choose another --output, or remove it",
+                code="cannot-resume",
+                field="--output",
+            )
         new_directory(directory)
         write_json(directory / SIMULATION, file.model_dump(mode="json"))
     relay, nodes = file.simulation.relay, file.run.federation.nodes
@@ -203,7 +209,7 @@ class _Processes:
                 signal.signal(number, handler)
         if stopped_by:
             recorded = f"what was recorded lies in {self._directory}{self._how_to_go_on()}"
-            raise SimulationError(f"stopped by {stopped_by}; {recorded}", 130)
+            raise SimulationError(f"stopped by {stopped_by}; {recorded}", 130, code="stopped")
         return self._judge()
 
     def _wait(self) -> None:
@@ -224,7 +230,7 @@ class _Processes:
 
     def _tell(self, process: BaseProcess) -> None:
         """Tell all aggregators above a process that it has died."""
-        error = last_error(log_path(self._directory, process.name))
+        error, _ = last_error(log_path(self._directory, process.name))
         line = f"{process.name}\t{how_it_ended(process)}" + (f": {error}" if error else "")
         above = self._above.get(process.name)
         while above is not None:
@@ -260,10 +266,12 @@ class _Processes:
                 write_json(path, summary | {"status": "failed", "reason": f"{culprit}: {reason}"})
         if everyone[culprit].exitcode == UserError.exit_code:
             whose = "" if culprit == "aggregator" else f"{culprit}: "  # the aggregator speaks of the file itself
-            raise SimulationError(whose + last_error(log_path(self._directory, culprit)), UserError.exit_code)
+            sentence, code = last_error(log_path(self._directory, culprit))
+            raise SimulationError(whose + sentence, UserError.exit_code, code=code, site=culprit)
         lines = last_lines(log_path(self._directory, culprit)).splitlines()
         ended = f"{culprit} could not go on: {reason}{self._how_to_go_on()}"
-        raise SimulationError(ended, 1, ["its last lines:", *lines] if lines else ())
+        code = summary.get("code") or "process-ended"
+        raise SimulationError(ended, 1, ["its last lines:", *lines] if lines else (), code=code, site=culprit)
 
     def _how_to_go_on(self) -> str:
         return f"; --resume {self._directory} goes on with it" if (self._directory / LEDGER).exists() else ""

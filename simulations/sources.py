@@ -91,7 +91,7 @@ class OneTable(Part):
 
         path = Path(self.path)
         if not path.exists():
-            raise DataError(path, "does not exist; pass the file's place with --data")
+            raise DataError(path, "does not exist; pass the file's place with --data", code="file-missing")
         return TableDataset(read_table(path, written))
 
 
@@ -113,19 +113,23 @@ class Folders(Part):
             missing = [site for site in sites if site not in self.path]
             if missing:
                 named = ", ".join(self.path) or "nothing"
-                raise SpecError("simulation.source.path", f"names {named}, expected the site {missing[0]} too")
+                raise SpecError(
+                    "simulation.source.path", f"names {named}, expected the site {missing[0]} too", code="site-missing"
+                )
             return {site: Path(self.path[site]).absolute() for site in sites}
         whole = Path(self.path).absolute()
         try:
             folders = sorted(entry for entry in whole.iterdir() if entry.is_dir())
         except OSError as error:
-            raise DataError(whole, f"cannot be read: {error.strerror or error}; pass its place with --data") from None
+            raise DataError(
+                whole, f"cannot be read: {error.strerror or error}; pass its place with --data", code="cannot-read"
+            ) from None
         of_site: dict[str, Path] = {}
         for site in sites:
             named_so = [folder for folder in folders if folder.name.lower() == site]
             if len(named_so) != 1:
                 names = ", ".join(folder.name for folder in named_so or folders) or "nothing"
-                raise DataError(whole, f"expected one folder for the site {site}, found {names}")
+                raise DataError(whole, f"expected one folder for the site {site}, found {names}", code="site-missing")
             of_site[site] = named_so[0]
         return of_site
 
@@ -142,7 +146,11 @@ def _scikit_learn(source: str) -> Any:
     try:
         from sklearn import datasets
     except ImportError:
-        raise UserError(f"simulation.source: {source} needs scikit-learn: pip install scikit-learn") from None
+        raise UserError(
+            f"simulation.source: {source} needs scikit-learn: pip install scikit-learn",
+            code="not-installed",
+            field="simulation.source",
+        ) from None
     return datasets
 
 

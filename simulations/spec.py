@@ -135,13 +135,21 @@ def changed(document: Any, **options: Unpack[Replacements]) -> Any:
     relay, weights, device = options.get("relay"), options.get("weights"), options.get("device")
     if sites is not None:
         if _source(document) == "folders":
-            raise SpecError("--sites", "the source 'folders' has its own sites; run.federation.sites chooses")
+            raise SpecError(
+                "--sites",
+                "the source 'folders' has its own sites; run.federation.sites chooses",
+                code="options-exclude",
+            )
         document = _assign(document, ("run", "federation", "sites"), numbered(sites))
     if regions is not None:
         document = _assign(document, ("run", "federation", "regions"), _dealt(_sites(document), regions))
     if data is not None:
         if _source(document) in BUNDLED:
-            raise SpecError("--data", f"the source '{_source(document)}' comes with its data and takes no file")
+            raise SpecError(
+                "--data",
+                f"the source '{_source(document)}' comes with its data and takes no file",
+                code="options-exclude",
+            )
         document = _assign(document, ("simulation", "source", "path"), str(data))
     if weights is not None:
         document = _assign(document, ("simulation", "weights"), str(weights))
@@ -172,7 +180,11 @@ def _dealt(sites: list[Any], regions: int) -> dict[str, list[Any]]:
         SpecError: there are fewer sites than regions.
     """
     if regions > len(sites):
-        raise SpecError("--regions", f"got {regions}, expected at most the number of sites, {len(sites)}")
+        raise SpecError(
+            "--regions",
+            f"got {regions}, expected at most the number of sites, {len(sites)}",
+            code="number-out-of-range",
+        )
     ends = [len(sites) * count // regions for count in range(regions + 1)]
     return {f"region-{at + 1}": sites[ends[at] : ends[at + 1]] for at in range(regions)}
 
@@ -188,7 +200,7 @@ def _assign(document: Any, path: tuple[str, ...], value: object) -> Any:
     target = document
     for key in path[:-1]:
         if not isinstance(target, dict) or not isinstance(target.get(key), dict):
-            raise SpecError(".".join(path[:-1]), "is missing")
+            raise SpecError(".".join(path[:-1]), "is missing", code="missing")
         target = target[key]
     target[path[-1]] = value
     return document

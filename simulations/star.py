@@ -35,15 +35,15 @@ class RankEndedError(RankdadError):
 
     def __init__(self, name: str, what: str) -> None:
         self.name, self.what = name, what
-        super().__init__(f"{name} {what}")
+        super().__init__(f"{name} {what}", code="rank-ended")
 
 
 class RefusedError(RankdadError):
     """What one rank could not do ends the command at all."""
 
-    def __init__(self, sentence: str, exit_code: int) -> None:
+    def __init__(self, sentence: str, exit_code: int, code: str, field: str = "") -> None:
         self.exit_code = exit_code
-        super().__init__(sentence)
+        super().__init__(sentence, code=code, field=field)
 
 
 class Star:
@@ -130,7 +130,7 @@ class Star:
         try:
             made = work()
         except RankdadError as error:
-            refusal = [str(error), error.exit_code]
+            refusal = [str(error), error.exit_code, error.code, error.field]
         if self.rank:
             self.send(0, refusal)
             verdict = self.receive(0, list)
@@ -147,14 +147,14 @@ class Star:
         try:
             return self.receive(rank, list)
         except RankEndedError as error:
-            return [error.what, error.exit_code]
+            return [error.what, error.exit_code, error.code, error.field]
 
     def _verdict(self, refusals: dict[int, list[Any]]) -> list[Any]:
         refused = {rank: refusal for rank, refusal in refusals.items() if refusal}
         if not refused or all(refusal == refusals[0] for refusal in refusals.values()):
             return refusals[0]
-        rank, (sentence, code) = next(iter(refused.items()))
-        return [f"{self.names[rank]}: {sentence}", code]
+        rank, (sentence, *others) = next(iter(refused.items()))
+        return [f"{self.names[rank]}: {sentence}", *others]
 
     def share(self, document: T, kind: type[T]) -> T:
         """Return rank 0's document at all ranks."""
@@ -193,4 +193,4 @@ def _stop_soon(_number: int, _frame: FrameType | None) -> None:
 
 
 def _stop(_number: int, _frame: FrameType | None) -> None:
-    raise RefusedError(f"rank {os.environ.get('RANK', '?')}: stopped by SIGTERM", 128 + signal.SIGTERM)
+    raise RefusedError(f"rank {os.environ.get('RANK', '?')}: stopped by SIGTERM", 128 + signal.SIGTERM, "stopped")

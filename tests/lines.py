@@ -1,7 +1,11 @@
-"""Which lines of some files are run: a counter that is on only where a test says so."""
+"""Which lines of some files are run: a counter that is on only where a test says so.
+
+A statement over several lines counts as its first.
+"""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,10 +25,13 @@ class Lines:
     def __init__(self, modules: Sequence[ModuleType], beside: frozenset[str]) -> None:
         self.written: set[tuple[str, int]] = set()
         self._run: set[tuple[str, int]] = set()
-        self._files = {str(module.__file__) for module in modules}
-        for file in self._files:
-            whole = compile(Path(file).read_text(encoding="utf-8"), file, "exec")
-            self.written |= {(file, line) for line in _lines(whole, beside)}
+        self._files = {str(module.__file__): dict[int, int]() for module in modules}
+        for file, first in self._files.items():
+            text = Path(file).read_text(encoding="utf-8")
+            for node in ast.walk(ast.parse(text)):  # outer statements come before those in them
+                if isinstance(node, ast.stmt):
+                    first |= dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), node.lineno)
+            self.written |= {(file, first[line]) for line in _lines(compile(text, file, "exec"), beside)}
 
     def __enter__(self) -> None:
         self._before = sys.gettrace()
@@ -47,7 +54,8 @@ class Lines:
         return self._line(frame, event, argument) if frame.f_code.co_filename in self._files else None
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        self._run.add((frame.f_code.co_filename, frame.f_lineno))
+        file = frame.f_code.co_filename
+        self._run.add((file, self._files[file].get(frame.f_lineno, frame.f_lineno)))
         return self._line
 
 

@@ -36,13 +36,19 @@ def paper(
     from benchmarks.paper.settings import SETTINGS
 
     if quick and setting not in ("middle", "quick"):
-        raise UserError(f"--quick: is the setting quick, but --setting {setting} is asked for; leave one of them out")
+        raise UserError(
+            f"--quick: is the setting quick, but --setting {setting} is asked for; leave one of them out",
+            code="options-exclude",
+            field="--quick",
+        )
     name = "quick" if quick else setting
     if name not in SETTINGS:
-        raise UserError(f"--setting: got {name!r}, expected {', '.join(SETTINGS)}")
+        raise UserError(
+            f"--setting: got {name!r}, expected {', '.join(SETTINGS)}", code="setting-unknown", field="--setting"
+        )
     wrong = [part for part in parts if part not in (*PARTS, "all")]
     if wrong:
-        raise UserError(f"got {wrong[0]!r}, expected {WHAT}")
+        raise UserError(f"got {wrong[0]!r}, expected {WHAT}", code="part-unknown")
     chosen = [part for part in PARTS if part in parts or "all" in parts]
     folder = output or Path("runs") / f"paper-{name}"
     try:

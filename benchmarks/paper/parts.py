@@ -82,7 +82,7 @@ def check_data(parts: Sequence[str], setting: Setting, data: Path) -> None:
         sentences.append(f"{path}: does not exist; {without} needs it; it is made of {source(panel, data).found_at}")
     possible = [part for part in PARTS if all(path.exists() for path in needed[part])]
     rest = f"what can be made without: {' '.join(possible)}; --data says where the files are"
-    raise UserError("; ".join([*sentences, rest]))
+    raise UserError("; ".join([*sentences, rest]), code="file-missing")
 
 
 def _files(part: str, setting: Setting, data: Path) -> list[Path]:

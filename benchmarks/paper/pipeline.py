@@ -42,7 +42,7 @@ def make(
         UserError: matplotlib or data are missing, or the folder cannot be written.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise UserError("figures need matplotlib: pip install 'rankdad[plots]'")
+        raise UserError("figures need matplotlib: pip install 'rankdad[plots]'", code="not-installed")
     check_data(parts, setting, data)
     now = setting if folds is None else replace(setting, folds=folds)
     do(jobs(parts, now), output, data, processes, console)
@@ -71,4 +71,4 @@ def _write(path: Path, content: bytes) -> None:
     try:
         path.write_bytes(content)
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+        raise UserError(f"{path}: cannot be written: {error.strerror}", code="cannot-write") from None

@@ -60,7 +60,8 @@ def _together(jobs: Sequence[Job], data: Path, processes: int) -> Iterator[Done]
             yield future.result()
     except BrokenProcessPool:
         raise RankdadError(
-            "a process was killed, perhaps for want of memory: the same command goes on, --jobs 1 needs less"
+            "a process was killed, perhaps for want of memory: the same command goes on, --jobs 1 needs less",
+            code="process-killed",
         ) from None
     finally:  # after Ctrl-C or an error nobody waits for the others
         pool.shutdown(wait=False, cancel_futures=True)
@@ -80,4 +81,4 @@ def _perform(job: Job, data: Path) -> Done:
         return job, job.perform(data), time.perf_counter() - began
     except RankdadError as error:
         kind = UserError if isinstance(error, UserError) else RankdadError
-        raise kind(f"{job.words}: {error}") from None
+        raise kind(f"{job.words}: {error}", code=error.code, field=error.field) from None

@@ -110,11 +110,19 @@ def _shortened(document: dict[str, Any], steps: int, pool: Path) -> dict[str, An
     source = file.simulation.source
     samples = None if isinstance(source, Folders) else source.load()
     if not isinstance(samples, ArrayDataset):
-        raise SpecError("simulation.source", f"got {source.name}, expected one of arrays: digits, mnist or npz")
+        raise SpecError(
+            "simulation.source",
+            f"got {source.name}, expected one of arrays: digits, mnist or npz",
+            code="source-unexpected",
+        )
     rows = np.flatnonzero(samples.marks() == 0)
     needed = steps * file.run.training.step_size * len(file.run.federation.sites)
     if len(rows) < needed:
-        raise DataError(samples.origin, f"has {len(rows)} samples to train on, but {steps} steps need {needed}")
+        raise DataError(
+            samples.origin,
+            f"has {len(rows)} samples to train on, but {steps} steps need {needed}",
+            code="too-few-samples",
+        )
     samples.write(rows[:needed], file.run, pool)
     return {"run": run, "simulation": simulation | {"source": {"name": "npz", "path": str(pool)}}}
 

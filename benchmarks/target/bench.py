@@ -83,7 +83,11 @@ def bench_target(
                 site_data = dealt_data(own, Path(folder) / "sites")
                 wanted = [target for target in targets if target[0] in own.run.task.metrics]
                 if not wanted:
-                    raise UserError(f"--target: none is of {', '.join(own.run.task.metrics)}, as the task has them")
+                    raise UserError(
+                        f"--target: none is of {', '.join(own.run.task.metrics)}, as the task has them",
+                        code="metric-unknown",
+                        field="--target",
+                    )
                 for method in methods or METHODS:
                     with_method = _with_method(own, method)
                     curve = train(with_method.run, site_data, options.every, wanted if options.stop else ())
@@ -132,12 +136,18 @@ def _one_table(file: SimulationFile, folder: Path) -> Path:
     source, data = file.simulation.source, file.run.data
     assert isinstance(source, Folders)
     if not isinstance(data, CsvData) or not isinstance(data.file, str) or is_pattern(data.file):
-        raise SpecError("run.data.file", "of folders only one table each can be dealt out anew, expected its name")
+        raise SpecError(
+            "run.data.file",
+            "of folders only one table each can be dealt out anew, expected its name",
+            code="file-needed",
+        )
     tables = []
     inside = Path(source.path).glob("*") if isinstance(source.path, str) else map(Path, source.path.values())
     places = sorted(entry for entry in inside if entry.is_dir())
     if not places:
-        raise SpecError("simulation.source.path", f"{source.path} has no folder; --data names another place")
+        raise SpecError(
+            "simulation.source.path", f"{source.path} has no folder; --data names another place", code="site-missing"
+        )
     for place in places:
         table = read_table(place / data.file, data).frame
         if isinstance(data.covariates, str):

@@ -114,7 +114,9 @@ def train(spec: RunSpec, data: Mapping[str, SiteData], every: float, enough: Seq
         SpecError: the task is multi-label.
     """
     if isinstance(spec.task, MultiLabel):
-        raise SpecError("run.task.name", "got multi-label, expected classification or regression")
+        raise SpecError(
+            "run.task.name", "got multi-label, expected classification or regression", code="task-unexpected"
+        )
     torch.set_num_threads(spec.training.threads)
     watch = _Watch(spec, data, every, enough)
     with tempfile.TemporaryDirectory() as folder:
@@ -144,7 +146,9 @@ def timed_as_processes(file: SimulationFile, curve: Curve) -> list[Point]:
         sent, seconds = _until_step(output, "bytes_up"), _until_step(output, "seconds")
     for point in curve:
         if round(sent[point.step] / len(file.run.federation.sites)) != round(point.bytes_up):
-            raise RankdadError(f"by step {point.step} processes have sent other bytes than sites in lockstep")
+            raise RankdadError(
+                f"by step {point.step} processes have sent other bytes than sites in lockstep", code="bytes-differ"
+            )
     return [replace(point, seconds=seconds[point.step], parallel=seconds[point.step]) for point in curve]
 
 

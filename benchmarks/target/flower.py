@@ -53,7 +53,10 @@ def train_with_flower(python: Path, spec: RunSpec, data: Mapping[str, SiteData])
         words = [str(python), "-m", "benchmarks.target.flower_app", name]
         done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
         if done.returncode:
-            raise RankdadError(f"Flower: {done.stderr.strip().splitlines()[-1] if done.stderr else done.returncode}")
+            raise RankdadError(
+                f"Flower: {done.stderr.strip().splitlines()[-1] if done.stderr else done.returncode}",
+                code="flower-failed",
+            )
         return [
             Point(
                 step=found["round"],

@@ -178,6 +178,7 @@ def choose_routes(spec: RunSpec, model: nn.Module) -> tuple[tuple[Route, ...], t
             raise SpecError(
                 "method.rank",
                 f"got {spec.method.rank}, expected at most {largest}: no layer's gradient has a larger rank",
+                code="rank-too-high",
             )
     if hooked := [name for name, p in model.named_parameters() if p.requires_grad and has_hooks(p)]:
         check_wire(getattr(spec.method, "wire", ""), hooked[0], "method.wire")
@@ -266,7 +267,9 @@ def _probe(spec: RunSpec, model: nn.Module) -> tuple[dict[str, int], tuple[str, 
     try:
         probe = copied(model).cpu().train()
     except Exception as error:
-        raise SpecError("model", f"cannot be copied, to try it out: {one_line(error)}") from error
+        raise SpecError(
+            "model", f"cannot be copied, to try it out: {one_line(error)}", code="model-cannot-be-copied"
+        ) from error
     generator = torch.Generator().manual_seed(derive(spec.seed, "probe"))
     with torch.no_grad():
         for parameter in probe.parameters():  # a layer of zeros would let no gradient through
@@ -283,12 +286,18 @@ def _probe(spec: RunSpec, model: nn.Module) -> tuple[dict[str, int], tuple[str, 
             logits = probe(inputs)
         except Exception as error:
             raise SpecError(
-                "model", f"does not take inputs of shape {list(shape)} (data.shape): {one_line(error)}"
+                "model",
+                f"does not take inputs of shape {list(shape)} (data.shape): {one_line(error)}",
+                code="model-input-shape",
             ) from error
         expected = (PROBE_SAMPLES, spec.task.outputs)
         if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
             got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise SpecError("model", f"returned {got} for {PROBE_SAMPLES} samples, expected {list(expected)}")
+            raise SpecError(
+                "model",
+                f"returned {got} for {PROBE_SAMPLES} samples, expected {list(expected)}",
+                code="model-output-shape",
+            )
         F.mse_loss(logits, (torch.arange(logits.numel()) % 2).to(logits).reshape(expected)).backward()  # any loss does
     rows: dict[str, int] = {}
     warnings: list[str] = []

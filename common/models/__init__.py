@@ -55,7 +55,9 @@ def build_network(spec: RunSpec, allowed_factories: Collection[str] = ()) -> nn.
             try:
                 model = _built_in(spec.model, spec.data.shape, spec.task.outputs)
             except (RuntimeError, TypeError, MemoryError):
-                raise SpecError(spec.model.sized_by, "a network of this size does not fit into memory") from None
+                raise SpecError(
+                    spec.model.sized_by, "a network of this size does not fit into memory", code="out-of-memory"
+                ) from None
     freeze(model, spec.model.frozen)
     return model.to(getattr(torch, spec.training.dtype))
 

@@ -45,6 +45,7 @@ def channels_first(
         raise SpecError(
             "model.name",
             f"{spec.name} expected [{axes}], [channels, {axes}] or [{axes}, channels], got data.shape {list(shape)}",
+            code="shape-does-not-fit",
         )
     last = spec.channels == "last"
     if spec.channels is None:
@@ -53,5 +54,6 @@ def channels_first(
             raise SpecError(
                 "model.channels",
                 f"is missing, expected first or last: data.shape {list(shape)} does not tell where channels stand",
+                code="channels-unknown",
             )
     return ChannelsFirst(dims, last), (shape[-1], *shape[:-1]) if last else shape

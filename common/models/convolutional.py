@@ -27,6 +27,7 @@ def convolutional(spec: Cnn | Cnn3d, shape: tuple[int, ...], outputs: int) -> nn
             "model.filters",
             f"got {len(spec.filters)} blocks, expected at most {min(space).bit_length()} for data.shape {list(shape)}: "
             "each but the last halves what it is given",
+            code="too-many-blocks",
         )
     layers: list[nn.Module] = [layout]
     for block, filters in enumerate(spec.filters):

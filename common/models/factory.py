@@ -22,9 +22,15 @@ def from_factory(spec: Factory, allowed: Collection[str]) -> nn.Module:
     try:
         model = factory(**spec.arguments)
     except (Exception, SystemExit) as error:
-        raise SpecError("model.arguments", f"{spec.factory} raised {one_line(error)}") from error
+        raise SpecError("model.arguments", f"{spec.factory} raised {one_line(error)}", code="factory-raised") from error
     if not isinstance(model, nn.Module):
-        raise SpecError("model.factory", f"{spec.factory} returned {type(model).__name__}, expected a torch module")
+        raise SpecError(
+            "model.factory",
+            f"{spec.factory} returned {type(model).__name__}, expected a torch module",
+            code="factory-returned-no-module",
+        )
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise SpecError("model.factory", f"{spec.factory} returned a model without parameters to train")
+        raise SpecError(
+            "model.factory", f"{spec.factory} returned a model without parameters to train", code="nothing-to-train"
+        )
     return model

@@ -22,13 +22,18 @@ def monai_network(spec: Monai, shape: tuple[int, ...], outputs: int) -> nn.Modul
         from monai.networks import nets
         from monai.networks.nets.efficientnet import EfficientNetBN
     except ImportError:
-        raise UserError("model.name: monai needs MONAI, which is not installed: pip install 'rankdad[monai]'") from None
+        raise UserError(
+            "model.name: monai needs MONAI, which is not installed: pip install 'rankdad[monai]'",
+            code="not-installed",
+            field="model.name",
+        ) from None
     layout, (channels, *space) = channels_first(spec, shape, spec.dims)
     if min(space) < spec.least_side:
         raise SpecError(
             "model.network",
             f"{spec.network} halves what it is given too often for data.shape {list(shape)}, expected at least "
             f"{spec.least_side} along each axis of space",
+            code="shape-does-not-fit",
         )
     common: dict[str, Any] = {"spatial_dims": spec.dims, "norm": spec.norm_layer}
     if spec.network.startswith("DenseNet"):

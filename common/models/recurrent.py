@@ -115,11 +115,16 @@ def recurrent(spec: Gru | Lstm, shape: tuple[int, ...], outputs: int) -> nn.Modu
         SpecError: inputs are no series, or longer ones than can be gone through.
     """
     if len(shape) != 2:
-        raise SpecError("model.name", f"{spec.name} expected series [time, features], got data.shape {list(shape)}")
+        raise SpecError(
+            "model.name",
+            f"{spec.name} expected series [time, features], got data.shape {list(shape)}",
+            code="shape-does-not-fit",
+        )
     if shape[0] * len(spec.hidden) > MAX_STEPS:
         raise SpecError(
             "data.shape",
             f"got {shape[0]} frames for {len(spec.hidden)} layers of {spec.name}, expected a product of at most "
             f"{MAX_STEPS:,}: take fewer frames a second, or shorter pieces",
+            code="series-too-long",
         )
     return RecurrentNetwork(spec, shape[1], outputs)

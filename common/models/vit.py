@@ -101,6 +101,8 @@ def vit(spec: Vit, shape: tuple[int, ...], outputs: int) -> nn.Module:
     layout, (channels, height, width) = channels_first(spec, shape, 2)
     if height % spec.patch or width % spec.patch:
         raise SpecError(
-            "model.patch", f"got {spec.patch}, expected a divisor of both {height} and {width} (data.shape)"
+            "model.patch",
+            f"got {spec.patch}, expected a divisor of both {height} and {width} (data.shape)",
+            code="patch-does-not-divide",
         )
     return VisionTransformer(spec, layout, channels, height * width // spec.patch**2, outputs)

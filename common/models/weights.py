@@ -28,11 +28,13 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     for pattern in patterns:
         matching = [parameter for name, parameter in parameters.items() if fnmatchcase(name, pattern)]
         if not matching:
-            raise SpecError("model.frozen", f"{pattern} matches no parameter of {_some(parameters)}")
+            raise SpecError(
+                "model.frozen", f"{pattern} matches no parameter of {_some(parameters)}", code="pattern-matches-nothing"
+            )
         for parameter in matching:
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in parameters.values()):
-        raise SpecError("model.frozen", "leaves no parameter to train, expected at least one")
+        raise SpecError("model.frozen", "leaves no parameter to train, expected at least one", code="nothing-to-train")
 
 
 def load_pretrained(model: nn.Module, spec: Pretrained, folder: Path | None) -> None:
@@ -52,12 +54,17 @@ def load_pretrained(model: nn.Module, spec: Pretrained, folder: Path | None) -> 
             "model.pretrained.file",
             f"{spec.file} is needed here: pass --weights with the folder that holds it, or name the folder under "
             "weights in a site's file",
+            code="weights-missing",
         )
     ours = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     theirs = _read(folder / spec.file, spec.sha256)
     for pattern in spec.skip:
         if not any(fnmatchcase(name, pattern) for name in (*ours, *theirs)):
-            raise SpecError("model.pretrained.skip", f"{pattern} matches no parameter of the network or of {spec.file}")
+            raise SpecError(
+                "model.pretrained.skip",
+                f"{pattern} matches no parameter of the network or of {spec.file}",
+                code="pattern-matches-nothing",
+            )
     ours, theirs = (
         {name: value for name, value in values.items() if not any(fnmatchcase(name, p) for p in spec.skip)}
         for values in (ours, theirs)
@@ -70,14 +77,19 @@ def _read(path: Path, sha256: str) -> dict[str, Tensor]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror}") from None
+        raise DataError(path, f"cannot be read: {error.strerror}", code="cannot-read") from None
     digest = hashlib.sha256(content).hexdigest()
     if digest != sha256:
-        raise DataError(path, f"has the sha256 {digest}, expected {sha256} (model.pretrained.sha256)")
+        raise DataError(
+            path,
+            f"has the sha256 {digest}, expected {sha256} (model.pretrained.sha256)",
+            code="digest-differs",
+            field="model.pretrained.sha256",
+        )
     try:
         tensors: dict[str, Tensor] = safetensors.torch.load(content)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        raise DataError(path, f"is no safetensors file that torch can read: {error}") from None
+        raise DataError(path, f"is no safetensors file that torch can read: {error}", code="not-safetensors") from None
     return tensors
 
 
@@ -85,7 +97,11 @@ def _check(ours: dict[str, Tensor], theirs: dict[str, Tensor], file: str) -> Non
     missing, unknown = ours.keys() - theirs.keys(), theirs.keys() - ours.keys()
     if missing or unknown:
         problem = f"has no {_some(missing)}" if missing else f"has {_some(unknown)}, which the network has not"
-        raise SpecError("model.pretrained.file", f"{file} {problem}: correct the names, or list them under skip")
+        raise SpecError(
+            "model.pretrained.file",
+            f"{file} {problem}: correct the names, or list them under skip",
+            code="weights-do-not-fit",
+        )
     for name, value in theirs.items():
         if value.shape != ours[name].shape:
             got, expected = list(value.shape), list(ours[name].shape)
@@ -96,7 +112,7 @@ def _check(ours: dict[str, Tensor], theirs: dict[str, Tensor], file: str) -> Non
             problem = wrong_numbers(name, value, ours[name].dtype)
             if not problem:
                 continue
-        raise SpecError("model.pretrained.file", f"{file} {problem}")
+        raise SpecError("model.pretrained.file", f"{file} {problem}", code="weights-do-not-fit")
 
 
 def wrong_numbers(name: str, value: Tensor, dtype: torch.dtype) -> str:

@@ -37,7 +37,7 @@ class Preparing:
         self._tokens = spec.data.tokens is not None
         if self._tokens and self._standardise != "none":
             problem = f"got {self._standardise}, expected none: tokens are no numbers"
-            raise SpecError("preparation.standardise", problem)
+            raise SpecError("preparation.standardise", problem, code="linear-cannot-be-solved")
         self._impute = isinstance(spec.data, TableData) and spec.data.missing == "impute"
         self._layout = Layout.of(spec)
         self._combat = spec.preparation.harmonise if len(self._layout.harmonised) else None
@@ -221,7 +221,9 @@ class Preparing:
         if self._tokens or len(shape) > 1 or count > linear.MAX_WEIGHTS:
             what = "tokens or a series" if self._tokens or len(shape) > 1 else f"{count} weights"
             problem = f"a linear model of {what}, expected a table's columns and at most {linear.MAX_WEIGHTS} weights"
-            raise SpecError("evaluation.references", f"{problem}: leave out linear and site")
+            raise SpecError(
+                "evaluation.references", f"{problem}: leave out linear and site", code="linear-cannot-be-solved"
+            )
 
     def _needed(self, table: bool) -> dict[str, Stage]:
         stages: dict[str, Stage] = {}

@@ -103,7 +103,7 @@ def unpack(data: bytes, plan: Plan, *, up: bool, region: bool = False, device: s
     """
     limit = body_limit(plan, up=up, region=region)
     if len(data) > limit:
-        raise ProtocolError(413, f"the body has {len(data)} bytes, expected at most {limit}")
+        raise ProtocolError(413, f"the body has {len(data)} bytes, expected at most {limit}", code="body-too-large")
     counted = _counting(REGION_CONTAINERS if region else CONTAINERS)
     try:
         document = msgpack.unpackb(
@@ -117,17 +117,24 @@ def unpack(data: bytes, plan: Plan, *, up: bool, region: bool = False, device: s
             list_hook=counted,
         )
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise ProtocolError(422, f"the body is not msgpack within the limits: {error}") from None
+        raise ProtocolError(422, f"the body is not msgpack within the limits: {error}", code="body-malformed") from None
     if not isinstance(document, dict):
-        raise ProtocolError(422, "the body is not a map")
+        raise ProtocolError(422, "the body is not a map", code="body-malformed")
     kind = document.get("k")
     if type(kind) is not int or kind not in Kind.__members__.values():  # True is no kind
-        raise ProtocolError(422, f"k: got {visible(repr(kind), 60)}, expected a kind from 1 to {max(Kind)}")
+        raise ProtocolError(
+            422,
+            f"k: got {visible(repr(kind), 60)}, expected a kind from 1 to {max(Kind)}",
+            code="kind-unknown",
+            field="k",
+        )
     expected = {"k", "r", "p", "m", "n", "b"} if kind == Kind.STEP else {"k", "r", "p", "d"}
     optional = set() if up else {"i", "l"} if kind == Kind.STEP and plan.staleness else {"i"}
     if set(document) - optional != expected:
         raise ProtocolError(
-            422, f"the body has the keys {visible(repr(sorted(map(str, document))), 60)}, expected {sorted(expected)}"
+            422,
+            f"the body has the keys {visible(repr(sorted(map(str, document))), 60)}, expected {sorted(expected)}",
+            code="body-malformed",
         )
     (round_,) = _ROUND.unpack(_binary(document, "r", _ROUND.size))
     exchange = _count(document, "p", len(plan.exchanges) if kind == Kind.STEP else 1)
@@ -141,7 +148,12 @@ def unpack(data: bytes, plan: Plan, *, up: bool, region: bool = False, device: s
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             field = ".".join(str(part) for part in first["loc"])
-            raise ProtocolError(422, f"d.{field}: {first['msg'].removeprefix('Value error, ')}") from None
+            raise ProtocolError(
+                422,
+                f"d.{field}: {first['msg'].removeprefix('Value error, ')}",
+                code="body-malformed",
+                field=f"d.{field}",
+            ) from None
     missing = _missing(document, len(plan.sites)) if "i" in document else frozenset[int]()
     late = _late(document, plan) if "l" in document else ()
     return Message(Kind(kind), round_, body, exchange, missing, late)
@@ -184,7 +196,7 @@ def _late(document: dict[str, Any], plan: Plan) -> tuple[tuple[int, int], ...]:
 def _places(key: str, data: bytes, count: int) -> list[int]:
     bits = int.from_bytes(data, "little")
     if bits >> count:
-        raise ProtocolError(422, f"{key}: names a site beyond the {count} of the plan")
+        raise ProtocolError(422, f"{key}: names a site beyond the {count} of the plan", code="site-unknown", field=key)
     return [place for place in range(count) if bits >> place & 1]
 
 
@@ -214,7 +226,9 @@ def _unpack_step(document: dict[str, Any], plan: Plan, layout: MessageLayout, de
     for name, value, most in (("weight", weight, 2.0**53), ("loss", loss, MAX_LOSS), ("norm", norm, 1e300)):
         if not abs(value) <= most or (name != "loss" and value < 0):
             least = "" if name == "loss" else " and at least 0"
-            raise ProtocolError(422, f"m: got {name} {value}, expected at most {most:g}{least}")
+            raise ProtocolError(
+                422, f"m: got {name} {value}, expected at most {most:g}{least}", code="norm-out-of-range", field="m"
+            )
     filled = _filled(layout, _binary(document, "n", 4 * layout.variable))
     at = sum(wire_bytes(plan.wire, *shape) for slot, rows in filled for shape in slot.shapes(rows))
     places_at, at = at, sum(slot.size(plan.wire, rows) for slot, rows in filled)
@@ -241,7 +255,9 @@ def _unpack_sparse(values: Tensor, places: bytes, slot: Slot) -> Tensor:
     try:
         return placed(values, decode_places(places, slot.entries), slot.entries, (slot.rows, slot.widths[0]))
     except ValueError as error:
-        raise ProtocolError(422, f"b: the places of {slot.name}: {error}") from None
+        raise ProtocolError(
+            422, f"b: the places of {slot.name}: {error}", code="positions-malformed", field="b"
+        ) from None
 
 
 def _decoded(numbers: bytes, filled: list[tuple[Slot, int]], wire: str, device: str) -> list[Tensor]:
@@ -250,7 +266,9 @@ def _decoded(numbers: bytes, filled: list[tuple[Slot, int]], wire: str, device: 
         return decode(numbers, shapes, wire, device)
     except OverflowError as error:
         name = [slot.name for slot, _ in filled for _ in slot.widths][error.args[0]]
-        raise ProtocolError(422, f"b: the values of {name} hold NaN or infinity, expected finite numbers") from None
+        raise ProtocolError(
+            422, f"b: the values of {name} hold NaN or infinity, expected finite numbers", code="not-finite", field="b"
+        ) from None
 
 
 def _unpack_projections(numbers: bytes, layout: MessageLayout, wire: str, device: str) -> tuple[Projections, ...]:
@@ -264,10 +282,15 @@ def _filled(layout: MessageLayout, counts: bytes) -> list[tuple[Slot, int]]:
     filled = [(slot, slot.rows if slot.fixed else next(given)) for slot in layout.slots]
     for slot, rows in filled:
         if rows > slot.rows:
-            raise ProtocolError(422, f"n: {rows} rows for {slot.name}, expected at most {slot.rows}")
+            raise ProtocolError(
+                422, f"n: {rows} rows for {slot.name}, expected at most {slot.rows}", code="too-many-rows", field="n"
+            )
         if layout.aligned and rows != filled[0][1]:
             raise ProtocolError(
-                422, f"n: {rows} rows for {slot.name}, expected as many as for the first, {filled[0][1]}"
+                422,
+                f"n: {rows} rows for {slot.name}, expected as many as for the first, {filled[0][1]}",
+                code="rows-differ",
+                field="n",
             )
     return filled
 
@@ -285,7 +308,11 @@ def _not_encoded(
         try:
             encode(pair, own_wire)
         except OverflowError:
-            return RankdadError(f"the gradient of {slot.name} is too large for {wire}: choose a wider method.wire")
+            return RankdadError(
+                f"the gradient of {slot.name} is too large for {wire}: choose a wider method.wire",
+                code="gradient-too-large",
+                field="method.wire",
+            )
     raise AssertionError("called for arrays of which one cannot be encoded")
 
 
@@ -293,7 +320,10 @@ def _count(document: dict[str, Any], key: str, limit: int) -> int:
     value = document[key]
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < limit:
         raise ProtocolError(
-            422, f"{key}: got {visible(repr(value), 60)}, expected a whole number from 0 to {limit - 1}"
+            422,
+            f"{key}: got {visible(repr(value), 60)}, expected a whole number from 0 to {limit - 1}",
+            code="number-out-of-range",
+            field=key,
         )
     return value
 
@@ -302,5 +332,5 @@ def _binary(document: dict[str, Any], key: str, size: int) -> bytes:
     value = document[key]
     if not isinstance(value, bytes) or len(value) != size:
         got = f"{len(value)} bytes" if isinstance(value, bytes) else visible(repr(value), 60)
-        raise ProtocolError(422, f"{key}: got {got}, expected {size} bytes")
+        raise ProtocolError(422, f"{key}: got {got}, expected {size} bytes", code="size-differs", field=key)
     return value

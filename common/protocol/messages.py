@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationInfo
 from torch import Tensor
 
-from rankdad.common.errors import REASON_CHARACTERS, RankdadError, visible
+from rankdad.common.errors import CODE, REASON_CHARACTERS, RankdadError, visible
 from rankdad.common.gradients.projections import Projections
 from rankdad.common.gradients.routes import Payload
 from rankdad.common.metrics import Tally, pack_tally, tally_bytes, unpack_tally
@@ -34,6 +34,8 @@ Measure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Figure = Annotated[float, Field(allow_inf_nan=False)]
 Reason = Annotated[str, Field(max_length=REASON_CHARACTERS), AfterValidator(visible)]
 Name = Annotated[str, Field(max_length=63), AfterValidator(visible)]
+Code = Annotated[str, Field(max_length=63, pattern=CODE)]
+Place = Annotated[str, Field(max_length=REASON_CHARACTERS), AfterValidator(visible)]
 DataWarning = Literal["one-class", "fewer-samples-than-folds", "missing-classes", "sets-too-small-to-evaluate"]
 
 
@@ -256,6 +258,8 @@ class Failure(Control):
 
     site: Name
     reason: Reason
+    code: Code = "error"
+    field: Place = ""
     final: bool = True
 
 
@@ -316,7 +320,10 @@ class Ask:
 def failure_message(site: str, round_: int, error: BaseException, *, final: bool = True) -> Message:
     """Return the message by which a site says that it cannot go on, or only that it has to mend something first."""
     unexpected = f"an unexpected error ({type(error).__name__}), of which its log says more"  # its text may hold a path
-    reason = error.public_message if isinstance(error, RankdadError) else unexpected
-    if isinstance(error, KeyboardInterrupt):
-        reason = "a person stopped it"
-    return Message(Kind.FAILURE, round_, Failure(site=site, reason=visible(reason), final=final))
+    reason, code, field = unexpected, "unexpected-error", ""
+    if isinstance(error, RankdadError):
+        reason, code, field = error.public_message, error.code, error.field
+    elif isinstance(error, KeyboardInterrupt):
+        reason, code = "a person stopped it", "stopped"
+    body = Failure(site=site, reason=visible(reason), code=code, field=visible(field), final=final)
+    return Message(Kind.FAILURE, round_, body)

@@ -57,7 +57,7 @@ def save_model(
         if tensors:
             save_file({name: value.contiguous() for name, value in tensors.items()}, directory / PREPARATION)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{directory}: the model cannot be written: {error}") from None
+        raise UserError(f"{directory}: the model cannot be written: {error}", code="cannot-write") from None
 
 
 def _write_model(directory: Path, spec: RunSpec, best: Mapping[str, Tensor], final: Mapping[str, Tensor]) -> None:
@@ -107,17 +107,25 @@ def load_model(directory: Path, which: Which, allowed_factories: Collection[str]
     try:
         weights = load_file(weights_path)
     except (OSError, SafetensorError) as error:
-        raise DataError(weights_path, f"holds no weights that can be read: {one_line(error)}") from None
+        raise DataError(
+            weights_path, f"holds no weights that can be read: {one_line(error)}", code="weights-unreadable"
+        ) from None
     preparation_path = directory / PREPARATION
     check_file(preparation_path, missing_ok=True)
     try:
         tensors = load_file(preparation_path) if preparation_path.exists() else {}
     except (OSError, SafetensorError) as error:
-        raise DataError(preparation_path, f"is not what the model was trained with: {one_line(error)}") from None
+        raise DataError(
+            preparation_path, f"is not what the model was trained with: {one_line(error)}", code="preparation-differs"
+        ) from None
     needed = {"fit/mean"} if spec.preparation.standardise == "federated" else set()
     needed |= {"fit/target_mean"} if isinstance(spec.task, Regression) else set()
     if lacking := sorted(needed - tensors.keys()):  # predictions would look like any others
-        raise DataError(preparation_path, f"does not hold {', '.join(lacking)}, which the run's inputs or labels need")
+        raise DataError(
+            preparation_path,
+            f"does not hold {', '.join(lacking)}, which the run's inputs or labels need",
+            code="preparation-incomplete",
+        )
     return assemble(spec, weights, tensors, allowed_factories, weights_path, only)
 
 
@@ -146,16 +154,20 @@ def assemble(
     own = network.state_dict()
     for name in (name for name in own if name in weights):
         if problem := wrong_numbers(name, weights[name], own[name].dtype):
-            raise DataError(path, problem)
+            raise DataError(path, problem, code="weights-unreadable")
     try:
         network.load_state_dict(dict(weights))
     except RuntimeError as error:
-        raise DataError(path, f"cannot be loaded into the model: {one_line(error)}") from None
+        raise DataError(
+            path, f"cannot be loaded into the model: {one_line(error)}", code="weights-do-not-fit"
+        ) from None
     try:
         fit, kept = Fit.of(spec, under("fit", preparation)), under("own", preparation)
         return SavedModel(spec, network.eval(), fit, OwnFit.of(spec, kept) if kept else None, f"{path}{words}")
     except (KeyError, ValueError, RuntimeError) as error:
-        raise DataError(path, f"comes with a preparation that is none of its run: {one_line(error)}") from None
+        raise DataError(
+            path, f"comes with a preparation that is none of its run: {one_line(error)}", code="preparation-differs"
+        ) from None
 
 
 def load_checkpoint(path: Path, which: Which, allowed_factories: Collection[str]) -> SavedModel:
@@ -171,7 +183,9 @@ def load_checkpoint(path: Path, which: Which, allowed_factories: Collection[str]
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         run, course = document["run"], Snapshot.model_validate(document["course"], strict=False)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(path, f"is no checkpoint that can be predicted with: {one_line(error)}") from None
+        raise DataError(
+            path, f"is no checkpoint that can be predicted with: {one_line(error)}", code="checkpoint-unreadable"
+        ) from None
     spec = validate(RunSpec, run, file=path)
     best, totals = under("best", tensors), under("total", tensors)
     weights = best if best and which == "best" else under("weights", under("replica", tensors))
@@ -179,7 +193,9 @@ def load_checkpoint(path: Path, which: Which, allowed_factories: Collection[str]
     try:
         fit = Preparing(spec).fit({name: total[min(course.fold, len(total) - 1)] for name, total in totals.items()})
     except (KeyError, ValueError, RuntimeError, IndexError) as error:
-        raise DataError(path, f"comes with a preparation that is none of its run: {one_line(error)}") from None
+        raise DataError(
+            path, f"comes with a preparation that is none of its run: {one_line(error)}", code="preparation-differs"
+        ) from None
     own = {f"fit/{name}": value for name, value in fit.tensors().items()}
     fold = f", in training {course.fold + 1} of {spec.folds}" if spec.candidates else ""
     fold = fold or (f", in fold {course.fold + 1} of {spec.folds}" if spec.folds > 1 else "")

@@ -119,7 +119,9 @@ class Checkpoints:
         except (OSError, SafetensorError) as error:
             with suppress(OSError):  # of a disk that takes nothing any more
                 temporary.unlink(missing_ok=True)
-            raise DataError(temporary, f"the checkpoint cannot be written: {error}") from None  # others hear no folder
+            raise DataError(
+                temporary, f"the checkpoint cannot be written: {error}", code="cannot-write"
+            ) from None  # others hear no folder
         before = [old for old in self._whole if _round(old) != state.round]
         self._whole = [*before, path][-KEPT:]
         for old in self._paths():
@@ -143,7 +145,9 @@ class Checkpoints:
             try:
                 state.load(Snapshot.model_validate_json(json.dumps(document["course"])), tensors)
             except (ValueError, KeyError, RuntimeError, RecursionError) as error:
-                raise UserError(f"{path}: is no checkpoint of this run: {one_line(error)}") from None
+                raise UserError(
+                    f"{path}: is no checkpoint of this run: {one_line(error)}", code="checkpoint-of-another-run"
+                ) from None
             self._whole = [path]
             device = state.replica.device
             tensors = {name: value.to(device) for name, value in tensors.items() if not name.startswith(SHARED)}
@@ -175,7 +179,10 @@ class Checkpoints:
         """
         match = _NAME.fullmatch(path.name)
         if match is None or match[2] is None:
-            raise UserError(f"{path}: is a checkpoint of an earlier rankdad: finish the run with the one that began it")
+            raise UserError(
+                f"{path}: is a checkpoint of an earlier rankdad: finish the run with the one that began it",
+                code="checkpoint-of-earlier-version",
+            )
         try:
             whole = path.is_file() and _digest(path) == match[2]  # a pipe would be waited for
         except OSError:  # a disk that cannot read what it holds
@@ -191,15 +198,20 @@ class Checkpoints:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             owner = {name: document.get(name) for name in self._owner}
         except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise UserError(f"{path}: is no checkpoint of rankdad: {one_line(error)}") from None
+            raise UserError(
+                f"{path}: is no checkpoint of rankdad: {one_line(error)}", code="checkpoint-unreadable"
+            ) from None
         if owner != self._owner:
             raise UserError(
                 f"{path}: is a checkpoint of another run, version or owner; choose another output, or remove "
-                f"{self.folder}"
+                f"{self.folder}",
+                code="checkpoint-of-another-run",
             )
         if self._data_sha256 not in (None, document.get("data_sha256")):
             raise UserError(
-                f"data: other samples, labels or splits than {path} was trained on: a site goes on with the same data"
+                f"data: other samples, labels or splits than {path} was trained on: a site goes on with the same data",
+                code="data-changed",
+                field="data",
             )
         return document, tensors
 
@@ -236,7 +248,9 @@ def take_over(state: RunState, snapshot: bytes) -> None:
         course = Snapshot.model_validate_json(snapshot[_SIZE.size : _SIZE.size + size])
         state.load(course, safetensors.torch.load(snapshot[_SIZE.size + size :]))
     except (struct.error, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ProtocolError(502, f"the aggregator's snapshot cannot be used: {one_line(error)}") from None
+        raise ProtocolError(
+            502, f"the aggregator's snapshot cannot be used: {one_line(error)}", code="snapshot-unusable"
+        ) from None
 
 
 def _round(path: Path) -> int:

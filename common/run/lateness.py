@@ -37,7 +37,12 @@ def check_late(left_out: Sequence[LeftOut], late: Collection[Late], names: Seque
     """
     for age, place in late:
         if age > len(left_out) or place not in left_out[-age][1]:
-            raise ProtocolError(502, f"l: {names[place]} took part in the step {age} before, or has joined since")
+            raise ProtocolError(
+                502,
+                f"l: {names[place]} took part in the step {age} before, or has joined since",
+                code="lateness-impossible",
+                field="l",
+            )
 
 
 def after_step(

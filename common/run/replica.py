@@ -171,7 +171,9 @@ class Replica:
         """
         expected = {name: (value.dtype, value.shape) for name, value in self.model.named_parameters()}
         if {name: (value.dtype, value.shape) for name, value in named.items()} != expected:
-            raise ProtocolError(502, "d.replica: holds other weights than this model has")
+            raise ProtocolError(
+                502, "d.replica: holds other weights than this model has", code="weights-do-not-fit", field="d.replica"
+            )
 
     def sketch(self) -> Tensor:
         """Return the sketch of the parameters; see `common.run.weight_sketch`."""

@@ -33,10 +33,10 @@ def saved_model(path: Path, which: Which, allowed_factories: Collection[str] = (
                 return load_model(folder, which, allowed_factories)
         checkpoint = newest(path / "checkpoints") or newest(path)
         if checkpoint is None:
-            raise UserError(f"{path}: holds no trained model; {EXPECTED}")
+            raise UserError(f"{path}: holds no trained model; {EXPECTED}", code="no-model-there")
         return load_checkpoint(checkpoint, which, allowed_factories)
     if not path.exists():
-        raise UserError(f"{path}: does not exist; {EXPECTED}")
+        raise UserError(f"{path}: does not exist; {EXPECTED}", code="file-missing")
     if is_checkpoint(path):
         return load_checkpoint(path, which, allowed_factories)
     if (path.parent / "model.json").exists() and path.name in ("best.safetensors", "final.safetensors", "model.json"):
@@ -45,5 +45,8 @@ def saved_model(path: Path, which: Which, allowed_factories: Collection[str] = (
     if path.suffix == TORCH:
         return load_standalone(path, allowed_factories)
     if path.suffix == ONNX:
-        raise UserError(f"{path}: is for other programs, such as onnxruntime; predict from what it was exported from")
-    raise UserError(f"{path}: holds no weights that can be predicted with; {EXPECTED}")
+        raise UserError(
+            f"{path}: is for other programs, such as onnxruntime; predict from what it was exported from",
+            code="not-for-prediction",
+        )
+    raise UserError(f"{path}: holds no weights that can be predicted with; {EXPECTED}", code="no-model-there")

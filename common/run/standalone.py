@@ -51,11 +51,15 @@ class Standalone(nn.Module):
         spec, fit = model.spec, model.fit
         if spec.preparation.harmonise:
             raise UserError(
-                "preparation.harmonise: takes away what is each site's own, which one model for all lacks: use predict"
+                "preparation.harmonise: takes away what is each site's own, which one model for all lacks: use predict",
+                code="cannot-export",
+                field="preparation.harmonise",
             )
         if spec.preparation.standardise == "site" and model.site_fit is None:
             raise UserError(
-                "preparation.standardise: every site standardises by itself: export from a site's own directory"
+                "preparation.standardise: every site standardises by itself: export from a site's own directory",
+                code="cannot-export",
+                field="preparation.standardise",
             )
         known = model.site_fit if spec.preparation.standardise == "site" and model.site_fit else fit
         self.fill: Tensor | None
@@ -134,7 +138,9 @@ def save_onnx(model: SavedModel, path: Path) -> None:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError:
-        raise UserError("--onnx: needs onnx and onnxscript: pip install 'rankdad[onnx]'") from None
+        raise UserError(
+            "--onnx: needs onnx and onnxscript: pip install 'rankdad[onnx]'", code="not-installed", field="--onnx"
+        ) from None
     program = _program(model)
     try:
         with _quiet():
@@ -165,7 +171,9 @@ def load_standalone(path: Path, allowed_factories: Collection[str]) -> SavedMode
             held = {name: _numbers(archive.read(f"{root}/data/weights/{entry['path_name']}"), entry)
                     for name, entry in listed.items() if not entry["use_pickle"]}  # fmt: skip
     except (OSError, zipfile.BadZipFile, zlib.error, LookupError, *WRONG) as error:
-        raise DataError(path, f"is no file of `rankdad export --torch`: {one_line(error)}") from None
+        raise DataError(
+            path, f"is no file of `rankdad export --torch`: {one_line(error)}", code="not-an-export"
+        ) from None
     spec = validate(RunSpec, run, file=path)
     weights = {name.removeprefix("network."): value for name, value in held.items() if name.startswith("network.")}
     own = spec.preparation.standardise == "site"
@@ -214,7 +222,11 @@ def _program(model: SavedModel) -> torch.export.ExportedProgram:
 def _cannot(model: SavedModel, error: Exception) -> UserError:
     reason = one_line(error).partition(". ")[0].partition(" (unhinted")[0]
     kind = model.spec.model.name
-    return UserError(f"model.name: this {kind} cannot be exported as one program: {reason}; use predict")
+    return UserError(
+        f"model.name: this {kind} cannot be exported as one program: {reason}; use predict",
+        code="cannot-export",
+        field="model.name",
+    )
 
 
 @contextmanager
@@ -223,7 +235,9 @@ def _writing(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
     except (OSError, RuntimeError) as error:
-        raise UserError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or one_line(error)}") from None
+        raise UserError(
+            f"{path}: cannot be written: {getattr(error, 'strerror', None) or one_line(error)}", code="cannot-write"
+        ) from None
 
 
 @contextmanager

@@ -166,20 +166,39 @@ class RunState:
         due, body = self.due, message.body
         if due is None or message.round != due.round:
             expected = "none: the run has ended" if due is None else f"round {due.round}"
-            raise ProtocolError(status, f"r: got round {message.round}, expected {expected}")
+            raise ProtocolError(
+                status, f"r: got round {message.round}, expected {expected}", code="round-unexpected", field="r"
+            )
         if message.kind is not due.kind:
-            raise ProtocolError(status, f"k: got {message.kind.name} in round {due.round}, expected {due.kind.name}")
+            raise ProtocolError(
+                status,
+                f"k: got {message.kind.name} in round {due.round}, expected {due.kind.name}",
+                code="kind-unexpected",
+                field="k",
+            )
         if message.exchange != due.exchange:
-            raise ProtocolError(status, f"p: got exchange {message.exchange}, expected {due.exchange} of the step")
+            raise ProtocolError(
+                status,
+                f"p: got exchange {message.exchange}, expected {due.exchange} of the step",
+                code="exchange-unexpected",
+                field="p",
+            )
         for field in ("stage", "split", "fold", "epoch"):
             expected = getattr(due, field)
             got = getattr(body, field, expected)
             if got != expected:
-                raise ProtocolError(status, f"d.{field}: got {got}, expected {expected}")
+                raise ProtocolError(
+                    status, f"d.{field}: got {got}, expected {expected}", code="fields-differ", field=f"d.{field}"
+                )
         check_late(self.left_out, message.late, self._plan.sites)
         if isinstance(body, Decision) and body != self.epoch_vote():
             vote = self.epoch_vote()
-            raise ProtocolError(status, f"d: got {body}, expected {vote}: it follows from the pooled metrics")
+            raise ProtocolError(
+                status,
+                f"d: got {body}, expected {vote}: it follows from the pooled metrics",
+                code="decision-differs",
+                field="d",
+            )
 
     @property
     def between_steps(self) -> bool:
@@ -303,7 +322,12 @@ class RunState:
         assert isinstance(update.body, Step)
         due = self._samples_without(missing) + self.late_weight(update.late)
         if not math.isclose(update.body.weight, due, rel_tol=1e-12):
-            raise ProtocolError(502, f"m: the weight of the step: got {update.body.weight:g}, expected {due:g}")
+            raise ProtocolError(
+                502,
+                f"m: the weight of the step: got {update.body.weight:g}, expected {due:g}",
+                code="weight-differs",
+                field="m",
+            )
 
     def epoch_vote(self) -> Decision:
         """Return what every site says at the end of an epoch: whether it was the best, and whether to stop."""
@@ -350,9 +374,14 @@ class RunState:
     def _meet(self, roster: tuple[tuple[int, ...], ...]) -> None:
         for site, most in zip(self._plan.sites, map(max, zip(*roster, strict=True)), strict=True):
             if most > MAX_STEPS * self.spec.at(site).training.step_size:
-                raise ProtocolError(502, f"train: got {most} samples, more than {MAX_STEPS} steps an epoch")
+                raise ProtocolError(
+                    502,
+                    f"train: got {most} samples, more than {MAX_STEPS} steps an epoch",
+                    code="too-many-steps",
+                    field="train",
+                )
         if problem := idle(self.spec, roster):
-            raise ProtocolError(502, f"train: {problem}")
+            raise ProtocolError(502, f"train: {problem}", code="preparation-impossible", field="train")
         self.roster = roster
         self._begin()
 

@@ -132,6 +132,7 @@ class TableData(Tabular):
                 "data.features",
                 f"{json.dumps(self.patterns[0])} is a pattern, expected the names of the columns that it stands for: "
                 "sites must agree on them before data are read (rankdad resolve writes them)",
+                code="pattern-not-resolved",
             )
         return self.named
 
@@ -334,16 +335,22 @@ def resolve_features(data: T, columns: Sequence[str]) -> T:
         if is_pattern(entry):
             found = [escaped(name) for name in open_to if fits(name, entry)]
             if not found:
-                raise SpecError("data.features", f"{json.dumps(entry)} stands for no column")
+                raise SpecError(
+                    "data.features", f"{json.dumps(entry)} stands for no column", code="pattern-matches-nothing"
+                )
             for name in found:
                 if not re.fullmatch(COLUMN, name):
-                    raise SpecError("data.features", f"{json.dumps(entry)} stands for a column {name!r}: rename it")
+                    raise SpecError(
+                        "data.features",
+                        f"{json.dumps(entry)} stands for a column {name!r}: rename it",
+                        code="column-name-unusable",
+                    )
         features |= dict.fromkeys(found)
     whole = data.model_copy(update={"features": tuple(features)})
     try:
         check_columns(whole)
     except ValueError as error:
-        raise SpecError("data", str(error)) from None
+        raise SpecError("data", str(error), code="columns-disagree") from None
     return whole
 
 

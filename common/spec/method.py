@@ -207,7 +207,9 @@ def named_method(method: str | Mapping[str, Any], own: object = None) -> dict[st
     presets = dict.fromkeys(LocalSteps.presets, "dsgd") | dict.fromkeys(PRESETS, "rank-dad") | {"sparseloco": "top-k"}
     name = presets.get(method, method)
     if name not in classes:
-        raise SpecError("run.method", f"got {method!r}, expected one of {', '.join([*classes, *presets])}")
+        raise SpecError(
+            "run.method", f"got {method!r}, expected one of {', '.join([*classes, *presets])}", code="method-unknown"
+        )
     if name == method and before.get("name") == name:
         return dict(before)
     rank = {"rank": before.get("rank", 2)} if "rank" in classes[name].model_fields and method != "authors" else {}

@@ -72,7 +72,9 @@ class RunSpec(Part):
         document = replace(load_json(path), assignments)
         if isinstance(document, dict) and "run" in document:
             for key in document.keys() - {"run", "simulation", "notes"}:
-                raise SpecError(key, f"is not known beside run: did you mean run.{key}?", file=path)
+                raise SpecError(
+                    key, f"is not known beside run: did you mean run.{key}?", file=path, code="unknown-field"
+                )
             return validate(cls, document["run"], file=path, under="run")
         return validate(cls, document, file=path)
 

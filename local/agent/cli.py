@@ -26,11 +26,11 @@ def approve(
 
     folder, considered = _open(run, file)
     if considered.refusal:
-        raise UserError(f"{run}: cannot be approved: {considered.refusal}")
+        raise UserError(f"{run}: cannot be approved: {considered.refusal}", code="cannot-be-approved")
     decision = folder.decision()
     if decision is not None:
         said = f": {decision.reason}" if decision.reason else ""
-        raise UserError(f"{run}: is {decision.decision} already, by {decision.by}{said}")
+        raise UserError(f"{run}: is {decision.decision} already, by {decision.by}{said}", code="decided-already")
     for line in considered.words:
         typer.echo(visible(line, 4000))
     if not yes and not typer.confirm("Let this site take part?"):
@@ -51,7 +51,7 @@ def refuse(
     folder, considered = _open(run, file)
     decision = folder.decision()
     if folder.finished or (decision is not None and decision.decision == "refused"):
-        raise UserError(f"{run}: is over for this site")
+        raise UserError(f"{run}: is over for this site", code="run-over")
     folder.decide(Decision(id=considered.offer.id, decision="refused", by=somebody(), reason=reason[:500]))
     typer.echo(f"{run} is refused; its owner is told: {visible(reason)}")
 
@@ -68,5 +68,5 @@ def _open(run: str, file: Path) -> tuple[RunFolder, Considered]:
     if considered is None:
         known = sorted(path.name for path in runs_folder(config).glob("*/") if (path / "offer.json").exists())
         listed = f"expected one of {', '.join(known[-20:])}" if known else "none was offered yet"
-        raise UserError(f"{visible(run, 63)}: was not offered to {config.name}, {listed}")
+        raise UserError(f"{visible(run, 63)}: was not offered to {config.name}, {listed}", code="not-offered")
     return folder, considered

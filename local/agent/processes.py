@@ -195,7 +195,7 @@ class Consider:
         with ServiceClient(self.config, patience=0.1) as client:  # the agent tries again
             offer = client.offer(self.offered.run)
         if (offer.run, offer.id) != (self.offered.run, self.offered.id):
-            raise UserError("the service names another run than it offers")
+            raise UserError("the service names another run than it offers", code="run-differs")
         return offer
 
 
@@ -227,7 +227,7 @@ class Train:
             try:
                 with folder.locked() as ours:
                     if not ours:
-                        raise UnreachableError(f"{self.run}: another process of this site trains it")
+                        raise UnreachableError(f"{self.run}: another process of this site trains it", code="locked")
                     with ShutdownSignals() as signals:
                         run_site(config, signals, number=self.number, saved=folder.finish, page=self.page)
                 outcome = Outcome(kind="done")

@@ -138,7 +138,7 @@ class RunFolder:
                 os.close(file)
             sync_path(path.parent)
         except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+            raise UserError(f"{path}: cannot be written: {error.strerror}", code="cannot-write") from None
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
@@ -152,7 +152,7 @@ def _lock(path: Path) -> Iterator[int | None]:
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+        raise UserError(f"{path}: cannot be written: {error.strerror}", code="cannot-write") from None
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -174,7 +174,11 @@ def agent_lock(config: SiteConfig) -> Iterator[int]:
     make_folder(runs_folder(config), private=True)
     with _lock(Path(config.output) / "agent.lock") as file:
         if file is None:
-            raise UserError(f"output: another agent is at work in {config.output}; stop that one first")
+            raise UserError(
+                f"output: another agent is at work in {config.output}; stop that one first",
+                code="locked",
+                field="output",
+            )
         yield file
 
 

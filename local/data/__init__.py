@@ -282,7 +282,11 @@ def read_samples(
     data, task = spec.data, spec.task
     dtype, keep, training = spec.training.dtype, spec.preparation.keep, beside is None
     if beside and not isinstance(data, TableData | ListedData):
-        raise UserError(f"--keep: data.reader {data.reader} has no columns that could stand beside predictions")
+        raise UserError(
+            f"--keep: data.reader {data.reader} has no columns that could stand beside predictions",
+            code="no-columns",
+            field="--keep",
+        )
     if isinstance(data, NpzData):
         return read_npz(path / data.file if is_folder(path) else path, data, task, dtype, training=training)
     if isinstance(data, TsData):

@@ -46,20 +46,31 @@ def delimiter_of(path: Path, sample: str) -> str:
             if len(found) > 2 and found[1] > 1 and len(set(found[1:])) == 1:
                 title = f"holds {shown(sample.strip().splitlines()[0])}, where the next ones have {found[1]} cells"
                 expected = f"separated by {DELIMITERS[delimiter]}: remove what stands above the names of the columns"
-                raise DataError(path, f"{title} {expected}", place="row 1")
+                raise DataError(path, f"{title} {expected}", place="row 1", code="header-unusable", row=1)
         return ","
     even = [delimiter for delimiter in able if len(set(widths[delimiter])) == 1] or able
     if len(even) > 1:
         if even == able and "," in able and not any(len(set(widths[one])) == 1 for one in able):
             return ","  # rows are of unequal length whatever it is, which is said by row
         both = " or ".join(DELIMITERS[delimiter] for delimiter in even)
-        raise DataError(path, f"its columns might be separated by {both}: say by which in the schema, data.delimiter")
+        raise DataError(
+            path,
+            f"its columns might be separated by {both}: say by which in the schema, data.delimiter",
+            code="delimiter-ambiguous",
+            field="data.delimiter",
+        )
     (own,) = even
     for row, width in enumerate(widths[own]):
         for other, found in widths.items():
             if width == 1 and len(found) == len(widths[own]) and found[row] == widths[own][0]:
                 problem = f"is separated by {DELIMITERS[other]}, unlike the first, by {DELIMITERS[own]}: save it again"
-                raise DataError(path, f"{problem}, with one of them throughout", place=f"row {row + 1}")
+                raise DataError(
+                    path,
+                    f"{problem}, with one of them throughout",
+                    place=f"row {row + 1}",
+                    code="delimiter-ambiguous",
+                    row=row + 1,
+                )
     return own
 
 

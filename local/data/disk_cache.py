@@ -92,7 +92,9 @@ class DiskCache:
     def _unusable(self, error: OSError) -> UserError:
         return UserError(
             f"loading.disk_mib: {self._path} of {self._size / 2**20:,.0f} MiB cannot be written: "
-            f"{error.strerror or error}: make room, or set a smaller size, or 0 for none"
+            f"{error.strerror or error}: make room, or set a smaller size, or 0 for none",
+            code="cannot-write",
+            field="loading.disk_mib",
         )
 
 

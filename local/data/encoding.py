@@ -77,13 +77,17 @@ def encode(
     else:
         kept, left_out = np.array([row for row in range(rows) if row not in refused], np.int64), ()
         if refused and not len(kept):
-            raise UserError(f"no row can be predicted: {refused[min(refused)]}")
+            raise UserError(f"no row can be predicted: {refused[min(refused)]}", code="nothing-to-predict")
     encoded = np.column_stack(inputs)[kept].astype(dtype)
     if not len(encoded):
-        raise DataError(source, "has no rows")
+        raise DataError(source, "has no rows", code="no-rows")
     constant = ~(np.fmin.reduce(encoded) < np.fmax.reduce(encoded))  # of what is not to be imputed
     if training and len(encoded) > 1 and constant.all():
-        raise DataError(source, f"all {len(encoded)} rows have the same features: there is nothing to learn from")
+        raise DataError(
+            source,
+            f"all {len(encoded)} rows have the same features: there is nothing to learn from",
+            code="rows-all-alike",
+        )
     if holes.first is not None:
         left_out += (str(holes.error(f"is missing; {holes.count} lack an input, which is imputed")),)
     left = tables[0].take(kept.tolist())

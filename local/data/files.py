@@ -36,6 +36,7 @@ def matching_files(folder: Path, names: str | tuple[str, ...]) -> list[Path]:
             f"stands for no file, {expected}"
             if len(several) == 1
             else f"and {len(several) - 1} more stand for no file, {expected}",
+            code="file-missing",
         )
     return list(found)
 
@@ -53,7 +54,7 @@ def _files(folder: Path, chosen: Callable[[str], bool]) -> list[Path]:
     try:
         files = sorted(path for path in folder.iterdir() if chosen(path.name) and path.is_file())
     except OSError as error:
-        raise DataError(folder, f"cannot be read: {error.strerror or error}") from None
+        raise DataError(folder, f"cannot be read: {error.strerror or error}", code="cannot-read") from None
     return [path for path in files if not path.name.startswith((".", "~"))]  # an office program's marks of open files
 
 

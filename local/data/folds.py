@@ -38,15 +38,20 @@ def folds(spec: RunSpec, reading: Reading, site_index: int) -> tuple[Split, ...]
         DataError: there are no labels, nothing is left to train on, or the data have a split that is not asked for.
     """
     if reading.labels is None:
-        raise DataError(reading.source, "has no labels (array y), expected one per sample")
+        raise DataError(reading.source, "has no labels (array y), expected one per sample", code="labels-missing")
     if len(reading.labels) < 2:
         found = "one sample" if len(reading.labels) else "no samples"
-        raise DataError(reading.source, f"has {found}, expected at least two: fewer are no training data")
+        raise DataError(
+            reading.source, f"has {found}, expected at least two: fewer are no training data", code="too-few-samples"
+        )
     if isinstance(spec.evaluation, Holdout):
         return _with_candidates(spec, [_checked(reading, _holdout(spec, reading, site_index))])
     if reading.split is not None:
         raise DataError(
-            reading.source, f"has a split of its own, but evaluation is {spec.evaluation.name}: choose holdout"
+            reading.source,
+            f"has a split of its own, but evaluation is {spec.evaluation.name}: choose holdout",
+            code="split-given",
+            field="evaluation",
         )
     units = _Units(spec, reading)
     if isinstance(spec.evaluation, KFold):
@@ -62,7 +67,9 @@ def folds(spec: RunSpec, reading: Reading, site_index: int) -> tuple[Split, ...]
         parts[~tested & units.chosen(fold, spec.training.validation, ~tested)] = VALIDATION
         splits.append(_split(parts))
     if not any(len(split.train) for split in splits):
-        raise DataError(reading.source, f"of {len(reading.labels)} samples none is left to train on")
+        raise DataError(
+            reading.source, f"of {len(reading.labels)} samples none is left to train on", code="too-few-samples"
+        )
     return _with_candidates(spec, splits)
 
 
@@ -119,7 +126,11 @@ def _split(parts: Array) -> Split:
 def _checked(reading: Reading, split: Split) -> Split:
     if not len(split.train):
         count = len(split.validation) + len(split.test)
-        raise DataError(reading.source, f"of {count} samples none is left to train on, expected at least one")
+        raise DataError(
+            reading.source,
+            f"of {count} samples none is left to train on, expected at least one",
+            code="too-few-samples",
+        )
     return split
 
 

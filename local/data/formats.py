@@ -72,19 +72,25 @@ def check_text(path: Path, expected: str, factor: int = 1) -> None:
         with opened(path) as file:
             chunk, row, size = file.read(HEAD), 1, 0
             if meaning := format_of(chunk):
-                raise DataError(path, f"is {meaning}, expected {expected}")
+                raise DataError(path, f"is {meaning}, expected {expected}", code="format-unexpected")
             while chunk:
                 place = chunk.find(b"\0")
                 row += chunk.count(b"\n", 0, place if place >= 0 else len(chunk))
                 if place >= 0:
-                    raise DataError(path, f"holds the character NUL, expected {expected}", place=f"row {row}")
+                    raise DataError(
+                        path,
+                        f"holds the character NUL, expected {expected}",
+                        place=f"row {row}",
+                        code="character-nul",
+                        row=row,
+                    )
                 size += len(chunk)
                 check_fits(path, "its bytes, unpacked,", size * factor)
                 chunk = file.read(1 << 20)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(path, f"is no whole gzip file: {error}") from None
+        raise DataError(path, f"is no whole gzip file: {error}", code="gzip-damaged") from None
     except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror or error}") from None
+        raise DataError(path, f"cannot be read: {error.strerror or error}", code="cannot-read") from None
 
 
 def check_fits(source: str | Path, what: str, needed: int) -> None:
@@ -98,4 +104,5 @@ def check_fits(source: str | Path, what: str, needed: int) -> None:
         raise DataError(
             source,
             f"{what} do not fit into memory: they take {needed / 2**30:,.1f} GiB of {there / 2**30:,.1f} GiB",
+            code="out-of-memory",
         )

@@ -85,7 +85,7 @@ def freesurfer_columns(path: Path, data: FreesurferData) -> list[str]:
     table = read_one(folder, each(data.covariates)[0], data)[0] if path is folder else read_table(path, data)
     holder((table,), data.key)
     if not len(table):
-        raise DataError(table.source, "has no rows")
+        raise DataError(table.source, "has no rows", code="no-rows")
     return list(dict.fromkeys(names[-1] for names, _ in _values(_files(table.take([0]), data.key, folder)[0])))
 
 
@@ -116,11 +116,13 @@ def _cells(row: int, file: Path, names: Sequence[str], refused: dict[int, DataEr
                 found.setdefault(name, set()).add(value)
         for name in names:
             if name not in found:
-                raise DataError(file, f"has no region or measure {name}{nearest(name, list(found))}")
+                raise DataError(
+                    file, f"has no region or measure {name}{nearest(name, list(found))}", code="region-missing"
+                )
             if len(found[name]) > 1:
-                raise DataError(file, f"has {len(found[name])} different values of {name}")
+                raise DataError(file, f"has {len(found[name])} different values of {name}", code="values-differ")
     except DataError as error:
-        named = DataError(error.path, error.problem, called=subjects_file(row))
+        named = DataError(error.path, error.problem, code=error.code, field=error.field, called=subjects_file(row))
         if refused is None:
             raise named from None
         refused[row] = named
@@ -134,12 +136,14 @@ def _values(file: Path) -> list[tuple[tuple[str, ...], str]]:
     try:
         lines = [line.strip(" ") for line in file.read_text(encoding="utf-8-sig").splitlines()]
     except UnicodeDecodeError:
-        raise DataError(file, "is not text in UTF-8") from None
+        raise DataError(file, "is not text in UTF-8", code="not-utf-8") from None
     except OSError as error:
-        raise DataError(file, f"cannot be read: {error.strerror or error}") from None
+        raise DataError(file, f"cannot be read: {error.strerror or error}", code="cannot-read") from None
     found = list(_classical(lines) if any(line.startswith("#") for line in lines) else _pairs(file, lines))
     if not found:
-        raise DataError(file, "holds no regions: expected aseg.stats, or lines of a name, a tab and a number")
+        raise DataError(
+            file, "holds no regions: expected aseg.stats, or lines of a name, a tab and a number", code="no-regions"
+        )
     return found
 
 
@@ -168,5 +172,7 @@ def _pairs(file: Path, lines: Iterable[str]) -> Iterator[tuple[tuple[str, ...], 
         if not is_number and row == held[0][0]:
             continue
         if not tab:
-            raise DataError(file, f"row {row}: has no tab, expected a name, a tab and a number")
+            raise DataError(
+                file, f"row {row}: has no tab, expected a name, a tab and a number", code="line-malformed", row=row
+            )
         yield (name.strip(),), value.strip()

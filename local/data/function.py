@@ -36,15 +36,25 @@ def read_function(path: Path, data: FunctionData, task: TaskSpec, dtype: str, al
     except RankdadError:
         raise
     except (Exception, SystemExit) as error:
-        raise DataError(source, f"the function raised {one_line(error)!r}") from error  # quoted: it may tell of samples
+        raise DataError(
+            source, f"the function raised {one_line(error)!r}", code="function-raised"
+        ) from error  # quoted: it may tell of samples
     if not isinstance(returned, Mapping):
-        raise DataError(source, f"the function returned {type(returned).__name__}, expected a dict of arrays")
+        raise DataError(
+            source,
+            f"the function returned {type(returned).__name__}, expected a dict of arrays",
+            code="function-returned-no-arrays",
+        )
     arrays: dict[str, Array] = {}
     for name, array in returned.items():
         if name not in NAMES:
-            raise DataError(source, f"the function returned an array {name!r}, expected one of {', '.join(NAMES)}")
+            raise DataError(
+                source,
+                f"the function returned an array {name!r}, expected one of {', '.join(NAMES)}",
+                code="array-unknown",
+            )
         try:
             arrays[name] = np.asarray(array)
         except (ValueError, TypeError, RuntimeError) as error:
-            raise DataError(source, f"{name} is no array: {one_line(error)!r}") from None
+            raise DataError(source, f"{name} is no array: {one_line(error)!r}", code="not-an-array") from None
     return samples_of(source, arrays, data, task, dtype)

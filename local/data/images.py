@@ -41,7 +41,9 @@ def read_images(path: Path, data: ImagesData, dtype: str, *, beside: Sequence[st
         import PIL.Image  # noqa: F401
     except ImportError:
         raise UserError(
-            "data.reader: images needs Pillow, which is not installed: pip install 'rankdad[images]'"
+            "data.reader: images needs Pillow, which is not installed: pip install 'rankdad[images]'",
+            code="not-installed",
+            field="data.reader",
         ) from None
 
     def load(file: Path) -> Array:
@@ -50,14 +52,16 @@ def read_images(path: Path, data: ImagesData, dtype: str, *, beside: Sequence[st
     if data.file != ".":
         return read_listed(path, data, dtype, load, beside=beside)
     if beside:
-        raise UserError("--keep: pictures in a folder for each class have no columns")
+        raise UserError(
+            "--keep: pictures in a folder for each class have no columns", code="no-columns", field="--keep"
+        )
     found = list(_files(path, data, beside is None))
     if not found:
-        raise DataError(path, "holds no pictures")
+        raise DataError(path, "holds no pictures", code="no-pictures")
     names = tuple(name for name, _ in found)
 
     def fault(row: int, problem: str) -> DataError:
-        return DataError(path, f"{names[row]!r} {problem}")
+        return DataError(path, f"{names[row]!r} {problem}", code="picture-unusable")
 
     files: list[Path] = []
     for row, name in enumerate(names):
@@ -76,12 +80,22 @@ def _files(folder: Path, data: ImagesData, training: bool) -> Iterator[tuple[str
     folders = [entry for entry in entries if entry.is_dir()]
     loose = [entry.name for entry in entries if entry not in folders]
     if loose and (training or folders):
-        raise DataError(folder, f"{loose[0]!r} is not a folder, expected a sub-folder for each of data.values")
+        raise DataError(
+            folder,
+            f"{loose[0]!r} is not a folder, expected a sub-folder for each of data.values",
+            code="folder-expected",
+            field="data.values",
+        )
     yield from ((name, None) for name in loose)
     for entry in folders:
         if canonical(entry.name) not in data.values:
             hint = nearest(entry.name, data.values) or f", expected one of {', '.join(data.values[:10])}"
-            raise DataError(folder, f"the sub-folder {entry.name!r} is not among data.values{hint}")
+            raise DataError(
+                folder,
+                f"the sub-folder {entry.name!r} is not among data.values{hint}",
+                code="class-unknown",
+                field="data.values",
+            )
         label = data.values.index(canonical(entry.name))
         yield from ((f"{entry.name}/{file.name}", label) for file in _entries(folder, folder / entry.name))
 
@@ -92,7 +106,9 @@ def _entries(folder: Path, inner: Path) -> list[os.DirEntry[str]]:
         with os.scandir(inner) as found:
             return sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
     except OSError as error:
-        raise DataError(folder, f"{inner.name!r} cannot be read: {error.strerror or error}") from None
+        raise DataError(
+            folder, f"{inner.name!r} cannot be read: {error.strerror or error}", code="cannot-read"
+        ) from None
 
 
 def _picture(file: Path, data: ImagesData) -> Array:
@@ -100,7 +116,9 @@ def _picture(file: Path, data: ImagesData) -> Array:
     from PIL import Image
 
     if file.suffix.lower() not in ENDINGS:
-        raise DataError(file, f"is no picture by its name, expected one that ends in {', '.join(ENDINGS)}")
+        raise DataError(
+            file, f"is no picture by its name, expected one that ends in {', '.join(ENDINGS)}", code="format-unexpected"
+        )
     height, width = data.size
     try:
         with warnings.catch_warnings():
@@ -108,21 +126,21 @@ def _picture(file: Path, data: ImagesData) -> Array:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(file, formats=FORMATS) as image:
                 if getattr(image, "is_animated", False):  # to count them may take as long as the file likes
-                    raise DataError(file, "holds several pictures, expected one")
+                    raise DataError(file, "holds several pictures, expected one", code="several-pictures")
                 if image.size != (width, height) and not data.resize:  # before its pixels are read
                     own = f"{image.height} × {image.width}"
                     problem = f"is {own} pixels in height and width, expected {height} × {width}: set data.resize"
-                    raise DataError(file, f"{problem} to true to scale pictures")
+                    raise DataError(file, f"{problem} to true to scale pictures", code="picture-shape")
                 picture = _coloured(file, image, data.mode)
             if picture.size != (width, height):
                 picture = picture.resize((width, height), Image.Resampling.BILINEAR)
     except DataError:
         raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
-        raise DataError(file, f"has more than {Image.MAX_IMAGE_PIXELS} pixels") from None
+        raise DataError(file, f"has more than {Image.MAX_IMAGE_PIXELS} pixels", code="too-large") from None
     except Exception as error:  # damaged bytes make Pillow raise errors of many kinds
         words = " ".join(str(error).split())
-        raise DataError(file, f"is truncated, damaged or no picture: {words!r}") from None
+        raise DataError(file, f"is truncated, damaged or no picture: {words!r}", code="picture-damaged") from None
     pixels = np.asarray(picture, np.float64)
     if picture.mode != "F":
         pixels /= 255
@@ -136,7 +154,7 @@ def _coloured(file: Path, image: PIL.Image.Image, mode: str) -> PIL.Image.Image:
     if image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image) / 65535).astype(np.float32))
     if image.mode in ("I", "F"):
-        raise DataError(file, "has pixels of 32 bits, expected 8 or 16")
+        raise DataError(file, "has pixels of 32 bits, expected 8 or 16", code="depth-unexpected")
     if image.mode == "P":  # its palette may hold transparency, which grey cannot be made of directly
         image = image.convert("RGBA")
     return image.convert("RGB" if mode == "rgb" else "L")

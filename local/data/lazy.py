@@ -50,7 +50,11 @@ class Lazy:
         self._rows = torch.arange(len(files)) if rows is None else rows
         self.dtype = dtype or getattr(torch, files.dtype.name)
         if loading.workers and "fork" not in multiprocessing.get_all_start_methods():
-            raise UserError("loading.workers: this system cannot fork processes that read ahead, expected 0")
+            raise UserError(
+                "loading.workers: this system cannot fork processes that read ahead, expected 0",
+                code="workers-impossible",
+                field="loading.workers",
+            )
 
     @property
     def shape(self) -> torch.Size:
@@ -114,7 +118,7 @@ class Lazy:
                     "exited unexpectedly|killed by signal", str(error)
                 ):
                     raise
-                raise RankdadError(KILLED) from None
+                raise RankdadError(KILLED, code="worker-killed") from None
             if isinstance(batch, RankdadError):
                 raise batch
             yield batch

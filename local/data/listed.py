@@ -44,7 +44,7 @@ def read_listed(
     table, training = read_table(path, data), beside is None
     whole = len(table)
     if not whole:
-        raise DataError(path, "has no rows")
+        raise DataError(path, "has no rows", code="no-rows")
     group = data.group if training or data.group in table.frame else None  # predictions need none
     for column in filter(None, (data.key, data.image, group)):
         holder((table,), column)
@@ -95,7 +95,7 @@ def _predicted(table: Table, data: NiftiData | ImagesData, dtype: str, load: Loa
             missing = name.lower() in MISSING
             table.refuse(row, data.image, "is missing" if missing else f"{shown(name)} {error.problem}")
     if not kept:
-        raise UserError(f"no row can be predicted: {refused[0]}")
+        raise UserError(f"no row can be predicted: {refused[0]}", code="nothing-to-predict")
     names = (data.key or data.image, data.group)
     used = table.take(kept)
 
@@ -144,7 +144,7 @@ def file_within(folder: Path, name: str) -> Path:
         DataError: there is none, or it lies outside.
     """
     if not is_within(folder / name, folder):
-        raise DataError(name, "leads out of the folder, or is not a file's name")
+        raise DataError(name, "leads out of the folder, or is not a file's name", code="path-leads-outside")
     check_file(folder / name)
     return folder / name
 

@@ -37,7 +37,9 @@ def read_nifti(path: Path, data: NiftiData, dtype: str, *, beside: Sequence[str]
         import nibabel  # noqa: F401
     except ImportError:
         raise UserError(
-            "data.reader: nifti needs nibabel, which is not installed: pip install 'rankdad[nifti]'"
+            "data.reader: nifti needs nibabel, which is not installed: pip install 'rankdad[nifti]'",
+            code="not-installed",
+            field="data.reader",
         ) from None
     return read_listed(path, data, dtype, lambda file: _volume(file, data, dtype), beside=beside)
 
@@ -45,7 +47,11 @@ def read_nifti(path: Path, data: NiftiData, dtype: str, *, beside: Sequence[str]
 def _volume(file: Path, data: NiftiData, dtype: str) -> Array:
     """Return a file's voxels in the schema's shape, scaled once, as the header says."""
     if not file.name.lower().endswith(ENDINGS):
-        raise DataError(file, f"has another name than NIfTI files, expected one that ends in {' or '.join(ENDINGS)}")
+        raise DataError(
+            file,
+            f"has another name than NIfTI files, expected one that ends in {' or '.join(ENDINGS)}",
+            code="format-unexpected",
+        )
     expected = (*data.shape[-3:], *data.shape[:-3])  # a file's channels are its last axis
     try:
         with np.errstate(all="ignore"), opened(file) as stream:  # what does not fit into the dtype is told below
@@ -54,14 +60,14 @@ def _volume(file: Path, data: NiftiData, dtype: str) -> Array:
         raise
     except Exception as error:  # damaged bytes make nibabel raise errors of many kinds
         words = " ".join(str(error).split())
-        raise DataError(file, f"is truncated, damaged or no NIfTI file: {words!r}") from None
+        raise DataError(file, f"is truncated, damaged or no NIfTI file: {words!r}", code="volume-damaged") from None
     bad = voxels.size - int(np.isfinite(voxels).sum())
     if bad:
-        raise DataError(file, f"holds NaN or infinity in {bad} of {voxels.size} voxels")
+        raise DataError(file, f"holds NaN or infinity in {bad} of {voxels.size} voxels", code="not-finite")
     if data.normalise == "volume":
         mean, spread = float(voxels.mean(dtype=np.float64)), float(voxels.std(dtype=np.float64))
         if not spread:
-            raise DataError(file, "holds the same number in all voxels, which cannot be normalised")
+            raise DataError(file, "holds the same number in all voxels, which cannot be normalised", code="constant")
         voxels = (voxels - mean) / spread
     return voxels.reshape(expected) if len(data.shape) == 3 else np.moveaxis(voxels.reshape(expected), -1, 0)
 
@@ -83,20 +89,26 @@ def _voxels(file: Path, stream: IO[bytes], expected: tuple[int, ...], dtype: str
     header.check_fix(logger=silent)
     kind, axes = header.get_data_dtype(), tuple(map(int, header.get_data_shape()))
     if kind.kind not in "biuf":
-        raise DataError(file, f"holds {kind}, expected one number a voxel")
+        raise DataError(file, f"holds {kind}, expected one number a voxel", code="voxels-not-numbers")
     if _plain(axes) != _plain(expected):  # before the voxels are read
-        raise DataError(file, f"has shape {list(axes)}, expected {list(expected)}")
+        raise DataError(file, f"has shape {list(axes)}, expected {list(expected)}", code="shape-differs")
     begin, slope = float(header["vox_offset"]), float(header["scl_slope"])
     if not 0 <= begin <= MAX_BESIDE:
-        raise DataError(file, f"has voxels from byte {begin:,.0f} on (vox_offset), expected at most {MAX_BESIDE:,}")
+        raise DataError(
+            file,
+            f"has voxels from byte {begin:,.0f} on (vox_offset), expected at most {MAX_BESIDE:,}",
+            code="header-too-long",
+        )
     if np.isinf(slope):  # of NaN, which some programs write, nibabel makes no scaling
-        raise DataError(file, f"is scaled by {slope} (scl_slope), expected a finite number")
+        raise DataError(file, f"is scaled by {slope} (scl_slope), expected a finite number", code="not-finite")
     voxels: Array = np.asanyarray(ArrayProxy(stream, header, mmap=False), np.dtype(dtype))
     read = 0
     while piece := stream.read(1 << 20):  # to its end, where gzip has its checksum
         read += len(piece)
         if read > MAX_BESIDE:
-            raise DataError(file, f"goes on behind its voxels for more than {MAX_BESIDE:,} bytes")
+            raise DataError(
+                file, f"goes on behind its voxels for more than {MAX_BESIDE:,} bytes", code="trailing-bytes"
+            )
     return voxels
 
 

@@ -64,7 +64,7 @@ def samples_of(
         DataError: no inputs, wrong shape, a value out of range.
     """
     if "x" not in arrays:
-        raise DataError(path, "has no array x, expected the inputs")
+        raise DataError(path, "has no array x, expected the inputs", code="array-missing")
     inputs = _inputs(path, arrays["x"], data, dtype, arrays.get("length"))
     count, labels = len(inputs), arrays.get("y")
     notes: tuple[str, ...] = ()
@@ -114,13 +114,13 @@ def read_arrays(path: Path, names: Sequence[str]) -> dict[str, Array]:
     except DataError:
         raise
     except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror or error}") from None
+        raise DataError(path, f"cannot be read: {error.strerror or error}", code="cannot-read") from None
     except Exception as error:  # damaged bytes make zipfile, zlib and NumPy raise errors of many kinds
         raise _unreadable(path, _what(path) or one_line(error)) from None
 
 
 def _unreadable(path: Path, why: str) -> DataError:
-    return DataError(path, f"is not a readable npz file of plain arrays: {why}")
+    return DataError(path, f"is not a readable npz file of plain arrays: {why}", code="npz-unreadable")
 
 
 def _what(path: Path) -> str | None:
@@ -189,10 +189,10 @@ def numbers(path: str | Path, name: str, array: Array, count: int) -> Array:
 
 def _column(path: str | Path, name: str, array: Array, count: int, expected: str) -> Array:
     if array.dtype.kind not in "biuf":
-        raise DataError(path, f"{name} holds text or objects ({array.dtype}), {expected}")
+        raise DataError(path, f"{name} holds text or objects ({array.dtype}), {expected}", code="array-not-numbers")
     array = array.reshape(-1)
     if len(array) != count:
-        raise DataError(path, f"{name} has {len(array)} values for {count} samples")
+        raise DataError(path, f"{name} has {len(array)} values for {count} samples", code="length-differs")
     return array
 
 
@@ -200,7 +200,7 @@ def _check_rows(path: str | Path, name: str, array: Array, good: Array, expected
     if not good.all():
         row, *place = np.argwhere(~good)[0].tolist()
         where = f"row {row}, place {place}" if place else f"row {row}"
-        raise DataError(path, f"{name} holds {array[(row, *place)]} in {where}, {expected}")
+        raise DataError(path, f"{name} holds {array[(row, *place)]} in {where}, {expected}", code="value-unusable")
 
 
 def labels_in(path: str | Path, name: str, array: Array, count: int, task: TaskSpec) -> Array:
@@ -215,9 +215,11 @@ def labels_in(path: str | Path, name: str, array: Array, count: int, task: TaskS
         return numbers(path, name, array, count)
     expected = "expected 0 or 1"
     if array.dtype.kind not in "biuf":
-        raise DataError(path, f"{name} holds text or objects ({array.dtype}), {expected}")
+        raise DataError(path, f"{name} holds text or objects ({array.dtype}), {expected}", code="array-not-numbers")
     if array.shape != (count, task.labels) and not (task.labels == 1 and array.shape == (count,)):
-        raise DataError(path, f"{name} has shape {list(array.shape)}, expected [{count}, {task.labels}]")
+        raise DataError(
+            path, f"{name} has shape {list(array.shape)}, expected [{count}, {task.labels}]", code="shape-differs"
+        )
     array = array.reshape(count, task.labels)
     _check_rows(path, name, array, (array == 0) | (array == 1), expected)
     return array.astype(np.float64)
@@ -230,18 +232,24 @@ def _texts(path: str | Path, name: str, array: Array, count: int) -> tuple[str, 
         DataError: another number of them, objects, or one that is missing.
     """
     if array.dtype.kind not in "biufUS":
-        raise DataError(path, f"{name} holds {array.dtype}, expected text or numbers")
+        raise DataError(path, f"{name} holds {array.dtype}, expected text or numbers", code="array-type")
     if array.shape not in ((count,), (count, 1)):
-        raise DataError(path, f"{name} has shape {list(array.shape)}, expected one text or number for each sample")
+        raise DataError(
+            path,
+            f"{name} has shape {list(array.shape)}, expected one text or number for each sample",
+            code="shape-differs",
+        )
     try:
         texts = tuple(str(text).strip() for text in array.reshape(-1).astype(np.str_).tolist())
     except UnicodeDecodeError:
-        raise DataError(path, f"{name} holds bytes that are not ASCII, expected text") from None
+        raise DataError(path, f"{name} holds bytes that are not ASCII, expected text", code="not-ascii") from None
     for row, text in enumerate(texts):
         if text.lower() in MISSING:
-            raise DataError(path, f"{name} is missing in row {row}")
+            raise DataError(path, f"{name} is missing in row {row}", code="value-missing")
         if "\0" in text:
-            raise DataError(path, f"{name} holds the character NUL in row {row}, which no text has")
+            raise DataError(
+                path, f"{name} holds the character NUL in row {row}, which no text has", code="character-nul"
+            )
     return texts
 
 
@@ -250,18 +258,26 @@ def _check_distinct(path: str | Path, keys: Sequence[str]) -> None:
     for row, text in enumerate(keys):
         before = rows.setdefault(canonical(text), row)
         if before != row:
-            raise DataError(path, f"key holds {shown(text)} in row {row} and in row {before}")
+            raise DataError(path, f"key holds {shown(text)} in row {row} and in row {before}", code="key-repeated")
 
 
 def _inputs(path: str | Path, array: Array, data: ArrayData, dtype: str, lengths: Array | None) -> Array:
     expected = data.shape
     if array.ndim == 0 or math.prod(array.shape[1:]) != math.prod(expected):
-        raise DataError(path, f"x has shape {list(array.shape)}, expected [samples, {', '.join(map(str, expected))}]")
+        raise DataError(
+            path,
+            f"x has shape {list(array.shape)}, expected [samples, {', '.join(map(str, expected))}]",
+            code="shape-differs",
+        )
     if array.dtype.kind not in "biuf":
-        raise DataError(path, f"x holds {array.dtype}, expected numbers")
+        raise DataError(path, f"x holds {array.dtype}, expected numbers", code="array-not-numbers")
     array = array.reshape(len(array), *expected)
     if lengths is not None and (len(expected) != 2 or data.tokens is not None):
-        raise DataError(path, "has an array length, expected one only of series of real numbers, [time, features]")
+        raise DataError(
+            path,
+            "has an array length, expected one only of series of real numbers, [time, features]",
+            code="length-not-for-this",
+        )
     if data.tokens is not None:
         whole = (array >= 0) & (array < data.tokens) & (array == np.floor(array))
         _check_rows(path, "x", array, whole, f"expected whole numbers from 0 to {data.tokens - 1}")
@@ -275,7 +291,11 @@ def _inputs(path: str | Path, array: Array, data: ArrayData, dtype: str, lengths
         values[beyond] = 0
     bad = ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
     if bad.any():
-        raise DataError(path, f"x holds NaN or infinity in {int(bad.sum())} samples, first in row {int(bad.argmax())}")
+        raise DataError(
+            path,
+            f"x holds NaN or infinity in {int(bad.sum())} samples, first in row {int(bad.argmax())}",
+            code="not-finite",
+        )
     if isinstance(data, NpzData):
         values *= np.asarray(data.scale, values.dtype)
     values[beyond] = np.nan

@@ -39,18 +39,28 @@ def read_workbook(path: Path, sheet: str | None) -> pd.DataFrame:
             names = [found.title for found in book.worksheets]
             sheets = {found.title: _cells(path, found) for found in book.worksheets if sheet in (None, found.title)}
     except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror or error}") from None
+        raise DataError(path, f"cannot be read: {error.strerror or error}", code="cannot-read") from None
     except DataError:
         raise
     except Exception as error:  # of a damaged file openpyxl raises what it likes
-        raise DataError(path, f"is not a readable workbook ({type(error).__name__}): save it again as .xlsx") from None
+        raise DataError(
+            path,
+            f"is not a readable workbook ({type(error).__name__}): save it again as .xlsx",
+            code="workbook-unreadable",
+        ) from None
     filled = [cells for cells in sheets.values() if cells]
     if sheet is not None and not sheets:
-        raise DataError(path, f"has no sheet {sheet}, which data.sheet names", hint=f"; it has {', '.join(names)}")
+        raise DataError(
+            path,
+            f"has no sheet {sheet}, which data.sheet names",
+            hint=f"; it has {', '.join(names)}",
+            code="sheet-missing",
+            field="data.sheet",
+        )
     if len(filled) != 1:
         what = f"has {len(filled)} sheets that are not empty" if filled else "is empty"
         expected = "name one in the schema, data.sheet" if filled else "expected a row of column names"
-        raise DataError(path, f"{what}: {expected}")
+        raise DataError(path, f"{what}: {expected}", code="sheets-several", field="data.sheet")
     (cells,) = filled
     width = max(map(len, cells))
     return named(path, pd.DataFrame([[*row, *[""] * (width - len(row))] for row in cells], dtype=object))
@@ -64,7 +74,11 @@ def named(path: Path, cells: pd.DataFrame) -> pd.DataFrame:
     """
     cells.index += 1
     if not (cells.iloc[0] != "").any():
-        raise DataError(path, "has nothing in its first row, expected a row of column names and a row for each sample")
+        raise DataError(
+            path,
+            "has nothing in its first row, expected a row of column names and a row for each sample",
+            code="header-missing",
+        )
     return cells.iloc[1:].set_axis(cells.iloc[0].tolist(), axis=1)
 
 
@@ -79,7 +93,7 @@ def _cells(path: Path, sheet: Any) -> list[list[Any]]:
     width = checked = 0
     for number, row in enumerate(sheet.rows, start=1):
         if number > ROWS or len(row) > COLUMNS:
-            raise DataError(path, f"has a sheet of more than {ROWS:,} rows or {COLUMNS:,} columns")
+            raise DataError(path, f"has a sheet of more than {ROWS:,} rows or {COLUMNS:,} columns", code="too-large")
         cells = [_valued(cell) for cell in row]
         while cells and cells[-1] == "":
             cells.pop()
@@ -119,11 +133,13 @@ def read_parquet(path: Path, _sheet: str | None = None) -> pd.DataFrame:
             frame = frame.reset_index()
         frame = frame.astype(object)
     except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror or error}") from None
+        raise DataError(path, f"cannot be read: {error.strerror or error}", code="cannot-read") from None
     except DataError:
         raise
     except Exception as error:  # of a damaged file pyarrow raises what it likes
-        raise DataError(path, f"is not a readable Parquet file ({type(error).__name__})") from None
+        raise DataError(
+            path, f"is not a readable Parquet file ({type(error).__name__})", code="parquet-unreadable"
+        ) from None
     frame.columns = pd.Index([str(name) for name in frame.columns], dtype=object)
     frame = frame.map(_plain)
     frame.index = pd.RangeIndex(2, len(frame) + 2)  # as if its names were row 1
@@ -146,7 +162,7 @@ def _need(library: str, path: Path, extra: str) -> Any:
         return importlib.import_module(library)
     except ImportError:
         said = f"a {path.suffix} file needs {library}: pip install 'rankdad[{extra}]' (or pip install {library})"
-        raise UserError(f"{path}: {said}") from None
+        raise UserError(f"{path}: {said}", code="not-installed") from None
 
 
 # By a name's ending: (path, data.sheet) → rows under the names of their columns, with cells as `_plain` has them.

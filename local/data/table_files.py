@@ -70,21 +70,36 @@ def _text(path: Path, written: Written, header: bool) -> tuple[pd.DataFrame, str
         for encoding in ("utf-8-sig", written.encoding):
             if encoding is None:
                 said = "is not text in UTF-8: save it as CSV with that encoding"
-                raise EncodingError(path, said, hint=', or name its own in the schema\'s data: "encoding": "cp1252"')
+                raise EncodingError(
+                    path,
+                    said,
+                    hint=', or name its own in the schema\'s data: "encoding": "cp1252"',
+                    code="encoding-unknown",
+                    field="data.encoding",
+                )
             try:
                 cells = _parsed(path, delimiter, encoding, skipped, 1 if header else None)
                 break
             except UnicodeDecodeError:
                 if encoding == written.encoding:
-                    raise DataError(path, f"is not text in {encoding} either, which data.encoding names") from None
+                    raise DataError(
+                        path,
+                        f"is not text in {encoding} either, which data.encoding names",
+                        code="encoding-wrong",
+                        field="data.encoding",
+                    ) from None
     except pd.errors.EmptyDataError:
         what = "has nothing in its first row" if path.stat().st_size else "is empty"
-        raise DataError(path, f"{what}, expected a row of column names and a row for each sample") from None
+        raise DataError(
+            path, f"{what}, expected a row of column names and a row for each sample", code="table-empty"
+        ) from None
     except pd.errors.ParserError as error:
         words = re.sub(r"row (\d+)", lambda found: f"row {int(found[1]) + 1}", str(error).strip())  # it counts from 0
-        raise DataError(path, f"is not a readable table: {words.rpartition('error: ')[2]}") from None
+        raise DataError(
+            path, f"is not a readable table: {words.rpartition('error: ')[2]}", code="table-unreadable"
+        ) from None
     except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror or error}") from None
+        raise DataError(path, f"cannot be read: {error.strerror or error}", code="cannot-read") from None
     cells.index += skipped
     return cells, delimiter
 
@@ -104,13 +119,20 @@ def _check_rows(path: Path, cells: pd.DataFrame, delimiter: str) -> None:
                 if "\n" in text and text.count(delimiter) >= max(2, width - 1):
                     what = f"a cell holds {text.count(chr(10)) + 1} lines with columns of their own"
                     why = f"after a quotation mark that is closed too late: {shown(text)}"
-                    raise DataError(path, what, place=f"row {int(str(row)) + 1}", hint=f", {why}")
+                    raise DataError(
+                        path, what, place=f"row {int(str(row)) + 1}", hint=f", {why}", code="columns-differ"
+                    )
     alone = cells[0][(cells.iloc[:, 1:] == "").all(axis=1)]
     for row, text in alone.items():
         for other, name in DELIMITERS.items():
             if other != delimiter and text.count(other) == width - 1:
                 problem = f"is separated by {name}, unlike the first, by {DELIMITERS.get(delimiter, delimiter)}"
-                raise DataError(path, f"{problem}: save it again, with one of them", place=f"row {int(str(row)) + 1}")
+                raise DataError(
+                    path,
+                    f"{problem}: save it again, with one of them",
+                    place=f"row {int(str(row)) + 1}",
+                    code="line-ends-mixed",
+                )
 
 
 def _rows(sample: bytes) -> str:

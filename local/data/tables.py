@@ -47,7 +47,7 @@ class Table:
         twice = names[names.duplicated() & (names != "")]  # spreadsheets leave columns without a name
         if len(twice):
             mend = _headless([twice[0]]) or ": rename or remove one"
-            raise DataError(self.source, f"has two columns {shown(twice[0])}{mend}")
+            raise DataError(self.source, f"has two columns {shown(twice[0])}{mend}", code="column-repeated")
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -86,7 +86,7 @@ class Table:
         """Return the error that names a cell; others do not hear the hint."""
         file, place = self.place(row)
         where, called = (f"{place}, column {column}", "") if place else (f"column {column}", subjects_file(row))
-        return DataError(file, problem, place=where, called=called, hint=hint)
+        return DataError(file, problem, place=where, called=called, hint=hint, code="value-unusable")
 
     def refuse(self, row: int, column: str, problem: str, hint: str = "") -> None:
         """Refuse a row, or the whole table for it.
@@ -121,7 +121,9 @@ def append(tables: Sequence[Table]) -> Table:
             for name in whole.frame.columns:
                 if name and name not in other.frame:
                     problem = f"has no column {shown(name)}, unlike {Path(whole.source).name}"
-                    raise DataError(other.source, f"{problem}: files of one table have the same columns")
+                    raise DataError(
+                        other.source, f"{problem}: files of one table have the same columns", code="columns-differ"
+                    )
     frames = {Path(table.source).name: table.frame[columns] for table in tables}
     decimals = first.decimals
     for table in tables[1:]:
@@ -160,7 +162,12 @@ def join(
                     raise table.error(alone[0], key, problem)
                 notes.append(str(table.error(alone[0], key, f"{problem}; they are left out")))
         if not ours.keys() & theirs and len(first) and len(second):
-            raise DataError(first.source, f"column {key}: no key is in {Path(second.source).name} too")
+            raise DataError(
+                first.source,
+                f"column {key}: no key is in {Path(second.source).name} too",
+                code="no-key-in-common",
+                field=key,
+            )
         everywhere &= theirs.keys()
         anywhere |= theirs.keys()
     kept = [found for found in ours if found in everywhere]
@@ -191,7 +198,7 @@ def aligned(
         for row, text in enumerate(holder((table,), key).texts(key)):
             places.setdefault(form(text), []).append(row)
         if not len(table):
-            raise DataError(table.source, "has no rows")
+            raise DataError(table.source, "has no rows", code="no-rows")
         for row, name in enumerate(keys):
             if len(places.get(name, ())) != 1 or name.lower() in MISSING:
                 often = "twice" if name in places else "not"
@@ -249,7 +256,9 @@ def holder(tables: Sequence[Table], column: str) -> Table:
     sources = [table.source for table in holding or tables]
     where = " and ".join([str(sources[0]), *(Path(source).name for source in sources[1:])])
     if holding:
-        raise DataError(where, f"both have a column {column}: rename or remove one")
+        raise DataError(
+            where, f"both have a column {column}: rename or remove one", code="column-repeated", field=column
+        )
     names = [str(name) for table in tables for name in table.frame.columns]
     raise no_column(where, column, names)
 
@@ -258,7 +267,13 @@ def no_column(where: str | Path, column: str, names: Sequence[str]) -> DataError
     """Return the error that a table has no column of that name, but those."""
     known, headless = [name for name in names if name], _headless(names)
     others = f"; it has {', '.join(known[:10])}{', …' * (len(known) > 10)}" * bool(known and not headless)
-    return DataError(where, f"has no column {column}{headless}", hint=nearest(column, names) or others)
+    return DataError(
+        where,
+        f"has no column {column}{headless}",
+        hint=nearest(column, names) or others,
+        code="column-missing",
+        field=column,
+    )
 
 
 def comma_number(text: str) -> float:

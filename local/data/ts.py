@@ -43,7 +43,7 @@ class TsFile:
 
     def error(self, row: int, problem: str) -> DataError:
         """Return the error that names a series."""
-        return DataError(self.path, problem, place=f"line {self.lines[row]}")
+        return DataError(self.path, problem, place=f"line {self.lines[row]}", code="value-unusable")
 
 
 def read_ts(path: Path, data: TsData, task: TaskSpec, dtype: str, *, training: bool = True) -> Reading:
@@ -64,7 +64,11 @@ def read_ts(path: Path, data: TsData, task: TaskSpec, dtype: str, *, training: b
     for file in files:
         if training and file.labels is None:
             expected = "@classLabel true and the classes" if data.values else "@targetLabel true"
-            raise DataError(file.path, f"has no labels, expected {expected} in its header, and one behind every series")
+            raise DataError(
+                file.path,
+                f"has no labels, expected {expected} in its header, and one behind every series",
+                code="labels-missing",
+            )
     return samples_of(files[0].path, arrays_of(files, data.values, data.shape, dtype), data, task, dtype)
 
 
@@ -103,13 +107,25 @@ def _labels(file: TsFile, classes: Sequence[str]) -> Array | None:
         return None
     if not classes:
         if file.classes is not None:
-            raise DataError(file.path, "has classes, expected @targetLabel true and a number behind every series")
+            raise DataError(
+                file.path,
+                "has classes, expected @targetLabel true and a number behind every series",
+                code="labels-not-numbers",
+            )
         return np.array([float(label) for label in file.labels])
     if file.classes is None:
-        raise DataError(file.path, "has numbers as labels, expected @classLabel true and the classes in its header")
+        raise DataError(
+            file.path,
+            "has numbers as labels, expected @classLabel true and the classes in its header",
+            code="labels-not-classes",
+        )
     for name in file.classes:
         if name not in classes:
-            raise DataError(file.path, f"@classLabel names {shown(name)}, expected classes among {_some(classes)}")
+            raise DataError(
+                file.path,
+                f"@classLabel names {shown(name)}, expected classes among {_some(classes)}",
+                code="classes-unknown",
+            )
     places = {name: place for place, name in enumerate(classes)}
     return np.array([places[label] for label in file.labels], np.int64)
 
@@ -136,9 +152,9 @@ def parse(path: Path) -> TsFile:
                 labels.append(label)
                 lines.append(line)
     except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror or error}") from None
+        raise DataError(path, f"cannot be read: {error.strerror or error}", code="cannot-read") from None
     if not series:
-        raise DataError(path, "has no series behind its line @data")
+        raise DataError(path, "has no series behind its line @data", code="no-rows")
     labelled = header.numbers or header.classes is not None
     return TsFile(path, tuple(series), tuple(labels) if labelled else None, header.classes, tuple(lines))
 
@@ -180,7 +196,7 @@ def _header(path: Path, held: Lines) -> _Header:
         if key in said:
             raise _wrong(path, line, f"{shown(key)} stands there twice")
         said[key] = line, value.strip()
-    raise DataError(path, "has no line @data, expected one between the header and the series")
+    raise DataError(path, "has no line @data, expected one between the header and the series", code="no-data-section")
 
 
 def _meaning(path: Path, said: Mapping[str, tuple[int, str]]) -> _Header:
@@ -265,7 +281,7 @@ def _text(path: Path, line: int, content: bytes) -> str:
 
 
 def _wrong(path: Path, line: int, problem: str) -> DataError:
-    return DataError(path, problem, place=f"line {line}")
+    return DataError(path, problem, place=f"line {line}", code="line-malformed")
 
 
 def _some(names: Sequence[str]) -> str:

@@ -35,7 +35,9 @@ def open_transport(config: Member) -> BoundedTransport:
             urlsplit(address).port, httpx.URL(address)  # httpx takes any number for a port
         except (ValueError, httpx.InvalidURL):
             shown = "what stands there" if field == "proxy" else address  # a proxy's may hold a password
-            raise SpecError(field, f"{shown} is not an address, expected such as {example}") from None
+            raise SpecError(
+                field, f"{shown} is not an address, expected such as {example}", code="address-malformed"
+            ) from None
     context = _context(config) if config.aggregator.startswith("https:") else None
     return BoundedTransport(context, httpx.Proxy(config.proxy) if config.proxy else None)
 
@@ -44,14 +46,16 @@ def _context(config: Member) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=config.ca)
     except OSError as error:
-        raise UserError(f"ca: {config.ca} {_unusable(error)}") from None
+        raise UserError(f"ca: {config.ca} {_unusable(error)}", code="certificate-unusable", field="ca") from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if config.certificate and config.key:
         try:
             context.load_cert_chain(config.certificate, config.key, password=lambda: "")  # never asks at a terminal
         except OSError as error:
             pair = f"{config.certificate} with {Path(config.key).name}"
-            raise UserError(f"certificate: {pair} {_unusable(error)}") from None
+            raise UserError(
+                f"certificate: {pair} {_unusable(error)}", code="certificate-unusable", field="certificate"
+            ) from None
     return context
 
 

@@ -72,4 +72,6 @@ def _update(answer: bytes, plan: Plan, round_: int, device: str) -> Message:
     try:
         return unpack(answer, plan, up=False, device=device)
     except ProtocolError as error:
-        raise RankdadError(f"the aggregator's update of round {round_} cannot be used: {visible(str(error))}") from None
+        raise RankdadError(
+            f"the aggregator's update of round {round_} cannot be used: {visible(str(error))}", code="update-unusable"
+        ) from None

@@ -14,7 +14,7 @@ from typing import Any, Self
 import httpx
 
 from rankdad.common.documents import parse_json
-from rankdad.common.errors import RankdadError, UnreachableError, UserError, visible
+from rankdad.common.errors import CODE, RankdadError, UnreachableError, UserError, visible
 from rankdad.common.memory import available
 from rankdad.common.protocol.message_sizes import body_limit
 from rankdad.common.protocol.plan import Plan
@@ -39,10 +39,12 @@ class RefusedError(RankdadError):
     Args:
         message: what it says.
         status: of its answer.
+        code: that it gives.
+        field: that it names.
     """
 
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, status: int, *, code: str = "refused", field: str = "") -> None:
+        super().__init__(message, code=code, field=field)
         self.status = status
 
 
@@ -118,7 +120,7 @@ class Client:
                     raise httpx.ProxyError(str(status))
                 answer.read()
                 if (status < 500 and status not in (TOO_SLOW, TOO_MANY)) or status in (NOT_THERE, FULL):
-                    raise RefusedError(f"{self._url} {_refusal(answer)}", status)
+                    raise RefusedError(f"{self._url} {_refusal(answer)}", status, **_kind(answer))
                 reason = _reason(answer)
                 problem = f"answered {status}: {visible(reason, 200)}" if reason else f"answered {status}"
             except httpx.ReadTimeout:
@@ -130,7 +132,8 @@ class Client:
             except TooLargeError:
                 most = request.extensions["size"]
                 raise UserError(
-                    f"{self._url}: answered with more than {most:,} bytes, which nothing in a run has"
+                    f"{self._url}: answered with more than {most:,} bytes, which nothing in a run has",
+                    code="answer-too-large",
                 ) from None
             except httpx.TransportError as error:
                 problem = self._problem(error)
@@ -140,7 +143,8 @@ class Client:
             if left <= 0:
                 raise UnreachableError(
                     f"{self._url}: no aggregator for {self._patience:.0f} s ({problem}): is it running, and is the "
-                    "address right?"
+                    "address right?",
+                    code="unreachable",
                 )
             pause = min(delay, left)
             _log.warning("%s: %s; trying again in %.1f s, for %.0f s more", self._url, problem, pause, left)
@@ -156,10 +160,14 @@ class Client:
         cause = error.__cause__ or error
         refusal = said_by_tls(cause, self._config)
         if refusal is not None:
-            raise UserError(f"{self._url}: {refusal}") from None
+            raise UserError(f"{self._url}: {refusal}", code="refused") from None
         if isinstance(error, httpx.ProxyError):
             if str(error).startswith(str(PROXY_DENIES)):
-                raise UserError("proxy: asks for another user and password than the site's file holds") from None
+                raise UserError(
+                    "proxy: asks for another user and password than the site's file holds",
+                    code="proxy-refused",
+                    field="proxy",
+                ) from None
             return f"the proxy answered {visible(str(error), 200)}"
         problem = visible(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__, 200).lower()
         if isinstance(error, httpx.RemoteProtocolError) and self._url.startswith("http:") and not self._met:
@@ -174,7 +182,8 @@ class Client:
         if answer.is_success and encoding.strip().lower() != "identity":
             raise UserError(
                 f"{self._url}: answered in the encoding {visible(encoding, 40)}, which was not asked for: what stands "
-                "between must leave answers as they are"
+                "between must leave answers as they are",
+                code="encoding-unasked",
             )
 
 
@@ -214,7 +223,9 @@ class AggregatorClient(Client):
         except ValueError:
             document = None
         if not isinstance(document, dict):
-            raise UserError(f"{self._url}: what answers there is not an aggregator of rankdad")
+            raise UserError(
+                f"{self._url}: what answers there is not an aggregator of rankdad", code="not-an-aggregator"
+            )
         named = str(document.get("id", ""))
         if re.fullmatch("[0-9a-f]{16}", named):  # whatever else it is, the site refuses it by itself
             self._client.headers["x-rankdad-run"] = named
@@ -334,9 +345,15 @@ def _refusal(answer: httpx.Response) -> str:
     return f"refused ({status}): {visible(_reason(answer) or answer.content[:200].decode(errors='replace'))}"
 
 
-def _reason(answer: httpx.Response) -> str:
+def _reason(answer: httpx.Response, key: str = "error") -> str:
     """Return what an aggregator says of a request that it does not follow; "" where something else has answered."""
     reason: object = None
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        reason = parse_json(answer.content)["error"]
+        reason = parse_json(answer.content)[key]
     return reason if isinstance(reason, str) else ""
+
+
+def _kind(answer: httpx.Response) -> dict[str, str]:
+    """Return the code and the field of a refusal."""
+    code = _reason(answer, "code")
+    return {"code": code if re.match(CODE, code) else "refused", "field": visible(_reason(answer, "field"), 200)}

@@ -95,7 +95,9 @@ class ServiceClient(Client):
             yield answer.iter_bytes()
         except (httpx.TransportError, TooLargeError) as error:
             broke = visible(str(error) or "what came is no archive", 200)
-            raise UserError(f"{self._url}: the results broke off ({broke}): fetch them again") from None
+            raise UserError(
+                f"{self._url}: the results broke off ({broke}): fetch them again", code="results-incomplete"
+            ) from None
         finally:
             answer.close()
 
@@ -111,4 +113,6 @@ class ServiceClient(Client):
             return validate(model, parse_json(answer.content))
         except (ValueError, UserError) as error:
             said = visible(str(error), 200)
-            raise UserError(f"{self._url}: what answers there is no service of rankdad {__version__}: {said}") from None
+            raise UserError(
+                f"{self._url}: what answers there is no service of rankdad {__version__}: {said}", code="not-a-service"
+            ) from None

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import TracebackType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,11 +46,13 @@ class RankError(RankdadError):
         sentence: why.
         public: what other sites may hear of it.
         exit_code: that the command ends with.
+        code: of the error there.
+        field: of the error there.
     """
 
-    def __init__(self, rank: int, sentence: str, public: str, exit_code: int) -> None:
+    def __init__(self, rank: int, sentence: str, public: str, exit_code: int, code: str, field: str) -> None:
         self.exit_code, self._public = exit_code, public
-        super().__init__(f"rank {rank}: {sentence}")
+        super().__init__(f"rank {rank}: {sentence}", code=code, field=field)
 
     @property
     def public_message(self) -> str:
@@ -69,7 +72,8 @@ class LostRankError(RankdadError):
         which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
         super().__init__(
             f"{which} of 0 to {size - 1} no longer answers: killed, stopped, or out of memory? Started again, with "
-            "as many ranks or others, the site goes on from its checkpoint"
+            "as many ranks or others, the site goes on from its checkpoint",
+            code="rank-lost",
         )
 
 
@@ -204,11 +208,13 @@ class Ranks:
     def _break(self, reason: BaseException | None) -> None:
         """Close this rank's connections, and say why: the first reason counts, the others follow from it."""
         if reason is not None:
-            known = isinstance(reason, RankdadError)
-            sentence = str(reason) if known else f"an unexpected error ({type(reason).__name__})"
-            public = reason.public_message if isinstance(reason, RankdadError) else sentence
-            said = {"rank": self.rank, "sentence": sentence, "public": public}
-            said["exit_code"] = getattr(reason, "exit_code", 1)
+            said: dict[str, Any] = {"rank": self.rank, "exit_code": getattr(reason, "exit_code", 1)}
+            if isinstance(reason, RankdadError):
+                said |= {"sentence": str(reason), "public": reason.public_message}
+                said |= {"code": reason.code, "field": reason.field}
+            else:
+                sentence = f"an unexpected error ({type(reason).__name__})"
+                said |= {"sentence": sentence, "public": sentence, "code": "unexpected-error", "field": ""}
             with suppress(dist.DistError):
                 self._store.compare_set(REASON, "", json.dumps(said))
         now = _sockets()

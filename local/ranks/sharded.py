@@ -227,7 +227,11 @@ def check_sharded(spec: RunSpec, site: str, device: str, *, has_own_gpu: bool) -
     }
     for reason, holds in cannot.items():
         if holds:
-            raise SpecError("parallel", f'got "fsdp", but {reason}: expected "data" in this site\'s file')
+            raise SpecError(
+                "parallel",
+                f'got "fsdp", but {reason}: expected "data" in this site\'s file',
+                code="parallel-does-not-fit",
+            )
 
 
 def _sharded(model: nn.Module, mesh: DeviceMesh) -> list[FSDPModule]:
@@ -245,7 +249,9 @@ def _sharded(model: nn.Module, mesh: DeviceMesh) -> list[FSDPModule]:
         for module in (*blocks, model):
             fully_shard(module, mesh=mesh)
     except ValueError as error:
-        raise SpecError("model", f'cannot be divided ("parallel": "fsdp"): {error}') from None
+        raise SpecError(
+            "model", f'cannot be divided ("parallel": "fsdp"): {error}', code="model-cannot-be-divided"
+        ) from None
     sharded: list[FSDPModule] = [module for module in (*blocks, model) if isinstance(module, FSDPModule)]
     for before, block in zip((sharded[0], *sharded), sharded, strict=False):
         block.set_requires_gradient_sync(False, recurse=False)

@@ -97,7 +97,8 @@ class Sharing(Alone):
             if other is not None:
                 raise UserError(
                     f"rank {rank}: has {OTHERS[other]} than rank 0: all ranks of a site read the same files, on "
-                    "machines set up alike"
+                    "machines set up alike",
+                    code="ranks-disagree",
                 )
         if config.parallel == "fsdp":
             from rankdad.local.ranks.sharded import check_sharded
@@ -240,4 +241,5 @@ def check_model(model: nn.Module) -> None:
                 "model",
                 f"{name or 'the model'} ({type(module).__name__}) has statistics of a whole batch, of which each rank "
                 "sees a part: start this site without torchrun, or choose GroupNorm or LayerNorm",
+                code="batch-statistics",
             )

@@ -72,7 +72,7 @@ class AggregatorNode:
         folder = Path(state.outputDirectory)
         said = {client: self._parsed(client, given[client]) for client in sorted(given)}
         if not said:
-            raise RankdadError("no site takes part")
+            raise RankdadError("no site takes part", code="no-site")
         if state.iteration <= 1:
             return outputs.reply(self._open(said, folder), progress="the run begins")
         if (folder / SHOWN).exists() and all(isinstance(one, outputs.Done) for one in said.values()):
@@ -98,7 +98,9 @@ class AggregatorNode:
         try:
             return outputs.parsed(outputs.FROM_SITE, given)
         except ProtocolError as error:
-            raise RankdadError(f"{self._members.get(client, f'member {client}')}: {error}") from None
+            raise RankdadError(
+                f"{self._members.get(client, f'member {client}')}: {error}", code="member-failed"
+            ) from None
 
     def _open(self, said: Mapping[str, outputs.FromSite], folder: Path) -> outputs.Opened:
         """Begin the run that the form asks for; nothing is left of a run before this one.
@@ -154,7 +156,7 @@ class AggregatorNode:
                 raise self._end(f"{site}: {error}") from None
         if aggregator.barrier.failed:
             self._finish(aggregator)
-            raise RankdadError(aggregator.recorder.progress.reason)
+            raise RankdadError(aggregator.recorder.progress.reason, code="run-failed")
         if not sent or set(answers) != set(self._members.values()):
             raise self._end("the sites are not in the same round")
         client, one = next(iter(sent.items()))
@@ -180,7 +182,7 @@ class AggregatorNode:
             site, _, reason = reasons[0].partition(": ")
             aggregator.fail(site, reason or site)
             self._finish(aggregator)
-        return RankdadError("\n".join(reasons))
+        return RankdadError("\n".join(reasons), code="form-refused")
 
 
 def _progress(aggregator: Aggregator) -> str:

@@ -142,7 +142,9 @@ def check_opened(filled: Filled, profile: Profile, spec: RunSpec) -> None:
             asked["training"]["batch_size"] = run["training"]["batch_size"]
         other = sorted(part for part in asked if asked[part] != run[part])
     if other:
-        raise UserError(f"the aggregator opens another run than the form asks for: {', '.join(other)} differ")
+        raise UserError(
+            f"the aggregator opens another run than the form asks for: {', '.join(other)} differ", code="run-differs"
+        )
 
 
 def _union(profiles: Iterable[Profile], column: str) -> list[str]:

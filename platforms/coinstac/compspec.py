@@ -39,7 +39,11 @@ def compspec(image: str = IMAGE, repository: str = "", *, folder: bool = False) 
         UserError: the image has a tag.
     """
     if ":" in image.rpartition("/")[2] or "@" in image:
-        raise UserError(f"image: got {image}, expected a name without a tag: the platform appends :latest to it")
+        raise UserError(
+            f"image: got {image}, expected a name without a tag: the platform appends :latest to it",
+            code="image-has-tag",
+            field="image",
+        )
     return {
         "meta": {
             "id": "rankdad-folder" if folder else "rankdad",

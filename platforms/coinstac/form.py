@@ -49,7 +49,7 @@ class FormError(UserError):
 
     def __init__(self, *problems: Problem) -> None:
         self.problems = problems
-        super().__init__("\n".join(problem.named() for problem in problems))
+        super().__init__("\n".join(problem.named() for problem in problems), code="form-refused")
 
 
 @dataclass(frozen=True)

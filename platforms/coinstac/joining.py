@@ -64,4 +64,4 @@ def check_together(joined: Sequence[Joined]) -> Filled:
 
 def _raise(lines: Sequence[str]) -> None:
     if lines:
-        raise UserError("\n".join(dict.fromkeys(lines)))
+        raise UserError("\n".join(dict.fromkeys(lines)), code="members-disagree")

@@ -50,6 +50,7 @@ def check_size(spec: RunSpec, model: nn.Module, max_bytes: int = MAX_BYTES) -> N
         f"{spec.method.name} of this network over {len(spec.federation.sites)} sites makes messages of up to "
         f"{_mebibytes(size)}, but the platform carries at most {_mebibytes(max_bytes)}; what fits: "
         f"{fitting or 'a smaller network'}",
+        code="message-too-large",
     )
 
 

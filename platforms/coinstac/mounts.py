@@ -133,7 +133,7 @@ def _site_file(files: Sequence[Path], field: FormField) -> SiteFile | None:
     if field is FOLDER or len(candidates) > 1:
         candidates = [file for file in candidates if file.name.lower() == SITE_FILE]
     if len(candidates) > 1:
-        raise UserError(f"{len(candidates)} files are called {SITE_FILE}, expected one")
+        raise UserError(f"{len(candidates)} files are called {SITE_FILE}, expected one", code="files-several")
     return validate(SiteFile, load_json(candidates[0]), file=SITE_FILE) if candidates else None
 
 
@@ -159,14 +159,17 @@ def _data(filled: Filled, files: Sequence[Path], base: Path) -> Path:
     if places:
         return _only(places, f"file called {name}", f"files called {name}")
     if data.get("covariates") and reader == "csv":
-        raise UserError(f"got no file called {name}, which the specification names")
+        raise UserError(f"got no file called {name}, which the specification names", code="file-missing")
     similar = [file for file in files if file.suffix.lower() == Path(name).suffix.lower()]
     return _only(similar, f"file such as {name}", f"files such as {name}")
 
 
 def _only(paths: Sequence[Path], one: str, several: str) -> Path:
     if len(paths) != 1:
-        raise UserError(f"got {len(paths)} {several}, expected one" if paths else f"got no {one}, expected one")
+        raise UserError(
+            f"got {len(paths)} {several}, expected one" if paths else f"got no {one}, expected one",
+            code="files-several",
+        )
     return paths[0]
 
 
@@ -187,4 +190,6 @@ def clear(folder: Path, *names: str) -> None:
             else:
                 path.unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"{folder}: holds an earlier run, and cannot be emptied: {error.strerror}") from None
+        raise UserError(
+            f"{folder}: holds an earlier run, and cannot be emptied: {error.strerror}", code="cannot-write"
+        ) from None

@@ -142,7 +142,9 @@ def parsed(kind: TypeAdapter[T], given: object) -> T:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(part) for part in (KEY, *first["loc"]))
-        raise ProtocolError(422, f"{field}: {first['msg']}: do all nodes run the same image?") from None
+        raise ProtocolError(
+            422, f"{field}: {first['msg']}: do all nodes run the same image?", code="output-malformed", field=field
+        ) from None
 
 
 class NodeState(BaseModel):

@@ -114,7 +114,12 @@ class Service:
         for name, mount in MOUNTS[mode].items():
             folder = self._mounts / mount
             if not is_within(Path(getattr(state, name)), folder):
-                raise ProtocolError(422, f"state.{name}: lies outside of {folder}, where the platform mounts it")
+                raise ProtocolError(
+                    422,
+                    f"state.{name}: lies outside of {folder}, where the platform mounts it",
+                    code="path-leads-outside",
+                    field=f"state.{name}",
+                )
 
     def _node_of(self, mode: str, folder: str) -> Node:
         """Return the node; a container has one as long as it lives, unless somebody starts another run in it."""
@@ -138,12 +143,16 @@ def _parsed(text: str) -> tuple[str, Mapping[str, Any], NodeState]:
         mode, data = message["mode"], message["data"]
         state = NodeState.model_validate(data["state"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:  # ValueError: pydantic's too
-        raise ProtocolError(422, f"the message is none of the platform's: {one_line(error)}") from None
+        raise ProtocolError(
+            422, f"the message is none of the platform's: {one_line(error)}", code="message-malformed"
+        ) from None
     if mode not in list(MOUNTS):
-        raise ProtocolError(422, f"mode: got {str(mode)[:40]!r}, expected local or remote")
+        raise ProtocolError(
+            422, f"mode: got {str(mode)[:40]!r}, expected local or remote", code="message-malformed", field="mode"
+        )
     given = data.get("input")
     if not isinstance(given, dict):
-        raise ProtocolError(422, "input: is missing, or no object")
+        raise ProtocolError(422, "input: is missing, or no object", code="message-malformed", field="input")
     return mode, given, state
 
 
@@ -181,7 +190,9 @@ def run(host: str, port: int, mounts: Path, allow_factories: tuple[str, ...] = (
     try:
         asyncio.run(Service(mounts, allow_factories, once=PORT in os.environ).serve(host, port))
     except OSError as error:
-        raise UserError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
+        raise UserError(
+            f"cannot listen on {host} port {port}: {error.strerror or error}", code="cannot-listen"
+        ) from None
 
 
 def leave(_number: int = 0, _frame: FrameType | None = None) -> None:

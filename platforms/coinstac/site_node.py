@@ -57,7 +57,10 @@ class SiteNode:
                 self.close()
             if outputs.is_form(given):
                 if state.iteration > 1:
-                    raise UserError(f"got a form in iteration {state.iteration}, expected what the aggregator says")
+                    raise UserError(
+                        f"got a form in iteration {state.iteration}, expected what the aggregator says",
+                        code="iteration-unexpected",
+                    )
                 return outputs.reply(self._join(given, state), progress="inputs and data are checked")
             message = outputs.parsed(outputs.FROM_AGGREGATOR, given)
             if isinstance(message, outputs.Opened):
@@ -152,7 +155,7 @@ class SiteNode:
         filled, member = self._find_member(state)
         spec = validate(RunSpec, opened.run)
         if member.name not in spec.federation.sites:
-            raise UserError("the aggregator opens a run without this site")
+            raise UserError("the aggregator opens a run without this site", code="site-unknown")
         if member.data is not None:
             check_opened(filled, describe(filled, member.data, member.policy.min_rows).whole, spec)
         clear(folder, ERROR)
@@ -174,10 +177,16 @@ class SiteNode:
         """
         path = Path(state.outputDirectory) / OPENED
         if not path.exists():
-            raise UserError(f"{path.parent}: does not hold what this node wrote there in earlier iterations")
+            raise UserError(
+                f"{path.parent}: does not hold what this node wrote there in earlier iterations", code="state-lost"
+            )
         opened = validate(outputs.Opened, load_json(path), file=path)
         if opened.version != __version__:
-            raise UserError(f"the aggregator runs rankdad {opened.version}, this site {__version__}: use one image")
+            raise UserError(
+                f"the aggregator runs rankdad {opened.version}, this site {__version__}: use one image",
+                code="version-differs",
+                field="version",
+            )
         return SiteRun(opened, self._find_member(state)[1], path.parent, self._allow_factories, self._say)
 
 

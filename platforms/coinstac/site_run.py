@@ -105,7 +105,9 @@ class SiteRun:
         if message.round < due:
             return
         if message.round > due or self._pending is None:
-            raise RankdadError(f"got the update of round {message.round}, but this site stands in round {due}")
+            raise RankdadError(
+                f"got the update of round {message.round}, but this site stands in round {due}", code="round-unexpected"
+            )
         update = unpack(message.body, self._plan, up=False)
         self._ledger.append(Record(Entry.UPDATE, message.round, NOBODY, message.body))
         self._advance(update)

@@ -93,7 +93,7 @@ def describe(filled: Filled, data: Path, min_rows: int) -> Description:
         return Description(profile, profile)
     table = read_table(data)
     if not len(table):
-        raise DataError(data, "has no rows")
+        raise DataError(data, "has no rows", code="no-rows")
     texts: pd.DataFrame = table.frame.loc[:, [name for name in table.frame.columns if name]]
     _check_columns(filled, data, texts)
     missing: pd.DataFrame = texts.apply(lambda column: column.str.lower().isin(MISSING))

@@ -33,12 +33,12 @@ def compare(directories: Sequence[Path]) -> tuple[NumberTable, list[RunResults]]
         UserError: one holds no run, or they predict different things.
     """
     if len(directories) < 2:
-        raise UserError("compare: got one run, expected at least two")
+        raise UserError("compare: got one run, expected at least two", code="too-few-runs")
     runs = [read_results(directory) for directory in directories]
     for directory, run in zip(directories, runs, strict=True):
         if run.spec.task.metrics != runs[0].spec.task.metrics:
             tasks = f"{run.spec.task.name}, {directories[0]} of {runs[0].spec.task.name}"
-            raise UserError(f"{directory}: is of the task {tasks}: their metrics are not the same")
+            raise UserError(f"{directory}: is of the task {tasks}: their metrics are not the same", code="tasks-differ")
     names = [run.spec.name for run in runs]
     if len(set(names)) < len(names):  # the directories tell them apart
         names = [directory.resolve().name for directory in directories]

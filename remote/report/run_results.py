@@ -253,7 +253,7 @@ def read_results(directory: Path) -> RunResults:
     """
     path = directory / "run.json"
     if not path.is_file():
-        raise UserError(f"{directory}: holds no run, expected the directory of one, with its run.json")
+        raise UserError(f"{directory}: holds no run, expected the directory of one, with its run.json", code="no-run")
     metrics = read_table(directory / "metrics.csv", METRICS).fillna({"fold": 0})
     metrics = of_models(metrics).drop(columns="candidate", errors="ignore")
     sites = read_table(directory / "sites.csv", SITES)
@@ -283,7 +283,7 @@ def damage_named(directory: Path) -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, UndefinedError) as error:
         problem = f"hold what no run has written ({one_line(error)}): are they damaged?"
-        raise UserError(f"{directory}: its summary.json or its tables {problem}") from error
+        raise UserError(f"{directory}: its summary.json or its tables {problem}", code="run-damaged") from error
 
 
 def _optional(model: type[P], path: Path) -> P:
@@ -309,7 +309,7 @@ def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     except (FileNotFoundError, pd.errors.EmptyDataError):
         table = pd.DataFrame()
     except (OSError, UnicodeDecodeError, pd.errors.ParserError) as error:
-        raise UserError(f"{path}: cannot be read as a table: {one_line(error)}") from None
+        raise UserError(f"{path}: cannot be read as a table: {one_line(error)}", code="table-unreadable") from None
     table = table.reindex(columns=list(dict.fromkeys([*columns, *table.columns])))
     for name in table.columns.difference(list(TEXT)):
         table[name] = pd.to_numeric(table[name], errors="coerce")

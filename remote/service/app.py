@@ -86,14 +86,13 @@ class ServiceRoutes:
         async def endpoint(request: Request) -> Response:
             try:
                 if request.method == "POST" and _from_elsewhere(request):
-                    raise ProtocolError(403, "a page of another site asks for that")
+                    raise ProtocolError(403, "a page of another site asks for that", code="other-page")
                 with log_names(run=str(request.path_params.get("run", ""))):
                     return await work(request)
             except ClientDisconnect:
                 return Response(status_code=400)
             except Exception as error:  # said without the run's name: strangers write nothing into its log
-                refusal = _refusal(error)
-                return refuse(self._service.registry, self._service.audit, request, refusal.status, str(refusal))
+                return refuse(self._service.registry, self._service.audit, request, _refusal(error))
 
         return endpoint
 
@@ -103,7 +102,9 @@ class ServiceRoutes:
         if running is None or running.served is None:
             self._who(request, self._service.consortium.sites)  # a stranger learns nothing, and takes nothing up again
         if run is None:
-            raise ProtocolError(404, "is a service of several runs: start the site with --stay")
+            raise ProtocolError(
+                404, "is a service of several runs: start the site with --stay", code="service-of-several-runs"
+            )
         try:
             return await self._service.routes(run)
         except Exception as error:
@@ -119,7 +120,7 @@ class ServiceRoutes:
         authorization = request.headers.get("authorization", "") or self.pages.bearer(request)
         who = identity.check(request.path_params.get("site"), authorization, connection.names)
         if who is not None and who not in names:
-            raise ProtocolError(403, f"{who} may not do that: it is for {self._kind(names)}")
+            raise ProtocolError(403, f"{who} may not do that: it is for {self._kind(names)}", code="not-permitted")
         return who or ""
 
     def _kind(self, names: Collection[str]) -> str:
@@ -143,7 +144,10 @@ class ServiceRoutes:
         self._service.agents[site] = Seen(self._now(), poll.version)
         if poll.version != __version__:
             raise ProtocolError(
-                409, f"{site}'s agent is rankdad {poll.version}, the service {__version__}: install the same"
+                409,
+                f"{site}'s agent is rankdad {poll.version}, the service {__version__}: install the same",
+                code="version-differs",
+                field="version",
             )
         loop = asyncio.get_running_loop()
         end = loop.time() + self._service.registry.timeouts.hold
@@ -194,7 +198,7 @@ class ServiceRoutes:
         self._person(request)
         run, after = self._service.queue.entry(request.path_params["run"]).run, request.query_params.get("after", "0")
         if not (after.isdecimal() and len(after) < 16):
-            raise ProtocolError(422, "after: is not a number of bytes")
+            raise ProtocolError(422, "after: is not a number of bytes", code="number-malformed", field="after")
         return Response(read_log(self._service.directory / LOGS, run, int(after)), media_type="text/plain")
 
     async def _results(self, request: Request) -> Response:
@@ -222,7 +226,7 @@ def _read(model: type[M], body: bytes) -> M:
     try:
         return validate(model, parse_json(body))
     except (ValueError, UserError) as error:
-        raise ProtocolError(422, f"the body: {error}") from None
+        raise ProtocolError(422, f"the body: {error}", code="body-malformed") from None
 
 
 def _refusal(error: Exception) -> ProtocolError:
@@ -230,9 +234,11 @@ def _refusal(error: Exception) -> ProtocolError:
     if isinstance(error, ProtocolError):
         return error
     if isinstance(error, QueueError):
-        return ProtocolError(507, str(error))
+        return ProtocolError(507, str(error), code="disk-full")
     _log.error("an error of the service's own", exc_info=error)
-    return ProtocolError(500, f"an error of the service's own ({type(error).__name__}): its log says more")
+    return ProtocolError(
+        500, f"an error of the service's own ({type(error).__name__}): its log says more", code="service-failed"
+    )
 
 
 def _connection(request: Request) -> HttpConnection:

@@ -27,7 +27,9 @@ def figures(service: Service, now: float) -> bytes:
         from prometheus_client import CollectorRegistry, generate_latest
         from prometheus_client.registry import Collector
     except ImportError:
-        raise ProtocolError(501, "the service was installed without the extra `metrics` (prometheus_client)") from None
+        raise ProtocolError(
+            501, "the service was installed without the extra `metrics` (prometheus_client)", code="not-installed"
+        ) from None
 
     class Figures(Collector):
         def collect(self) -> Iterator[Metric]:

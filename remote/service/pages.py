@@ -132,7 +132,8 @@ class Pages:
                 return await page.answer(work, request)
             if work is Page.page:
                 return RedirectResponse("../", 303)
-            return JSONResponse({"error": "the run has not begun, or is being taken up"}, 503)
+            said = {"error": "the run has not begun, or is being taken up", "code": "run-waits", "field": ""}
+            return JSONResponse(said, 503)
 
         return endpoint
 
@@ -157,7 +158,9 @@ class Pages:
                 try:
                     document, history = await asyncio.to_thread(told)
                 except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                    raise ProtocolError(500, f"{entry.run}: cannot be read: {one_line(error)}") from None
+                    raise ProtocolError(
+                        500, f"{entry.run}: cannot be read: {one_line(error)}", code="run-damaged"
+                    ) from None
                 page = self._page_of(entry, lambda: document, history)
                 page.close()  # nothing will change
                 self._past[entry.run] = page
@@ -181,11 +184,12 @@ class Pages:
         owner, id_ = person(request), request.query_params.get("id", "")
         body = await read_body(request, MAX_RUN_BYTES, self._service.registry.timeouts)
         if not re.fullmatch("[0-9a-f]{16}", id_):
-            raise ProtocolError(422, "id: expected 16 hexadecimal digits")
+            raise ProtocolError(422, "id: expected 16 hexadecimal digits", code="id-malformed", field="id")
         try:
             entry = await self._service.submit(partial(_read, id_, body), owner)
         except _WrongSpecError as error:
-            return JSONResponse({"error": error.told[0], "errors": error.told}, 422)
+            said = {"error": error.told[0], "errors": error.told, "code": "spec-invalid", "field": error.field}
+            return JSONResponse(said, 422)
         return Response(self._service.described(entry).model_dump_json(), media_type="application/json")
 
     async def _report(self, request: Request) -> Response:
@@ -198,7 +202,11 @@ class Pages:
         async with self._reporting:
             if not path.exists():
                 if entry.run in self._service.running:
-                    raise ProtocolError(409, f"{entry.run}: its last files are being written; ask again in a minute")
+                    raise ProtocolError(
+                        409,
+                        f"{entry.run}: its last files are being written; ask again in a minute",
+                        code="not-yet-written",
+                    )
                 await _make_report(directory, path)
         self._service.audit.note(
             "report read", site=self._name(request, self._guard.token(request)) or "", run=entry.run
@@ -210,8 +218,8 @@ class Pages:
 class _WrongSpecError(Exception):
     """A spec has mistakes, here all in words."""
 
-    def __init__(self, told: list[str]) -> None:
-        self.told = told
+    def __init__(self, told: list[str], field: str) -> None:
+        self.told, self.field = told, field
         super().__init__(told[0])
 
 
@@ -225,19 +233,22 @@ def _read(id_: str, body: bytes) -> Submission:
     try:
         document = parse_json(body)
     except json.JSONDecodeError as error:
-        raise ProtocolError(422, f"line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
+        raise ProtocolError(
+            422, f"line {error.lineno}, column {error.colno}: not JSON: {error.msg}", code="not-json"
+        ) from None
     except ValueError as error:
-        raise ProtocolError(422, f"the text {error}") from None
+        raise ProtocolError(422, f"the text {error}", code="not-json") from None
     under = ""
     if isinstance(document, dict) and "run" in document:
         document, under = document["run"], "run."
     try:
         wrong = problems(RunSpec, document, MAX_PROBLEMS)
     except UserError as error:
-        raise ProtocolError(422, str(error)) from None
+        raise ProtocolError(422, str(error), code=error.code, field=error.field) from None
     if wrong:
         raise _WrongSpecError(
-            [visible(f"{under}{field}: {problem}" if field else f"the spec: {problem}") for field, problem in wrong]
+            [visible(f"{under}{field}: {problem}" if field else f"the spec: {problem}") for field, problem in wrong],
+            under + wrong[0][0],
         )
     return Submission.model_construct(id=id_, version=__version__, spec=document)
 
@@ -258,11 +269,13 @@ async def _make_report(directory: Path, path: Path) -> None:
         async with asyncio.timeout(REPORT_SECONDS):
             _, said = await process.communicate()
     except TimeoutError:
-        raise ProtocolError(500, f"the report cannot be made within {REPORT_SECONDS:.0f} s") from None
+        raise ProtocolError(
+            500, f"the report cannot be made within {REPORT_SECONDS:.0f} s", code="report-too-slow"
+        ) from None
     finally:
         if process.returncode is None:
             process.kill()
     if process.returncode != 0:
         *_, last = said.decode(errors="replace").strip().splitlines() or [f"exit {process.returncode}"]
-        raise ProtocolError(500, f"the report cannot be made: {last}")
+        raise ProtocolError(500, f"the report cannot be made: {last}", code="report-failed")
     made.replace(path)

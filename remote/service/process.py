@@ -39,12 +39,14 @@ def locked(directory: Path, what: str) -> Iterator[None]:
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+        raise UserError(f"{path}: cannot be written: {error.strerror}", code="cannot-write") from None
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UserError(f"{directory}: another {what} is at work there; stop that one first") from None
+            raise UserError(
+                f"{directory}: another {what} is at work there; stop that one first", code="locked"
+            ) from None
         yield
     finally:
         os.close(file)

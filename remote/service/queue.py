@@ -118,11 +118,14 @@ class Queue:
             self._database.execute("pragma synchronous = full")
             (version,) = self._database.execute("pragma user_version").fetchone()
             if version not in (0, FORMAT):
-                raise UserError(f"{path}: has the format {version}, this rankdad reads {FORMAT}: install a newer one")
+                raise UserError(
+                    f"{path}: has the format {version}, this rankdad reads {FORMAT}: install a newer one",
+                    code="queue-of-later-version",
+                )
             self._database.executescript(SCHEMA)
             self._database.execute(f"pragma user_version = {FORMAT}")
         except (sqlite3.Error, OSError) as error:
-            raise UserError(f"{path}: cannot be opened: {error}") from None
+            raise UserError(f"{path}: cannot be opened: {error}", code="cannot-read") from None
 
     @property
     def changes(self) -> int:
@@ -153,10 +156,12 @@ class Queue:
             known = self._database.execute("select run, owner, spec from runs where id = ?", (id_,)).fetchone()
             if known is not None:
                 if known[1:] != (owner, text):
-                    raise ProtocolError(409, "id: is another run's")
+                    raise ProtocolError(409, "id: is another run's", code="id-taken", field="id")
                 return self.entry(known[0])
             if len(self.in_states(*OPEN)) >= most:
-                raise ProtocolError(409, f"the queue is full: {most} open, as max_queue allows; cancel one, or wait")
+                raise ProtocolError(
+                    409, f"the queue is full: {most} open, as max_queue allows; cancel one, or wait", code="queue-full"
+                )
             (number,) = self._database.execute("select coalesce(max(number), 0) + 1 from runs").fetchone()
             run = run_name(name, number)
             values = (number, run, id_, name, owner, text, json.dumps(list(sites)), State.WAITING, "", self._now())
@@ -203,7 +208,7 @@ class Queue:
         """
         found = self._entries("where run = ?", (run,))
         if not found:
-            raise ProtocolError(404, "no such run here; `rankdad runs` lists them")
+            raise ProtocolError(404, "no such run here; `rankdad runs` lists them", code="run-unknown")
         return found[0]
 
     def spec(self, run: str) -> dict[str, Any]:
@@ -270,7 +275,7 @@ class Queue:
             with contextlib.suppress(sqlite3.Error):  # it has been rolled back already
                 self._database.execute("rollback")
             if isinstance(error, sqlite3.Error):
-                raise QueueError(f"{self._path}: cannot be written: {error}") from None
+                raise QueueError(f"{self._path}: cannot be written: {error}", code="cannot-write") from None
             raise
 
 

@@ -237,7 +237,7 @@ class RunningRun:
                 spec, replica, self.directory, time.perf_counter, ledger=ledger, run_id=self.entry.id
             )
         except OSError as error:
-            raise UserError(f"{self.directory}: cannot be written: {error.strerror}") from None
+            raise UserError(f"{self.directory}: cannot be written: {error.strerror}", code="cannot-write") from None
         if resumes:
             try:
                 aggregator.resume()

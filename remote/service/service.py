@@ -113,23 +113,35 @@ class Service:
             ProtocolError: it is not one for this service, says what is wrong.
         """
         if submission.version != __version__:
-            raise ProtocolError(409, f"version: got {submission.version}, here {__version__}: install the same")
+            raise ProtocolError(
+                409,
+                f"version: got {submission.version}, here {__version__}: install the same",
+                code="version-differs",
+                field="version",
+            )
         try:
             spec = validate(RunSpec, submission.spec)
         except SpecError as error:
-            raise ProtocolError(422, str(error)) from None
+            raise ProtocolError(422, str(error), code=error.code, field=error.field) from None
         if strangers := sorted(set(spec.federation.sites) - set(self.consortium.sites)):
             raise ProtocolError(
                 422,
                 f"federation.sites: {', '.join(strangers)} not in this consortium, expected some of "
                 f"{', '.join(self.consortium.sites[:20])}",
+                code="site-unknown",
+                field="federation.sites",
             )
         if spec.federation.regions:
-            raise ProtocolError(422, "federation.regions: a service has none; use `rankdad aggregator` for each region")
+            raise ProtocolError(
+                422,
+                "federation.regions: a service has none; use `rankdad aggregator` for each region",
+                code="regions-not-here",
+                field="federation.regions",
+            )
         try:
             check_trackers(spec)
         except UserError as error:
-            raise ProtocolError(422, str(error)) from None
+            raise ProtocolError(422, str(error), code=error.code, field=error.field) from None
         return spec, spec.model_dump(mode="json")
 
     async def submit(self, read: Callable[[], Submission], owner: str) -> Entry:
@@ -166,7 +178,7 @@ class Service:
         entry = self._own(run, who)
         by = f"by {who}" if who else ""
         if not self.queue.move(run, State.CANCELLED, by, where=OPEN):
-            raise ProtocolError(409, f"{run} is over already: {entry.state.value}")
+            raise ProtocolError(409, f"{run} is over already: {entry.state.value}", code="run-over")
         self.audit.note("cancelled", site=who, run=run)
         self._end(run, f"cancelled {by}".strip())
         return self.queue.entry(run)
@@ -189,15 +201,17 @@ class Service:
         """
         directory = self.directory / RUNS / entry.run
         if entry.state in OPEN:
-            raise ProtocolError(409, f"{entry.run} is not over yet: {entry.state.value}")
+            raise ProtocolError(409, f"{entry.run} is not over yet: {entry.state.value}", code="run-not-over")
         if entry.started is None or not directory.exists():
-            raise ProtocolError(404, f"{entry.run} has never begun: {entry.state.value}: {entry.reason}")
+            raise ProtocolError(
+                404, f"{entry.run} has never begun: {entry.state.value}: {entry.reason}", code="run-not-begun"
+            )
         return directory
 
     def _own(self, run: str, who: str) -> Entry:
         entry = self.queue.entry(run)
         if entry.owner != who:
-            raise ProtocolError(403, f"{run} is {entry.owner or 'nobody'}'s run")
+            raise ProtocolError(403, f"{run} is {entry.owner or 'nobody'}'s run", code="not-the-owner")
         return entry
 
     def offers(self, site: str) -> Offers:
@@ -247,7 +261,7 @@ class Service:
         """
         entry, reason = self._of(run, site), visible(reply.reason)
         if reply.id != entry.id:
-            raise ProtocolError(409, "id: is another run's")
+            raise ProtocolError(409, "id: is another run's", code="id-taken", field="id")
         known = entry.answers.get(site)
         if not entry.open or (known is not None and SAID.index(reply.answer) <= SAID.index(known.answer)):
             return  # sent again, or too late: nothing is written, and nobody is woken
@@ -260,7 +274,7 @@ class Service:
     def _of(self, run: str, site: str) -> Entry:
         entry = self.queue.entry(run)
         if site not in entry.sites:
-            raise ProtocolError(404, "no such run for this site")
+            raise ProtocolError(404, "no such run for this site", code="run-unknown")
         return entry
 
     def described(self, entry: Entry) -> Described:
@@ -285,15 +299,17 @@ class Service:
         if running is None:
             entry = self.queue.entry(run)
             if entry.state is State.RUNNING:  # this process has let it go: the next one goes on with it
-                raise ProtocolError(503, f"{run} goes on when the service has started again")
+                raise ProtocolError(503, f"{run} goes on when the service has started again", code="run-waits")
             if entry.state is not State.ENDED or not entry.open:
-                raise ProtocolError(410, f"{run}: {entry.state.value}" + f": {entry.reason}" * bool(entry.reason))
+                raise ProtocolError(
+                    410, f"{run}: {entry.state.value}" + f": {entry.reason}" * bool(entry.reason), code="run-over"
+                )
             if sum(one.entry.state is State.ENDED for one in self.running.values()) >= MAX_AGAIN:
-                raise ProtocolError(503, f"{run} is taken up again after others")
+                raise ProtocolError(503, f"{run} is taken up again after others", code="run-waits")
             running = self._hold_open(entry)
         found = await running.routes()
         if found is None:
-            raise ProtocolError(503, f"{run} is being taken up")
+            raise ProtocolError(503, f"{run} is being taken up", code="run-being-taken-up")
         return found
 
     def changed(self) -> None:

@@ -86,7 +86,7 @@ def test_a_terminal_shows_every_character_of_an_error(
 
     @app.command()
     def fail() -> None:
-        raise RankdadError("\x1b]0;owned\x07 \u202edad\nok " + "x" * 10_000)
+        raise RankdadError("\x1b]0;owned\x07 \u202edad\nok " + "x" * 10_000, code="x")
 
     monkeypatch.setattr(sys, "argv", ["rankdad"])
     with pytest.raises(SystemExit):

@@ -107,3 +107,4 @@ def test_a_command_logs_json_lines_alone_and_its_error_is_the_last(tmp_path: Pat
         assert line["time"].endswith("+00:00")
     assert end["level"] == "error"
     assert "no aggregator for 0 s" in end["message"]
+    assert end["event"] == {"code": "unreachable"}

@@ -160,7 +160,7 @@ def test_a_site_that_is_told_to_stop_leaves_between_steps_and_can_come_back(tmp_
     sites["beta"].send_signal(number)
     out, err = sites["beta"].communicate(timeout=15)
     assert sites["beta"].returncode == 128 + number
-    assert err.splitlines()[-1] == f"error: stopped by {signal.Signals(number).name}"
+    assert err.splitlines()[-1] == f"error: stopped by {signal.Signals(number).name} [stopped]"
     assert re.search(r"stops after step \d+; start it again", out), out
     sites["beta"] = start("site", tmp_path / "hand" / "beta.json")
     for name, process in (*sites.items(), ("aggregator", aggregator)):
@@ -236,7 +236,7 @@ def test_a_site_that_dies_ends_the_simulation_with_its_name(tmp_path: Path) -> N
     assert (tmp_path / "run" / "model" / "final.safetensors").exists()
     assert process.returncode == 1
     first, *last_lines = err.splitlines()
-    assert first == "error: beta could not go on: killed by SIGKILL"
+    assert first == "error: beta could not go on: killed by SIGKILL [site-ended]"
     assert "samples to train on" in last_lines[1]
     assert not any(alive(child) for child in children)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"

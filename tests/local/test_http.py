@@ -220,17 +220,18 @@ def test_an_answer_whose_head_breaks_off_is_asked_for_again(head: bytes) -> None
 def test_a_refused_site_tells_the_aggregator_that_it_cannot_go_on(server: Server) -> None:
     spec = run_spec()
     plan = make_plan(spec, build_model(spec))
-    server.script = [RUN, (422, b'{"error": "g: got inf"}'), (200, b"")]
+    server.script = [RUN, (422, b'{"error": "g: got inf", "code": "not-finite", "field": "g"}'), (200, b"")]
 
     def training() -> Generator[Message | Ask, Message | None, None]:
         yield Message(Kind.GOODBYE, 3, Goodbye(weights_sha256="0" * 64, sketch=torch.zeros(PARTS, dtype=torch.float64)))
 
     with client_of(server) as client, pytest.raises(RefusedError) as error:
         drive(training(), client, plan, "alpha")
-    assert error.value.exit_code == 1
+    assert (error.value.exit_code, error.value.code, error.value.field) == (1, "not-finite", "g")
     told = unpack(server.bodies[1], plan, up=True)
     assert told.round == 3
     assert isinstance(told.body, Failure)
+    assert (told.body.code, told.body.field) == ("not-finite", "g")
     assert "g: got inf" in told.body.reason
 
 

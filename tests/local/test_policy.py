@@ -298,7 +298,9 @@ def test_the_policy_speaks_before_the_data_and_to_the_aggregator(tmp_path: Path,
         run_site(site(tmp_path, server, spec, {}))
     assert error.value.exit_code == 2
     told = unpack(server.bodies[0], make_plan(spec, build_model(spec)), up=True).body
-    assert told == Failure(site="alpha", reason=str(error.value), final=False)
+    assert told == Failure(
+        site="alpha", reason=str(error.value), code="policy-refuses", field="method.name", final=False
+    )
 
 
 def test_the_aggregator_is_not_told_how_few_samples_there_are(tmp_path: Path, server: Server) -> None:
@@ -308,7 +310,9 @@ def test_the_aggregator_is_not_told_how_few_samples_there_are(tmp_path: Path, se
         run_site(site(tmp_path, server, spec, {"min_rows": 8}))
     told = unpack(server.bodies[0], make_plan(spec, build_model(spec)), up=True).body
     reason = "training.batch_size: it has fewer samples here than its policy asks for"
-    assert told == Failure(site="alpha", reason=reason, final=False)
+    assert told == Failure(
+        site="alpha", reason=reason, code="steps-of-too-few", field="training.batch_size", final=False
+    )
 
 
 def test_a_check_says_what_the_policy_makes_of_the_run(

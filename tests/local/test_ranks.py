@@ -192,7 +192,7 @@ def cannot_go_on(rank: int, port: int, answers: Any) -> None:
     held = torch.distributed.group.WORLD  # as what is sharded does
     if rank:
         with suppress(SystemExit), ranks:
-            raise UserError("has no data")
+            raise UserError("has no data", code="no-data")
         return
     begun = time.monotonic()
     try:

@@ -68,7 +68,9 @@ def test_hello_is_refused_if_it_differs_and_in_what_is_said(
 def test_every_site_that_fails_is_answered_with_the_first_failure(aggregator: Aggregator) -> None:
     def failure(site: str) -> bytes:
         return pack(
-            Message(Kind.FAILURE, 0, Failure(site="someone else", reason=f"{site} is ill")), aggregator.plan, up=True
+            Message(Kind.FAILURE, 0, Failure(site="someone else", reason=f"{site} is ill", code="ill", field="f")),
+            aggregator.plan,
+            up=True,
         )
 
     aggregator.take("alpha", hello_of(aggregator))
@@ -76,9 +78,14 @@ def test_every_site_that_fails_is_answered_with_the_first_failure(aggregator: Ag
     assert set(answers) == set(SITES)
     (answer,) = set(answers.values())
     told = unpack(answer, aggregator.plan, up=False).body
-    assert told == Failure(site="beta", reason="beta is ill"), "the sender's name is not its own to choose"
+    assert told == Failure(site="beta", reason="beta is ill", code="ill", field="f"), (
+        "the sender's name is not its own to choose"
+    )
     assert aggregator.take("gamma", failure("gamma")) == {"gamma": answer}
     assert aggregator.take("alpha", hello_of(aggregator)) == {"alpha": answer}
+    aggregator.close()
+    summary = json.loads((aggregator.recorder.directory / "summary.json").read_text())
+    assert (summary["code"], summary["field"]) == ("ill", "f")
 
 
 def test_what_a_site_writes_is_shown_and_does_nothing(aggregator: Aggregator, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_site_that_a_bucket_left_out_is_in_none_of_the_steps_others(served: Se
     for number in range(BUCKETS):
         for site in SITES[:2]:
             assert offer(served, site, number) == 202
-    failure = failure_message("gamma", 1, RankdadError("is ill"), final=False)
+    failure = failure_message("gamma", 1, RankdadError("is ill", code="ill"), final=False)
     assert ask(served, "POST", "/rounds/gamma", pack_failure(failure))[0] == 200
     served.until(lambda: served.aggregator.state.replica.step == 1)
     for round_ in (1, 2, 3):

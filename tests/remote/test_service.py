@@ -174,7 +174,10 @@ def test_an_error_of_the_services_own_is_a_sentence_and_in_its_log(
             for path, name in (("/runs", "vera"), ("/runs/small-1/status", "alpha")):
                 answer = await client.get(path, headers=as_(name))
                 said = "an error of the service's own (KeyError): its log says more"
-                assert (answer.status_code, answer.json()) == (500, {"error": said})
+                assert (answer.status_code, answer.json()) == (
+                    500,
+                    {"error": said, "code": "service-failed", "field": ""},
+                )
 
     with_service(ask, tmp_path)
     assert [bool(record.exc_info) for record in caplog.records if record.levelname == "ERROR"] == [True, True]

@@ -187,7 +187,10 @@ def test_a_run_that_can_do_without_a_killed_ranks_sites_goes_on(tmp_path: Path) 
 def test_other_commands_say_that_they_run_on_one_machine(tmp_path: Path) -> None:
     for status, said, errors in ended(start_ranks([["verify", "file.json"]] * 2, [tmp_path] * 2)):
         assert (status, said) == (2, "")
-        assert errors == "error: verify: runs as one process on one machine: start it without torchrun\n"
+        assert (
+            errors
+            == "error: verify: runs as one process on one machine: start it without torchrun [one-process-only]\n"
+        )
 
 
 @pytest.mark.slow

@@ -24,7 +24,9 @@ class DadMethod(Method):
             if route.up is not None and not isinstance(value, Factor):
                 raise RankdadError(
                     f"the model used {route.name} outside its layer in this step, so that no factor covers its "
-                    "gradient: choose rank-dad or dsgd"
+                    "gradient: choose rank-dad or dsgd",
+                    code="used-outside-layer",
+                    field="method.name",
                 )
         yield gradients
         return state

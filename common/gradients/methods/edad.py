@@ -67,12 +67,14 @@ def chain(model: nn.Module) -> list[Link]:
         else:
             raise _misfit(name, module, "does not fit here")
     if not links or slope is not None:
-        raise SpecError("method.name", "edad needs a model that ends in a linear layer")
+        raise SpecError("method.name", "edad needs a model that ends in a linear layer", code="method-does-not-fit")
     held = Counter(parameter for link in links for parameter in link.layer.parameters())
     for name, parameter in model.named_parameters():
         if held[parameter] != 1:
             problem = "stands in more than one layer" if held[parameter] else "is in no layer"
-            raise SpecError("method.name", f"edad does not fit this model: {name} {problem}")
+            raise SpecError(
+                "method.name", f"edad does not fit this model: {name} {problem}", code="method-does-not-fit"
+            )
     return links
 
 

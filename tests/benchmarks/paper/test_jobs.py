@@ -42,7 +42,7 @@ class Count(Job):
 
     def perform(self, data: Path) -> dict[str, Any]:
         if self.fails == "error":
-            raise DataError(data / "x.npz", "is damaged")
+            raise DataError(data / "x.npz", "is damaged", code="damaged")
         if self.fails == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         path = data / self.name
