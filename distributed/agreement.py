@@ -13,6 +13,7 @@ from torch import nn
 
 from rankdad.common.collectives import all_gather_bytes, broadcast_bytes, device_of
 from rankdad.common.errors import RankdadError, UserError, one_line
+from rankdad.common.gradients.layers import has_hooks
 
 MAX_LISTED = 4  # ranks, in one sentence
 
@@ -36,16 +37,18 @@ def check_group(group: dist.ProcessGroup | None) -> None:
     if "nccl" in dist.get_backend(group) and not torch.cuda.is_available():
         raise UserError(
             "the process group is one of nccl, which needs a GPU, and PyTorch finds none here: use gloo",
-            code="backend-needs-gpu",
+            code="nccl-without-gpu",
         )
 
 
-def agree(options: Mapping[str, object], model: nn.Module, group: dist.ProcessGroup | None, problem: str = "") -> None:
+def agree(
+    options: Mapping[str, object], model: nn.Module, group: dist.ProcessGroup | None, problem: UserError | None = None
+) -> None:
     """Compare options and the model's parameters between all ranks.
 
     Args:
         options: by name.
-        model: whose parameters and buffers are compared: names, shapes, types, and what is trained.
+        model: whose parameters and buffers are compared: names, shapes, types, and what is trained or has a hook.
         group: the ranks.
         problem: what is wrong with this rank's options or model; these are then not looked at.
 
@@ -54,11 +57,11 @@ def agree(options: Mapping[str, object], model: nn.Module, group: dist.ProcessGr
     """
     parameters = [] if problem else _listed(model)
     listed = json.dumps(parameters).encode()
-    own = {"problem": problem, **({} if problem else options), "model": hashlib.sha256(listed).hexdigest()}
+    own = {"problem": _told(problem), **({} if problem else options), "model": hashlib.sha256(listed).hexdigest()}
     with reaching("the comparison of options"):
         found = [json.loads(each) for each in all_gather_bytes(json.dumps(own).encode(), group)]
-    if problems := _named([each["problem"] for each in found]):
-        raise UserError(problems, code="ranks-cannot-begin")
+    if any(each["problem"] for each in found):
+        raise _named([each["problem"] for each in found], UserError)
     for name, first in found[0].items():
         others = [rank for rank, each in enumerate(found) if each[name] != first]
         if not others:
@@ -71,17 +74,16 @@ def agree(options: Mapping[str, object], model: nn.Module, group: dist.ProcessGr
             )
         with reaching("the comparison of models"):
             expected = json.loads(broadcast_bytes(listed, group))
-        raise UserError(
-            f"the ranks disagree on the model: {explain(_difference(parameters, expected), group)}",
-            code="ranks-disagree",
-            field="model",
-        )
+        differs = _difference(parameters, expected)
+        told = explain(UserError(differs, code="ranks-disagree", field="model") if differs else None, group)
+        raise UserError(f"the ranks disagree on the model: {told}", code="ranks-disagree", field="model")
 
 
 def _listed(model: nn.Module) -> list[str]:
     """Return what of a model must be alike, a line each: what is trained first, then what rank 0 hands to all."""
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    frozen = [(f"frozen {name}", p) for name, p in model.named_parameters() if not p.requires_grad]
+    named = [(f"{name} (with a hook)" if has_hooks(p) else name, p) for name, p in model.named_parameters()]
+    trained = [(name, p) for name, p in named if p.requires_grad]
+    frozen = [(f"frozen {name}", p) for name, p in named if not p.requires_grad]
     buffers = [(f"buffer {name}", b) for name, b in model.named_buffers()]
     return [f"{name} {list(value.shape)} {value.dtype}" for name, value in (*trained, *frozen, *buffers)]
 
@@ -94,16 +96,28 @@ def _difference(own: list[str], expected: list[str]) -> str:
     return f"{len(own)} parameters, at rank 0 {len(expected)}" if len(own) != len(expected) else ""
 
 
-def explain(problem: str, group: dist.ProcessGroup | None) -> str:
-    """Tell all ranks what is wrong at each, and return it in a sentence: the same at all."""
+def explain(problem: RankdadError | None, group: dist.ProcessGroup | None) -> RankdadError:
+    """Tell all ranks what is wrong at each, and return it as one error: the same at all."""
     with reaching("the exchange of what went wrong"):
-        return _named([each.decode() for each in all_gather_bytes(problem.encode(), group)])
+        told = all_gather_bytes(json.dumps(_told(problem)).encode(), group)
+    return _named([json.loads(each) for each in told], RankdadError)
 
 
-def _named(problems: Sequence[str]) -> str:
-    named = [f"rank {rank}: {each}" for rank, each in enumerate(problems) if each]
+def as_rankdad_error(error: Exception) -> RankdadError:
+    """Return an error that another rank may hear of."""
+    return error if isinstance(error, RankdadError) else RankdadError(one_line(error), code="rank-failed")
+
+
+def _told(problem: RankdadError | None) -> list[str]:
+    return [str(problem), problem.code, problem.field] if problem else []
+
+
+def _named(problems: Sequence[Sequence[str]], kind: type[RankdadError]) -> RankdadError:
+    """Return one error of what ranks told, with the code and field of the first."""
+    named = [f"rank {rank}: {each[0]}" for rank, each in enumerate(problems) if each]
     more = f"; and {len(named) - MAX_LISTED} more" if len(named) > MAX_LISTED else ""
-    return "; ".join(named[:MAX_LISTED]) + more
+    _, code, field = next(each for each in problems if each)
+    return kind("; ".join(named[:MAX_LISTED]) + more, code=code, field=field)
 
 
 def share_weights(model: nn.Module, group: dist.ProcessGroup | None) -> None:
@@ -129,7 +143,7 @@ def reaching(what: str) -> Iterator[None]:
         raise RankdadError(
             f"{what} did not come to its end: another rank has ended, or did not get there within the process group's "
             f"timeout (init_process_group(…, timeout=timedelta(seconds=60)) sets it): {one_line(error)}",
-            code="rank-ended",
+            code="rank-gone",
         ) from error
 
 

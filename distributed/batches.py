@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from rankdad.common.gradients.capture import FactorCapture
 from rankdad.common.gradients.factors import Factor, Matrix
 from rankdad.common.gradients.routes import Payload, Route, gather
+from rankdad.common.run.optimizer import laid_out_as
 from rankdad.distributed.exchange import smaller
 
 
@@ -22,18 +23,23 @@ class Batches:
     """
 
     def __init__(self, model: nn.Module, routes: tuple[Route, ...]) -> None:
-        self._model, self._routes = model, routes
-        self._followed = {route.name for route in routes if route.up is not None}  # as far as they are linear layers'
-        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._capture = FactorCapture(model, only=())
+        self._model = model
+        self.follow(routes)
+        self._capture = self._captured()
         self.clear()
+
+    def follow(self, routes: tuple[Route, ...]) -> None:
+        """Go by other routes; forward passes are captured by them once what was added is cleared."""
+        self._routes, self._anew = routes, True
+        self._parameters = dict(self._model.named_parameters())
 
     def clear(self) -> None:
         """Forget what was added, and capture what comes."""
-        self._capture.__exit__(None, None, None)
         kept = self._grads()
-        self._capture = FactorCapture(self._model, only=self._followed)
-        self._capture.__enter__()
+        if self._anew:
+            self.close()
+            self._capture = self._captured()
+        self._capture.begin()
         self._set_grads(kept)
         self._held: dict[str, Tensor | None] = {}  # dense gradients so far
         self.weight, self._unit = 0.0, 1.0
@@ -42,36 +48,59 @@ class Batches:
         """Remove the hooks."""
         self._capture.__exit__(None, None, None)
 
-    def add(self, loss: Tensor, weight: float) -> None:
+    def add(self, loss: Tensor, weight: float, *, retain_graph: bool = False) -> None:
         """Add a batch's gradient: run its backward pass, and leave `.grad` as it is.
 
         Args:
             loss: the mean over the batch.
             weight: of the batch, above 0.
+            retain_graph: for another loss of the same forward pass.
         """
         self._unit = self._unit if self.weight else weight  # one batch alone is not multiplied by anything
         kept = self._grads()
         self._set_grads(self._held)
         try:
-            self._capture.backward(loss if weight == self._unit else loss * (weight / self._unit))
+            scaled = loss if weight == self._unit else loss * (weight / self._unit)
+            self._capture.backward(scaled, retain_graph=retain_graph)
             self._held = self._grads()
         finally:
             self._set_grads(kept)
         self.weight += weight
 
-    def payload(self, like: Tensor, scale: float) -> Payload:
+    def payload(self, like: Tensor, scale: float) -> tuple[Payload, frozenset[str]]:
         """Return the gradient of the weighted mean in the routes' order; without rows, or zeros, if nothing was added.
 
         Args:
             like: a tensor of the dtype and device that gradients are to have.
             scale: by which the losses were multiplied.
+
+        Returns:
+            What travels, and the names of the parameters that have a gradient at all.
         """
+        names = {name for route in self._routes for name in route.names}
         kept = self._grads()
         self._set_grads(self._held)
-        factors, dense = self._capture.factors(), self._capture.dense()
+        factors, dense = self._capture.factors(names), self._capture.dense(names)
         self._set_grads(kept)
-        times = self._unit / (self.weight * scale) if self.weight else 1.0
-        return tuple(_placed(smaller(value), times, like) for value in gather(self._routes, factors, dense, like))
+        values = zip(self._routes, gather(self._routes, factors, dense, like), strict=True)
+        times = self._times(scale)
+        payload = tuple(_placed(_as_routed(route, value), times, like) for route, value in values)
+        return payload, frozenset(factors.keys() | dense.keys())
+
+    def sparse(self, names: Collection[str], like: Tensor, scale: float) -> dict[str, Tensor]:
+        """Return the sparse gradients among these parameters', coalesced; the arguments are as of `payload`."""
+        times = self._times(scale)
+        found = {name: gradient for name in names if (gradient := self._held.get(name)) is not None}
+        sparse = {name: value if value.is_sparse else value.to_sparse(1) for name, value in found.items()}
+        return {name: (value.coalesce() * times).to(like) for name, value in sparse.items()}
+
+    def _times(self, scale: float) -> float:
+        return self._unit / (self.weight * scale) if self.weight else 1.0
+
+    def _captured(self) -> FactorCapture:
+        self._anew = False
+        followed = {route.name for route in self._routes if route.up is not None}  # as far as they are linear layers'
+        return FactorCapture(self._model, only=followed, plain=False).__enter__()
 
     def _grads(self) -> dict[str, Tensor | None]:
         return {name: parameter.grad for name, parameter in self._parameters.items()}
@@ -79,6 +108,11 @@ class Batches:
     def _set_grads(self, gradients: Mapping[str, Tensor | None]) -> None:
         for name, parameter in self._parameters.items():
             parameter.grad = gradients.get(name)
+
+
+def _as_routed(route: Route, value: Matrix) -> Matrix:
+    """Return a factor's product where its route is dense, or where the product has fewer numbers."""
+    return value.gradient() if isinstance(value, Factor) and route.dense else smaller(value)
 
 
 def _placed(value: Matrix, times: float, like: Tensor) -> Matrix:
@@ -90,26 +124,34 @@ def _placed(value: Matrix, times: float, like: Tensor) -> Matrix:
 
 
 def add_gradients(
-    parameters: Mapping[str, nn.Parameter], routes: tuple[Route, ...], update: Payload, scale: float
+    parameters: Mapping[str, nn.Parameter],
+    routes: tuple[Route, ...],
+    update: Payload,
+    scale: float,
+    used: Collection[str],
 ) -> None:
-    """Add an update to `.grad`, each parameter's in its own shape, dtype and place.
+    """Add an update to `.grad`, each parameter's in its own shape, strides, dtype and place.
 
     Args:
         parameters: by name.
         routes: of the update.
         update: what all ranks apply.
         scale: to multiply it by.
+        used: names of those that had a gradient at some rank; the others' `.grad` stays as it is.
     """
     for route, value in zip(routes, update, strict=True):
         matrix = _scaled(value, scale)
+        gradients: dict[str, Tensor] = {}
         if route.folded is None:
-            _add(parameters[route.name], matrix.gradient() if isinstance(matrix, Factor) else matrix)
+            gradients[route.name] = matrix.gradient() if isinstance(matrix, Factor) else matrix
         elif isinstance(matrix, Factor):  # without a copy to cut off the bias's column
-            _add(parameters[route.name], matrix.delta.T @ matrix.activation[:, :-1])
-            _add(parameters[route.folded], matrix.activation[:, -1] @ matrix.delta)
+            gradients[route.name] = matrix.delta.T @ matrix.activation[:, :-1]
+            gradients[route.folded] = matrix.activation[:, -1] @ matrix.delta
         else:
-            _add(parameters[route.name], matrix[:, :-1])
-            _add(parameters[route.folded], matrix[:, -1])
+            gradients[route.name], gradients[route.folded] = matrix[:, :-1], matrix[:, -1]
+        for name, gradient in gradients.items():
+            if name in used:
+                _add(parameters[name], gradient)
 
 
 def _scaled(value: Matrix, scale: float) -> Matrix:
@@ -119,6 +161,6 @@ def _scaled(value: Matrix, scale: float) -> Matrix:
 
 
 def _add(parameter: nn.Parameter, gradient: Tensor) -> None:
-    shaped = gradient.reshape(parameter.shape).to(parameter)
+    shaped = laid_out_as(parameter, gradient)
     with torch.no_grad():
-        parameter.grad = shaped.contiguous() if parameter.grad is None else parameter.grad + shaped
+        parameter.grad = shaped if parameter.grad is None else parameter.grad + shaped

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional as F
 
 from rankdad.common.errors import UserError
 from rankdad.common.gradients.factors import Factor, Matrix
@@ -77,6 +78,25 @@ def loaded(document: Any, routes: tuple[Route, ...], like: Tensor) -> MethodStat
             f"load_state_dict: expected what state_dict returned for this model: {error!r}", code="checkpoint-malformed"
         ) from None
     return MethodState(residuals, bases)
+
+
+def fitted(state: MethodState, routes: tuple[Route, ...]) -> MethodState:
+    """Return what of a state is of parameters that travel: a bias that joins its weight's matrix, or leaves it, too."""
+    widths = {route.name: route.matrix[1] for route in routes if not route.dense or route.name in state.residuals}
+    residuals = {name: _as_wide(value, widths[name]) for name, value in state.residuals.items() if name in widths}
+    bases = {name: _wide(rows, widths[name]) for name, rows in state.bases.items() if name in widths}
+    return MethodState(residuals, bases)
+
+
+def _as_wide(value: Matrix, width: int) -> Matrix:
+    if isinstance(value, Tensor):
+        return _wide(value, width)
+    return Factor(value.delta, _wide(value.activation, width))
+
+
+def _wide(rows: Tensor, width: int) -> Tensor:
+    """Return rows without their last column, or with a column of zeros more."""
+    return rows if rows.shape[1] == width else F.pad(rows, (0, width - rows.shape[1]))
 
 
 def _matrix(name: str, value: Any, shape: tuple[int, int], like: Tensor) -> Matrix:

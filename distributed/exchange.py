@@ -11,7 +11,7 @@ step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,12 +36,14 @@ class Node:
         state: of this rank as a node; the same at all ranks where they gather.
         total: weight of all ranks.
         seed: of this node and step.
+        failed: is told of an error, and returns the status that all are to hear.
     """
 
     method: Method
     state: MethodState
     total: float
     seed: int
+    failed: Callable[[Exception], Status]
 
     def combined(self, parts: Sequence[Message], *, whole: bool) -> tuple[Message, MethodState]:
         """Return several ranks' parts as one, and the node's new state.
@@ -51,6 +53,7 @@ class Node:
             whole: whether these are all there are.
         """
         status, weight = max(part.status for part in parts), sum(part.weight for part in parts)
+        used = frozenset[str]().union(*(part.used for part in parts))
         if status != Status.FINE:
             return Message(status, weight), self.state
         contributions = [Contribution(part.weight, part.payload) for part in parts]
@@ -58,7 +61,16 @@ class Node:
             payload, state = self.method.aggregate(0, contributions, self.state, self.seed)
         else:
             payload, state = self.method.combine(0, contributions, weight / self.total, self.state, self.seed)
-        return Message(Status.FINE, weight, payload), state
+        return Message(Status.FINE, weight, payload, used), state
+
+    def packed(self, received: Sequence[Tensor], layout: Layout, *, whole: bool) -> tuple[Tensor, MethodState]:
+        """Return several ranks' parts as one message, and the node's new state; an error goes into the message."""
+        parts = [layout.unpack(part) for part in received]
+        try:
+            combined, state = self.combined(parts, whole=whole)
+            return layout.pack(combined), state
+        except Exception as error:  # all ranks wait for a message
+            return layout.pack(Message(self.failed(error), sum(part.weight for part in parts))), self.state
 
 
 def gather(own: Tensor, layout: Layout, node: Node, group: dist.ProcessGroup | None) -> tuple[Message, MethodState]:
@@ -83,8 +95,7 @@ def tree(own: Tensor, layout: Layout, node: Node, group: dist.ProcessGroup | Non
         parts = [own, *(_receive(layout, child, group) for child in below)]
     state, data = node.state, own
     if below:
-        combined, state = node.combined([layout.unpack(part) for part in parts], whole=not rank)
-        data = layout.pack(combined)
+        data, state = node.packed(parts, layout, whole=not rank)
     with reaching("a step's exchange"):
         if rank:
             _send(data, layout, above, group)

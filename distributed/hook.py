@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.amp.grad_scaler import GradScaler
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,31 +25,42 @@ from rankdad.common.gradients.reduction.block import block
 from rankdad.common.gradients.routes import Route
 from rankdad.common.gradients.wire import is_lossless
 from rankdad.common.run.seeds import derive
-from rankdad.common.spec import RankDad
-from rankdad.distributed.agreement import check_group
+from rankdad.common.spec import Dad, RankDad
+from rankdad.distributed.agreement import check_group, reaching
 from rankdad.distributed.checkpoint import check_identity, identity, loaded, saved
-from rankdad.distributed.messages import Layout, Message, Status
-from rankdad.distributed.options import agreed_method, choose_routes, precision_of
+from rankdad.distributed.messages import OVERFLOWS, Layout, Message, Status
+from rankdad.distributed.options import (
+    agreed_method,
+    choose_routes,
+    feedback_of,
+    method_of,
+    precision_of,
+    warn_if_dense,
+)
+from rankdad.distributed.watching import Watch
 
+FEEDBACK = {True: "site", False: "none"}
 MORE_DIRECTIONS = 4  # than travel, followed from step to step
 
 
 class LowRankState:
     """What `low_rank_hook` keeps from step to step.
 
-    All ranks make one at the same point, of the same model with the same options.
+    All ranks make one of the same model with the same options, before or after there is a process group: without one,
+    the ranks compare them in the first backward pass.
 
     Args:
-        model: what is trained, wrapped in DistributedDataParallel or not.
-        rank: rows of a factor that travel.
-        feedback: whether what a reduction leaves out joins the next step's gradient.
+        model: what is trained, wrapped in DistributedDataParallel or not, whole at every rank.
+        rank: rows of a factor that travel. Where it makes no matrix smaller, all travels dense, with a warning.
+        feedback: whether what a reduction leaves out joins the next step's gradient; True is "site", False "none".
         wire: how numbers travel, as of LowRank.
-        group: the process group, the same as DistributedDataParallel's.
+        group: the process group, the same as DistributedDataParallel's; None is the default one.
         seed: of random directions.
         scaler: the GradScaler that scales the loss, if one does: residuals are then kept unscaled.
 
     Raises:
-        UserError: no process group, or an option that is not one; or the ranks disagree on the model or an option.
+        UserError: an option that is not one, a model that is not whole, or the ranks disagree on the model or an
+            option.
 
     Example:
         >>> ddp = DistributedDataParallel(model)
@@ -59,68 +71,147 @@ class LowRankState:
         self,
         model: nn.Module,
         rank: int = 4,
-        feedback: bool = True,
+        feedback: bool | str = True,
         wire: str | None = None,
         group: dist.ProcessGroup | None = None,
         *,
         seed: int = 0,
         scaler: GradScaler | None = None,
     ) -> None:
-        check_group(group)
-        module = model.module if isinstance(model, DistributedDataParallel) else model
-        precision = precision_of(module)
-        wire = wire or str(precision).removeprefix("torch.")
-        self._options = {"rank": rank, "feedback": "site" if feedback else "none", "wire": wire, "seed": seed}
-        method = agreed_method(self._options, module, group)
-        if not isinstance(method, RankDad):
-            raise UserError(
-                "rank: got None, expected a number: DistributedDataParallel without a hook is exact",
-                code="rank-needed",
-                field="rank",
-            )
-        self._method, self._group, self._scaler = method, group, scaler
-        self._place, self._places = dist.get_rank(group), dist.get_world_size(group)
-        parameters = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-        self._names = {parameter: name for name, parameter in parameters.items()}
-        self._routes = {route.name: route for route in choose_routes(module, method)}
-        self._like = torch.zeros((), dtype=precision, device=next(iter(parameters.values())).device)
+        self._model = model.module if isinstance(model, DistributedDataParallel) else model
+        self._precision = precision_of(self._model)
+        wire = wire or str(self._precision).removeprefix("torch.")
+        where = feedback_of(feedback, FEEDBACK)
+        self._options: dict[str, object] = {"rank": rank, "feedback": where, "wire": wire, "seed": seed}
+        self._group, self._scaler = group, scaler
         self._residuals = dict[str, Tensor]()  # in units of what is applied; changed in place
         self._bases = dict[str, Tensor]()
-        self._step = 0
+        self._step, self._ready = 0, False
+        self._sent: list[tuple[dist.Work, Tensor]] = []  # in this step, and what came of it
+        self._failure: Exception | None = None
+        if group is not None or (dist.is_available() and dist.is_initialized()):
+            self._begin()
+        else:
+            self._checked(method_of(self._model, self._options))
+
+    def _checked(self, method: RankDad | Dad) -> RankDad:
+        """Return what the options ask for, if the hook can do it.
+
+        Raises:
+            UserError: it cannot.
+        """
+        if not isinstance(method, RankDad):
+            problem = "rank: got None, expected a number: DistributedDataParallel without a hook is exact"
+            raise UserError(problem, code="method-needs-rank", field="rank")
+        if self._options["feedback"] not in FEEDBACK.values():
+            problem = f'feedback: got {self._options["feedback"]!r}, expected True or "site", or False or "none"'
+            raise UserError(f"{problem}: ranks alone reduce here", code="feedback-unknown", field="feedback")
+        return method
+
+    def _begin(self) -> None:
+        """Agree with the other ranks, once there is a process group."""
+        if self._ready:
+            return
+        check_group(self._group)
+        self._method = self._checked(agreed_method(self._options, self._model, self._group))
+        self._place, self._places = dist.get_rank(self._group), dist.get_world_size(self._group)
+        self._watch = Watch(self._model, "LowRankState")
+        parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        self._names = {parameter: name for name, parameter in parameters.items()}
+        self._routes = {route.name: route for route in choose_routes(self._model, self._method)}
+        self._like = torch.zeros((), dtype=self._precision, device=next(iter(parameters.values())).device)
+        warn_if_dense(tuple(self._routes.values()), self._method)
+        self._ready = True
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
         """Do what `low_rank_hook` says."""
+        self._begin()
+        if not bucket.index():
+            self._sent, self._failure = [], None
+        sparse = bucket.buffer().layout != torch.strided
+        group = dist.group.WORLD if self._group is None else self._group
+        assert group is not None
+        averaging = allreduce_hook(group, bucket) if sparse else self._exchanged(bucket)
+        self._step += bucket.is_last()
+        if bucket.is_last():
+            self._check_others()
+        return averaging
+
+    def _check_others(self) -> None:
+        """Wait for a step's last exchange, beside which nothing more is computed.
+
+        Raises:
+            RankdadError: a rank is gone, or has failed; or what failed at this one.
+        """
+        sent, self._sent = self._sent, []
+        failed = set[int]()
+        for work, gathered in sent:
+            with reaching("a step's exchange"):
+                work.wait()
+            statuses = gathered[:, : torch.float64.itemsize].clone().view(torch.float64).flatten().tolist()
+            failed |= {rank for rank, status in enumerate(statuses) if status == Status.FAILED}
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        if failed:
+            listed = ", ".join(map(str, sorted(failed)))
+            problem = f"rank {listed} could not make its part of step {self._step}: its own error says why"
+            raise RankdadError(problem, code="rank-failed")
+
+    def _check_model(self, bucket: GradBucket) -> None:
+        """Check that DistributedDataParallel still reduces what is trained, and nothing else.
+
+        Raises:
+            UserError: a parameter was replaced, unfrozen or given a hook since the state was made; names it.
+        """
+        if bucket.index() or not self._watch.changed():
+            return
+        for name in self._watch.unfrozen():
+            problem = f"{name} was unfrozen since the LowRankState was made, and DistributedDataParallel leaves it out"
+            raise UserError(f"{problem}: wrap the model anew, and make a new state", code="unfrozen", field=name)
+        for name in self._watch.hooked():
+            problem = f"{name} has a hook on its gradient that it had not when the LowRankState was made"
+            raise UserError(f"{problem}: make a new state after hooks", code="hooked-late", field=name)
+
+    def _exchanged(self, bucket: GradBucket) -> Future[Tensor]:
+        """Begin a bucket's exchange."""
         names = [self._names.get(parameter) for parameter in bucket.parameters()]
         if None in names:
             raise UserError(
                 "low_rank_hook: the LowRankState is of another model than DistributedDataParallel, or of one that "
                 "trained other parameters then: make it of the same model, once it is decided what is trained",
-                code="hook-of-another-model",
+                code="another-model",
             )
         routes = tuple(self._routes[name] for name in names if name is not None)
         layout = Layout(routes, self._method.wire, self._like, bounded=True)
         place, places = self._place, self._places
         scale = 1.0 if self._scaler is None else self._scaler.get_scale()
         seed = derive(str(self._options["seed"]), "hook", self._step, place)
-        self._step += bucket.is_last()
+        meant, found = list[Tensor](), list[Matrix]()
         with self._as_it_is():
-            meant = [
-                self._meant(each.reshape(route.matrix), route, scale)
-                for each, route in zip(bucket.gradients(), routes, strict=True)
-            ]
             try:
+                self._check_model(bucket)
+                meant = [
+                    self._meant(each.reshape(route.matrix), route, scale)
+                    for each, route in zip(bucket.gradients(), routes, strict=True)
+                ]
                 found = [
                     self._components(value, route, derive(seed, route.name))
                     for value, route in zip(meant, routes, strict=True)
                 ]
                 sent = tuple(v.leading(self._method.rank) if isinstance(v, Factor) else v for v in found)
                 data = layout.pack(Message(Status.FINE, 1.0, sent))
-            except (RankdadError, ValueError, RuntimeError):  # LAPACK's are RuntimeErrors
+            except OVERFLOWS:
                 data = layout.pack(Message(Status.OVERFLOW, 1.0))
+            except Exception as error:  # such as no memory: raised once all ranks have heard of it
+                self._failure = self._failure or error
+                data = layout.pack(Message(Status.FAILED, 1.0))
         data = data.to(device_of(self._group))
         gathered = data.new_empty(places, len(data))
-        work = dist.all_gather(list(gathered), data, group=self._group, async_op=True)
+        with reaching("a step's exchange"):
+            work = dist.all_gather(list(gathered), data, group=self._group, async_op=True)
         assert work is not None
+        self._sent.append((work, gathered))
 
         def finish(future: Future[object]) -> Tensor:
             future.wait()  # raises if a rank is gone
@@ -189,7 +280,12 @@ class LowRankState:
         return is_lossless(self._method.wire, self._like.dtype)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's part of a checkpoint: what it keeps for the next steps, and their number."""
+        """Return this rank's part of a checkpoint: what it keeps for the next steps, and their number.
+
+        Raises:
+            UserError: there is no process group yet.
+        """
+        self._begin()
         residuals = {name: residual.clone() for name, residual in self._residuals.items()}
         kept = saved(MethodState(residuals, self._bases))
         return {**identity(self._options, self._group), "step": self._step, "site": kept}
@@ -198,8 +294,9 @@ class LowRankState:
         """Go on from this rank's part of a checkpoint.
 
         Raises:
-            UserError: it is of another rank, number of ranks, model or options.
+            UserError: it is of another rank, number of ranks, model or options; or there is no process group yet.
         """
+        self._begin()
         step = check_identity(state, identity(self._options, self._group))
         kept = loaded(state.get("site"), tuple(self._routes.values()), self._like)
         self._residuals = {n: v.clone() for n, v in kept.residuals.items() if isinstance(v, Tensor)}
@@ -233,7 +330,12 @@ def low_rank_hook(state: LowRankState, bucket: GradBucket) -> Future[Tensor]:
     There is no warm-up: residuals belong to parameters, not to buckets, which are laid out anew after the first step.
 
     If a gradient holds NaN or infinity at one rank, the bucket is NaN at all, as after an all-reduce, and E stays as it
-    was; a GradScaler then leaves the step out everywhere. If a rank is gone, the backward pass raises.
+    was; a GradScaler then leaves the step out everywhere. Whatever else fails at a rank, such as no memory, is raised
+    there as it is, and named at all others when the step's last bucket has come; so is a rank that is gone. To go on
+    after an error, wrap the model anew: DistributedDataParallel takes no other step. The state may stay.
+
+    A parameter with a hook on its gradient travels as the hook leaves it, unreduced; sparse gradients stay sparse, and
+    are averaged as without this hook.
 
     Args:
         state: the same object in every step.
@@ -243,6 +345,7 @@ def low_rank_hook(state: LowRankState, bucket: GradBucket) -> Future[Tensor]:
         The bucket's averaged gradients, when they have come.
 
     Raises:
-        UserError: the state is of another model.
+        UserError: the state is of another model, or the model has changed since.
+        RankdadError: a rank failed, or is gone.
     """
     return state.reduce(bucket)

@@ -1,17 +1,20 @@
 """What travels between ranks in a step: one block of bytes. Pure functions of shapes and numbers.
 
 Two float64 come first, a status and a weight; then an int32 for every parameter that may travel as a factor, its rows,
-or -1 for a matrix; then all numbers in the wire's format, as `common.gradients.wire` has it.
+or -1 for a matrix; then a byte for every parameter, whether anybody has used it; then all numbers in the wire's format,
+as `common.gradients.wire` has it.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
 from torch import Tensor
+from torch._C import _LinAlgError as LinAlgError  # type: ignore[attr-defined]  # which torch.linalg re-exports
 
 from rankdad.common.collectives import as_bytes
 from rankdad.common.errors import NonFiniteError, RankdadError
@@ -20,6 +23,7 @@ from rankdad.common.gradients.routes import Payload, Route
 from rankdad.common.gradients.wire import decode, encode, finite, wire_bytes
 
 MATRIX = -1
+OVERFLOWS = (NonFiniteError, ValueError, LinAlgError)  # what reducers raise for NaN and infinity
 HEAD = 2 * torch.float64.itemsize
 
 
@@ -39,11 +43,13 @@ class Message:
         status: of the worst of them.
         weight: the sum of their batches' weights.
         payload: the gradient of their mean loss; empty if the status is not fine.
+        used: names of the parameters that had a gradient.
     """
 
     status: Status
     weight: float
     payload: Payload = ()
+    used: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -68,12 +74,17 @@ class Layout:
         return self._start + sum(route.size(route.up, self.wire) for route in self.routes) if self.bounded else None
 
     @property
+    def names(self) -> list[str]:
+        """The parameters in the order of their routes."""
+        return [name for route in self.routes for name in route.names]
+
+    @property
     def _factors(self) -> list[int]:
         return [place for place, route in enumerate(self.routes) if route.up is not None]
 
     @property
     def _start(self) -> int:
-        return HEAD + torch.int32.itemsize * len(self._factors)
+        return HEAD + torch.int32.itemsize * len(self._factors) + len(self.names)
 
     def pack(self, message: Message) -> Tensor:
         """Return a message's bytes, a uint8 tensor on the CPU.
@@ -91,7 +102,8 @@ class Layout:
             except OverflowError:
                 raise self._overflow(message.payload) from None
         head = torch.tensor([message.status, message.weight], dtype=torch.float64).view(torch.uint8)
-        data = torch.cat([head, torch.tensor(counts, dtype=torch.int32).view(torch.uint8), numbers])
+        used = torch.tensor([name in message.used for name in self.names], dtype=torch.uint8)
+        data = torch.cat([head, torch.tensor(counts, dtype=torch.int32).view(torch.uint8), used, numbers])
         return data if self.size is None else torch.cat([data, data.new_zeros(self.size - len(data))])
 
     def unpack(self, data: Tensor) -> Message:
@@ -99,7 +111,9 @@ class Layout:
         status, weight = data[:HEAD].clone().view(torch.float64).tolist()
         if status != Status.FINE:
             return Message(Status(int(status)), weight)
-        counts = dict(zip(self._factors, data[HEAD : self._start].clone().view(torch.int32).tolist(), strict=True))
+        flags = HEAD + torch.int32.itemsize * len(self._factors)
+        counts = dict(zip(self._factors, data[HEAD:flags].clone().view(torch.int32).tolist(), strict=True))
+        names = frozenset(itertools.compress(self.names, data[flags : self._start].tolist()))
         rows = [counts.get(place, MATRIX) for place in range(len(self.routes))]
         shapes = [
             shape
@@ -109,16 +123,15 @@ class Layout:
         used = sum(wire_bytes(self.wire, *shape) for shape in shapes)
         numbers = as_bytes(data[self._start : self._start + used])
         arrays = iter(decode(numbers, shapes, self.wire, str(self.like.device)))
-        return Message(Status.FINE, weight, tuple(_value(count, arrays, self.like) for count in rows))
+        return Message(Status.FINE, weight, tuple(_value(count, arrays, self.like) for count in rows), names)
 
     def _overflow(self, payload: Payload) -> RankdadError:
         """Name the first parameter whose numbers do not travel."""
         for route, value in zip(self.routes, payload, strict=True):
             if not all(finite(array) for array in _arrays(value)):
                 return NonFiniteError(f"the gradient of {route.name}")
-        return RankdadError(
-            f"a gradient is too large for {self.wire}: choose a wider wire", code="gradient-too-large", field="wire"
-        )
+        problem = f"a gradient is too large for {self.wire}: choose a wider wire"
+        return RankdadError(problem, code="too-large-for-wire", field="wire")
 
 
 def _arrays(value: Matrix) -> tuple[Tensor, ...]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from rankdad.common.documents import validate
 from rankdad.common.errors import UserError
-from rankdad.common.gradients.capture import linear_layers
-from rankdad.common.gradients.routes import Route
+from rankdad.common.gradients.layers import has_hooks, linear_layers
+from rankdad.common.gradients.routes import Route, check_wire
 from rankdad.common.spec import Dad, RankDad
 from rankdad.distributed.agreement import agree
 
@@ -25,59 +28,85 @@ def agreed_method(options: Mapping[str, object], model: nn.Module, group: dist.P
     Raises:
         UserError: an option is none at some rank, or the ranks disagree on one, or on the model.
     """
-    problem, method = "", None
+    problem: UserError | None = None
+    method: RankDad | Dad | None = None
     try:
-        method = _method_of(model, options)
+        method = method_of(model, options)
     except UserError as error:
-        problem = str(error)
+        problem = error
     agree(options, model, group, problem)
     assert method is not None
     return method
 
 
-def _method_of(model: nn.Module, options: Mapping[str, object]) -> RankDad | Dad:
+def method_of(model: object, options: Mapping[str, object]) -> RankDad | Dad:
     """Return what the options ask for.
 
     Raises:
         UserError: an option is none; or the model is none, is wrapped, is not yet whole, or has nothing to train.
     """
     if not isinstance(model, nn.Module):
-        raise UserError(
-            f"model: got a {type(model).__name__}, expected a torch.nn.Module", code="not-a-module", field="model"
-        )
-    if isinstance(model, DistributedDataParallel):
-        raise UserError(
-            "the model is wrapped in DistributedDataParallel: pass model.module, or use low_rank_hook",
-            code="model-wrapped",
-            field="model",
-        )
+        problem = f"model: got a {type(model).__name__}, expected a torch.nn.Module"
+        raise UserError(problem, code="not-a-module", field="model")
+    check_whole(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UserError("the model has no parameter that is trained", code="nothing-to-train", field="model")
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for name, tensor in tensors.items():
-        if is_lazy(tensor):
-            raise UserError(
-                f"{name} has no shape yet: run a batch through the model first",
-                code="parameter-uninitialised",
-                field=name,
-            )
-        if tensor.is_complex() and tensor.requires_grad:
-            raise UserError(
-                f"{name} holds complex numbers, which do not travel, expected real ones",
-                code="parameter-complex",
-                field=name,
-            )
+        raise UserError("the model has no parameter that is trained", code="nothing-trained", field="model")
+    for name, parameter in model.named_parameters():
+        if parameter.is_complex() and parameter.requires_grad:
+            problem = f"{name} holds complex numbers, which do not travel, expected real ones"
+            raise UserError(problem, code="complex-parameter", field=name)
     for name, value in options.items():
-        if not isinstance(value, int | str | None) or (name == "gather_up_to" and not isinstance(value, int)):
-            raise UserError(
-                f"{name}: got {value!r}, a {type(value).__name__}, expected Python's own int or str",
-                code="type-unexpected",
-                field=name,
-            )
+        if isinstance(value, torch.dtype):
+            problem = f'{name}: got {value}, expected its name: "{str(value).removeprefix("torch.")}"'
+            raise UserError(problem, code="dtype-not-name", field=name)
+        fits = isinstance(value, int | str | None) and not isinstance(value, bool)
+        if not fits or (name == "gather_up_to" and not isinstance(value, int)):
+            problem = f"{name}: got {value!r}, a {type(value).__name__}, expected Python's own int or str"
+            raise UserError(problem, code="wrong-type", field=name)
     given = {name: options[name] for name in ("rank", "feedback", "wire")}
+    hooked = [name for name, p in model.named_parameters() if p.requires_grad and has_hooks(p)]
+    if hooked:
+        check_wire(str(given["wire"]), hooked[0], "wire")
     if given["rank"] is None:
+        if given["wire"] in ("int4", "int2"):
+            problem = f"wire: got {given['wire']}, which needs feedback, but full factors (rank=None) leave nothing out"
+            raise UserError(
+                f"{problem}: expected int8 or a wider wire, or a rank", code="wire-needs-rank", field="wire"
+            )
         return validate(Dad, {"name": "dad", "wire": given["wire"]})
     return validate(RankDad, {"name": "rank-dad", **given})
+
+
+def check_whole(model: nn.Module) -> None:
+    """Check that every rank has a model's whole parameters, and its own gradients of them.
+
+    Raises:
+        UserError: a part is wrapped, divided between ranks, on meta, or has no shape yet; names it.
+    """
+    for name, module in model.named_modules():
+        place = name or "the model"
+        if isinstance(module, DistributedDataParallel):
+            problem = f"{place} is wrapped in DistributedDataParallel: pass model.module, or use low_rank_hook"
+            raise UserError(problem, code="model-wrapped", field=name)
+        if isinstance(module, FullyShardedDataParallel | FSDPModule):
+            kind = "fully_shard" if isinstance(module, FSDPModule) else "FullyShardedDataParallel"
+            problem = f"{place} is divided between ranks by {kind}: expected a model that every rank has whole"
+            raise UserError(problem, code="model-sharded", field=name)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if isinstance(tensor, DTensor):
+            problem = f"{name} is a DTensor, divided between ranks: expected a model that every rank has whole"
+            raise UserError(problem, code="model-sharded", field=name)
+        if is_lazy(tensor):
+            problem = f"{name} has no shape yet: run a batch through the model first"
+            raise UserError(problem, code="parameter-without-shape", field=name)
+        if tensor.is_meta:
+            problem = f"{name} is on meta, without numbers: make it on a device, as by model.to_empty and its weights"
+            raise UserError(problem, code="model-on-meta", field=name)
+
+
+def feedback_of(given: object, kinds: Mapping[bool, str]) -> object:
+    """Return where feedback is, given by name or as True or False."""
+    return kinds[given] if isinstance(given, bool) else given
 
 
 def precision_of(model: nn.Module) -> torch.dtype:
@@ -87,15 +116,37 @@ def precision_of(model: nn.Module) -> torch.dtype:
     return torch.float64 if wide else torch.float32
 
 
-def choose_routes(model: nn.Module, method: RankDad | Dad) -> tuple[Route, ...]:
-    """Choose how each trained parameter travels: as a factor, or dense where that is smaller.
+def sparse_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the trained parameters whose gradients are sparse: embeddings' with `sparse=True` that are not tied."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    sparse = {
+        module.weight
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad
+    }
+    once = {p for p in sparse if sum(p is other for other in named.values()) == 1}
+    return {name: parameter for name, parameter in named.items() if parameter in once}
+
+
+def choose_routes(model: nn.Module, method: RankDad | Dad, without: Collection[str] = ()) -> tuple[Route, ...]:
+    """Choose how each trained parameter travels: as a factor, or dense where that is smaller or a hook asks for it.
 
     With feedback at both ends a layer's bias is a column of its factor, as in a run between sites.
+
+    Args:
+        model: what is trained.
+        method: how.
+        without: names of parameters that have no route.
     """
-    layers, shapes = linear_layers(model), {n: p.shape for n, p in model.named_parameters() if p.requires_grad}
+    layers = linear_layers(model)
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad and n not in without}
     routes: list[Route] = []
-    for name, shape in shapes.items():
+    for name, parameter in trained.items():
+        shape = parameter.shape
         dense = Route(name, tuple(shape))
+        if has_hooks(parameter):  # what a hook has made, such as zeros of a mask, no reduction keeps
+            routes.append(dense)
+            continue
         if isinstance(method, Dad):
             out, columns = dense.matrix
             rows = out * columns // (out + columns)  # with more of them the matrix is smaller
@@ -107,3 +158,9 @@ def choose_routes(model: nn.Module, method: RankDad | Dad) -> tuple[Route, ...]:
         routes.append(route if is_smaller else dense)
     folded = {route.folded for route in routes}
     return tuple(route for route in routes if route.name not in folded)
+
+
+def warn_if_dense(routes: tuple[Route, ...], method: RankDad | Dad) -> None:
+    """Warn of a rank that makes no matrix smaller."""
+    if isinstance(method, RankDad) and all(route.dense for route in routes):
+        warnings.warn(f"rank {method.rank} makes no layer smaller: everything travels dense", stacklevel=3)

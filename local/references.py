@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from rankdad.common.errors import RankdadError
+from rankdad.common.gradients.layers import copied
 from rankdad.common.preparation import Preparing, in_memory, linear
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
@@ -58,7 +58,7 @@ class References:
             return
         try:
             if self._at != fold:
-                model = deepcopy(self._run.replica.model)
+                model = copied(self._run.replica.model)
                 model.load_state_dict(self._run.initial)
                 self._training, self._at = train_alone(self._alone, self._own_data, model, fold), fold
             made = next(self._training)

@@ -7,8 +7,10 @@ full-backward hook would not do: it breaks with in-place activations, and mixes 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -16,66 +18,58 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
-from torch.nn.utils.parametrize import is_parametrized
 from torch.utils.hooks import RemovableHandle
 
 from rankdad.common.gradients.factors import Factor, concatenate
+from rankdad.common.gradients.layers import has_hooks, linear_layers
 
 
-def linear_layers(model: nn.Module) -> dict[str, tuple[nn.Linear, str | None]]:
-    """Return the layers whose weight's gradient is a factor: weight name → (module, name of its bias).
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A layer's use in a forward pass, in the metadata of its output's node, with which it comes and goes.
 
-    Left out are frozen weights, weights that several modules hold (tied), and subclasses of Linear, whose forward may
-    do something else.
+    Args:
+        name: of the layer's weight.
+        output: which of the node's outputs the layer's is.
+        source: the input's node, if the input has one.
+        hooks: of the output.
     """
-    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    holders = _holders(model)
-    layers: dict[str, tuple[nn.Linear, str | None]] = {}
-    for module in model.modules():
-        if type(module) is not nn.Linear or module.weight not in names:
-            continue
-        if module.weight.requires_grad and holders[module.weight] == 1:
-            bias = module.bias
-            has_bias = bias is not None and bias.requires_grad and holders[bias] == 1
-            layers[names[module.weight]] = (module, names[bias] if has_bias else None)
-    return layers
+
+    name: str
+    output: int
+    source: Node | None
+    hooks: Mapping[int, object]
 
 
-def unfollowed(model: nn.Module) -> dict[str, str]:
-    """Return why modules that look like Linear have no factor for a matrix that is trained: module name → reason.
+class _ForwardHook:
+    """A module's hook that does not keep its capture alive."""
 
-    Tied and frozen weights are not listed. Nor is the projection inside MultiheadAttention, which is never called.
-    """
-    holders = _holders(model)
-    followed: set[Tensor] = {module.weight for module, _ in linear_layers(model).values()}
-    reasons: dict[str, str] = {}
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear) or isinstance(module, NonDynamicallyQuantizableLinear):
-            continue
-        trained = {p for p in module.parameters() if p.requires_grad and p.dim() > 1 and holders[p] == 1}
-        if trained - followed:  # the older weight_norm and spectral_norm leave the class as it is
-            plain = is_parametrized(module) or type(module) is nn.Linear
-            reasons[name] = "it is parametrised" if plain else f"{type(module).__name__} is a subclass of Linear"
-    return reasons
+    def __init__(self, capture: FactorCapture) -> None:
+        self._capture = weakref.ref(capture)
 
+    def __call__(self, module: nn.Linear, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+        capture = self._capture()
+        if capture is not None:
+            capture._note(module, args, kwargs, output)
 
-def _holders(model: nn.Module) -> Counter[Tensor]:
-    """Count the modules that hold each parameter; a module in several places of the model counts once."""
-    return Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Have copies and saved models call a function of the standard library that does nothing instead."""
+        return getattr, (contextlib.AbstractContextManager, "__exit__")
 
 
 class FactorCapture:
     """Capture a model's gradients as factors, around its forward and backward passes.
 
-    Several passes in one context add up, as gradients do. Forward passes without gradients leave nothing behind. Each
-    A is held until its backward pass, also where checkpointing would compute it again.
+    Several passes in one context add up, as gradients do. Each A is held as long as the graph of its forward pass, also
+    where checkpointing would compute it again. Copies of the model are not captured. A weight whose gradient a hook
+    changes, its own or its layer's output's, is dense from then on.
 
     Args:
         model: its weights' `.grad` is cleared on entry.
         only: names of the weights to capture; None captures every layer that has a factor.
         layers: of a model whose weights are sharded, `linear_layers` before that.
         parameters: of such a model, what its passes use in place of its own, by name; their gradients are whole.
+        plain: whether `loss.backward()` captures too, or `backward` alone.
 
     Example:
         >>> model = nn.Linear(5, 2)
@@ -98,6 +92,7 @@ class FactorCapture:
         *,
         layers: Mapping[str, tuple[nn.Linear, str | None]] | None = None,
         parameters: Mapping[str, nn.Parameter] | None = None,
+        plain: bool = True,
     ) -> None:
         layers = linear_layers(model) if layers is None else layers
         captured = {name: module for name, (module, _) in layers.items() if only is None or name in only}
@@ -106,24 +101,24 @@ class FactorCapture:
         self._names: dict[Tensor, str] = {self._parameters[name]: name for name in captured}
         self._scale, self._pairs = 1, dict[str, list[Factor]]()
         self._counted: Counter[str] = Counter()  # the pairs of earlier passes
-        # Every use of a layer, by the output's node: its edge, the input's node, and the weight's name.
-        self._uses: dict[Node, tuple[GradientEdge, Node | None, str]] = {}
+        self._key = object()  # of the uses of this capture in the metadata of nodes, which may outlive it
+        self._listens = self._plain = plain
         self._open: Counter[str] = Counter()  # uses that the pass in hand has not come to
         self._complete: Callable[[str], None] = _nobody
-        self._hooks: list[RemovableHandle] = []
+        self._remove: Callable[[], object] = _nothing
 
     def __enter__(self) -> FactorCapture:
         self.begin()
+        hook = _ForwardHook(self)
         # Before all other hooks, which may replace the output.
-        self._hooks = [m.register_forward_hook(self._note, prepend=True, with_kwargs=True) for m in self._modules]
+        hooks = [m.register_forward_hook(hook, prepend=True, with_kwargs=True) for m in self._modules]
+        self._remove = weakref.finalize(self, _remove, hooks)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks, self._uses = [], {}
+        self._remove()
 
     def begin(self, scale: int = 1) -> None:
         """Forget what was captured, for passes whose losses are multiplied by a scale, and gradients divided by it.
@@ -133,7 +128,7 @@ class FactorCapture:
         """
         for parameter in self._parameters.values():
             parameter.grad = None
-        self._scale, self._uses, self._counted = scale, {}, Counter()
+        self._scale, self._counted = scale, Counter()
         self._pairs = {name: [] for name in self._names.values()}
 
     @property
@@ -153,29 +148,40 @@ class FactorCapture:
             output: [..., out]; Δ has its shape. All axes but the last become rows, n in the layer's own order.
         """
         name = self._names.get(module.weight)  # None where functional_call has put another tensor in its place
-        if name not in self._pairs or not output.requires_grad:
+        if name not in self._pairs or not output.requires_grad or not module.weight.requires_grad:
             return
         source: Tensor = args[0] if args else kwargs["input"]
         activation = source.detach().to(output.dtype)  # autocast rounds the layer's input too
-        version, pairs, dtype = activation._version, self._pairs[name], module.weight.dtype
-
-        def keep(delta: Tensor) -> None:
-            if activation._version != version:
-                raise RuntimeError(f"the input of {name} was changed in place after the layer had used it")
-            matrices = (torch.atleast_2d(m.detach()).flatten(0, -2).to(dtype) for m in (delta, activation.conj()))
-            pairs.append(Factor(*matrices))
-            self._open[name] -= 1
-            if not self._open[name]:
-                self._complete(name)
-
+        version, dtype, reference = activation._version, module.weight.dtype, weakref.ref(self)
         # An in-place activation gives the output another edge, and cuts a view (which inputs beyond two dimensions
         # give) from the graph altogether: so the edge is taken now, and of the tensor behind the view.
         made = output if output._base is None else output._base
-        edge = get_gradient_edge(made)
-        self._uses[edge.node] = edge, get_gradient_edge(source).node if source.requires_grad else None, name
-        made.register_hook(keep)
 
-    def backward(self, loss: Tensor, complete: Callable[[str], None] | None = None) -> None:
+        def keep(delta: Tensor) -> None:
+            capture = reference()
+            if capture is None or not capture._listens or name not in capture._pairs:
+                return
+            if activation._version != version:
+                raise RuntimeError(f"the input of {name} was changed in place after the layer had used it")
+            weight = capture._parameters[name]
+            if len(hooks) > 1 or has_hooks(weight):  # what changes Δ, or the gradient, has yet to come
+                capture._leave(name)
+            elif weight.requires_grad:
+                matrices = (torch.atleast_2d(m.detach()).flatten(0, -2).to(dtype) for m in (delta, activation.conj()))
+                capture._pairs[name].append(Factor(*matrices))
+                capture._open[name] -= 1
+                if not capture._open[name]:
+                    capture._complete(name)
+
+        made.register_hook(keep)
+        hooks: Mapping[int, object] = made._backward_hooks or {}
+        edge = get_gradient_edge(made)
+        before = get_gradient_edge(source).node if source.requires_grad else None
+        _metadata(edge.node)[self._key] = _Use(name, edge.output_nr, before, hooks)
+
+    def backward(
+        self, loss: Tensor, complete: Callable[[str], None] | None = None, *, retain_graph: bool = False
+    ) -> None:
         """Run the backward pass without forming the gradients that the factors replace: a third less to compute.
 
         While it goes on, `complete` is told the name of every parameter whose gradient this pass has made: `factors`
@@ -183,68 +189,101 @@ class FactorCapture:
 
         `loss.backward()` captures the same factors, with one exception: a weight that the model also uses outside its
         layer, or in an `autograd.grad` of its forward pass. Only this method notices that, and makes the weight dense.
+
+        Args:
+            loss: of passes within this context.
+            complete: is told names.
+            retain_graph: for another loss of the same forward pass.
         """
         loss = loss * self._scale if self._scale > 1 else loss
-        graph = self._graph(loss)
-        edges = [edge for node, (edge, *_) in self._uses.items() if node in graph]
-        waiting = {node: use for node, use in self._uses.items() if node not in graph}
+        nodes, uses = self._graph(loss)
+        changed = {use.name for _, use in uses if len(use.hooks) > 1}
         for name, pairs in list(self._pairs.items()):
             weight = self._parameters[name]
             if weight.grad is None:  # then what is not counted comes from an autograd.grad within the forward pass
                 del pairs[self._counted[name] :]
-            if get_gradient_edge(weight).node in graph:  # used outside its layer: dense from here on
-                del self._pairs[name]
-                weight.grad = concatenate(pairs).gradient() if pairs else weight.grad
+            if weight.requires_grad and get_gradient_edge(weight).node in nodes:  # used outside its layer
+                changed.add(name)
+            if name in changed or has_hooks(weight):
+                self._leave(name)
+        uses = [(node, use) for node, use in uses if use.name in self._pairs]
         # A function written in Python may run layers in its backward pass, as reentrant checkpointing does, and put
         # their gradients into `.grad`: a partial pass might leave it out.
         rest = {n: p for n, p in self._parameters.items() if p.requires_grad and n not in self._pairs}
         hooks: list[RemovableHandle] = []
-        if any(map(_is_python, graph)):
-            loss.backward()
-        elif not edges:
-            if complete is not None:
-                told = complete
-                hooks = [p.register_post_accumulate_grad_hook(lambda _, n=n: told(n)) for n, p in rest.items()]
-            with _removed(hooks):
-                loss.backward()
-        else:
-            added = set[str]()
-
-            def add(name: str, gradient: Tensor) -> None:
-                parameter, gradient = rest[name], gradient.to_dense()  # an embedding's may be sparse
-                parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
-                added.add(name)
-                self._complete(name)
-
-            if complete is not None:
-                uses = (name for node, (*_, name) in self._uses.items() if node in graph)
-                self._open = Counter(name for name in uses if name in self._pairs)
-                self._complete = complete
-                hooks = [p.register_hook(partial(add, n)) for n, p in rest.items()]
-            with _removed(hooks):
-                gradients = torch.autograd.grad(
-                    loss, [*map(get_gradient_edge, rest.values()), *edges], allow_unused=True
-                )
-            self._complete = _nobody
-            for name, gradient in zip(rest, gradients, strict=False):
-                if gradient is not None and name not in added:
-                    add(name, gradient)
-        self._uses = waiting  # without what checkpointing has computed again
+        self._listens = True
+        try:
+            if any(map(_is_python, nodes)):
+                loss.backward(retain_graph=retain_graph)
+            elif not uses:
+                if complete is not None:
+                    told = complete
+                    hooks = [p.register_post_accumulate_grad_hook(lambda _, n=n: told(n)) for n, p in rest.items()]
+                loss.backward(retain_graph=retain_graph)
+            else:
+                if complete is not None:
+                    self._open, self._complete = Counter(use.name for _, use in uses), complete
+                edges = [GradientEdge(node, use.output) for node, use in uses]
+                self._partial(loss, rest, edges, hooks, early=complete is not None, retain_graph=retain_graph)
+        finally:
+            self._listens, self._complete = self._plain, _nobody
+            _remove(hooks)
         for name, pairs in self._pairs.items():
             if pairs:
                 self._counted[name], self._parameters[name].grad = len(pairs), None
 
-    def _graph(self, loss: Tensor) -> set[Node]:
-        """Collect the nodes behind a loss, without those between a noted layer and its weight."""
+    def _partial(
+        self,
+        loss: Tensor,
+        rest: Mapping[str, nn.Parameter],
+        edges: Sequence[GradientEdge],
+        hooks: list[RemovableHandle],
+        *,
+        early: bool,
+        retain_graph: bool,
+    ) -> None:
+        """Run a backward pass to the layers' outputs and to the rest of the parameters, whose `.grad` it adds to."""
+        added = set[str]()
+
+        def add(name: str, gradient: Tensor) -> None:
+            parameter = rest[name]
+            parameter.grad = _sum(parameter.grad, gradient)
+            for hook in list((parameter._post_accumulate_grad_hooks or {}).values()):
+                hook(parameter)
+            added.add(name)
+            self._complete(name)
+
+        if early:
+            hooks.extend(p.register_hook(partial(add, n)) for n, p in rest.items())
+        inputs = [*map(get_gradient_edge, rest.values()), *edges]
+        gradients = torch.autograd.grad(loss, inputs, retain_graph=retain_graph, allow_unused=True)
+        for name, gradient in zip(rest, gradients, strict=False):
+            if gradient is not None and name not in added:
+                add(name, gradient)
+
+    def _leave(self, name: str) -> None:
+        """Have a weight be dense from here on; what was counted of its factor goes into its `.grad`."""
+        pairs, weight = self._pairs.pop(name)[: self._counted[name]], self._parameters[name]
+        if pairs:
+            weight.grad = _sum(weight.grad, concatenate(pairs).gradient())
+
+    def _graph(self, loss: Tensor) -> tuple[set[Node], list[tuple[Node, _Use]]]:
+        """Collect the nodes behind a loss, without those between a noted layer and its weight, and the layers' uses."""
         nodes: set[Node] = set()
+        uses: list[tuple[Node, _Use]] = []
         stack = [loss.grad_fn]
         while stack:
             node = stack.pop()
             if node is None or node in nodes:
                 continue
             nodes.add(node)
-            stack.extend([self._uses[node][1]] if node in self._uses else [n for n, _ in node.next_functions])
-        return nodes
+            use: _Use | None = _metadata(node).get(self._key)
+            if use is None:
+                stack.extend(before for before, _ in node.next_functions)
+            else:
+                uses.append((node, use))
+                stack.append(use.source)
+        return nodes, uses
 
     def factors(self, only: Container[str] | None = None) -> dict[str, Factor]:
         """Return the factors by weight name, Δ [n, out] and A [n, in]; a layer that was not used has none.
@@ -267,6 +306,12 @@ class FactorCapture:
         return {name: gradient / self._scale for name, gradient in dense.items()} if self._scale > 1 else dense
 
 
+def _metadata(node: Node) -> dict[object, Any]:
+    """Return what lives as long as a node of the graph, which Python's own object of it does not."""
+    metadata: dict[object, Any] = node.metadata  # type: ignore[assignment]  # torch's stubs have a method
+    return metadata
+
+
 def _is_python(node: Node) -> bool:
     """Tell a function written in Python, other than what sharding puts before a layer to free its weights."""
     forward = getattr(type(node), "_forward_cls", None)
@@ -277,11 +322,17 @@ def _nobody(name: str) -> None:
     """Hear nothing."""
 
 
-@contextlib.contextmanager
-def _removed(hooks: Sequence[RemovableHandle]) -> Iterator[None]:
-    """Remove hooks in the end."""
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+def _nothing() -> None:
+    """Remove nothing."""
+
+
+def _remove(hooks: Iterable[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
+
+
+def _sum(total: Tensor | None, gradient: Tensor) -> Tensor:
+    """Add a gradient to what there is; a sparse one stays sparse where all are."""
+    if total is None:
+        return gradient
+    return gradient + total if gradient.layout == total.layout else gradient.to_dense() + total.to_dense()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankdad.common.errors import SpecError, one_line
-from rankdad.common.gradients.capture import FactorCapture, linear_layers, unfollowed
+from rankdad.common.gradients.capture import FactorCapture
 from rankdad.common.gradients.factors import Factor, Matrix
+from rankdad.common.gradients.layers import copied, has_hooks, linear_layers, unfollowed
 from rankdad.common.gradients.sparse import Entries, entries_of
 from rankdad.common.gradients.wire import wire_bytes
 from rankdad.common.run.seeds import derive
@@ -72,6 +72,11 @@ class Route:
     def folded(self) -> str | None:
         """The bias that is a column of the matrix, if any."""
         return None if self.summed else self.bias
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters that travel: the weight, and a bias that does so with it."""
+        return (self.name,) if self.bias is None else (self.name, self.bias)
 
     def size(self, rows: int | None, wire: str) -> int:
         """Return the size on the wire, in bytes, of a factor of so many rows, or of the matrix."""
@@ -162,14 +167,38 @@ def choose_routes(spec: RunSpec, model: nn.Module) -> tuple[tuple[Route, ...], t
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             bias = layers[name][1] if name in rows else None
-            routes[name] = _route(spec, name, tuple(parameter.shape), bias, rows.get(name))
+            route = _route(spec, name, tuple(parameter.shape), bias, rows.get(name))
+            # What a hook has made of a gradient, such as zeros of a mask, no reduction keeps.
+            routes[name] = Route(name, route.shape) if has_hooks(parameter) else route
     folded = {route.bias for route in routes.values()}
     chosen = tuple(route for name, route in routes.items() if name not in folded)
+    if hooked := [name for name, p in model.named_parameters() if p.requires_grad and has_hooks(p)]:
+        check_wire(getattr(spec.method, "wire", ""), hooked[0], "method.wire")
     for field in ("rank", "density"):
         if hasattr(spec.method, field) and all(route.dense for route in chosen):
             value = getattr(spec.method, field)
             warnings += (f"{field} {value} makes no layer smaller: everything travels dense",)
     return chosen, warnings
+
+
+def check_wire(wire: str, hooked: str, field: str) -> None:
+    """Check that a parameter's gradient can travel as a hook has made it.
+
+    Args:
+        wire: how numbers travel.
+        hooked: the parameter with the hook.
+        field: that names the wire.
+
+    Raises:
+        SpecError: they travel without a zero, so that what a hook masks would move.
+    """
+    if wire == "int2":
+        raise SpecError(
+            field,
+            f"got int2, which has no zero, but {hooked} has a hook on its gradient, which may be a mask: expected int4 "
+            "or a wider wire",
+            code="wire-without-zero",
+        )
 
 
 def _route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, rows_per_sample: int | None) -> Route:
@@ -228,14 +257,14 @@ def _smaller(route: Route, dense: Route, wire: str) -> Route:
 def _probe(spec: RunSpec, model: nn.Module) -> tuple[dict[str, int], tuple[str, ...]]:
     """Run one synthetic batch on a copy: rows per sample of every weight whose factor equals autograd's gradient."""
     try:
-        copied = copy.deepcopy(model).cpu().train()
+        probe = copied(model).cpu().train()
     except Exception as error:
         raise SpecError(
             "model", f"cannot be copied, to try it out: {one_line(error)}", code="model-cannot-be-copied"
         ) from error
     generator = torch.Generator().manual_seed(derive(spec.seed, "probe"))
     with torch.no_grad():
-        for parameter in copied.parameters():  # a layer of zeros would let no gradient through
+        for parameter in probe.parameters():  # a layer of zeros would let no gradient through
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.add_(0.01 * noise.to(parameter))
     shape = (PROBE_SAMPLES, *spec.data.shape)
@@ -243,10 +272,10 @@ def _probe(spec: RunSpec, model: nn.Module) -> tuple[dict[str, int], tuple[str, 
         inputs = torch.randn(shape, generator=generator, dtype=getattr(torch, spec.training.dtype))
     else:
         inputs = torch.randint(spec.data.tokens, shape, generator=generator)
-    with torch.random.fork_rng(devices=[]), FactorCapture(copied) as capture:
+    with torch.random.fork_rng(devices=[]), FactorCapture(probe) as capture:
         torch.default_generator.manual_seed(derive(spec.seed, "probe"))
         try:
-            logits = copied(inputs)
+            logits = probe(inputs)
         except Exception as error:
             raise SpecError(
                 "model",
@@ -265,7 +294,7 @@ def _probe(spec: RunSpec, model: nn.Module) -> tuple[dict[str, int], tuple[str, 
     rows: dict[str, int] = {}
     warnings: list[str] = []
     for name, factor in capture.factors().items():
-        gradient = copied.get_parameter(name).grad
+        gradient = probe.get_parameter(name).grad
         assert gradient is not None
         if torch.linalg.vector_norm(factor.gradient() - gradient) <= 1e-3 * torch.linalg.vector_norm(gradient):
             rows[name] = math.ceil(factor.rows / PROBE_SAMPLES)

@@ -22,7 +22,8 @@ from torch.distributed.tensor import DTensor
 from rankdad.common.collectives import all_gather_equal, all_gather_rows, broadcast_bytes
 from rankdad.common.devices import CPU
 from rankdad.common.errors import SpecError
-from rankdad.common.gradients.capture import FactorCapture, linear_layers
+from rankdad.common.gradients.capture import FactorCapture
+from rankdad.common.gradients.layers import has_hooks, linear_layers
 from rankdad.common.run.optimizer import load_moments, moments_of
 from rankdad.common.run.replica import Replica, copies, pack_parameters, unpack_parameters, weights_sha256
 from rankdad.common.run.weight_sketch import sketch
@@ -237,8 +238,12 @@ def _sharded(model: nn.Module, mesh: DeviceMesh) -> list[FSDPModule]:
     """Divide a model's parameters, block by block; return the blocks, the model itself the last.
 
     Raises:
-        SpecError: a parameter has no rows.
+        SpecError: a parameter has no rows, or a hook, which its rows would not have.
     """
+    for name, parameter in model.named_parameters():
+        if has_hooks(parameter):
+            problem = f'{name} has a hook on its gradient, which sharding drops ("parallel": "fsdp")'
+            raise SpecError("model", f'{problem}: expected "parallel": "data" in this site\'s file', code="hook-lost")
     blocks = [] if _has_tied(model) else [b for b in _members(model) if any(True for _ in b.parameters())]
     try:
         for module in (*blocks, model):

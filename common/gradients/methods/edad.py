@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rankdad.common.errors import NonFiniteError, SpecError
 from rankdad.common.gradients.factors import MAX_NORM, Factor, norm
+from rankdad.common.gradients.layers import has_hooks
 from rankdad.common.gradients.methods.base import (
     Aggregated,
     Contribution,
@@ -50,6 +51,8 @@ def chain(model: nn.Module) -> list[Link]:
     links: list[Link] = []
     slope: Slope | None = None
     for name, module in _modules(model, ""):
+        if _has_hooks(module):
+            raise _misfit(name, module, "has a hook, which other sites could not know")
         if type(module) is nn.Linear:
             if links and slope is None:
                 slope = SLOPES[nn.Identity]
@@ -85,13 +88,19 @@ def _modules(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
             yield from _modules(child, f"{name}.{key}" if name else key)
 
 
+def _has_hooks(module: nn.Module) -> bool:
+    """Tell whether hooks may change what a module makes, or the gradient by it or its parameters."""
+    kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(kinds) or any(map(has_hooks, module.parameters()))
+
+
 def _misfit(name: str, module: nn.Module, why: str) -> SpecError:
     allowed = ", ".join(kind.__name__ for kind in SLOPES)
     return SpecError(
         "method.name",
         f"edad does not fit this model: layer {name or 'the model itself'} ({type(module).__name__}) {why}; expected a "
         f"sequence of Linear, with {allowed} between",
-        code="method-does-not-fit",
+        code="edad-misfit",
     )
 
 

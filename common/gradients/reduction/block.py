@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rankdad.common.gradients.factors import Factor, Matrix
 from rankdad.common.gradients.reduction.operators import (
+    as_given,
     decomposed,
     empty_factor,
     leaf,
@@ -15,6 +16,7 @@ from rankdad.common.gradients.reduction.operators import (
     orthonormal,
     rank_tolerance,
     right,
+    widened,
 )
 
 SAFE = (1e-12, 1e12)  # magnitudes whose products neither overflow nor vanish
@@ -55,16 +57,17 @@ def block(
     """
     if rank < 1:
         raise ValueError(f"rank: got {rank}, expected at least 1")
-    matrix, scale = factor, 1.0
+    wide = widened(factor)
+    matrix, scale = wide, 1.0
     width = min(rank + oversampling, *matrix.shape)
     y, x = _iterate(matrix, _start(matrix, width, basis, seed), iterations)
     if not SAFE[0] < float(x.abs().max()) < SAFE[1]:  # so NaN shows, too
-        matrix, scale = normalised(factor)
+        matrix, scale = normalised(wide)
         if scale == 0:
-            return empty_factor(matrix)
+            return empty_factor(factor)
         y, x = _iterate(matrix, _start(matrix, width, basis, seed), iterations)
     rotation, sigma, directions = decomposed(x, rank, max(tolerance, rank_tolerance(matrix)))
-    return Factor((rotation @ y) * (sigma * scale), directions)
+    return as_given(Factor((rotation @ y) * (sigma * scale), directions), factor)
 
 
 def _iterate(matrix: Matrix, x: Tensor, iterations: int) -> tuple[Tensor, Tensor]:

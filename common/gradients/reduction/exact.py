@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 
 from rankdad.common.gradients.factors import Factor, Matrix
-from rankdad.common.gradients.reduction.operators import decomposed, empty_factor, normalised, rank_tolerance
+from rankdad.common.gradients.reduction.operators import (
+    as_given,
+    decomposed,
+    empty_factor,
+    normalised,
+    rank_tolerance,
+    widened,
+)
 
 
 def exact(factor: Matrix, rank: int, *, tolerance: float = 0.0) -> Factor:
@@ -29,9 +36,13 @@ def exact(factor: Matrix, rank: int, *, tolerance: float = 0.0) -> Factor:
     """
     if rank < 1:
         raise ValueError(f"rank: got {rank}, expected at least 1")
-    matrix, scale = normalised(factor)
+    matrix, scale = normalised(widened(factor))
     if scale == 0:
-        return empty_factor(matrix)
+        return empty_factor(factor)
+    return as_given(_decomposed(matrix, rank, tolerance, scale), factor)
+
+
+def _decomposed(matrix: Matrix, rank: int, tolerance: float, scale: float) -> Factor:
     floor = max(tolerance, rank_tolerance(matrix))
     if isinstance(matrix, Factor) and matrix.rows < min(matrix.shape):
         q_out, r_out = torch.linalg.qr(matrix.delta.T)

@@ -8,6 +8,19 @@ from torch import Tensor
 from rankdad.common.gradients.factors import Factor, Matrix
 
 
+def widened(matrix: Matrix) -> Matrix:
+    """Return the matrix in a precision that decompositions have: half precision in float32."""
+    if leaf(matrix).dtype not in (torch.float16, torch.bfloat16):
+        return matrix
+    return Factor(matrix.delta.float(), matrix.activation.float()) if isinstance(matrix, Factor) else matrix.float()
+
+
+def as_given(factor: Factor, matrix: Matrix) -> Factor:
+    """Return what a widened matrix was reduced to in the precision of the matrix as it was given."""
+    like = leaf(matrix)
+    return factor if factor.delta.dtype == like.dtype else Factor(factor.delta.to(like), factor.activation.to(like))
+
+
 def normalised(matrix: Matrix) -> tuple[Matrix, float]:
     """Return the matrix with entries of at most 1, and its scale: squares then neither overflow nor vanish.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rankdad.common.gradients.factors import Factor, Matrix
-from rankdad.common.gradients.reduction.operators import empty_factor, leaf, left, normalised, right
+from rankdad.common.gradients.reduction.operators import as_given, empty_factor, leaf, left, normalised, right, widened
 
 
 def published(factor: Matrix, rank: int, *, tolerance: float = 1e-3, seed: int = 0, iterations: int = 5) -> Factor:
@@ -30,9 +30,9 @@ def published(factor: Matrix, rank: int, *, tolerance: float = 1e-3, seed: int =
     Source: the recurrence of arXiv 2102.09631, Eq. 5; start, iterations, tolerance and stop as in trendscenter's
         coinstac-dinunet (distrib/rankdad).
     """
-    matrix, scale = normalised(factor)
+    matrix, scale = normalised(widened(factor))
     if scale == 0:
-        return empty_factor(matrix)
+        return empty_factor(factor)
     like, (out, columns) = leaf(matrix), matrix.shape
     generator = torch.Generator().manual_seed(seed)
     delta, activation = like.new_zeros(rank, out), like.new_zeros(rank, columns)
@@ -55,4 +55,4 @@ def published(factor: Matrix, rank: int, *, tolerance: float = 1e-3, seed: int =
         count += 1
     else:
         count -= 1
-    return Factor(delta[:count], activation[:count])
+    return as_given(Factor(delta[:count], activation[:count]), factor)

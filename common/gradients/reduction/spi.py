@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rankdad.common.gradients.factors import Factor, Matrix
 from rankdad.common.gradients.reduction.operators import (
+    as_given,
     empty_factor,
     kept,
     leaf,
@@ -14,6 +15,7 @@ from rankdad.common.gradients.reduction.operators import (
     normalised,
     rank_tolerance,
     right,
+    widened,
 )
 
 # The paper's θ: sine of the angle between two iterates below which a component counts as found. It names no value; the
@@ -54,9 +56,9 @@ def spi(
     """
     if rank < 1:
         raise ValueError(f"rank: got {rank}, expected at least 1")
-    matrix, scale = normalised(factor)
+    matrix, scale = normalised(widened(factor))
     if scale == 0:
-        return empty_factor(matrix)
+        return empty_factor(factor)
     out, columns = matrix.shape
     like, floor = leaf(matrix), rank_tolerance(matrix)
     components = like.new_empty(min(rank, out, columns), columns)
@@ -82,7 +84,7 @@ def spi(
             break
         components[count] = _unit(_orthogonal(g, basis))
         count += 1
-    return _rayleigh_ritz(matrix, components[:count], max(tolerance, floor), scale)
+    return as_given(_rayleigh_ritz(matrix, components[:count], max(tolerance, floor), scale), factor)
 
 
 def _rayleigh_ritz(matrix: Matrix, basis: Tensor, tolerance: float, scale: float) -> Factor:

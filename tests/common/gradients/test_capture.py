@@ -19,9 +19,11 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from rankdad.common.gradients import capture as capture_module
-from rankdad.common.gradients.capture import FactorCapture, unfollowed
+from rankdad.common.gradients.capture import FactorCapture
+from rankdad.common.gradients.layers import unfollowed
 from tests.conftest import examples, sampled
 
 Input = Tensor | PackedSequence
@@ -326,14 +328,14 @@ def test_a_scaled_loss_scales_delta_alone() -> None:
 
 
 def test_gradients_that_factors_replace_are_not_formed() -> None:
-    model, formed = mlp(), list[Tensor]()
-    for name in ("0.weight", "2.weight"):
-        model.get_parameter(name).register_hook(formed.append)
-    with FactorCapture(model, only={"2.weight"}) as capture:
-        capture.backward(total(model(*x(5, 4))))
-    assert capture.factors().keys() == {"2.weight"}
-    assert len(formed) == 1
-    assert torch.equal(formed[0], capture.dense()["0.weight"])
+    model, inputs, flops = mlp(), *x(5, 4), list[int]()
+    for only in ((), {"2.weight"}, None):
+        with FactorCapture(model, only=only) as capture:
+            loss = total(model(inputs))
+            with FlopCounterMode(display=False) as counter:
+                capture.backward(loss)
+            flops.append(counter.get_total_flops())
+    assert [flops[0] - each for each in flops] == [0, 2 * 5 * 4 * 4, 2 * 2 * 5 * 4 * 4]
 
 
 @pytest.mark.parametrize("autocast", [False, True])  # which keeps a copy

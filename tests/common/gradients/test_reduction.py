@@ -170,6 +170,29 @@ def test_a_bad_number_is_a_named_error(reduce: Reducer, bad: float) -> None:
         reduce(Factor(torch.ones(3, 4), torch.ones(3, 5)), 0)
 
 
+@pytest.mark.parametrize("reduce", [*DEFAULTS, partial(published, tolerance=0.0)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dense", [False, True])
+def test_half_precision_is_reduced_in_full_and_rounded_in_the_end(
+    reduce: Reducer, dtype: torch.dtype, dense: bool
+) -> None:
+    torch.manual_seed(0)
+    factor = Factor(torch.randn(12, 20).to(dtype), torch.randn(12, 30).to(dtype))
+    given_matrix = factor.gradient() if dense else factor
+    found = reduce(given_matrix, 6)
+    assert found.delta.dtype == found.activation.dtype == dtype
+    wide = reduce(
+        given_matrix.float() if isinstance(given_matrix, Tensor) else Factor(*map(Tensor.float, parts(factor))), 6
+    )
+    gap = torch.linalg.vector_norm(found.delta.float().T @ found.activation.float() - wide.gradient())
+    assert gap <= 2 * torch.finfo(dtype).eps * torch.linalg.vector_norm(wide.gradient())
+    assert reduce(Factor(factor.delta * 0, factor.activation), 6).delta.dtype == dtype
+
+
+def parts(factor: Factor) -> tuple[Tensor, Tensor]:
+    return factor.delta, factor.activation
+
+
 @settings(max_examples=examples(25))
 @given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=4), seed=st.integers(0, 99))
 def test_concatenation_adds_products(sizes: list[int], seed: int) -> None:

@@ -1,0 +1,50 @@
+"""Gradients of sparse embeddings: their rows travel as they are, as with DistributedDataParallel, and stay sparse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rankdad.common.collectives import all_gather_equal, all_gather_rows
+from rankdad.distributed.agreement import reaching
+
+UNUSED = -1
+
+
+def infinite_row(parameter: nn.Parameter) -> Tensor:
+    """Return a sparse gradient that overflows."""
+    row = torch.full_like(parameter[:1], math.inf, requires_grad=False)
+    return torch.sparse_coo_tensor(torch.zeros(1, 1, dtype=torch.int64, device=row.device), row, parameter.shape)
+
+
+def summed(
+    own: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter], like: Tensor, group: dist.ProcessGroup | None
+) -> dict[str, Tensor]:
+    """Return the sum of all ranks' sparse gradients, of the parameters that some rank has one of.
+
+    Args:
+        own: this rank's gradients, coalesced, with one sparse dimension.
+        parameters: the same at all ranks.
+        like: a tensor of the gradients' dtype and device.
+        group: the ranks.
+    """
+    if not parameters:
+        return {}
+    rows = torch.tensor([own[name]._nnz() if name in own else UNUSED for name in parameters])
+    total: dict[str, Tensor] = {}
+    with reaching("a step's exchange"):
+        most: list[int] = all_gather_equal(rows, group).amax(dim=0).tolist()
+        for (name, parameter), count in zip(parameters.items(), most, strict=True):
+            if count == UNUSED:
+                continue
+            mine = own.get(name)
+            indices = torch.empty(0, dtype=torch.int64) if mine is None else mine.indices()[0].cpu()
+            values = like.new_empty(0, *parameter.shape[1:]) if mine is None else mine.values()
+            places = torch.cat(all_gather_rows(indices, group)).to(parameter.device)
+            numbers = torch.cat(all_gather_rows(values, group)).to(parameter)
+            total[name] = torch.sparse_coo_tensor(places[None], numbers, parameter.shape).coalesce()
+    return total

@@ -1,0 +1,387 @@
+"""What a model is, and becomes, beside a LowRank: divided, replaced, frozen, hooked, copied, left unused."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.parametrizations import weight_norm
+from torch.optim.swa_utils import AveragedModel
+
+from rankdad.common.errors import RankdadError
+from rankdad.distributed.hook import LowRankState, low_rank_hook
+from rankdad.distributed.low_rank import LowRank
+from tests.common.gradients.test_hooks import megabytes
+from tests.distributed.nets import batches_of, digest, error, grads, loss_of, perceptron, place
+from tests.ranks import run_ranks
+
+Refusal = tuple[str, str]
+
+
+def refused(attempt: Callable[[], object]) -> Refusal:
+    """Return the code and field of what is raised."""
+    try:
+        attempt()
+    except RankdadError as raised:
+        return raised.code, raised.field
+    return "", ""
+
+
+def weights_of(model: nn.Module) -> list[Tensor]:
+    tensors = (*model.parameters(), *model.buffers())
+    return [p.to_local().clone() if hasattr(p, "to_local") else p.detach().clone() for p in tensors]
+
+
+def sharded(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def divided() -> dict[str, nn.Module]:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    models: dict[str, Callable[[], nn.Module]] = {
+        "FSDP": lambda: FullyShardedDataParallel(perceptron(), device_id=torch.device("cpu")),
+        "FSDP of a part": lambda: nn.Sequential(
+            FullyShardedDataParallel(nn.Linear(60, 40), device_id=torch.device("cpu")), nn.Linear(40, 3)
+        ),
+        "fully_shard": lambda: sharded(perceptron(), mesh),
+        "tensor parallel": lambda: parallelize_module(perceptron(), mesh, {"0": ColwiseParallel()}),
+        "meta": lambda: perceptron().to("meta"),
+        "DDP of a part": lambda: nn.Sequential(DistributedDataParallel(nn.Linear(60, 40)), nn.Linear(40, 3)),
+    }
+    return {name: make() for name, make in models.items()}
+
+
+def refuses_divided() -> dict[str, tuple[Refusal, Refusal, bool]]:
+    """Return what LowRank and LowRankState say, and whether the weights are as they were."""
+    found = {}
+    for name, model in divided().items():
+        before = weights_of(model)
+        says = refused(partial(LowRank, model)), refused(partial(LowRankState, model))
+        after = weights_of(model)
+        found[name] = (*says, name == "meta" or all(map(torch.equal, before, after)))
+    return found
+
+
+def test_divided_models_are_refused_before_a_weight_is_touched() -> None:
+    for found in run_ranks(2, refuses_divided):
+        codes = {name: (low_rank[0], state[0]) for name, (low_rank, state, _) in found.items()}
+        sharded = dict.fromkeys(("FSDP", "FSDP of a part", "fully_shard", "tensor parallel"), ("model-sharded",) * 2)
+        assert codes == {**sharded, "meta": ("model-on-meta",) * 2, "DDP of a part": ("model-wrapped",) * 2}
+        assert all(same for *_, same in found.values())
+        assert found["tensor parallel"][0][1] == "0.weight"
+
+
+def backward(sync: LowRank, model: nn.Module, step: int = 0) -> None:
+    x, y = batches_of((8, 8), step)[place()]
+    sync.backward(loss_of(model, (x, y)), weight=len(y))
+
+
+def replaced() -> dict[str, Refusal]:
+    """Return what is said after changes that no step can follow."""
+
+    def new_head(model: nn.Sequential) -> None:
+        model[5] = nn.Linear(70, 3)
+
+    def dropped(model: nn.Sequential) -> None:
+        model[5].register_parameter("bias", None)
+
+    def more(model: nn.Sequential) -> None:
+        model.register_parameter("scale", nn.Parameter(torch.ones(3)))
+
+    def at_one_rank(model: nn.Sequential) -> None:
+        if place():
+            new_head(model)
+
+    def frozen_at_one_rank(model: nn.Sequential) -> None:
+        if place():
+            model[3].requires_grad_(False)
+
+    def hooked_at_one_rank(model: nn.Sequential) -> None:
+        if place():
+            model.get_parameter("3.weight").register_hook(lambda gradient: gradient * 0)
+
+    changes: dict[str, Callable[[nn.Sequential], object]] = {
+        "new head": new_head,
+        "assigned": lambda m: m.load_state_dict({n: v.clone() for n, v in m.state_dict().items()}, assign=True),
+        "weight_norm": lambda m: weight_norm(m[3]),
+        "dropped": dropped,
+        "more": more,
+        "sharded": lambda m: fully_shard(m, mesh=init_device_mesh("cpu", (dist.get_world_size(),))),
+        "at one rank": at_one_rank,
+        "frozen at one rank": frozen_at_one_rank,
+        "hooked at one rank": hooked_at_one_rank,
+        "all frozen": lambda m: m.requires_grad_(False),
+    }
+    found = {}
+    for name, change in changes.items():
+        model = perceptron()
+        with LowRank(model, rank=2) as sync:
+            backward(sync, model)
+            change(model)
+            if name == "all frozen":
+                found[name] = refused(partial(sync.backward, torch.ones((), requires_grad=True)))
+            else:
+                found[name] = refused(partial(backward, sync, model))
+    return found
+
+
+def followed(rank: int | None, gather_up_to: int) -> tuple[float, list[list[str]], str]:
+    """Freeze, unfreeze and hook in mid-training; return the worst error, whose `.grad` is None, and a digest."""
+    dtype = torch.float64
+    model, nothing, seen = perceptron(dtype), list[list[str]](), dict[str, Tensor]()
+    model[0].requires_grad_(False)
+    sync, worst, handles = LowRank(model, rank=rank, gather_up_to=gather_up_to), 0.0, list[Any]()
+
+    def masks(parameter: nn.Parameter) -> None:
+        assert parameter.grad is not None
+        parameter.grad[:, ::2] = 0
+
+    changes: list[Callable[[], object]] = [
+        lambda: None,
+        lambda: model[0].requires_grad_(True),
+        lambda: model[3].requires_grad_(False),
+        lambda: model.get_parameter("5.bias").requires_grad_(False),
+        lambda: model.requires_grad_(True),
+        lambda: handles.append(model.get_parameter("3.weight").register_hook(lambda gradient: gradient * 2)),
+        lambda: handles.pop().remove(),
+        lambda: handles.append(model.get_parameter("0.weight").register_post_accumulate_grad_hook(masks)),
+        lambda: None,
+    ]
+    for step, change in enumerate(changes):
+        change()
+        batches = batches_of((8, 8), step, dtype)
+        model.zero_grad()
+        (sum(loss_of(model, batch) for batch in batches) / 2).backward()  # type: ignore[union-attr]
+        expected = grads(model)
+        model.zero_grad()
+        sync.backward(loss_of(model, batches[place()]), weight=8)
+        worst = max(worst, error(grads(model), expected)) if rank is None else worst
+        seen |= {f"{step} {name}": value for name, value in grads(model).items()}
+        nothing.append([name for name, parameter in model.named_parameters() if parameter.grad is None])
+        if step >= 7:
+            assert not grads(model)["0.weight"][:, ::2].any()
+    return worst, nothing, digest(seen)
+
+
+def changes() -> tuple[dict[str, Refusal], list[tuple[float, list[list[str]], str]]]:
+    return replaced(), [followed(rank, up_to) for rank in (None, 2) for up_to in (8, 1)]
+
+
+def test_what_changes_after_the_constructor_is_followed_or_named_at_all_ranks() -> None:
+    ranks = run_ranks(2, changes)
+    assert (
+        ranks[0][0]
+        == ranks[1][0]
+        == {
+            "new head": ("parameter-replaced", "5.weight"),
+            "assigned": ("parameter-replaced", "0.weight"),
+            "weight_norm": ("parameter-replaced", "3.weight"),
+            "dropped": ("parameter-replaced", "5.bias"),
+            "more": ("parameter-replaced", "scale"),
+            "sharded": ("model-sharded", ""),
+            "at one rank": ("parameter-replaced", "5.weight"),
+            "frozen at one rank": ("ranks-disagree", "model"),
+            "hooked at one rank": ("ranks-disagree", "model"),
+            "all frozen": ("nothing-trained", "model"),
+        }
+    )
+    assert [each[1:] for each in ranks[0][1]] == [each[1:] for each in ranks[1][1]]  # bit for bit
+    frozen = [["0.weight", "0.bias"], [], ["3.weight", "3.bias"], ["3.weight", "3.bias", "5.bias"], *[[]] * 5]
+    for worst, nothing, _ in (each for rank in ranks for each in rank[1]):
+        assert worst <= 1e-10
+        assert nothing == frozen
+
+
+class Embedded(nn.Module):
+    """A sparse embedding, and a layer that nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.last = nn.Embedding(50, 16, sparse=True), nn.Linear(16, 3)
+        self.unused, self.at_times = nn.Linear(30, 30), nn.Linear(16, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = self.words(ids).mean(dim=1)
+        result: Tensor = self.last(hidden)
+        return result + self.at_times(hidden) if bool(ids[0, 0] % 2) else result
+
+
+def words(step: int) -> list[tuple[Tensor, Tensor]]:
+    """Return both ranks' batches, of which the second's uses what the first's does not."""
+    generator = torch.Generator().manual_seed(step)
+    batches = []
+    for rank in range(2):
+        ids = torch.randint(50, (6, 4), generator=generator)
+        ids[0, 0] = 2 * step + (rank if step % 2 else 0)
+        batches.append((ids, torch.randint(3, (6,), generator=generator)))
+    return batches
+
+
+def nothing_and_sparse(rank: int | None, gather_up_to: int) -> tuple[list[bool], float, str, list[bool]]:
+    """Return whether gradients are None or sparse as in plain PyTorch, errors, a digest, and which weights decayed."""
+    torch.manual_seed(0)
+    model = Embedded().double()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    sync = LowRank(model, rank=rank, gather_up_to=gather_up_to)
+    dense = [parameter for name, parameter in model.named_parameters() if not name.startswith("words")]
+    optimizers = [torch.optim.AdamW(dense, weight_decay=0.5), torch.optim.SparseAdam(model.words.parameters())]
+    alike, worst, seen = list[bool](), 0.0, dict[str, Tensor]()
+    for step in range(4):
+        model.zero_grad()
+        (sum(F.cross_entropy(model(ids), y) for ids, y in words(step)) / 2).backward()  # type: ignore[union-attr]
+        plain = {name: parameter.grad for name, parameter in model.named_parameters()}
+        model.zero_grad()
+        ids, y = words(step)[place()]
+        sync.backward(F.cross_entropy(model(ids), y), weight=len(y))
+        for name, parameter in model.named_parameters():
+            expected, found = plain[name], parameter.grad
+            alike.append((expected is None) == (found is None))
+            if expected is not None and found is not None:
+                alike.append(expected.layout == found.layout)
+                if rank is None or expected.is_sparse:
+                    gap = (found.to_dense() - expected.to_dense()).norm() / expected.to_dense().norm()
+                    worst = max(worst, float(gap))
+        for optimizer in optimizers:
+            optimizer.step()
+    seen = dict(model.state_dict())
+    return alike, worst, digest(seen), [torch.equal(seen[name], value) for name, value in before.items()]
+
+
+def hook_keeps_sparse() -> tuple[bool, float]:
+    torch.manual_seed(0)
+    embedding = nn.Embedding(50, 16, sparse=True)
+    model = nn.Sequential(embedding, nn.Flatten(), nn.Linear(64, 3)).double()
+    ddp = DistributedDataParallel(model)
+    ddp.register_comm_hook(LowRankState(model, rank=2), low_rank_hook)
+    (sum(F.cross_entropy(model(ids), y) for ids, y in words(0)) / 2).backward()  # type: ignore[union-attr]
+    expected = embedding.weight.grad
+    sparse, worst = list[bool](), 0.0
+    for _ in range(2):
+        model.zero_grad()
+        ids, y = words(0)[place()]
+        F.cross_entropy(ddp(ids), y).backward()
+        found = embedding.weight.grad
+        assert expected is not None
+        assert found is not None
+        sparse.append(found.is_sparse)
+        worst = max(worst, float((found.to_dense() - expected.to_dense()).norm()))
+    return all(sparse), worst
+
+
+def strided() -> tuple[bool, float]:
+    """Return whether strides are the parameter's, and how far a fused optimizer moves from one beside it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.Flatten(), nn.Linear(6 * 9, 3)).double()
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    other = copy.deepcopy(model)
+    sync = LowRank(model, rank=None)
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.1, fused=True) for each in (model, other)]
+    generator = torch.Generator().manual_seed(0)
+    batches = [(torch.randn(4, 4, 5, 5, generator=generator).double(), torch.arange(4) % 3) for _ in range(2)]
+    for _ in range(2):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        (sum(loss_of(other, batch) for batch in batches) / 2).backward()  # type: ignore[union-attr]
+        sync.backward(loss_of(model, batches[place()]), weight=4)
+        alike = all(p.grad is not None and p.grad.stride() == p.stride() for p in model.parameters())
+        for optimizer in optimizers:
+            optimizer.step()
+    return alike, error(dict(model.state_dict()), dict(other.state_dict()))
+
+
+def what_stays() -> dict[str, Any]:
+    return {
+        "none and sparse": [nothing_and_sparse(rank, up_to) for rank in (None, 2) for up_to in (8, 1)],
+        "hook": hook_keeps_sparse(),
+        "strides": strided(),
+    }
+
+
+def test_none_stays_none_sparse_stays_sparse_and_strides_stay() -> None:
+    ranks = run_ranks(2, what_stays)
+    for found in ranks:
+        for alike, worst, _, same in found["none and sparse"]:
+            assert all(alike)
+            assert worst <= 1e-12
+            assert same == [False, False, False, True, True, False, False]  # AdamW would have decayed the unused
+        assert found["hook"][0]
+        assert found["hook"][1] <= 1e-12
+        assert found["strides"][0]
+        assert found["strides"][1] <= 1e-9
+    assert [each[2] for each in ranks[0]["none and sparse"]] == [each[2] for each in ranks[1]["none and sparse"]]
+
+
+def two_losses() -> float:
+    """Return the error of two losses of one forward pass, which count as two batches."""
+    model, (batch, other) = perceptron(torch.float64), batches_of((8, 8), 0, torch.float64)
+    x, y = (batch, other)[place()]
+    sync = LowRank(model, rank=None)
+    logits = model(x)
+    sync.backward(F.cross_entropy(logits, y), weight=1, exchange=False, retain_graph=True)
+    sync.backward(logits.square().mean(), weight=3)
+    found = grads(model)
+    model.zero_grad()
+    for x, y in (batch, other):
+        logits = model(x)
+        ((F.cross_entropy(logits, y) + 3 * logits.square().mean()) / 8).backward()
+    return error(found, grads(model))
+
+
+def at_any_moment() -> dict[str, Any]:
+    """Copy, average, save and let go of a model at any moment; return what was found."""
+    model, batch = perceptron(), batches_of((64, 64), 0)[place()]
+    sync = LowRank(model, rank=2)
+    loss = loss_of(model, batch)
+    copied = copy.deepcopy(model)
+    AveragedModel(model)
+    torch.save(model, io.BytesIO())
+    sync.backward(loss, weight=64)
+    before = 0.0
+    for step in range(503):
+        loss_of(model, batch)
+        loss_of(copied, batch).backward()
+        loss_of(model, batch).backward()
+        before = megabytes() if step == 2 else before
+    grown = megabytes() - before
+    found = {"grown": grown, "captures": len(model[0]._forward_hooks), "repr": repr(sync), "error": two_losses()}
+    kept = list(model[0]._forward_hooks)
+    for _ in range(2):
+        backward(sync, model)
+    found["rebuilt"] = list(model[0]._forward_hooks) != kept
+    model[3].requires_grad_(False)
+    backward(sync, model)
+    found["rebuilt on change"] = list(model[0]._forward_hooks) != kept
+    reference = weakref.ref(sync)
+    del sync
+    gc.collect()
+    found |= {"gone": reference() is None, "hooks": [len(module._forward_hooks) for module in model]}
+    with LowRank(model, rank=2) as other:
+        backward(other, model)
+    closed = refused(lambda: backward(other, model))
+    return found | {"closed": closed, "after": [len(module._forward_hooks) for module in model]}
+
+
+def test_nothing_is_kept_alive_and_models_are_copied_at_any_moment() -> None:
+    for found in run_ranks(2, at_any_moment):
+        assert found["grown"] < 10
+        assert found["captures"] == 1
+        assert (found["rebuilt"], found["rebuilt on change"]) == (False, True)
+        assert 0 < found["error"] <= 1e-10
+        assert found["gone"]
+        assert found["hooks"] == found["after"] == [0] * 6
+        assert found["closed"] == ("closed", "")
+        assert found["repr"].startswith("LowRank(rank=2, feedback='both', wire='float32'")
