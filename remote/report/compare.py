@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -149,15 +150,31 @@ def _others(part: Part, said: set[str]) -> str:
 
 
 def _same_rows(runs: Sequence[RunResults]) -> bool:
-    """Return whether all runs tested as many rows of the same sites, with as many events."""
+    """Return whether all runs tested the same rows, as far as their figures tell."""
     return not any(_other(run, runs) for run in runs)
 
 
 def _other(run: RunResults, runs: Sequence[RunResults]) -> bool:
-    """Return whether a run has tested others than the first one that has tested any."""
+    """Return whether a run has tested others than the first one that has tested any.
+
+    Of one site there may be the rows of all others together, as `simulate --pooled` has them: then not names are
+    compared, but how many rows there are, how many have each outcome, and the labels of all tables.
+    """
     first = next((one for one in runs if "samples" in one.test), run)
-    tested, its = ((one.spec.federation.sites, one.test.get("samples"), _events(one)) for one in (run, first))
-    return "samples" in run.test and tested != its
+    sites, its = run.spec.federation.sites, first.spec.federation.sites
+    named = sites == its or 1 in (len(sites), len(its))
+    labelled = all(math.isclose(*pair, rel_tol=1e-9) for pair in zip(_labels(run), _labels(first), strict=False))
+    return "samples" in run.test and not (named and labelled and _tested(run) == _tested(first))
+
+
+def _tested(run: RunResults) -> tuple[float | None, list[float]]:
+    return run.test.get("samples"), _events(run)
+
+
+def _labels(run: RunResults) -> list[float]:
+    """Return what Table 1 tells of all rows' labels: how many of each class, or mean and deviation; else nothing."""
+    label = run.summary.table1.get("pooled", {}).get("label", {})
+    return [float(one) for one in (label.get("counts") or [label.get("mean"), label.get("sd")]) if one is not None]
 
 
 def _events(run: RunResults) -> list[float]:

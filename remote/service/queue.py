@@ -254,14 +254,16 @@ class Queue:
     def _entries(self, condition: str, values: Sequence[object]) -> list[Entry]:
         columns = "number, run, id, name, owner, sites, state, reason, submitted, started, ended"
         rows = self._database.execute(f"select {columns} from runs {condition}", values).fetchall()
+        said: dict[str, dict[str, SiteAnswer]] = {}
+        asked = f"select run, site, answer, reason, time from answers where run in (select run from runs {condition})"
+        for run, site, answer, why, when in self._database.execute(asked, values):
+            said.setdefault(run, {})[site] = SiteAnswer(answer=answer, reason=why, time=when)
         entries: list[Entry] = []
         for number, run, id_, name, owner, sites, state, *rest in rows:
-            said = self._database.execute("select site, answer, reason, time from answers where run = ?", (run,))
-            answers = {site: SiteAnswer(answer=a, reason=why, time=when) for site, a, why, when in said}
             reason, submitted, started, ended = rest
             times = (submitted, started, ended)
             place = (tuple(json.loads(sites)), State(state))
-            entries.append(Entry(number, run, id_, name, owner, *place, reason, *times, answers))
+            entries.append(Entry(number, run, id_, name, owner, *place, reason, *times, said.get(run, {})))
         return entries
 
     @contextlib.contextmanager

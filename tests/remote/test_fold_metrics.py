@@ -13,8 +13,11 @@ from sklearn.metrics import auc, average_precision_score, roc_auc_score
 
 from rankdad.common.metrics import Tally, empty, summarise
 from rankdad.common.metrics.risk import mean_curve, precision_recall, roc
+from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.replica import Replica
 from rankdad.common.spec.tasks import Classification, TaskSpec
 from rankdad.remote.fold_metrics import FoldMetrics
+from rankdad.remote.progress import Progress
 from rankdad.remote.report.run_results import PlanSummary, RunResults, Summary
 from tests.common.metrics.samples import TASKS, draw, pooled, tallied
 from tests.conftest import run_spec
@@ -130,3 +133,13 @@ def test_repeats_of_models_on_other_scales_have_one_auc_in_figures_curves_and_th
     assert auc(drawn.x, drawn.y) == pytest.approx(found["auc"], abs=1e-9), "the area below the curve that is drawn"
     drawn = mean_curve([precision_recall(one) for one in read])
     assert auc(drawn.x, drawn.y) == pytest.approx(precision, abs=0.02)
+
+
+def test_a_site_that_is_left_out_of_several_tests_is_warned_of_once() -> None:
+    """The terminal counted "3 sites (a, a, a)"."""
+    spec = run_spec()
+    progress = Progress.of(spec, make_plan(spec, Replica(spec).model), SITES)
+    for sites in (["beta"], ["beta", "alpha"], []):
+        progress.warn("left-out-of-a-test", sites)
+    progress.warn("one-class", [])
+    assert progress.warnings == {"left-out-of-a-test": ["beta", "alpha"]}

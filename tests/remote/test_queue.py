@@ -120,3 +120,22 @@ def test_tokens_that_change_hold_at_once_and_a_broken_file_locks_nobody_out(tmp_
     assert list(tokens) == ["anna"]
     path.write_text("{}")
     assert list(tokens) == []
+
+
+def test_open_runs_are_asked_for_at_once_however_many_there_are(tmp_path: Path) -> None:
+    """Each run had a question of its own for its answers, at every poll of every site."""
+    queue, asked = Queue(tmp_path / FILE), list[str]()
+    runs = [submit(queue, number, most=100) for number in range(1, 31)]
+    for run in runs[::2]:
+        queue.answer(run, "alpha", "accepted", "")
+    queue._database.set_trace_callback(asked.append)
+    found = queue.open_runs()
+    assert [entry.run for entry in found] == runs
+    assert [entry.said("accepted") for entry in found] == [["alpha"], []] * 15
+    assert len(asked) == 2
+    newest = queue.newest(3)
+    assert [(entry.run, entry.said("accepted")) for entry in newest] == [
+        (runs[29], []),
+        (runs[28], ["alpha"]),
+        (runs[27], []),
+    ]

@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
+import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from rankdad.local.data import read_site
 from rankdad.remote.cli import mount
 from rankdad.remote.report.compare import compare
-from tests.conftest import run_document
+from rankdad.simulations.lockstep import run
+from rankdad.simulations.pooling import SITE, pooled_data, pooled_spec
+from tests.conftest import SITES, run_document, run_spec
 
 
 def command(*words: object) -> Result:
@@ -78,6 +84,33 @@ def test_no_run_is_the_best_within_chance_or_of_other_data(tmp_path: Path) -> No
     rows = {name: cells for name, *cells in compare([other, runs[0], made(tmp_path / "d", 0.8, 0.50001)])[0].rows}
     assert rows["rows tested"] == ["–", "90", "90"]
     assert rows["loss"] == ["–", "0.500", "0.500"], "what looks equal has no star"
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_a_pooled_run_of_the_same_rows_is_of_the_same_data(tmp_path: Path, task: str) -> None:
+    """It has one site, of another name, with all sites' rows."""
+    described = {"name": task} | ({"classes": 2} if task == "classification" else {})
+    features = {"reader": "csv", "file": "table.csv", "features": ["a", "b"], "label": "y"}
+    spec = run_spec(
+        task=described,
+        data=features | ({"values": ["0", "1"]} if task == "classification" else {}),
+        evaluation={"name": "k-fold", "folds": 2, "refit": False},
+        training={"epochs": 1},
+    )
+    draw = np.random.default_rng(0)
+    for place, site in enumerate(SITES):
+        (tmp_path / site).mkdir()
+        table = pd.DataFrame(draw.normal(size=(40 + place, 3)), columns=["a", "b", "y"])
+        table["y"] = (table["y"] > 0).astype(int) if task == "classification" else table["y"] + table["a"]
+        table.to_csv(tmp_path / site / "table.csv", index=False)
+    data = {site: read_site(spec, tmp_path / site, place) for place, site in enumerate(SITES)}
+    run(spec, data, tmp_path / "apart")
+    run(pooled_spec(spec, data), {SITE: pooled_data(data)}, tmp_path / "pooled")
+    fewer = {site: data[site] for site in SITES[:2]}
+    run(pooled_spec(spec, fewer), {SITE: pooled_data(fewer)}, tmp_path / "fewer")
+    tables = [compare([tmp_path / "apart", tmp_path / other])[0] for other in ("pooled", "fewer")]
+    rows = [next(cells for name, *cells in table.rows if name == "rows tested") for table in tables]
+    assert rows == [["123", "123"], ["123", "81, other data"]]
 
 
 def test_a_terminal_is_told_no_control_characters(tmp_path: Path) -> None:
