@@ -50,7 +50,7 @@ CHANGES: dict[str, Any] = {  # of a run that exchanges every kind of message
     "model": MODEL,
     "task": {"name": "classification", "classes": 3, "class_weights": "balanced"},
     "preparation": {"standardise": "federated"},
-    "evaluation": {"name": "k-fold", "folds": 2},
+    "evaluation": {"name": "k-fold", "folds": 2, "references": ["local"]},
     "training": {"epochs": 2},
     "federation": {"sites": list(SITES), "compare_every": 2},
 }
