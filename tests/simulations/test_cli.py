@@ -146,7 +146,7 @@ def test_check_says_at_once_that_it_has_begun(
         (("--label", "y", "--categorical", "z"), "column-missing", "--categorical"),
         (("--label", "y", "--exclude", "z"), "column-missing", "--exclude"),
         (("--label", "y", "--columns", "a,b,c"), "columns-mismatch", "data.columns"),
-        (("--label", "y", "--decimal", ";"), "invalid", "decimal"),
+        (("--label", "y", "--decimal", ";"), "field-invalid", "decimal"),
     ],
 )
 def test_options_of_init_that_cannot_be_are_refused_by_name(

@@ -121,7 +121,7 @@ def refused(folder: Path, label: str, positive: str | None = None, **options: An
         ("Stadum", None, "column-missing", "--label"),
         ("Geschlecht", "> 0", "rule-needs-numbers", "--positive"),
         ("Aufnahme", None, "label-unusable", "--label"),
-        ("Stadium", "above 0", "invalid", "run.data.positive"),
+        ("Stadium", "above 0", "field-invalid", "run.data.positive"),
     ],
 )
 def test_what_cannot_be_predicted_is_said_in_one_sentence(
