@@ -361,6 +361,9 @@ class RunState:
         self.check(update, 502)
         body = update.body
         if isinstance(body, Roster):
+            if body.exact and self.spec.solver == "steps":
+                problem = "d.exact: got true, but this run makes steps"
+                raise ProtocolError(502, problem, code="solver-not-exact", field="d.exact")
             self.exact = body.exact
             self._meet(body.train)
         elif isinstance(body, Sums):

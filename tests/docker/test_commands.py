@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.xdist_group("doc
 
 USER = 1000
 NETWORKS: dict[str, tuple[list[int], dict[str, Any]]] = {  # the shape of a sample, and the network
+    "linear": ([6], {}),
     "mlp": ([6], {"hidden": [8]}),
     "gru": ([5, 3], {"hidden": [8]}),
     "vit": ([1, 8, 8], {"width": 8, "depth": 1, "heads": 2, "patch": 4}),
@@ -57,6 +58,9 @@ def spec_of(network: str, data: str) -> dict[str, Any]:
     run = {"name": network, "task": task, "model": {"name": network} | sizes, "data": {"shape": shape}}
     rest = {"training": training, "method": {"name": "rank-dad", "rank": 2}, "federation": {"sites": ["a", "b"]}}
     rest["record"] = {"spectra": 1}
+    if network == "linear":  # solved exactly, of one outcome, with all that a comparison draws
+        rest = {"training": {"solver": "exact"}, "evaluation": {"name": "holdout", "references": ["local"]}}
+        run["task"], rest["federation"] = task | {"classes": 2}, {"sites": ["a", "b"]}
     return {"run": run | rest, "simulation": {"source": {"name": "npz", "path": data}, "policy": OPEN}}
 
 
@@ -79,8 +83,12 @@ def test_every_network_trains_and_every_picture_is_drawn(inside: tuple[str, Path
     name, folder = inside
     generator = np.random.default_rng(0)
     for network, (shape, _) in NETWORKS.items():
-        labels = generator.normal(size=60) if network == "mlp" else generator.integers(0, 3, 60)
-        np.savez(folder / f"{network}.npz", x=generator.normal(size=(60, *shape)), y=labels)
+        labels = (
+            generator.normal(size=60)
+            if network == "mlp"
+            else generator.integers(0, *((2, 400) if network == "linear" else (3, 60)))
+        )
+        np.savez(folder / f"{network}.npz", x=generator.normal(size=(len(labels), *shape)), y=labels)
         (folder / f"{network}.json").write_text(json.dumps(spec_of(network, f"/work/{network}.npz")))
     runs = {network: [f"/work/{network}.json", "--output", f"/work/runs/{network}"] for network in NETWORKS}
     over_http = runs.pop("vit")
@@ -88,13 +96,13 @@ def test_every_network_trains_and_every_picture_is_drawn(inside: tuple[str, Path
     said += rankdad(
         name,
         *(["simulate", "--lockstep", *words] for words in runs.values()),
-        *(["report", f"/work/runs/{network}"] for network in ("mlp", "vit")),
+        *(["report", f"/work/runs/{network}"] for network in ("linear", "mlp", "vit")),
         ["predict", "/work/runs/vit", "/work/vit.npz", "--output", "/work/runs/predictions.csv"],
         ["export", "/work/runs/vit", "--step", "2", "--output", "/work/runs/exported"],
     )
     assert said.count("weights: equal at all sites") == len(NETWORKS)
-    pages = "".join((folder / "runs" / network / "report.html").read_text() for network in ("mlp", "vit"))
-    drawn = [caption for name, caption in CAPTIONS.items() if name != "decision_curve"]  # which is of two classes
+    pages = "".join((folder / "runs" / network / "report.html").read_text() for network in ("linear", "mlp", "vit"))
+    drawn = list(CAPTIONS.values())
     assert [caption for caption in drawn if str(escape(caption)) not in pages] == []
     assert pages.count("<svg") > len(drawn)
     assert len((folder / "runs" / "predictions.csv").read_text().splitlines()) == 61

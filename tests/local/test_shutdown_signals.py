@@ -105,7 +105,7 @@ def test_a_site_that_cannot_look_ends_as_if_it_were_killed(tmp_path: Path, phase
         ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
         assert ended.returncode == 128 + signal.SIGTERM, ended
         assert "swallowed" not in ended.stdout
-        assert ended.stderr.splitlines()[-1] == "error: stopped by SIGTERM"
+        assert ended.stderr.splitlines()[-1] == "error: stopped by SIGTERM [stopped]"
         assert time.monotonic() - began < 40
         assert not served.aggregator.recorder.progress.problems
         assert not served.aggregator.ended

@@ -220,6 +220,8 @@ def test_a_small_member_leaves_the_model_as_good_as_scikit_learns(tmp_path: Path
         write(tmp_path, client, whole.iloc[at : at + size])
         at += size
     inputs["a3"]["min_rows"] = 3
+    site_file(tmp_path / "a3" / "base", policy={"min_rows": 3, "rows_per_rank": 3})
+    inputs["a3"]["files"] = ["t.csv", "site.json"]
     shown = Iterations(tmp_path, inputs).go(20_000)
     tables = {client: pd.read_csv(tmp_path / client / "base" / "t.csv") for client in sizes}
     scores, truth = list[float](), list[bool]()
