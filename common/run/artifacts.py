@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from rankdad.common import __version__
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import DataError, UserError, one_line
-from rankdad.common.files import check_file
+from rankdad.common.files import check_file, write_whole
 from rankdad.common.models import build_network
 from rankdad.common.models.weights import wrong_numbers
 from rankdad.common.preparation import Fit, OwnFit, Preparing
@@ -55,7 +56,7 @@ def save_model(
         tensors = {f"fit/{name}": value for name, value in (fit.tensors() if fit else {}).items()}
         tensors |= {f"own/{name}": value for name, value in (site_fit.tensors() if site_fit else {}).items()}
         if tensors:
-            save_file({name: value.contiguous() for name, value in tensors.items()}, directory / PREPARATION)
+            _save(tensors, directory / PREPARATION)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{directory}: the model cannot be written: {error}", code="cannot-write") from None
 
@@ -63,12 +64,21 @@ def save_model(
 def _write_model(directory: Path, spec: RunSpec, best: Mapping[str, Tensor], final: Mapping[str, Tensor]) -> None:
     for name, weights in (("best", best), ("final", final)):
         if weights:
-            save_file({key: value.contiguous() for key, value in weights.items()}, directory / f"{name}.safetensors")
+            _save(weights, directory / f"{name}.safetensors")
     document = {
         "run": spec.model_dump(mode="json"),
         "versions": {"rankdad": __version__, "torch": torch.__version__},
     }
-    (directory / "model.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    write_whole(directory / "model.json", json.dumps(document, indent=2) + "\n")
+
+
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors so that a crash or a power cut leaves either the old file or the new one."""
+    temporary = path.with_suffix(".tmp")
+    save_file({name: value.contiguous() for name, value in tensors.items()}, temporary)
+    with temporary.open("rb") as written:
+        os.fsync(written.fileno())
+    temporary.replace(path)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,31 @@
+"""A model's files are whole, whatever ends the process that writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rankdad.common.errors import UserError
+from rankdad.common.run import artifacts
+from tests.conftest import run_spec
+
+
+def test_a_write_that_breaks_off_leaves_the_model_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {"weight": torch.ones(3)}
+    artifacts.save_model(tmp_path, run_spec(), before, before)
+
+    def full(_: Any, path: Path) -> None:
+        Path(path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(artifacts, "save_file", full)
+    with pytest.raises(UserError) as error:
+        artifacts.save_model(tmp_path, run_spec(), {"weight": torch.zeros(3)}, {})
+    assert error.value.code == "cannot-write"
+    assert load_file(tmp_path / "best.safetensors")["weight"].tolist() == [1.0, 1.0, 1.0]
