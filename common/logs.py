@@ -83,7 +83,12 @@ def end_with(error: RankdadError) -> None:
         about = {name: value for name in PLACES if (value := getattr(error, name)) not in ("", None)}
         _log.error("%s", "\n".join((first, *others)), extra={"event": about})
     else:
-        print("\n".join((f"error: {first} [{error.code}]", *others)), file=sys.stderr)
+        print("\n".join((error_line(first, error.code), *others)), file=sys.stderr)
+
+
+def error_line(sentence: str, code: str) -> str:
+    """Return the line that ends a command's output, or a process's log: `ended_with` reads it."""
+    return f"error: {sentence} [{code}]"
 
 
 def ended_with(error: str) -> tuple[str, str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from statistics import NormalDist
 from typing import Any
 
-from scipy import special
+import mpmath
 
 from rankdad.common.preparation.coefficients import FEWEST, Coding, Coefficients
 from rankdad.common.preparation.layout import input_names
@@ -30,7 +31,7 @@ def as_json(spec: RunSpec, found: Coefficients) -> Fit:
     """
     regression = isinstance(spec.task, Regression)
     names = [INTERCEPT, *_names(spec, found.estimates.shape[1] - 1)]
-    critical = float(special.stdtrit(found.freedom, 0.975)) if regression else float(special.ndtri(0.975))
+    critical = _critical(found.freedom) if regression else NormalDist().inv_cdf(0.975)
     kept = ~Coding.of(spec).fixed
     rows = []
     for line, outcome in enumerate(_lines(spec, len(found.estimates))):
@@ -64,13 +65,26 @@ def as_table(coefficients: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _figures(estimate: float, error: float, freedom: int, critical: float, regression: bool) -> dict[str, float | None]:
     statistic = estimate / error if error > 0 else math.nan
-    size = -abs(statistic)
-    p = 2 * float(special.stdtr(freedom, size) if regression else special.ndtr(size))
+    p = _two_sided_t(statistic, freedom) if regression else math.erfc(abs(statistic) / math.sqrt(2))
     low, high = estimate - critical * error, estimate + critical * error
     figures = {"estimate": estimate, "se": error, "statistic": statistic, "p": p, "low": low, "high": high}
     if not regression:
         figures |= {"odds_ratio": _exp(estimate), "odds_low": _exp(low), "odds_high": _exp(high)}
     return {name: _finite(value) for name, value in figures.items()}
+
+
+def _two_sided_t(statistic: float, freedom: int) -> float:
+    """Return the probability of a larger t, by the regularised incomplete beta function; NaN for NaN."""
+    if math.isnan(statistic) or freedom < 1:
+        return math.nan
+    return float(mpmath.betainc(freedom / 2, 0.5, 0, freedom / (freedom + statistic**2), regularized=True))
+
+
+def _critical(freedom: int) -> float:
+    """Return the t that 2.5 % exceed; NaN without degrees of freedom."""
+    if freedom < 1:
+        return math.nan
+    return float(mpmath.findroot(lambda t: _two_sided_t(float(t), freedom) - 0.05, (1.9, 13), solver="illinois"))
 
 
 def _exp(value: float) -> float:

@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from rankdad.common.errors import RankdadError
-from rankdad.common.logs import ended_with
+from rankdad.common.logs import ended_with, error_line
 
 ENDING = 4.0  # seconds in which processes end by themselves after one of them has
 LAST_LINES = 5
@@ -41,7 +41,7 @@ def run(work: Callable[[], object], log: io.TextIOBase) -> None:
     try:
         work()
     except RankdadError as error:
-        print(f"error: {error}", file=log)
+        print(error_line(str(error), error.code), file=log)
         code = error.exit_code
     except BaseException:
         traceback.print_exc(file=log)

@@ -260,7 +260,7 @@ class _Processes:
         if everyone[culprit].exitcode == UserError.exit_code:
             whose = "" if culprit == "aggregator" else f"{culprit}: "  # the aggregator speaks of the file itself
             sentence, code = last_error(log_path(self._directory, culprit))
-            raise SimulationError(whose + sentence, UserError.exit_code, code=code, site=culprit)
+            raise SimulationError(whose + sentence, UserError.exit_code, code=code or "process-ended", site=culprit)
         lines = last_lines(log_path(self._directory, culprit)).splitlines()
         ended = f"{culprit} could not go on: {reason}{self._how_to_go_on()}"
         code = summary.get("code") or "process-ended"

@@ -19,7 +19,7 @@ from typing import Literal
 
 from rankdad.common.documents import Part
 from rankdad.common.errors import DataError, PolicyError, RankdadError, SpecError, UserError, one_line
-from rankdad.common.logs import LogOptions, log_names, set_up
+from rankdad.common.logs import LogOptions, error_line, log_names, set_up
 from rankdad.common.protocol.service import Offer, Offered
 from rankdad.local.agent.state import Considered, RunFolder
 from rankdad.local.agent.words import what_leaves
@@ -228,6 +228,7 @@ class Train:
                 with ShutdownSignals() as signals:
                     run_site(config, signals, number=self.number, saved=folder.finish, page=self.page)
                 outcome = Outcome(kind="done")
+                log.write("done\n")
             except Exception as error:
                 known = isinstance(error, RankdadError)
                 lasting = isinstance(error, DataError | PolicyError | SpecError)  # what another try would not mend
@@ -236,7 +237,7 @@ class Train:
                     reason=str(error) if known else one_line(error),
                     told=public_reason(error, config),
                 )
-            print(f"error: {outcome.reason}" if outcome.reason else "done", file=log)
+                log.write(f"{error_line(outcome.reason, error.code if isinstance(error, RankdadError) else 'crashed')}\n")
         _say(writing, outcome)
 
 

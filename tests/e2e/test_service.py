@@ -157,7 +157,7 @@ def test_a_hospital_approves_by_hand_and_its_audit_log_says_what_leaves(tmp_path
         said = rankdad("approve", wanted, file, status=1)  # whose input ends without an answer
         assert "Let this site take part?" in said
         said = rankdad("approve", wanted, file, "--yes")
-        for words in ("shape [6]", "method: dsgd", "gradients whole, of any rank, of 8 rows", "bytes up", "2 epochs"):
+        for words in ("shape [6]", "method: dsgd", "of any rank, of at most 8 rows of data", "bytes up", "2 epochs"):
             assert words in said
         assert all_.until_over(wanted)[wanted].state is State.ENDED, all_.said()
         assert f"{unwanted}: is refused already" in rankdad("approve", unwanted, file, "--yes", status=2)
