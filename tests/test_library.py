@@ -597,7 +597,7 @@ def test_processes_of_their_own_give_the_same_weights_and_the_same_sentences(
     here = simulated(data={"alpha": frame[:40], "beta": frame[40:80], "gamma": frame[80:]})
     assert digest(found) == digest(here) != digest(run)
     pd.testing.assert_frame_equal(found.predictions, here.predictions)
-    with pytest.raises(rankdad.UserError, match="has no column chol; it has patient, age, sex, ill$") as caught:
+    with pytest.raises(rankdad.UserError, match="has no column chol; it has") as caught:
         simulated(data={"alpha": frame, "beta": frame.drop(columns="chol")}, processes=True, output=tmp_path / "bad")
     assert caught.value.code == "column-missing"
     with pytest.raises(rankdad.UserError, match="already holds a run"):

@@ -237,7 +237,8 @@ class Train:
                     reason=str(error) if known else one_line(error),
                     told=public_reason(error, config),
                 )
-                log.write(f"{error_line(outcome.reason, error.code if isinstance(error, RankdadError) else 'crashed')}\n")
+                code = error.code if isinstance(error, RankdadError) else "crashed"
+                log.write(f"{error_line(outcome.reason, code)}\n")
         _say(writing, outcome)
 
 
