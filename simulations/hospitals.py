@@ -9,7 +9,7 @@ from typing import Any
 
 from rankdad.common.errors import DataError
 from rankdad.common.spec.written import Written
-from rankdad.local.data.files import places_of_sites, tables_in
+from rankdad.local.data.files import left_out, places_of_sites, tables_in
 from rankdad.local.data.profile import Column, Profile, profile_of
 from rankdad.local.data.table_files import TABLES, read_guessing
 from rankdad.local.data.tables import Table, append
@@ -89,6 +89,10 @@ def read_hospitals(data: Path, written: Written) -> Consortium:
         places = dict[str, Path](places_of_sites(data))
         if not places and len(alone := tables_in(data)) == 1:
             places = {"": alone[0]}
+        for error in left_out(data):
+            if error.code == "format-unexpected":
+                raise error
+            notes.append(str(error))
         renamed = [f"{place.name} is {site}" for site, place in places.items() if site and place.name.lower() != site]
         if renamed:
             notes.append(
