@@ -90,7 +90,7 @@ def _count(column: Column, token: str) -> int:
     return column.others.get(token, 0) or column.stand_ins.get(token, 0) or alone
 
 
-def check_codes(found: Sequence[Hospital], names: Iterable[str], advice: str = "") -> None:
+def check_codes(found: Sequence[Hospital], names: Iterable[str], *, droppable: bool = True) -> None:
     """Check that hospitals give two values the same numbers: 1 may mean no where the other is 2, and yes beside 0.
 
     Raises:
@@ -105,7 +105,7 @@ def check_codes(found: Sequence[Hospital], names: Iterable[str], advice: str = "
         if other is not None and all(one.columns[name].distinct <= 2 for one in known):
             here, there = (", ".join(ordered(one.columns[name].levels)) for one in (other, pairs[0]))
             said = f"column {name} holds {here}, but {there} at {pairs[0].site}: write the same codes everywhere"
-            said += advice or f", or leave the column out by --exclude {name}"
+            said += f", or leave the column out by --exclude {name}" * droppable
             raise DataError(other.holding(name), said, code="codes-differ", field=name)
 
 

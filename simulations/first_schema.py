@@ -109,7 +109,7 @@ def guess_schema(consortium: Consortium, wishes: Wishes) -> Guess:
         notes += read_as_missing(missing)
     people = _subjects(found, [name for name in everywhere if name != label], data, notes)
     if group := data.get("group"):
-        nobody = ordered({word for one in found for word in one.columns[group].others})
+        nobody = ordered({word for one in found for word in {**one.columns[group].codes, **one.columns[group].others}})
         missing |= {escaped(group): nobody} if nobody else {}
         notes += [f"column {group}: {shown(word)} names no patient (data.missing_values)" for word in nobody]
     taken = {label, data.get("key"), data.get("group"), *wishes.exclude}
@@ -229,7 +229,7 @@ def _task(
         said = f"column {label} has the one value {values[0]} at every hospital: nothing to predict{also}"
         raise DataError(place, said, code="label-constant", field="--label")
     _check_alike(found, label)
-    check_codes(found, [label], " (or give the values to --positive)" if numbers else "")
+    check_codes(found, [label], droppable=False)
     merged = {own[0]: own for own in cases if len(own) > 1}
     if merged:
         said = "; ".join(map(told_together, merged.values()))

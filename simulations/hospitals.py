@@ -10,7 +10,7 @@ from typing import Any
 from rankdad.common.errors import DataError
 from rankdad.common.spec.written import Written
 from rankdad.local.data.files import left_out, places_of_sites, tables_in
-from rankdad.local.data.profile import Column, Profile, profile_of
+from rankdad.local.data.profile import TOTALS, Column, Profile, profile_of
 from rankdad.local.data.table_files import TABLES, read_guessing
 from rankdad.local.data.tables import Table, append
 
@@ -114,7 +114,11 @@ def read_hospitals(data: Path, written: Written) -> Consortium:
         if len(tables) > 1 and len({frozenset(table.frame.columns) for table in tables.values()}) == 1:
             notes.append(f"{site}: {', '.join(files[:10])} have the same columns: they are read as one table")
             tables = {next(iter(tables)): append(list(tables.values()))}
-        found.append(Hospital(site, {path: profile_of(table) for path, table in tables.items()}, files))
+        profiles = {path: profile_of(table) for path, table in tables.items()}
+        for path, profile in profiles.items():
+            for told in (told for told in profile.remarks if told.endswith(TOTALS)):
+                raise DataError(path, told, code="row-of-totals", row=int(told.split()[1]))
+        found.append(Hospital(site, profiles, files))
     written = written.model_copy(update={"encoding": "cp1252"}) if guessed else written
     found = _with_results(found)
     return Consortium(tuple(found), None if found[0].site else next(iter(found[0].tables)), written, tuple(notes))

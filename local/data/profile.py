@@ -30,6 +30,7 @@ CODE = re.compile(r"[^\w+<>≤≥]+")  # stands for a missing value: ?, -, ., * 
 UNKNOWN = frozenset({"unknown", "unk", "missing", "unbekannt", "nk", "nd", "n.d.", "k.a.", "k. a.", "#null!"})
 NAMES_ROWS = "it names rows: no input, but data.key or data.group, or leave it out by data.exclude"
 NUMBER = re.compile(r"[+-]?[\d.,]*\d([eE][+-]?\d+)?")  # with a mark of any kind
+TOTALS = "and is no sample: remove it"
 WORDS = frozenset({"none", "null"})  # of what counts as missing, these may be levels
 FACTOR = 5.0  # between the medians of two tables, from which their units may differ
 APART = 2.5  # widths of the wider middle half, between them: as °C and °F are, or kg and pounds
@@ -107,6 +108,8 @@ def profile_of(table: Table) -> Profile:
     """Return what a table holds."""
     columns = _with_patients(table, [_column(table, str(name)) for name in table.frame.columns if name])
     remarks = list[str]()
+    if told := _totals(table, columns):
+        remarks.append(told)
     twice = int(table.frame.astype(str).duplicated().sum())
     if twice:
         remarks.append(f"{twice} rows repeat another one in every column")
@@ -115,6 +118,20 @@ def profile_of(table: Table) -> Profile:
             said = f"{len(table) - column.missing} rows name {column.distinct} different ones, up to {column.most} each"
             remarks.append(f"column {column.name}: {said}: make it data.group, so that they stay in one fold")
     return Profile(str(table.source), len(table), tuple(columns), tuple(remarks))
+
+
+def _totals(table: Table, columns: Sequence[Column]) -> str:
+    """Return what is to be said of a last row that holds the sums, or means, of the rows above; "" if it does not."""
+    names = [column.name for column in columns if column.kind == "number" and column.numbers and column.distinct > 1]
+    if len(table) < 4 or len(names) < 2:
+        return ""
+    rows = np.array([table.numbers(name) for name in names])
+    rows = rows[np.isfinite(rows[:, -1]) & np.isfinite(rows[:, :-1]).any(axis=1)]
+    for what, of in (("sums", np.nansum), ("means", np.nanmean)):
+        made = of(rows[:, :-1], axis=1)
+        if len(rows) > 1 and np.allclose(made, rows[:, -1], rtol=1e-9, atol=0):
+            return f"{table.place(len(table) - 1)[1]} holds the {what} of the rows above, {TOTALS}"
+    return ""
 
 
 def _with_patients(table: Table, columns: list[Column]) -> list[Column]:
