@@ -127,7 +127,8 @@ class Batches:
 
     def _set_grads(self, gradients: Mapping[str, Tensor | None]) -> None:
         for name, parameter in self._parameters.items():
-            parameter.grad = gradients.get(name)
+            gradient = gradients.get(name)  # of another shape where the parameter was changed, which is refused
+            parameter.grad = gradient if gradient is None or gradient.shape == parameter.shape else None
 
 
 def _as_routed(route: Route, value: Matrix) -> Matrix:
