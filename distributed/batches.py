@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor, nn
 
+from rankdad.common.errors import UserError
 from rankdad.common.gradients.capture import FactorCapture
 from rankdad.common.gradients.factors import Factor, Matrix
 from rankdad.common.gradients.routes import Payload, Route, gather
@@ -60,12 +61,31 @@ class Batches:
         kept = self._grads()
         self._set_grads(self._held)
         try:
+            before = self._versions()
             scaled = loss if weight == self._unit else loss * (weight / self._unit)
             self._capture.backward(scaled, retain_graph=retain_graph)
             self._held = self._grads()
+            self._check_unmoved(before)
         finally:
             self._set_grads(kept)
         self.weight += weight
+
+    def _versions(self) -> list[int]:
+        return [parameter._version for parameter in self._parameters.values()]
+
+    def _check_unmoved(self, before: list[int]) -> None:
+        """Check that the backward pass moved no weight: an optimizer in a hook sees this rank's gradient alone.
+
+        Raises:
+            UserError: it did; names it.
+        """
+        for name, old, new in zip(self._parameters, before, self._versions(), strict=True):
+            if old != new:
+                problem = (
+                    f"{name} was changed in its backward pass, as by an optimizer's step in a hook, which sees the"
+                )
+                problem += " gradient of one rank alone: take the step after backward"
+                raise UserError(problem, code="stepped-in-backward", field=name)
 
     def payload(self, like: Tensor, scale: float) -> tuple[Payload, frozenset[str]]:
         """Return the gradient of the weighted mean in the routes' order; without rows, or zeros, if nothing was added.
@@ -107,7 +127,8 @@ class Batches:
 
     def _set_grads(self, gradients: Mapping[str, Tensor | None]) -> None:
         for name, parameter in self._parameters.items():
-            parameter.grad = gradients.get(name)
+            gradient = gradients.get(name)  # of another shape where the parameter was changed, which is refused
+            parameter.grad = gradient if gradient is None or gradient.shape == parameter.shape else None
 
 
 def _as_routed(route: Route, value: Matrix) -> Matrix:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
+import torch
 from torch import nn
 
 from rankdad.common.errors import UserError
@@ -24,18 +27,21 @@ class Watch:
             for module in model.modules()
         ]
         self._parameters = dict(model.named_parameters())
+        self._shapes = self._sizes()
         self._traits = self._found()
 
     def changed(self) -> bool:
         """Tell whether a parameter was frozen or unfrozen, or a hook came or went.
 
         Raises:
-            UserError: a parameter is another tensor, new or gone; names it.
+            UserError: a parameter is another tensor, new or gone, or of another shape; names it.
         """
         same = all(
             tuple(module._modules.values()) == children and tuple(map(id, module._parameters.values())) == held
             for module, children, held in self._modules
         )
+        if self._sizes() != self._shapes:
+            self._refuse_sizes()
         if not same:
             self._compare()
         return not same or self._found() != self._traits
@@ -58,6 +64,17 @@ class Watch:
 
     def _found(self) -> list[tuple[bool, bool]]:
         return [(parameter.requires_grad, has_hooks(parameter)) for parameter in self._parameters.values()]
+
+    def _sizes(self) -> list[torch.Size]:
+        return [parameter.shape for parameter in self._parameters.values()]
+
+    def _refuse_sizes(self) -> NoReturn:
+        for (name, parameter), shape in zip(self._parameters.items(), self._shapes, strict=True):
+            if parameter.shape != shape:
+                was, now = list(shape), list(parameter.shape)
+                problem = f"{name} has the shape {now}, and had {was} when the {self._owner} was made: make a new one"
+                raise UserError(problem, code="parameter-replaced", field=name)
+        raise AssertionError
 
     def _compare(self) -> None:
         check_whole(self._model)

@@ -19,7 +19,7 @@ from rankdad.common.preparation.labels import counts_of, one_sided
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Classification
 from rankdad.common.spec.written import Written
-from rankdad.local.data.files import places_of_sites, tables_in
+from rankdad.local.data.files import left_out, places_of_sites, tables_in
 from rankdad.local.data.profile import MAX_LEVELS, Column, Profile, compared, profile_of
 from rankdad.local.data.table_files import TABLES, read_guessing
 
@@ -62,7 +62,8 @@ def describe(data: Path, spec: RunSpec | None = None, columns: tuple[str, ...] =
     if spec is not None and isinstance(spec.data, Written):
         written = spec.data
     alike: dict[str, dict[str, Profile]] = {}  # what is compared: by file's name, or of one folder by the columns
-    problems, listed = [], list(_tables(data))
+    listed = list(_tables(data))
+    problems = [str(error) for error in left_out(data)] if data.is_dir() else []
     folders = Counter(path.parent for _, path in listed)
     for name, path in listed:
         try:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from rankdad.common.errors import DataError, UserError, counted
 from rankdad.common.spec.patterns import escaped
-from rankdad.common.spec.table_schema import COLUMN, canonical
+from rankdad.common.spec.table_schema import COLUMN, canonical, spelling
 from rankdad.local.data.cells import LIMIT
-from rankdad.local.data.profile import MAX_LEVELS, Column, Profile, compared, ordered
-from rankdad.local.data.reading import shown
+from rankdad.local.data.profile import MAX_LEVELS, Column, Profile, compared, is_pair, is_stand_in, ordered
+from rankdad.local.data.reading import BROKEN, shown, told_together
 from rankdad.simulations.hospitals import Hospital
 
 MANY_NOTES = 5  # of what looks odd
@@ -67,6 +67,7 @@ def choose_inputs(found: Sequence[Hospital], names: Iterable[str], categorical: 
             numbers.append(name)
         chosen.features.append(name)
     check_read(found, numbers)
+    check_codes(found, chosen.features)
     for name in numbers:
         chosen.missing |= missing_cells(name, found, chosen.notes, zeros=True)
     chosen.notes += read_as_missing(chosen.missing)
@@ -85,7 +86,27 @@ def _count(column: Column, token: str) -> int:
     """Return how many cells hold a token that is not counted as missing."""
     if token == "0":
         return column.zeros
-    return column.others.get(token, 0) or column.stand_ins.get(token, 0)
+    alone = column.most if column.levels.keys() == {token} else 0
+    return column.others.get(token, 0) or column.stand_ins.get(token, 0) or alone
+
+
+def check_codes(found: Sequence[Hospital], names: Iterable[str], *, droppable: bool = True) -> None:
+    """Check that hospitals give two values the same numbers: 1 may mean no where the other is 2, and yes beside 0.
+
+    Raises:
+        DataError: they do not.
+    """
+    for name in names:
+        known = [one for one in found if one.columns[name].numbers]
+        pairs = [one for one in known if is_pair(one.columns[name])]
+        other = next(
+            (one for one in pairs if one.columns[name].levels.keys() != pairs[0].columns[name].levels.keys()), None
+        )
+        if other is not None and all(one.columns[name].distinct <= 2 for one in known):
+            here, there = (", ".join(ordered(one.columns[name].levels)) for one in (other, pairs[0]))
+            said = f"column {name} holds {here}, but {there} at {pairs[0].site}: write the same codes everywhere"
+            said += f", or leave the column out by --exclude {name}" * droppable
+            raise DataError(other.holding(name), said, code="codes-differ", field=name)
 
 
 def check_read(found: Sequence[Hospital], names: Iterable[str]) -> None:
@@ -103,11 +124,14 @@ def check_read(found: Sequence[Hospital], names: Iterable[str]) -> None:
     also = f" (so do columns {', '.join(others[:10])})" if others else ""
     advice = f"it {why}" if why else f"write it as a number, or leave the column out by --exclude {name}"
     row = re.search(r"\d+", place)
+    code, field_ = ("number-ambiguous", "data.decimal") if why else ("number-expected", name)
+    if BROKEN.fullmatch(text):
+        code, field_ = "formula", name
     raise DataError(
         hospital.holding(name),
         f"holds {shown(text)}, which is no plain number, among numbers{also}: {advice}",
-        code="number-ambiguous" if why else "number-expected",
-        field="data.decimal" if why else name,
+        code=code,
+        field=field_,
         place=f"{place}, column {name}" if place else f"column {name}",
         row=int(row[0]) if row else None,
     )
@@ -128,7 +152,8 @@ def missing_cells(
     words = ordered({token for column in columns for token in (*column.codes, *column.others)})
     if any(map(LIMIT.fullmatch, words)):
         notes.append(f"column {name}: a limit of detection is better written as a number, at every hospital")
-    numbers = [token for token in ordered(set().union(*(column.stand_ins for column in columns))) if token != "0"]
+    alone = {token for column in columns if is_stand_in(column) for token in column.levels}
+    numbers = [token for token in ordered(alone.union(*(column.stand_ins for column in columns))) if token != "0"]
     numbers = [token for token in numbers if not any(_measures(column, token) for column in columns)]
     numbers += ["0"] if zeros and _zeros_stand_in(columns) else []
     for token in numbers:
@@ -141,11 +166,11 @@ def missing_cells(
     return {escaped(name): [*words, *numbers]} if words or numbers else {}
 
 
-def in_either_case(values: Iterable[str]) -> list[list[str]]:
-    """Return values in their order, those together that differ in case alone."""
+def by_spelling(values: Iterable[str]) -> list[list[str]]:
+    """Return values in their order, those together that differ only in how they are written."""
     together: dict[str, list[str]] = {}
     for value in values:
-        together.setdefault(value.casefold(), []).append(value)
+        together.setdefault(spelling(value), []).append(value)
     return list(together.values())
 
 
@@ -165,7 +190,12 @@ def read_as_missing(missing: dict[str, list[str]]) -> list[str]:
 def _measures(column: Column, token: str) -> bool:
     """Tell whether a hospital's numbers reach one that elsewhere seems to stand for a missing value."""
     known = column.numbers
-    return token not in column.stand_ins and bool(known) and known["least"] <= float(token) <= known["largest"]
+    return (
+        token not in column.stand_ins
+        and column.distinct > 1
+        and bool(known)
+        and known["least"] <= float(token) <= known["largest"]
+    )
 
 
 def _zeros_stand_in(columns: Sequence[Column]) -> bool:
@@ -195,7 +225,7 @@ def _take_levels(chosen: Inputs, name: str, found: Sequence[Hospital], *, forced
     """Take a column as categorical.
 
     Raises:
-        DataError: two values differ in case alone.
+        DataError: two values differ only in how they are written.
         UserError: it has too many values.
     """
     columns = [one.columns[name] for one in found]
@@ -205,12 +235,12 @@ def _take_levels(chosen: Inputs, name: str, found: Sequence[Hospital], *, forced
         raise UserError(f"--categorical: {said}: leave it a number", code="levels-too-many", field=name)
     words = [] if forced else [*{word for column in columns for word in column.others}]
     levels = ordered({*(level for column in columns for level in column.levels), *map(canonical, words)})
-    twice = next((own for own in in_either_case(levels) if len(own) > 1), None)
+    twice = next((own for own in by_spelling(levels) if len(own) > 1), None)
     if twice:
         where = next(one for one in reversed(found) if not one.columns[name].levels.keys().isdisjoint(twice))
-        said = f"column {name} holds {' and '.join(twice)}, which differ in case alone: write them in one way, or leave"
-        said = f"{said} the column out by --exclude {name}"
-        raise DataError(where.holding(name), said, code="values-differ-in-case", field=name)
+        said = f"column {name} holds {told_together(twice)}, which differ only in how they are written: write them"
+        said = f"{said} in one way, or leave the column out by --exclude {name}"
+        raise DataError(where.holding(name), said, code="values-spelled-apart", field=name)
     chosen.categorical[name] = levels
     codes = ordered({code for column in columns for code in column.codes}.difference(levels))
     if codes:
@@ -228,7 +258,7 @@ def _no_input(name: str, found: Sequence[Hospital]) -> str | None:
         return "a spec cannot hold its name"
     if not kinds:
         return "it is empty everywhere"
-    if "date" in kinds:
+    if kinds == {"date"}:
         first = min((column.dates[0] for column in known.values() if column.dates), default="2000-01-01")
         offer = f'"dates": {{"{name}": {{"since": "{first}"}}}}'
         return f"it holds dates; to make it one, name it in data.features and add to data {offer}"

@@ -10,10 +10,19 @@ from typing import Any
 from rankdad.common.errors import DataError, UserError, counted
 from rankdad.common.preparation.labels import one_sided
 from rankdad.common.spec.patterns import escaped
+from rankdad.common.spec.table_schema import spelling
 from rankdad.local.data.identifiers import MANY_VISITS
 from rankdad.local.data.profile import MANY_GAPS, MAX_LEVELS, WORDS, Column, ordered
+from rankdad.local.data.reading import shown, told_together
 from rankdad.local.data.tables import no_column
-from rankdad.simulations.first_inputs import check_read, choose_inputs, in_either_case, missing_cells, read_as_missing
+from rankdad.simulations.first_inputs import (
+    by_spelling,
+    check_codes,
+    check_read,
+    choose_inputs,
+    missing_cells,
+    read_as_missing,
+)
 from rankdad.simulations.hospitals import Consortium, Hospital, named_files
 
 MANY_CLASSES = 10  # values of a label of whole numbers beyond which it is a number
@@ -99,6 +108,10 @@ def guess_schema(consortium: Consortium, wishes: Wishes) -> Guess:
         missing = missing_cells(label, found, notes)
         notes += read_as_missing(missing)
     people = _subjects(found, [name for name in everywhere if name != label], data, notes)
+    if group := data.get("group"):
+        nobody = ordered({word for one in found for word in {**one.columns[group].codes, **one.columns[group].others}})
+        missing |= {escaped(group): nobody} if nobody else {}
+        notes += [f"column {group}: {shown(word)} names no patient (data.missing_values)" for word in nobody]
     taken = {label, data.get("key"), data.get("group"), *wishes.exclude}
     inputs = choose_inputs(found, [name for name in everywhere if name not in taken], wishes.categorical)
     notes += inputs.notes
@@ -111,8 +124,8 @@ def guess_schema(consortium: Consortium, wishes: Wishes) -> Guess:
     data |= {"missing_values": missing} if missing else {}
     lacking = {name: share for name, share in inputs.gaps.items() if share > 0}
     unlabelled = [_unlabelled(one.columns[label], missing.get(label, ())) for one in found]
-    nobody = [0 if data.get("group") is None else one.columns[data["group"]].missing for one in found]
-    if lacking or any(unlabelled) or any(nobody):
+    nameless = [0 if group is None else _unlabelled(one.columns[group], one.columns[group].others) for one in found]
+    if lacking or any(unlabelled) or any(nameless):
         data["missing"] = "impute"
         worst = sorted(lacking, key=lacking.__getitem__, reverse=True)[:5]
         some = ", ".join(f"{name} {lacking[name]:.0%}" for name in worst)
@@ -123,7 +136,7 @@ def guess_schema(consortium: Consortium, wishes: Wishes) -> Guess:
         notes.append(f"beside {', '.join(indicated)}, {said} (data.missing_indicators)")
     if any(unlabelled):
         notes.append(f"{counted(sum(unlabelled), 'row')} without a value of {label}: left out")
-    rows = [one.rows - out - none for one, out, none in zip(found, unlabelled, nobody, strict=True)]
+    rows = [one.rows - out - none for one, out, none in zip(found, unlabelled, nameless, strict=True)]
     people = [min(some, count) for some, count in zip(people, rows, strict=True)]
     if min(people) < FEWEST:
         where = found[people.index(min(people))]
@@ -208,7 +221,7 @@ def _task(
     if not values:
         said = f"column {label} has more than {MAX_LEVELS} different values that are no numbers"
         raise DataError(place, said, code="label-unusable", field="--label")
-    cases = in_either_case(values)
+    cases = by_spelling(values)
     if len(cases) == 1:
         also = "".join(
             f"; {word!r} counts as missing: write another word" for word in sorted(words & _either_case(words))
@@ -216,10 +229,13 @@ def _task(
         said = f"column {label} has the one value {values[0]} at every hospital: nothing to predict{also}"
         raise DataError(place, said, code="label-constant", field="--label")
     _check_alike(found, label)
+    check_codes(found, [label], droppable=False)
     merged = {own[0]: own for own in cases if len(own) > 1}
     if merged:
-        said = "; ".join(", ".join(own) for own in merged.values())
-        notes.append(f"column {label}: values that differ in case alone are one class (data.merge): {said}")
+        said = "; ".join(map(told_together, merged.values()))
+        notes.append(
+            f"column {label}: values that differ only in how they are written are one class (data.merge): {said}"
+        )
     counts = [[sum(column.levels.get(value, 0) for value in own) for own in cases] for column in columns]
     values = [own[0] for own in cases]
     some = ", ".join(f"{value} ({sum(own)} rows)" for value, own in zip(values, zip(*counts, strict=True), strict=True))
@@ -237,7 +253,7 @@ def _check_alike(found: Sequence[Hospital], label: str) -> None:
     Raises:
         DataError: no value of one is another's.
     """
-    known = [(one, {level.lower() for level in one.columns[label].levels}) for one in found]
+    known = [(one, {spelling(level) for level in one.columns[label].levels}) for one in found]
     known = [(one, values) for one, values in known if len(values) > 1]
     for one, values in known[1:]:
         first, others = known[0]
@@ -272,6 +288,7 @@ def _subjects(found: Sequence[Hospital], names: Sequence[str], data: dict[str, A
     lacking = sum(one.columns[group].missing for one in found)
     without = f"; {counted(lacking, 'row')} without it are left out" if lacking else ""
     notes.append(f"column {group} names up to {most} rows: it is the group, whose rows stay in one fold{without}")
+    notes += [f"column {group}: {told}" for one in found for told in one.columns[group].remarks if "are two" in told]
     data["group"] = group
     return [one.columns[group].distinct for one in found]
 

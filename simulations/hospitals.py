@@ -9,8 +9,8 @@ from typing import Any
 
 from rankdad.common.errors import DataError
 from rankdad.common.spec.written import Written
-from rankdad.local.data.files import places_of_sites, tables_in
-from rankdad.local.data.profile import Column, Profile, profile_of
+from rankdad.local.data.files import left_out, places_of_sites, tables_in
+from rankdad.local.data.profile import TOTALS, Column, Profile, profile_of
 from rankdad.local.data.table_files import TABLES, read_guessing
 from rankdad.local.data.tables import Table, append
 
@@ -89,6 +89,10 @@ def read_hospitals(data: Path, written: Written) -> Consortium:
         places = dict[str, Path](places_of_sites(data))
         if not places and len(alone := tables_in(data)) == 1:
             places = {"": alone[0]}
+        for error in left_out(data):
+            if error.code == "format-unexpected":
+                raise error
+            notes.append(str(error))
         renamed = [f"{place.name} is {site}" for site, place in places.items() if site and place.name.lower() != site]
         if renamed:
             notes.append(
@@ -110,7 +114,11 @@ def read_hospitals(data: Path, written: Written) -> Consortium:
         if len(tables) > 1 and len({frozenset(table.frame.columns) for table in tables.values()}) == 1:
             notes.append(f"{site}: {', '.join(files[:10])} have the same columns: they are read as one table")
             tables = {next(iter(tables)): append(list(tables.values()))}
-        found.append(Hospital(site, {path: profile_of(table) for path, table in tables.items()}, files))
+        profiles = {path: profile_of(table) for path, table in tables.items()}
+        for path, profile in profiles.items():
+            for told in (told for told in profile.remarks if told.endswith(TOTALS)):
+                raise DataError(path, told, code="row-of-totals", row=int(told.split()[1]))
+        found.append(Hospital(site, profiles, files))
     written = written.model_copy(update={"encoding": "cp1252"}) if guessed else written
     found = _with_results(found)
     return Consortium(tuple(found), None if found[0].site else next(iter(found[0].tables)), written, tuple(notes))

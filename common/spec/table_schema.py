@@ -14,6 +14,8 @@ from rankdad.common.documents import Part
 PositiveInt = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Shape = Annotated[tuple[PositiveInt, ...], Field(max_length=16)]
 FileName = Annotated[str, Field(pattern=r"^[\w][\w.-]*$")]
+# Letters of other alphabets that look like Latin ones, as a keyboard that was not switched writes them.
+LOOKALIKES = str.maketrans("авекмнорстухіαβεζηικνορτυχı", "abekmhopctyxiabezhiknoptyxi")
 COLUMN = r"^[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]{0,198}[^\s\x00-\x1f\x7f])?$"
 
 
@@ -38,6 +40,21 @@ def canonical(value: object) -> str:
         number = float(text)
         return str(int(number)) if number.is_integer() else repr(number)
     return text
+
+
+def spelling(text: str) -> str:
+    """Return what a value has in common with other ways to write it.
+
+    They differ in case, in blanks, hyphens or underscores between words, in characters that are not seen, in forms of
+    one character, or in letters of another alphabet that look alike.
+    """
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+        seen = (str(unicodedata.decimal(c, c)) for c in text if unicodedata.category(c) != "Cf")
+        text = "".join(seen).casefold().replace("i\u0307", "i")
+        text = text.translate(LOOKALIKES)
+    words = " ".join(text.split()).casefold()
+    return canonical(re.sub(r"(?<=\w)[\s_\-\u2010-\u2015\u2212]+(?=\w)", " ", words))
 
 
 def _level(given: object) -> object:

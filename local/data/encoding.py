@@ -66,6 +66,8 @@ def encode(
         labels, unlabelled, told = known_labels(data, tables)
         notes += told
     groups: list[str] | None = None
+    if training and key is not None:
+        notes += told_apart(tables[0], key, tables[0].ids(key))
     if training and data.group is not None:
         table = holder(tables, data.group)
         groups = table.ids(data.group)

@@ -14,6 +14,10 @@ from rankdad.common.spec.written import Written
 from rankdad.local.data.table_files import TABLES, read_table
 from rankdad.local.data.tables import Table, append
 
+OTHER_TABLES = (".xls", ".xlsb", ".ods", ".numbers", ".sav", ".por", ".dta", ".sas7bdat", ".xpt", ".rds", ".rdata",
+                ".mdb", ".accdb", ".feather", ".csv.zip", ".csv.bz2", ".csv.xz")  # fmt: skip
+TEXTS = (".txt", ".dat", ".zip", ".7z")  # that are tables where no other is
+
 
 class Fact(str):
     """A sentence that says what was done with the data, and warns of nothing."""
@@ -50,6 +54,29 @@ def tables_in(folder: Path) -> list[Path]:
         DataError: the folder cannot be read.
     """
     return _files(folder, lambda name: name.lower().endswith(TABLES))
+
+
+def left_out(folder: Path) -> list[DataError]:
+    """Return why folders in a folder, and files beside its tables, are no hospital's, though they may be meant so.
+
+    Raises:
+        DataError: the folder cannot be read.
+    """
+    found = list[DataError]()
+    remedy = "save it as CSV in UTF-8 or as .xlsx"
+    for inner in sorted(one for one in folder.iterdir() if one.is_dir() and not one.name.startswith((".", "_"))):
+        held = _files(inner, lambda name: True)
+        if not tables_in(inner) and any(inner.iterdir()):
+            other = next((path for path in held if path.name.lower().endswith((*OTHER_TABLES, *TEXTS))), None)
+            said = f"is no table that is read: {remedy}, or move {inner.name} away"
+            if other is None:
+                said = "holds no table, such as a .csv or .xlsx: it is left out"
+            code = "folder-without-table" if other is None else "format-unexpected"
+            found.append(DataError(other or inner, said, code=code))
+    if tables_in(folder):
+        others = _files(folder, lambda name: name.lower().endswith(OTHER_TABLES))
+        found += [DataError(path, f"is no table that is read: {remedy}", code="format-unexpected") for path in others]
+    return found
 
 
 def places_of_sites(folder: Path, sites: tuple[str, ...] = ()) -> dict[str, Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -147,12 +148,16 @@ def _values(file: Path) -> list[tuple[tuple[str, ...], str]]:
     """Return what a subject's file holds: the names of each region or measure, and its value."""
     check_text(file, "a subject's statistics as text")
     try:
-        lines = [line.strip(" ") for line in file.read_text(encoding="utf-8-sig").splitlines()]
+        text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise DataError(file, "is not text in UTF-8", code="not-utf-8") from None
     except OSError as error:
         raise DataError(file, f"cannot be read: {error.strerror or error}", code="cannot-read") from None
-    found = list(_classical(file, lines) if any(line.startswith("#") for line in lines) else _pairs(file, lines))
+    lines = [line.strip(" ") for line in text.splitlines()]
+    classical = any(line.startswith("#") for line in lines)
+    if len(lines) > 1 and classical and not text.endswith(("\n", "\r")) and _decimals(lines[-1]) < _decimals(lines[-2]):
+        raise _odd(file, len(lines), "is cut short: its last number has fewer decimals than the one above")
+    found = list(_classical(file, lines) if classical else _pairs(file, lines))
     if not found:
         expected = "expected aseg.stats, aparc.stats, or lines of a name, a tab and a number"
         raise DataError(file, f"holds no regions: {expected}", code="statistics-empty")
@@ -203,6 +208,12 @@ def _classical(file: Path, lines: Sequence[str]) -> Iterator[tuple[tuple[str, ..
             raise DataError(file, problem, code="statistics-incomplete")
     if "ColHeaders" in said and not regions:
         raise DataError(file, "is cut short: no region follows ColHeaders", code="statistics-incomplete")
+
+
+def _decimals(line: str) -> int:
+    """Return how many decimals a line's last number has: a column of FreeSurfer's tables has as many in all rows."""
+    found = re.search(r"\.(\d*)$", line)
+    return len(found[1]) if found else 0
 
 
 def _odd(file: Path, row: int, problem: str) -> DataError:

@@ -19,7 +19,7 @@ from rankdad.local.data.cells import DATE, LIMIT
 from rankdad.local.data.dialect import THOUSANDS
 from rankdad.local.data.identifiers import alike_within, counts_rows, names_patients
 from rankdad.local.data.reading import BROKEN, BROKEN_ADVICE, MISSING, Array, shown
-from rankdad.local.data.tables import Table
+from rankdad.local.data.tables import Table, twice_written
 
 Kind = Literal["number", "levels", "date", "id", "text", "empty"]
 MAX_LEVELS = 20  # distinct values beyond which nobody meant a column to be categorical
@@ -30,8 +30,10 @@ CODE = re.compile(r"[^\w+<>≤≥]+")  # stands for a missing value: ?, -, ., * 
 UNKNOWN = frozenset({"unknown", "unk", "missing", "unbekannt", "nk", "nd", "n.d.", "k.a.", "k. a.", "#null!"})
 NAMES_ROWS = "it names rows: no input, but data.key or data.group, or leave it out by data.exclude"
 NUMBER = re.compile(r"[+-]?[\d.,]*\d([eE][+-]?\d+)?")  # with a mark of any kind
+TOTALS = "and is no sample: remove it"
 WORDS = frozenset({"none", "null"})  # of what counts as missing, these may be levels
 FACTOR = 5.0  # between the medians of two tables, from which their units may differ
+APART = 2.5  # widths of the wider middle half, between them: as °C and °F are, or kg and pounds
 FAR = 10.0  # widths of the middle half, from the median, beyond which a number that stands alone is an outlier
 ALONE = 5.0  # times as far from the median as the next number
 FEW_OUTLIERS = 0.01  # of the numbers
@@ -106,6 +108,8 @@ def profile_of(table: Table) -> Profile:
     """Return what a table holds."""
     columns = _with_patients(table, [_column(table, str(name)) for name in table.frame.columns if name])
     remarks = list[str]()
+    if told := _totals(table, columns):
+        remarks.append(told)
     twice = int(table.frame.astype(str).duplicated().sum())
     if twice:
         remarks.append(f"{twice} rows repeat another one in every column")
@@ -114,6 +118,20 @@ def profile_of(table: Table) -> Profile:
             said = f"{len(table) - column.missing} rows name {column.distinct} different ones, up to {column.most} each"
             remarks.append(f"column {column.name}: {said}: make it data.group, so that they stay in one fold")
     return Profile(str(table.source), len(table), tuple(columns), tuple(remarks))
+
+
+def _totals(table: Table, columns: Sequence[Column]) -> str:
+    """Return what is to be said of a last row that holds the sums, or means, of the rows above; "" if it does not."""
+    names = [column.name for column in columns if column.kind == "number" and column.numbers and column.distinct > 1]
+    if len(table) < 4 or len(names) < 2:
+        return ""
+    rows = np.array([table.numbers(name) for name in names])
+    rows = rows[np.isfinite(rows[:, -1]) & np.isfinite(rows[:, :-1]).any(axis=1)]
+    for what, of in (("sums", np.nansum), ("means", np.nanmean)):
+        made = of(rows[:, :-1], axis=1)
+        if len(rows) > 1 and np.allclose(made, rows[:, -1], rtol=1e-9, atol=0):
+            return f"{table.place(len(table) - 1)[1]} holds the {what} of the rows above, {TOTALS}"
+    return ""
 
 
 def _with_patients(table: Table, columns: list[Column]) -> list[Column]:
@@ -143,7 +161,7 @@ def _column(table: Table, name: str) -> Column:
     """
     given = [text if text.lower() not in MISSING else "" for text in table.texts(name)]
     results = any(re.fullmatch(r"\++", text) for text in given)  # of which "-" is the other one
-    codes = Counter(text for text in given if text and not results and CODE.fullmatch(text))
+    codes = Counter(text for text in given if text and not results and CODE.fullmatch(text) and not BROKEN.match(text))
     held = [text for text in given if text and text not in codes]
     found, missing = np.array(table.numbers(name), np.float64), len(table) - len(held)
     numbers = found[np.isfinite(found)]
@@ -161,10 +179,15 @@ def _column(table: Table, name: str) -> Column:
         remarks.append("it is the same in every row")
     others, stand_ins = dict[str, int](), dict[str, int]()
     unread: tuple[str, ...] = ()
+    if kind == "id":
+        others = {word: n for word, n in counts.items() if word.lower() in UNKNOWN or (n > 1 and _stands_in(word))}
     if kind == "levels":
         others = dict(Counter(text for text in table.texts(name) if text.lower() in WORDS))
     if others:
-        said = ", ".join(f"{shown(word)} in {count} rows" for word, count in others.items())
+        said = ", ".join(f"{shown(word)} in {counted(count, 'row')}" for word, count in others.items())
+    if others and kind == "id":
+        remarks.append(f"{said}: if that means missing, list it in data.missing_values")
+    elif others:
         remarks.append(f"{said} counts as missing, unless data.categorical, or data.values of a label, lists it")
     why = ""
     if kind == "number" and (marked := _thousands(table, name)):
@@ -177,7 +200,13 @@ def _column(table: Table, name: str) -> Column:
         }
         others = dict(Counter(strange.values()))
         why = (table.decimals.doubtful or {}).get(name, "") or why
-        digits = [row for row, text in strange.items() if re.search(r"\d", text) and not LIMIT.fullmatch(text)]
+        digits = [
+            row
+            for row, text in strange.items()
+            if (re.search(r"\d", text) and not LIMIT.fullmatch(text))
+            or (BROKEN.fullmatch(text) and text.lower() not in UNKNOWN)
+        ]
+        why = f"is {BROKEN_ADVICE}" if digits and BROKEN.fullmatch(strange[digits[0]]) else why
         unread = (table.place(digits[0])[1], strange[digits[0]], why) if digits else ()
         advice = f"it {why}" if why and digits else "if that means missing, list it in data.missing_values"
         if any(map(LIMIT.fullmatch, others)):
@@ -188,10 +217,10 @@ def _column(table: Table, name: str) -> Column:
             f"{len(strange)} cells are no plain numbers, such as {shown(unread[1] if unread else next(iter(others)))}"
         )
         remarks.append(f"{said}: {advice}")
-    if broken := [text for text in held if BROKEN.fullmatch(text)]:
+    if kind != "number" and (broken := [text for text in held if BROKEN.fullmatch(text)]):
         remarks.append(f"{len(broken)} cells hold {shown(broken[0])} or the like, {BROKEN_ADVICE}")
     if kind == "id":
-        remarks.append(NAMES_ROWS)
+        remarks += [NAMES_ROWS, *twice_written(held)]
     summary: dict[str, float] = {}
     if kind == "number" and len(numbers):
         told, stand_ins = _stand_ins(numbers)
@@ -219,6 +248,22 @@ def _column(table: Table, name: str) -> Column:
         unread=unread,
         known=len(held),
     )
+
+
+def _stands_in(text: str) -> bool:
+    """Tell whether an identifier is a number such as -99, by which some write that there is none."""
+    return re.fullmatch("-9+", text) is not None
+
+
+def is_pair(column: Column) -> bool:
+    """Tell whether a column holds two whole numbers, as codes of yes and no are, in more than a few rows."""
+    coded = column.kind == "number" and column.whole and len(column.levels) == column.distinct == 2
+    return coded and column.known >= 20 and not any(float(level) in SENTINELS for level in column.levels)
+
+
+def is_stand_in(column: Column) -> bool:
+    """Tell whether all rows of a column hold one number that some write for a missing one."""
+    return column.distinct == 1 and column.known >= 10 and column.numbers.get("least") in SENTINELS
 
 
 def _thousands(table: Table, name: str) -> list[int]:
@@ -324,9 +369,11 @@ def _beside(own: Profile, others: Sequence[Profile]) -> Profile:
 def _far(own: Column, other: Column) -> bool:
     """Tell whether two columns lie apart as those of different units do."""
     one, two = own.numbers["median"], other.numbers["median"]
+    widths = [column.numbers["upper"] - column.numbers["lower"] for column in (own, other)]
+    if min(own.distinct, other.distinct) > 10 and abs(one - two) > APART * max(widths) > 0:
+        return True
     if other.distinct < 2 or one <= 0 or two <= 0 or max(one / two, two / one) < FACTOR:
         return False
-    widths = [column.numbers["upper"] - column.numbers["lower"] for column in (own, other)]
     signs = min(own.numbers["least"], other.numbers["least"]) < 0  # where 0 is in the middle, medians say little
     return not signs or abs(one - two) > max(widths)
 
@@ -346,14 +393,20 @@ def _apart(own: Column, others: Sequence[Column], tables: int) -> tuple[str, ...
     if own.numbers and medians:
         middle, median = float(np.median(medians)), own.numbers["median"]
         never = sum(other.numbers["least"] > 0 for other in known if other.numbers)
-        if own.distinct == 1 and median == 0 != middle and 2 * never > len(medians):
+        zero = own.distinct == 1 and median == 0 != middle and 2 * never > len(medians)
+        reached = [other.numbers["least"] <= median <= other.numbers["largest"] for other in known if other.numbers]
+        if zero or (is_stand_in(own) and not any(reached)):
             least, most = (pick(other.numbers[end] for other in known if other.numbers)
                            for pick, end in ((min, "least"), (max, "largest")))  # fmt: skip
-            remarks.append(f"0 in every row, elsewhere from {least:g} to {most:g}: if it means missing, list it in "
-                           "data.missing_values")  # fmt: skip
+            said = f"{median:g} in every row, elsewhere from {least:g} to {most:g}"
+            remarks.append(f"{said}: if it means missing, list it in data.missing_values")
         elif own.distinct > 10 and 2 * sum(_far(own, other) for other in known if other.numbers) > len(medians):
             remarks.append(f"its median is {median:g}, elsewhere {middle:g}: are the units the same? If not, "
                            "convert it here, in the table")  # fmt: skip
+    codes = next((other.levels for other in known if is_pair(other) and other.levels.keys() != own.levels.keys()), None)
+    if is_pair(own) and codes:
+        here, there = (", ".join(ordered(levels)) for levels in (own.levels, codes))
+        remarks.append(f"it holds {here}, elsewhere {there}: is it coded in one way?")
     if own.kind == "levels" and known and all(other.levels for other in known):
         alone = [level for level in own.levels if not any(level in other.levels for other in known)]
         if alone:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from rankdad.common.errors import DataError
+from rankdad.common.spec.table_schema import LOOKALIKES
 
 if TYPE_CHECKING:
     from rankdad.local.data.file_samples import FileSamples
@@ -19,7 +20,8 @@ Array = NDArray[Any]
 MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null", "none"})  # in small letters
 EXACT = 10**15  # a real number in a cell has fewer digits than this that are sure
 ROUNDED = re.compile(r"[+-]?\d(\.\d+)?[eE]\+\d{2,}")  # as programs shorten numbers of many digits
-BROKEN = re.compile(r"=.*|#(REF!|DIV/0!|VALUE!|NAME\?|NUM!|NULL!|SPILL!|CALC!)", re.DOTALL)  # of a workbook
+# Of a workbook, in any language: a formula without a value, #REF!, #WERT!, #¡VALOR!, Err:502, a column too narrow.
+BROKEN = re.compile(r"=.*|#[¡¿]?[^\W\d_]+(/0)?[!?]|Err:\d{3}|#{3,}", re.DOTALL)
 BROKEN_ADVICE = "a formula without a result: open the workbook, mend and save it, or export it anew"
 LOST_DIGITS = "an identifier that has lost digits: make the column text where it comes from, and export it anew"
 MOST = 1e100  # of what is summed up over samples and sites with its squares
@@ -92,6 +94,13 @@ def number(text: str) -> float:
 def shown(text: str) -> str:
     """Return a cell as it stands in an error."""
     return repr(text if len(text) <= 40 else text[:37] + "...")
+
+
+def told_together(texts: Iterable[str]) -> str:
+    """Return values that may be one as they stand in a sentence; in ASCII where letters of two alphabets look alike."""
+    values = tuple(texts)
+    form = ascii if any(ord(c.casefold()[0]) in LOOKALIKES for text in values for c in text) else repr
+    return " and ".join(form(text if len(text) <= 40 else text[:37] + "...") for text in values)
 
 
 def has_lost_digits(text: str, cell: object = None) -> bool:

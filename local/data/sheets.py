@@ -80,16 +80,21 @@ def _unvalued(path: Path, xml: bytes) -> dict[int, dict[int, str]]:
     openpyxl reads them as empty cells. Programs that write workbooks without computing them leave such.
 
     Raises:
-        DataError: cells are merged, of which all but the first are empty.
+        DataError: cells are merged, of which all but the first are empty; or rows are hidden, as by a filter.
     """
     found: dict[int, dict[int, str]] = {}
-    if not re.search(rb"<(\w+:)?(f|mergeCell)[ />]", xml):
+    if not re.search(rb"<(\w+:)?(f|mergeCell)[ />]|<(\w+:)?row [^>]*hidden=", xml):
         return found
     row = column = 0
     for event, part in ElementTree.iterparse(io.BytesIO(xml), ("start", "end")):
         kind = part.tag.rpartition("}")[2]
         if kind == "row" and event == "start":
             row, column = int(part.get("r", row + 1)), 0
+            if part.get("hidden") in ("1", "true"):
+                problem = (
+                    "is hidden, as by a filter: delete the hidden rows, or show them if they belong to the samples"
+                )
+                raise DataError(path, problem, place=f"row {row}", code="row-hidden", row=row)
         elif kind == "c" and event == "start":
             letters = (part.get("r") or "").rstrip("0123456789")
             place = functools.reduce(lambda number, letter: 26 * number + ord(letter) - 64, letters, 0)

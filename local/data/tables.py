@@ -14,10 +14,19 @@ from typing import Any
 import pandas as pd
 
 from rankdad.common.errors import DataError
-from rankdad.common.spec.table_schema import canonical, composed
+from rankdad.common.spec.table_schema import canonical, composed, spelling
 from rankdad.common.spec.written import Written
 from rankdad.local.data.dialect import Decimals
-from rankdad.local.data.reading import BROKEN, BROKEN_ADVICE, LOST_DIGITS, MISSING, has_lost_digits, number, shown
+from rankdad.local.data.reading import (
+    BROKEN,
+    BROKEN_ADVICE,
+    LOST_DIGITS,
+    MISSING,
+    has_lost_digits,
+    number,
+    shown,
+    told_together,
+)
 
 POINTED = re.compile(r"(\d+)\.0+")
 
@@ -240,21 +249,27 @@ def aligned(
 
 
 def _otherwise_written(key: str, others: Iterable[str]) -> str:
-    """Return a hint to the key that a number may be elsewhere; "" if none is written so."""
+    """Return a hint to another way in which a key is written elsewhere; "" if none is written so."""
     if key in others:
         return ""
-    alike = next((other for other in others if canonical(other) == canonical(key)), None)
+    own = spelling(key)
+    alike = next((other for other in others if spelling(other) == own), None)
     same = "if it is the same, write it alike; identifiers are compared as text"
     return "" if alike is None else f"; there is {shown(alike)}: {same}"
 
 
 def told_apart(table: Table, column: str, ids: Sequence[str]) -> tuple[str, ...]:
-    """Return what is to be told of identifiers that are one number, written in two ways; nothing if there are none."""
+    """Return what is to be told of identifiers that may be one, written in two ways; nothing if there are none."""
+    return tuple(f"{table.source}: column {column}: {told}" for told in twice_written(ids))
+
+
+def twice_written(ids: Iterable[str]) -> tuple[str, ...]:
+    """Return a sentence on the first identifier that may be another one, written otherwise; nothing if none is."""
     seen: dict[str, str] = {}
     for text in dict.fromkeys(ids):
-        if (other := seen.setdefault(canonical(text), text)) != text:
-            both = f"{shown(other)} and {shown(text)} are two, since identifiers are compared as text"
-            return (f"{table.source}: column {column}: {both}: if they are one, write it alike",)
+        if (other := seen.setdefault(spelling(text), text)) != text:
+            both = told_together((other, text))
+            return (f"{both} are two, since identifiers are compared as text: if they are one, write it alike",)
     return ()
 
 

@@ -125,6 +125,8 @@ def replaced() -> dict[str, Refusal]:
         "frozen at one rank": frozen_at_one_rank,
         "hooked at one rank": hooked_at_one_rank,
         "all frozen": lambda m: m.requires_grad_(False),
+        "grown": grown,
+        "steps in backward": steps_in_backward,
     }
     found = {}
     for name, change in changes.items():
@@ -137,6 +139,23 @@ def replaced() -> dict[str, Refusal]:
             else:
                 found[name] = refused(partial(backward, sync, model))
     return found
+
+
+def grown(model: nn.Module) -> None:
+    """Give the last layer a class more in place, as where a head is made larger."""
+    for parameter in model[5].parameters():  # type: ignore[index]
+        parameter.data = torch.cat([parameter.data, parameter.data[:1]])
+
+
+def steps_in_backward(model: nn.Module) -> None:
+    weight = model.get_parameter("3.weight")
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def step(parameter: nn.Parameter) -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    weight.register_post_accumulate_grad_hook(step)
 
 
 def followed(rank: int | None, gather_up_to: int) -> tuple[float, list[list[str]], str]:
@@ -197,6 +216,8 @@ def test_what_changes_after_the_constructor_is_followed_or_named_at_all_ranks() 
             "frozen at one rank": ("ranks-disagree", "model"),
             "hooked at one rank": ("ranks-disagree", "model"),
             "all frozen": ("nothing-trained", "model"),
+            "grown": ("parameter-replaced", "5.weight"),
+            "steps in backward": ("stepped-in-backward", "3.weight"),
         }
     )
     assert [each[1:] for each in ranks[0][1]] == [each[1:] for each in ranks[1][1]]  # bit for bit

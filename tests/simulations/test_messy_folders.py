@@ -387,7 +387,7 @@ REFUSED: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], dict[str, Any],
               "--label", None),
     "no rows": (lambda frame: frame[:0], {}, "table-empty", "", None),
     "no header": (lambda frame: frame, {"header": False}, "header-missing", "data.columns", 1),
-    "letters": (lambda frame: frame.assign(sex=["M", "F"] * 30), {}, "values-differ-in-case", "sex", None),
+    "letters": (lambda frame: frame.assign(sex=["M", "F"] * 30), {}, "values-spelled-apart", "sex", None),
 }  # fmt: skip
 
 

@@ -284,6 +284,8 @@ def test_other_statistics_of_freesurfer_are_read_too(tmp_path: Path, name: str) 
     ("content", "row"),
     [
         (aparc(7).replace(" 2.413 0.298", ""), "last"),  # a row is cut
+        (aparc(7).rstrip("\n")[:-2], "last"),  # in the middle of its last number
+        (aseg(7).rstrip("\n")[:-2], "last"),
         (aparc(7).partition("bankssts  ")[0], None),  # nothing but the header
         (aparc(7).replace("NTableCols 10", "NTableCols 11"), None),
         (aparc(7).replace("# ColHeaders StructName", "# ColHeaders Name"), "headers"),

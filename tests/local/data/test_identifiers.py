@@ -58,6 +58,30 @@ def test_a_group_that_is_another_as_a_number_is_told(tmp_path: Path) -> None:
     assert "'7'" in note
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("p01", "P01"),
+        ("p01\u200b", "p01"),
+        ("p‑01", "p-01"),
+        ("А01", "A01"),
+        ("١٢", "12"),
+        ("１２", "12"),
+        ("p 01", "p_01"),
+    ],
+)
+def test_identifiers_that_only_look_alike_stay_two_and_are_told(tmp_path: Path, one: str, other: str) -> None:
+    (tmp_path / "brains.csv").write_text(f"subject,volume,ill\n{one},1,0\n{other},2,1\n8,3,1\n", encoding="utf-8")
+    for changes in (GROUPED, GROUPED | {"group": None, "key": "subject"}):
+        found = read_samples(spec_of(changes), tmp_path)
+        assert len(found.notes) == 1
+        assert len({*(found.groups or found.keys or ())}) == 3
+    with pytest.raises(DataError) as error:
+        joined(tmp_path, [one, "8"], [other, "8"])
+    assert (error.value.code, error.value.row) == ("key-not-in-all", 2)
+    assert "there is" in str(error.value)
+
+
 def test_a_join_takes_nobody_elses_row(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         joined(tmp_path, ["1E2", "8"], ["100", "8"])
