@@ -175,8 +175,9 @@ def _normal(
 
 def wilson(hits: Tensor, counts: Tensor, quantile: float = QUANTILE) -> tuple[Tensor, Tensor]:
     """Return the ends of intervals of shares, 0 to 1 of nothing. Source: E. B. Wilson, JASA 22 (1927) 209."""
-    share, square = hits / counts.clamp_min(1), quantile**2 / counts.clamp_min(1)
-    half = quantile * (share * (1 - share) / counts.clamp_min(1) + square / (4 * counts.clamp_min(1))).sqrt()
+    some = torch.where(counts > 0, counts, 1.0)  # an effective number may lie between 0 and 1
+    share, square = hits / some, quantile**2 / some
+    half = quantile * (share * (1 - share) / some + square / (4 * some)).sqrt()
     low, high = ((share + square / 2 + sign * half) / (1 + square) for sign in (-1, 1))
     low, high = torch.minimum(low, share).clamp_min(0), torch.maximum(high, share).clamp_max(1)  # whatever is rounded
     return torch.where(counts > 0, low, 0.0), torch.where(counts > 0, high, 1.0)
