@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from rankdad.local import data
+from rankdad.local.data import behind
 from tests.conftest import run_spec
 
 NAMES = [f"c{number}" for number in range(20)]
@@ -58,7 +59,7 @@ def test_what_too_few_samples_have_is_counted_once_for_all_folds(
 ) -> None:
     spec = spec_of(evaluation={"name": "k-fold", "folds": 5})
     site = data.read_site(spec, write(tmp_path, 60, gaps=True), 0)
-    counted, count = list[int](), data.fewest_behind
+    counted, count = list[int](), behind.fewest_behind
 
     def counting(*values: Any) -> Any:
         counted.append(1)
