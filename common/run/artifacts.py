@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from rankdad.common import __version__
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import DataError, UserError, one_line
-from rankdad.common.files import check_file, write_whole
+from rankdad.common.files import check_file, sync_path, write_whole
 from rankdad.common.models import build_network
 from rankdad.common.models.weights import wrong_numbers
 from rankdad.common.preparation import Fit, OwnFit, Preparing
@@ -57,6 +56,7 @@ def save_model(
         tensors |= {f"own/{name}": value for name, value in (site_fit.tensors() if site_fit else {}).items()}
         if tensors:
             _save(tensors, directory / PREPARATION)
+        sync_path(directory)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{directory}: the model cannot be written: {error}", code="cannot-write") from None
 
@@ -69,15 +69,14 @@ def _write_model(directory: Path, spec: RunSpec, best: Mapping[str, Tensor], fin
         "run": spec.model_dump(mode="json"),
         "versions": {"rankdad": __version__, "torch": torch.__version__},
     }
-    write_whole(directory / "model.json", json.dumps(document, indent=2) + "\n")
+    write_whole(directory / "model.json", json.dumps(document, indent=2) + "\n", sync=True)
 
 
 def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write tensors so that a crash or a power cut leaves either the old file or the new one."""
     temporary = path.with_suffix(".tmp")
     save_file({name: value.contiguous() for name, value in tensors.items()}, temporary)
-    with temporary.open("rb") as written:
-        os.fsync(written.fileno())
+    sync_path(temporary)
     temporary.replace(path)
 
 

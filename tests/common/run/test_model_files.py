@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -29,3 +30,17 @@ def test_a_write_that_breaks_off_leaves_the_model_that_was_there(
         artifacts.save_model(tmp_path, run_spec(), {"weight": torch.zeros(3)}, {})
     assert error.value.code == "cannot-write"
     assert load_file(tmp_path / "best.safetensors")["weight"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_what_takes_a_models_place_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, sync = set[int](), os.fsync
+
+    def syncing(file: int) -> None:
+        synced.add(os.fstat(file).st_ino)
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    weights = {"weight": torch.ones(3)}
+    artifacts.save_model(tmp_path, run_spec(), weights, weights)
+    files = [tmp_path, *(tmp_path / name for name in ("best.safetensors", "final.safetensors", "model.json"))]
+    assert {path.stat().st_ino for path in files} <= synced

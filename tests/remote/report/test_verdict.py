@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import unescape
 from typing import Any
 
 import pandas as pd
@@ -12,6 +13,7 @@ from torch import Tensor
 from rankdad.common.metrics import Risks, calibration_by_site
 from rankdad.common.metrics.site_calibration import SURE
 from rankdad.remote.fold_metrics import FoldMetrics
+from rankdad.remote.report.narrative import sent
 from rankdad.remote.report.run_plots import figures
 from rankdad.remote.report.run_report import report_page
 from rankdad.remote.report.run_results import METRICS, STEPS, PlanSummary, RunMetrics, RunResults, Summary
@@ -146,3 +148,14 @@ def test_a_class_that_nobody_tested_is_named() -> None:
     outputs, labels = draw(run_spec(task={"name": "classification", "classes": 3}).task, 200, 0)
     run = results({"north": (outputs, labels.clamp_max(1))}, {"name": "classification", "classes": 3})
     assert "No row of class 2 was tested." in verdict(run)[0]
+
+
+@pytest.mark.parametrize("task", [TWO, {"name": "regression"}])
+def test_a_page_does_not_deny_what_few_samples_tell(task: dict[str, Any]) -> None:
+    """It said that no site sends a score, while a histogram of twenty scores is twenty scores."""
+    run = results({"north": draw(run_spec(task=task).task, 20, 0)}, task)
+    page, said = unescape(report_page(run)), sent(run)
+    assert "No site sent" not in page
+    assert said in page
+    assert "min_rows" in said
+    assert ("bins" if task == TWO else "cell") in said
