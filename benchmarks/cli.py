@@ -266,7 +266,7 @@ def paired(
     draws: Annotated[int, typer.Option(help="Of the bootstrap.", min=100)] = 2000,
     sets: Annotated[int | None, typer.Option(help="How many of the eight data sets; all without it.", min=1)] = None,
     runs: Annotated[int, typer.Option(help="Null runs of each kind that are cross-validated.", min=10)] = 1000,
-    shared: Annotated[Path, typer.Option(help="Folder of heart/ and abide_freesurfer/, each left out if absent.")] = Path(
+    shared: Annotated[Path, typer.Option(help="Folder of heart/ and abide_freesurfer/, if there.")] = Path(
         "../shared/data"
     ),
     output: Annotated[Path, typer.Option(help="Folder of the runs that are done: the rest are added.")] = Path(

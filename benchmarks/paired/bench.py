@@ -42,7 +42,7 @@ class Found:
     @property
     def holds(self) -> bool:
         """Whether all intervals are as wide as the bootstrap's, and verdicts err as often as they say."""
-        narrow = all(abs(one.ratio - 1) <= APART for one in self.widths)
+        narrow = all(one.within(APART) for one in self.widths)
         return narrow and _err(self.rates, ERROR, ENOUGH) and _err(self.in_folds, IN_FOLDS, ENOUGH_RUNS)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.paired.null import REFERENCE, Rate, Tested, calls, compared, rates
+from benchmarks.paired.null import Rate, Tested, calls, compared, rates
 from rankdad.common.documents import validate
 from rankdad.common.preparation import Preparing
 from rankdad.common.spec import RunSpec
@@ -42,7 +42,7 @@ def spec_of(task: dict[str, Any], inputs: int) -> RunSpec:
             "task": task,
             "data": {"shape": [inputs]},
             "preparation": {"standardise": "federated"},
-            "evaluation": {"name": "k-fold", "folds": FOLDS, "refit": False, "references": [REFERENCE]},
+            "evaluation": {"name": "k-fold", "folds": FOLDS, "refit": False, "references": ["local"]},
             "training": {"solver": "exact", "dtype": "float64"},
             "federation": {"sites": list(SITES)},
         },
@@ -113,9 +113,7 @@ def _tests(
         made = [_model(spec, own[site], known, fold) for own, known in zip(pair, totals, strict=True)]
         (prepared, ours), (_, theirs) = made
         outputs = ours, guesses(spec.task, prepared), theirs
-        rows = [
-            (tested_rows(spec.task, prepared, one), tally_of(spec.task, prepared, "test", one)) for one in outputs
-        ]
+        rows = [(tested_rows(spec.task, prepared, one), tally_of(spec.task, prepared, "test", one)) for one in outputs]
         found[site] = prepared.test.labels, rows
     return found
 

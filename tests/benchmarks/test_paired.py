@@ -39,6 +39,7 @@ def test_four_hospitals_intervals_are_as_wide_as_the_bootstraps(tmp_path: Path) 
 def test_a_wrong_width_or_rate_does_not_hold() -> None:
     good = Width("one", "linear", "auc", 0.1, 0.05, 0.05)
     verdict = {"null": [Rate("verdict", 50, 1000)]}
+    assert Width("one", "baseline", "accuracy", -0.002, 0.0027, 0.0024, 1 / 1035).within(APART)
     assert Found([good], verdict, verdict).holds
     assert not Found([Width("one", "linear", "auc", 0.1, 0.056, 0.05)], verdict, verdict).holds
     assert not Found([good], {"null": [Rate("verdict", 100, 1000)]}, verdict).holds
