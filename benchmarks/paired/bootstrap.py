@@ -61,6 +61,11 @@ def mean(values: Floats) -> Metric:
     return weighted
 
 
+def deviation(one: Metric, other: Metric, weights: Floats) -> float:
+    """Return the standard deviation over draws of the difference between two metrics of the same rows."""
+    return float(np.std(one(weights) - other(weights), ddof=1))
+
+
 def half_interval(one: Metric, other: Metric, weights: Floats) -> float:
     """Return half the width of the interval between the 2.5 and 97.5 % quantiles of the difference over draws."""
     low, high = np.quantile(one(weights) - other(weights), [0.025, 0.975])

@@ -67,7 +67,7 @@ def abide(folder: Path, label: str) -> list[pd.DataFrame]:
     found = []
     for site in sorted(one for one in folder.iterdir() if one.is_dir()):
         both = pd.read_csv(site / "freesurfer.csv").merge(pd.read_csv(site / "participants.csv"), on="subject")
-        inputs = both.loc[:, "Left-Lateral-Ventricle":"IntraCranialVol"]  # type: ignore[misc]
+        inputs = both.loc[:, "Left-Lateral-Ventricle":"IntraCranialVol"]
         known = (both["sex"] == "M").astype(int) if label == "sex" else both[label]
         found.append(inputs.assign(**{LABEL: known}))
     return found

@@ -17,7 +17,7 @@ from rankdad.remote.table_one import outcome_names
 RARE = 0.1  # recall of a class below which it is named
 SHARES = {0.95: "19 of 20", 0.9: "9 of 10", 0.5: "half of the"}  # of rows, between two quantiles
 CLOSE = 0.1  # of a slope from 1: as good as right
-FAR = 0.3  # of an end of its interval from 1: too wide to say so
+FAR = 0.5  # of an end of its interval from 1: too wide to say so
 
 
 def verdict(run: RunResults) -> list[str]:
