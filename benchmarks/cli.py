@@ -264,17 +264,21 @@ def low_rank(
 def paired(
     count: Annotated[int, typer.Option(help="Null data sets of each kind.", min=10)] = 5000,
     draws: Annotated[int, typer.Option(help="Of the bootstrap.", min=100)] = 2000,
-    sets: Annotated[int | None, typer.Option(help="How many of the five data sets; all without it.", min=1)] = None,
-    shared: Annotated[Path, typer.Option(help="Folder of heart/, which is left out without it.")] = Path(
+    sets: Annotated[int | None, typer.Option(help="How many of the eight data sets; all without it.", min=1)] = None,
+    runs: Annotated[int, typer.Option(help="Null runs of each kind that are cross-validated.", min=10)] = 1000,
+    shared: Annotated[Path, typer.Option(help="Folder of heart/ and abide_freesurfer/, if there.")] = Path(
         "../shared/data"
     ),
+    output: Annotated[Path, typer.Option(help="Folder of the runs that are done: the rest are added.")] = Path(
+        "paired"
+    ),
 ) -> None:
-    """Hold intervals of differences against the bootstrap, and count how often a verdict errs: four minutes."""
+    """Hold intervals of differences against the bootstrap, and count how often a verdict errs: forty minutes."""
     from rich.console import Console
 
     from benchmarks.paired.bench import bench_paired
 
-    if not bench_paired(count, draws, sets, shared, Console(width=110)).holds:
+    if not bench_paired(count, draws, sets, runs, shared, output, Console(width=110)).holds:
         raise UserError(
             "an interval is too wide or too narrow, or verdicts err too often: see the tables above",
             code="promise-missed",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -22,12 +22,14 @@ from rankdad.common.rounds import paired
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Regression
 from rankdad.remote.fold_metrics import FoldMetrics
+from rankdad.remote.report.differences import is_clear
 from rankdad.remote.report.references import worth
 from rankdad.remote.report.run_results import PlanSummary, RunResults, Summary
 
 SITES, REFERENCE = ("north", "south"), "linear"
 SHARED, OWN = 0.8, 0.6  # of the noise of a score: what both models have, and what each has alone
 Z = 1.959964
+Tested = tuple[Tensor, list[tuple[Rows, Tally]]]  # labels; what the model, a guess and the reference come to
 
 
 @dataclass(frozen=True)
@@ -81,30 +83,39 @@ def drawn_runs(spec: RunSpec, count: int, size: int, seed: int) -> Iterator[RunR
     """
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
-        yield _run(spec, size, generator)
+        found = dict[str, Tested]()
+        for site in SITES:
+            labels, outputs = _scores(spec, size // len(SITES), generator)
+            found[site] = labels, [_tested(spec, one, labels) for one in outputs]
+        yield compared(spec, SITES, [found])
 
 
-def _run(spec: RunSpec, size: int, generator: torch.Generator) -> RunResults:
-    """Return a run whose tests are summed up by sites and compared as those of a real one are."""
-    known = dict[str, tuple[Tensor, list[tuple[Rows, Tally]]]]()
-    for site in SITES:
-        labels, outputs = _scores(spec, size // len(SITES), generator)
-        known[site] = labels, [_tested(spec, one, labels) for one in outputs]
-    tests = [tuple(one for _, one in tested) for _, tested in known.values()]
-    pooled = paired.pooled_scores(spec, 0, tests)
-    sent = {
-        site: paired.contribution(spec, [one for one, _ in tested], labels, pooled, None)
-        for site, (labels, tested) in known.items()
-    }
-    study = FoldMetrics(spec.task, SITES, (REFERENCE,), per_repeat=1, least=paired.least(spec))
-    models, guesses, others = ([tested[at] for tested in tests] for at in range(3))
-    named = dict(zip(SITES, others, strict=True))
-    study.add(dict(zip(SITES, models, strict=True)), dict(zip(SITES, guesses, strict=True)), {REFERENCE: named})
-    study.compare(sent, pooled)
-    test, other = (summarise(spec.task, reduce(add, all_)) for all_ in (models, others))
+def compared(spec: RunSpec, sites: tuple[str, ...], folds: Iterable[Mapping[str, Tested]]) -> RunResults:
+    """Return a run whose tests are summed up by sites and compared as those of a real one are.
+
+    Args:
+        spec: of the run.
+        sites: their names.
+        folds: what each fold's test comes to, by site.
+    """
+    study = FoldMetrics(spec.task, sites, (REFERENCE,), per_repeat=spec.folds_per_repeat, least=paired.least(spec))
+    others = list[Tally]()
+    for fold, known in enumerate(folds):
+        tests = [tuple(one for _, one in tested) for _, tested in known.values()]
+        pooled = paired.pooled_scores(spec, fold, tests)
+        sent = {
+            site: paired.contribution(spec, [one for one, _ in tested], labels, pooled, None)
+            for site, (labels, tested) in known.items()
+        }
+        model, guess, other = (dict(zip(known, tallies, strict=True)) for tallies in zip(*tests, strict=True))
+        study.add(model, guess, {REFERENCE: other})
+        study.compare(sent, pooled)
+        others += other.values()
+    test, reference = study.pooled, summarise(spec.task, reduce(add, others))
+    assert test is not None
     metrics: dict[str, Any] = {
         "test": {"samples": test.samples} | {str(name): value for name, value in test.values.items()},
-        "references": {REFERENCE: {"samples": other.samples, "values": other.values}},
+        "references": {REFERENCE: {"samples": reference.samples, "values": reference.values}},
         "differences": study.differences(),
     }
     empty = pd.DataFrame({"site": [], "samples": []})
@@ -134,13 +145,24 @@ def _tested(spec: RunSpec, outputs: Tensor, labels: Tensor) -> tuple[Rows, Tally
     return rows(spec.task, outputs, labels, losses), tally(spec.task, outputs, labels, losses)
 
 
-def rates(runs: Iterable[RunResults]) -> list[Rate]:
-    """Return how often runs say that one model is better: the verdict by its measure, and each interval by itself."""
+def calls(run: RunResults) -> dict[str, bool]:
+    """Return whether a run's verdict says that one model is better, and whether each interval leaves out 0.
+
+    Where folds share training rows, also whether it did so if it were as wide as by Nadeau and Bengio.
+    """
+    said, found = next(text for text in worth(run) if "A linear model" in text), run.differences_from(REFERENCE)
+    made = {"verdict": ", which is better" in said or ", which is worse" in said}
+    made |= {name: is_clear(one) for name, one in found.items()}
+    if (folds := run.spec.folds_per_repeat) > 1:
+        wider = math.sqrt(1 + folds / (folds - 1))
+        made |= {f"{name}, corrected": abs(one.value) > wider * (one.high - one.value) for name, one in found.items()}
+    return made
+
+
+def rates(made: Iterable[Mapping[str, bool]]) -> list[Rate]:
+    """Return how often each of the calls of many runs was made."""
     found, tried = Counter[str](), Counter[str]()
-    for run in runs:
-        said = next(text for text in worth(run) if "A linear model" in text)
-        calls = {"verdict": ", which is better" in said or ", which is worse" in said}
-        calls |= {name: not one.low <= 0 <= one.high for name, one in run.differences_from(REFERENCE).items()}
-        tried.update(calls.keys())
-        found.update(name for name, call in calls.items() if call)
+    for one in made:
+        tried.update(one.keys())
+        found.update(name for name, call in one.items() if call)
     return [Rate(name, found[name], count) for name, count in tried.items()]

@@ -34,6 +34,7 @@ class Width:
         value: the difference that the run reports.
         half: half the width of the run's interval.
         bootstrap: half that of the bootstrap's, between two quantiles of its draws.
+        step: by which these may differ at least: of a share one row's part, else 0.
     """
 
     data: str
@@ -42,11 +43,16 @@ class Width:
     value: float
     half: float
     bootstrap: float
+    step: float = 0.0
 
     @property
     def ratio(self) -> float:
         """How wide the interval is beside the bootstrap's."""
         return self.half / self.bootstrap
+
+    def within(self, apart: float) -> bool:
+        """Tell whether both are as wide, to a part of the width or to what steps of a row let tell."""
+        return abs(self.half - self.bootstrap) <= max(apart * self.bootstrap, self.step / 2)
 
 
 @contextmanager
@@ -95,7 +101,8 @@ def widths(name: str, spec: RunSpec, data: Mapping[str, SiteData], folder: Path,
         for metric, one in said[rival].items():
             ours, theirs = (_metric(spec, metric, kept, place, labels, fold_of) for place in (0, at))
             half = (one["high"] - one["low"]) / 2
-            found.append(Width(name, rival, metric, one["value"], half, half_interval(ours, theirs, weights)))
+            step = 1 / len(labels) if metric == "accuracy" else 0.0
+            found.append(Width(name, rival, metric, one["value"], half, half_interval(ours, theirs, weights), step))
     return found
 
 

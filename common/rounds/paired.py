@@ -48,7 +48,7 @@ def rivals(references: Sequence[str]) -> tuple[str, ...]:
 
 def compares(spec: RunSpec, fold: int) -> bool:
     """Tell whether a comparison follows the test of one of the run's trainings."""
-    return bool(spec.evaluation.references) and spec.tests(fold)
+    return bool(spec.references) and spec.tests(fold)
 
 
 def within_site(spec: RunSpec) -> bool:

@@ -93,10 +93,12 @@ def conditions(run: RunResults) -> Iterator[str]:
     if any(IN_FOLDS in one.method for one in known):
         where = "hospital" if isinstance(run.spec.evaluation, LeaveOneSiteOut) else "fold"
         yield f"AUCs are compared within each {where}, so that their difference need not be that of the figures above."
-    folds = "" if isinstance(run.spec.evaluation, Holdout) else ", fold by fold from rows that folds mostly share"
+    holdout = isinstance(run.spec.evaluation, Holdout)
+    folds = "" if holdout else ", fold by fold from rows that folds mostly share"
+    others = "" if holdout else " Of models trained on other rows more do, above all where columns are many."
     yield (
         f"Intervals of differences hold for the models as they were trained here{folds}: they leave out what other "
-        "training rows would change. One such interval in twenty misses by chance."
+        f"training rows would change. One such interval in twenty misses by chance.{others}"
     )
 
 

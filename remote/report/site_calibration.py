@@ -38,7 +38,11 @@ def told_apart(run: RunResults, outcome: int, risks: str = "its risks") -> Itera
     large, slope = (_beyond(sites, *pair) for pair in (("in_the_large", 0.0), ("slope", 1.0)))
     if any(large):
         where = [f"too {word} at {listed(there)}" for word, there in zip(("high", "low"), large, strict=True) if there]
-        cancels = ", errors that cancel in the figures of all rows together" if all(large) else ""
+        whole = [
+            one["recalibration"].get("in_the_large") for one in run.summary.metrics.risks if one["outcome"] == outcome
+        ]
+        even = any(one and one["low"] <= 0 <= one["high"] for one in whole)
+        cancels = ", errors that cancel in the figures of all rows together" if all(large) and even else ""
         yield f"On the whole they are {' and '.join(where)}{cancels}."
     if "slope" in differ and slope[0]:
         yield f"High risks are too high and low ones too low at {listed(slope[0])} (calibration slope below 1)."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,8 @@ from rankdad.remote.table_one import outcome_names
 
 RARE = 0.1  # recall of a class below which it is named
 SHARES = {0.95: "19 of 20", 0.9: "9 of 10", 0.5: "half of the"}  # of rows, between two quantiles
-CLOSE = 0.1  # of a slope from 1, or an intercept from 0: as good as right
+CLOSE = 0.1  # of a slope from 1: as good as right
+FAR = 0.5  # of an end of its interval from 1: too wide to say so
 
 
 def verdict(run: RunResults) -> list[str]:
@@ -30,7 +32,8 @@ def verdict(run: RunResults) -> list[str]:
 
 def _studied(run: RunResults) -> Iterator[str]:
     spec = run.spec
-    rows, hospitals = rows_tested(run, "row"), count(len(spec.federation.sites), "hospital")
+    there = spec.federation.sites if spec.federation.regions or not run.by_site else _tested_at(run)
+    rows, hospitals = rows_tested(run, "row"), count(len(there), "hospital")
     what = _what(run)
     if isinstance(spec.evaluation, Holdout):
         tested = f"tested on {rows} that were set aside at {hospitals}"
@@ -137,15 +140,16 @@ def calibrated(one: dict[str, Any]) -> Iterator[str]:
     slope, large = (one["recalibration"].get(name) for name in ("slope", "in_the_large"))
     if slope is None or large is None:
         return
-    if slope["high"] < 1 - CLOSE / 2:
-        yield f"High risks are too high and low ones too low (calibration slope {number(slope['value'], 2)})."
-    elif slope["low"] > 1 + CLOSE / 2:
-        yield f"Its risks are too close to the average (calibration slope {number(slope['value'], 2)})."
-    elif abs(slope["value"] - 1) <= CLOSE:
-        yield f"The spread of its risks is about right (calibration slope {number(slope['value'], 2)})."
+    value, low, high = (slope[name] for name in ("value", "low", "high"))
+    close = abs(value - 1) <= CLOSE
+    if high < 1 - CLOSE / 2 or (high < 1 and not close):
+        yield f"High risks are too high and low ones too low (calibration slope {number(value, 2)})."
+    elif low > 1 + CLOSE / 2 or (low > 1 and not close):
+        yield f"Its risks are too close to the average (calibration slope {number(value, 2)})."
+    elif close and max(1 - low, high - 1) <= FAR:
+        yield f"The spread of its risks is about right (calibration slope {number(value, 2)})."
     else:
-        ends = f"{number(slope['low'], 2)} to {number(slope['high'], 2)}"
-        found = f"calibration slope {number(slope['value'], 2)}, 95 % interval {ends}"
+        found = f"calibration slope {number(value, 2)}, 95 % interval {number(low, 2)} to {number(high, 2)}"
         yield f"These rows are too few to tell whether the spread of its risks is right ({found})."
     if large["high"] < 0:
         yield "On the whole its risks are too high."
@@ -172,19 +176,27 @@ def predictions_between(run: RunResults) -> Iterator[str]:
 def _sites(run: RunResults) -> Iterator[str]:
     """Yield where the model fails, by name."""
     name = "mae" if isinstance(run.spec.task, Regression) else "loss"
-    rows = {site: row for site, row in run.by_site.items() if name in row and BASELINE + name in row}
-    worse = [site for site, row in rows.items() if row[name] >= row[BASELINE + name]]
+    rows = {site: row for site, row in run.by_site.items() if row.get("samples") and BASELINE + name in row}
+    worse = [site for site, row in rows.items() if row.get(name, math.inf) >= row[BASELINE + name]]
     members = "hospitals and regions" if run.spec.federation.regions else "hospitals"  # of which one row is added up
+    of = f"{len(rows)} {members}" + " that are compared with it" * (len(rows) < len(run.by_site))
+    guess = f"{baseline_name(run)} on the rows tested"
     if worse:
-        where = f"At {len(worse)} of {len(rows)} {members}, {listed(worse)},"
-        yield f"{where} it is by its {NAMES[name]} no better than {baseline_name(run)}."
+        yield f"At {len(worse)} of {of}, {listed(worse)}, it is by its {NAMES[name]} no better than {guess}."
     elif len(rows) > 1:
-        yield f"At each of the {len(rows)} {members} it is by its {NAMES[name]} better than {baseline_name(run)}."
-    unsure = [site for site, row in run.by_site.items() if "auc_low" in row and row["auc_low"] <= 0.5]
-    if unsure:
+        yield f"At each of the {of} it is by its {NAMES[name]} better than {guess}."
+    ranks = {site: (row["auc_low"], row["auc_high"]) for site, row in run.by_site.items() if "auc_low" in row}
+    if unsure := [site for site, (low, high) in ranks.items() if low <= 0.5 <= high]:
         yield f"It may rank no better than chance (the interval of the AUC includes 0.5) at {listed(unsure)}."
-    if tested := [site for site, row in run.by_site.items() if not row.get("samples")]:
-        yield f"Nothing was tested at {listed(tested)}."
+    if below := [site for site, (_, high) in ranks.items() if high < 0.5]:
+        yield f"It ranks worse than chance (the interval of the AUC lies below 0.5) at {listed(below)}."
+    if none := [site for site in run.by_site if site not in _tested_at(run)]:
+        yield f"No row of {listed(none)} is in these figures."
+
+
+def _tested_at(run: RunResults) -> list[str]:
+    """Return whose rows are in the figures: not those that a policy keeps back as too few."""
+    return [site for site, row in run.by_site.items() if row.get("samples")]
 
 
 def _only_outcome(run: RunResults) -> dict[str, Any] | None:

@@ -258,6 +258,14 @@ def test_a_solved_run_is_a_run_like_any_other(folder: Path, tmp_path: Path, proc
     assert set(done.coefficients["name"]) == {"intercept", *COLUMNS}
 
 
+def test_a_solved_run_needs_no_reference_but_itself(folder: Path, tmp_path: Path) -> None:
+    """Sites sent a comparison with the linear reference, which is left out, and the run failed at its first test."""
+    evaluation = {"name": "k-fold", "folds": 2, "refit": False, "references": ["linear"]}
+    summary, _, _ = trained(folder, tmp_path / "run", validate(RunSpec, document("sick", evaluation=evaluation)))
+    assert (summary["status"], summary["solver"]["name"]) == ("completed", "exact")
+    assert summary["metrics"]["differences"] == {}
+
+
 def test_a_run_whose_last_epoch_was_the_best_warns_and_names_the_remedy(folder: Path, tmp_path: Path) -> None:
     optimizer = {"name": "sgd", "lr": 0.001}
     training = {"epochs": 3, "batch_size": 64, "batches": "even", "optimizer": optimizer}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from html import unescape
+
+
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -159,3 +162,49 @@ def test_a_page_does_not_deny_what_few_samples_tell(task: dict[str, Any]) -> Non
     assert said in page
     assert "min_rows" in said
     assert ("bins" if task == TWO else "cell") in said
+
+
+def test_what_is_said_of_hospitals_is_true_of_each_that_is_named() -> None:
+    """An interval below 0.5 "included 0.5", a diverged model was left out, and one that tested nothing was counted."""
+    rows = [
+        {"site": "north", "samples": 90, "loss": 0.4, "baseline_loss": 0.6, "auc_low": 0.7, "auc_high": 0.9},
+        {"site": "south", "samples": 90, "loss": float("inf"), "baseline_loss": 0.6, "auc_low": 0.2, "auc_high": 0.4},
+        {"site": "east", "samples": 90, "loss": 0.5, "baseline_loss": 0.6, "auc_low": 0.4, "auc_high": 0.7},
+        {"site": "west", "samples": 0},
+    ]
+    run = replace(results(binary((0.0,) * 4), TWO), sites=pd.DataFrame(rows))
+    first, *said = verdict(run)
+    assert "3 hospitals" in first
+    named = [{site for site in HOSPITALS if site in text} for text in said[-4:]]
+    assert named == [{"south"}, {"east"}, {"south"}, {"west"}]
+    few, all_ = (" ".join(verdict(replace(run, sites=pd.DataFrame(own)))) for own in ([rows[0], rows[3]], rows[:1]))
+    assert "At each" not in few + all_
+    both = [rows[0], rows[2], rows[3]]
+    assert "that are compared" in " ".join(verdict(replace(run, sites=pd.DataFrame(both))))
+    assert "that are compared" not in " ".join(verdict(replace(run, sites=pd.DataFrame(both[:2]))))
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ((1.05, 0.3, 1.8), "too few to tell"),
+        ((0.88, 0.8, 0.96), "too low"),
+        ((1.13, 1.03, 1.23), "close to the average"),
+        ((0.97, 0.9, 1.04), "about right"),
+        ((0.8, 0.5, 1.1), "too few to tell"),
+    ],
+)
+def test_a_slope_is_called_what_its_interval_tells(ends: tuple[float, float, float], said: str) -> None:
+    slope = dict(zip(("value", "low", "high"), ends, strict=True))
+    recalibration = {"slope": slope, "in_the_large": {"value": 0.0, "low": -0.1, "high": 0.1}}
+    (sentence,) = calibrated({"recalibration": recalibration})
+    assert said in sentence
+
+
+def test_errors_are_said_to_cancel_only_where_they_do() -> None:
+    cancel, add_up = (results(binary(shifts), TWO) for shifts in ((-1.2, 1.2, -1.0, 1.0), (-2.0, 0.5, -2.0, -2.0)))
+    assert "cancel" in " ".join(told_apart(cancel, 1))
+    said = " ".join(told_apart(add_up, 1))
+    assert "too high" in said
+    assert "too low" in said
+    assert "cancel" not in said
