@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
@@ -17,7 +19,8 @@ from rich.table import Table
 from benchmarks.paired.data import HEART, LABEL, heart
 from rankdad.common.errors import DataError
 from rankdad.common.policy import EVERYTHING
-from rankdad.library import simulate
+from rankdad.simulations.given import given_simulation
+from rankdad.simulations.lockstep import simulate
 
 Arrays = dict[str, NDArray[Any]]
 SPLIT, TRAINED = 43, 0.66  # its own split, and which part of a centre's rows it trains on
@@ -124,10 +127,12 @@ def trained(data: Mapping[str, Arrays], split: int, standardise: str, seed: int 
         }
         source = {"source": {"name": "folders", "path": folder}, "partition": {"name": "folder"}}
         policy = EVERYTHING.model_dump(mode="json")  # even batches hold one or two rows of the smallest centre
-        run = simulate({"run": spec, "simulation": source | {"policy": policy}}, progress=False)
-        accuracy = run.sites.set_index("site")["accuracy"]
-        way = f"{'exact' if seed is None else 'steps'}, {standardise}"
-        return Found(split, way, seed, tuple(accuracy[list(HEART)]), run.summary["metrics"]["test"]["auc"])
+        run = Path(folder) / "run"
+        simulate(given_simulation({"run": spec, "simulation": source | {"policy": policy}}, run), run)
+        accuracy = pd.read_csv(run / "sites.csv", index_col="site")["accuracy"]
+        test = json.loads((run / "summary.json").read_text(encoding="utf-8"))["metrics"]["test"]
+    way = f"{'exact' if seed is None else 'steps'}, {standardise}"
+    return Found(split, way, seed, tuple(accuracy[list(HEART)]), test["auc"])
 
 
 def together(data: Mapping[str, Arrays], split: int) -> Found:
