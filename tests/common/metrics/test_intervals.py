@@ -90,5 +90,5 @@ def test_what_has_no_width_has_no_interval() -> None:
 
 
 def test_a_share_of_an_effective_number_below_one_lies_in_its_interval() -> None:
-    low, high = wilson(torch.tensor([0.4]), torch.tensor([0.4]))
+    low, high = intervals.wilson(torch.tensor([0.4]), torch.tensor([0.4]))
     assert float(low) < 1.0 == float(high)

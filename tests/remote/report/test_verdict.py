@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from html import unescape
-
-
 from dataclasses import replace
+from html import unescape
 from typing import Any
 
 import pandas as pd
