@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rankdad.common.metrics import Interval, empty, intervals
+from rankdad.common.metrics.intervals import wilson
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression
 from tests.common.metrics.samples import TASKS, draw, tallied
 
@@ -90,5 +91,5 @@ def test_what_has_no_width_has_no_interval() -> None:
 
 
 def test_a_share_of_an_effective_number_below_one_lies_in_its_interval() -> None:
-    low, high = intervals.wilson(torch.tensor([0.4]), torch.tensor([0.4]))
+    low, high = wilson(torch.tensor([0.4]), torch.tensor([0.4]))
     assert float(low) < 1.0 == float(high)
