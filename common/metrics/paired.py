@@ -375,19 +375,20 @@ def differences(task: TaskSpec, sums: Sums, *, several: bool) -> dict[Metric, Di
     over = OVER_GROUPS if sums.groups < sums.rows or sums.sizes > sums.rows else ""
     if sums.weight and not sums.uncompared:
         value, error = sums.auc / sums.weight, math.sqrt(max(sums.auc_square, 0.0)) / sums.weight
-        found["auc"] = _difference(value, error, f"{PAIRED} DeLong{over}{IN_FOLDS if several else ''}")
+        found["auc"] = _difference(value, error, f"{PAIRED} DeLong{over}{IN_FOLDS if several else ''}", 1.0)
     for name, (total, square, sized) in zip(compared(task)[-2:], sums.means, strict=True):
         if sums.groups < 2:
             continue
         mean = total / sums.rows
         left = square - 2 * mean * sized + mean**2 * sums.sizes
         variance = max(left, 0.0) * sums.groups / (sums.groups - 1) / sums.rows**2
-        found[name] = _difference(mean, math.sqrt(variance), f"{PAIRED} differences{over}")
+        found[name] = _difference(mean, math.sqrt(variance), f"{PAIRED} differences{over}", 1.0 if name == "accuracy" else math.inf)
     return found
 
 
-def _difference(value: float, error: float, method: str) -> Difference:
-    return Difference(value, value - NORMAL * error, value + NORMAL * error, method)
+def _difference(value: float, error: float, method: str, most: float = math.inf) -> Difference:
+    low, high = max(-most, value - NORMAL * error), min(most, value + NORMAL * error)
+    return Difference(value, low, high, method)
 
 
 def mean_differences(found: Iterable[dict[Metric, Difference]]) -> dict[Metric, Difference]:

@@ -16,6 +16,7 @@ from rankdad.local.data.reading import BROKEN, BROKEN_ADVICE, MISSING, MOST, Arr
 from rankdad.local.data.tables import Table, holder
 
 LABEL_RULE = ": data.positive is a rule for numbers; write one, or list what stands for missing in data.missing_values"
+MAX_ROUNDING = 1e-3  # standard deviations: more moves coefficients
 LIMIT = re.compile(r"[<>≤≥]=?\s*([\d.,]+)")  # of detection
 DATE = re.compile(r"\d{1,4}([-./])\d\d?\1\d{1,4}\b")
 
@@ -43,7 +44,17 @@ def column_numbers(table: Table, column: str, dtype: str = "float64", hint: str 
         code = "formula" if BROKEN.fullmatch(texts[row]) else "not-a-number"
         table.refuse(row, column, problem, hint, code=code)
         found[row] = math.nan
+    _check_digits(table, column, found[np.isfinite(found)], dtype)
     return found
+
+
+def _check_digits(table: Table, column: str, values: Array, dtype: str) -> None:
+    """Refuse numbers that differ by little more than what a dtype rounds away, such as times of this century."""
+    if not len(values) or np.abs(values - values.astype(dtype)).max() <= MAX_ROUNDING * values.std():
+        return
+    said = f"{values.min():.9g} to {values.max():.9g} differ by too little for {dtype}, which would round them"
+    advice = f"subtract the same number, such as {values.mean():.2g}, from all of them at every site"
+    raise DataError(table.source, f"column {shown(column)}: {said}: {advice}", code="digits-lost", field=column)
 
 
 def _advice(table: Table, column: str, texts: Sequence[str], wrong: Sequence[int]) -> str:

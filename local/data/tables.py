@@ -73,7 +73,10 @@ class Table:
         cells: list[Any] = self.frame[column].tolist()
         texts = ["" if cell is None or cell is pd.NA or cell != cell else str(cell).strip() for cell in cells]
         lacking = self.written.tokens_of(column)
-        return ["" if form(text) in lacking else text for text in texts] if lacking else texts
+        if not lacking:
+            return texts
+        comma = form is canonical and column in self.decimals.comma  # a code is written as the column's numbers are
+        return ["" if form(text.replace(",", ".") if comma else text) in lacking else text for text in texts]
 
     def ids(self, column: str) -> list[str]:
         """Return a column's identifiers as the text by which they are compared: 007 is not 7, and 1E2 is not 100.

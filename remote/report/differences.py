@@ -27,7 +27,10 @@ def measure(run: RunResults) -> Metric:
 def digits(found: Difference) -> int:
     """Return how many digits behind the point say what is known of a difference."""
     half = (found.high - found.low) / 2
-    return 3 if half <= 0 else max(0, min(6, SIGNIFICANT - 1 - math.floor(math.log10(half))))
+    places = 3 if half <= 0 else max(0, min(6, SIGNIFICANT - 1 - math.floor(math.log10(half))))
+    while places < 6 and any(end and not round(end, places) for end in (found.low, found.high)):
+        places += 1  # an end at 0.000 would not tell on which side of 0 it is
+    return places
 
 
 def is_clear(found: Difference) -> bool:

@@ -43,6 +43,7 @@ UNSEEN = (
     "over all samples may still come from features that tell how sites differ."
 )
 NEGLIGIBLE = 0.02  # a smaller difference of an AUC, R² or r is not worth a sentence
+CHANCE_AUC = 0.5
 CHANCE_MARGIN = 0.03  # a balanced accuracy that is no further above chance is chance
 MAX_SITES_NAMED = 30  # in one warning
 MAX_SITES = 8  # in a sentence
@@ -300,13 +301,20 @@ def notes(run: RunResults) -> Iterator[str]:
 
 def warnings(run: RunResults) -> Iterator[str]:
     """Yield a sentence for each problem with the result or the sites' data."""
-    task, reached = run.spec.task, run.test.get("balanced_accuracy")
+    task, reached, intervals = run.spec.task, run.test.get("balanced_accuracy"), run.summary.metrics.intervals
+    look = "Look at the label, the inputs, and whether they are standardised."
+    ranks = "auc" in intervals and intervals["auc"].low > CHANCE_AUC
     if isinstance(task, Classification) and reached is not None and reached <= 1 / task.classes + CHANCE_MARGIN:
-        yield (
-            f"The balanced accuracy is {number(reached)}, and {number(1 / task.classes)} is chance: the model tells "
-            "the classes apart no better than a guess. "
-            "Look at the label, the inputs, and whether they are standardised."
-        )
+        chance = f"The balanced accuracy is {number(reached)}, and {number(1 / task.classes)} is chance"
+        if ranks:
+            yield (
+                f"{chance}: with the most probable class as its answer the model finds hardly any row of a rare class. "
+                "Its risks do rank rows better than chance: choose a threshold for them."
+            )
+        else:
+            yield f"{chance}: the model tells the classes apart no better than a guess. {look}"
+    if isinstance(task, Regression) and "r2" in intervals and intervals["r2"].low <= 0:
+        yield f"The interval of R\N{SUPERSCRIPT TWO} includes 0: the model may predict no better than the mean. {look}"
     if warning := run.summary.undertrained.get("warning"):
         yield f"{warning[0].upper()}{warning[1:]}."
     table1 = run.summary.table1

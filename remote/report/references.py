@@ -81,7 +81,9 @@ def _where(run: RunResults, reference: str) -> Iterator[str]:
     sure, unsure = list[str](), list[str]()
     for site, row in both.items():
         found = of_site(row, reference, name)
-        worse = found.value != 0 and not is_better(name, found) if found else gain(name, row[name], row[theirs]) < 0
+        worse = gain(name, row[name], row[theirs]) < 0 and (
+            not found or (found.value != 0 and not is_better(name, found))
+        )
         if worse:
             between = f"; difference {ends(found)}" if found else ""
             clear = found is not None and found.low < found.high and is_clear(found)
