@@ -210,7 +210,7 @@ def _take_levels(chosen: Inputs, name: str, found: Sequence[Hospital], *, forced
         where = next(one for one in reversed(found) if not one.columns[name].levels.keys().isdisjoint(twice))
         said = f"column {name} holds {' and '.join(twice)}, which differ in case alone: write them in one way, or leave"
         said = f"{said} the column out by --exclude {name}"
-        raise DataError(where.holding(name), said, code="values-differ-in-case", field=name)
+        raise DataError(where.holding(name), said, code="values-written-differently", field=name)
     chosen.categorical[name] = levels
     codes = ordered({code for column in columns for code in column.codes}.difference(levels))
     if codes:
