@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rankdad.common.documents import load_json, replace, validate
+from rankdad.common.documents import load_json, problems, replace, validate
 from rankdad.common.errors import SpecError, UserError
 from rankdad.common.spec import RunSpec
 from rankdad.simulations.spec import SimulationFile
@@ -109,6 +109,16 @@ def test_a_wrong_field_is_named(assignment: str, field: str, said: str) -> None:
     assert error.value.field == field
     assert said in str(error.value)
     assert str(error.value).startswith(f"x.json: {field}: ")
+
+
+def test_what_no_kind_of_a_union_takes_is_one_mistake() -> None:
+    data = {"reader": "csv", "file": 3, "features": ["a"], "label": "y", "missing_values": {"a": 9}}
+    made = run_document(data=data, method={"name": "rank-dad", "rank": 2, "local_steps": 0})
+    assert sorted(path for path, _ in problems(RunSpec, made)) == [
+        "data.file",
+        "data.missing_values.a",
+        "method.local_steps",
+    ]
 
 
 @pytest.mark.parametrize(

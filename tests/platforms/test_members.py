@@ -124,6 +124,19 @@ def test_codes_of_missing_values_are_named_to_member_and_owner(
     assert [f"({cells} rows)" in line for line in own_log] == ([True] if column != "comment" else [])
 
 
+@pytest.mark.parametrize("listed", [False, True])
+def test_codes_of_missing_values_are_named_under_a_whole_specification_too(tmp_path: Path, listed: bool) -> None:
+    data = {"reader": "csv", "file": "x.csv", "features": ["age", "d*"], "label": "group"}
+    data |= {"values": ["control", "Case"], "missing": "impute"} | ({"missing_values": ["-9"]} if listed else {})
+    spec = {"name": "whole", "task": {"name": "classification", "classes": 2}, "data": data}
+    inputs = {client: {"files": ["t.csv"], "spec": spec} for client in hospitals(tmp_path)}
+    own = table(tmp_path, "c1")
+    own.loc[own.index[:20], "dose"] = "-9"
+    write(tmp_path, "c1", own)
+    lines = [line for line in Iterations(tmp_path, inputs).go()["warnings"].values() if " holds -9 " in line]
+    assert [line.startswith("c1: column dose ") for line in lines] == [True] * (not listed)
+
+
 def test_a_method_that_default_limits_refuse_is_the_owners_to_change(tmp_path: Path) -> None:
     error = refused(tmp_path, hospitals(tmp_path, method="powersgd"))
     assert (error.code, error.field) == ("method-refused", "method")
