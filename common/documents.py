@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_args, get_origin
 
@@ -23,6 +23,7 @@ MAX_PROBLEMS = 8  # that one sentence names
 MAX_ERRORS = 10_000  # that are looked at: a million take half a minute
 UNKNOWN = "is not known here"
 MAX_DIGITS = 40  # of a whole number
+NAMED = ("missing", "extra_forbidden")  # errors whose place ends with a key of the document, never with a union's tag
 CODES = {  # of errors, by pydantic's types of them; "field-invalid" for all others
     "missing": "field-missing",
     "extra_forbidden": "field-unknown",
@@ -102,7 +103,16 @@ def _problems(errors: Sequence[Any], document: object, model: type[BaseModel]) -
     places: dict[str, list[str]] = {}
     for name, path in _places(model):
         places.setdefault(name, []).append(path or "the whole object")
-    return [(path, _problem(one, path, places)) for one in errors for path in [_field(one["loc"], document)]]
+    paths = [_field(one["loc"], document, one["loc"] if one["type"] in NAMED else places) for one in errors]
+    said: dict[str, str] = {}  # a union has an error for each of its kinds: what is wrong inside one says it best
+    for one, path in zip(errors, paths, strict=True):
+        if one["type"].endswith("_type") and any(other.startswith((f"{path}.", f"{path}[")) for other in paths if path):
+            continue
+        problem = _problem(one, path, places)
+        got, expected, wanted = problem.partition(", expected")
+        if said.setdefault(path, problem) != problem and said[path].startswith(got + expected) and expected:
+            said[path] += f" or{wanted.removeprefix(':')}"
+    return list(said.items())
 
 
 def load_json(path: str | Path) -> Any:
@@ -223,11 +233,17 @@ def replace(document: Any, assignments: Sequence[str]) -> Any:
     return document
 
 
-def _field(location: tuple[int | str, ...], document: object) -> str:
-    """Name a field by its path in the document: pydantic also lists the tags of unions, which are no keys there."""
+def _field(location: tuple[int | str, ...], document: object, known: Container[str]) -> str:
+    """Name a field by its path in the document: pydantic also lists the tags of unions, which are no keys there.
+
+    Args:
+        location: pydantic's.
+        document: as it was read.
+        known: names that the last of them may have and the document lacks.
+    """
     path, here = "", document
     for position, key in enumerate(location):
-        missing = position == len(location) - 1
+        missing = position == len(location) - 1 and key in known
         if isinstance(here, Mapping) and isinstance(key, str) and (key in here or missing):
             name = visible(key, 60)
             path, here = f"{path}.{name}" if path else name, here.get(key)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rankdad.common.devices import CPU
 from rankdad.common.documents import load_json
-from rankdad.common.errors import RankdadError, RunFailedError
+from rankdad.common.errors import RankdadError, RunFailedError, UserError
 from rankdad.common.policy import EVERYTHING, Policy
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Ask, Message
@@ -198,7 +198,16 @@ def simulate(
         pooled: whether one site has everything.
         quiet: whether nothing is said of epochs.
         on_round: called after every round, in place of anything that is said.
+
+    Raises:
+        UserError: there is a relay, of which nothing would come.
     """
+    if file.simulation.relay is not None:
+        raise UserError(
+            "simulation.relay: a run in one process has no links that could be slow or faulty: set it to null",
+            code="options-exclude",
+            field="simulation.relay",
+        )
     torch.set_num_threads(file.run.training.threads)
     with own_directory(directory, TOP, new=True):
         spec, data = file.run, dealt_data(file, directory / "sites", allow_factories)

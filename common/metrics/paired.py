@@ -382,7 +382,8 @@ def differences(task: TaskSpec, sums: Sums, *, several: bool) -> dict[Metric, Di
         mean = total / sums.rows
         left = square - 2 * mean * sized + mean**2 * sums.sizes
         variance = max(left, 0.0) * sums.groups / (sums.groups - 1) / sums.rows**2
-        found[name] = _difference(mean, math.sqrt(variance), f"{PAIRED} differences{over}", 1.0 if name == "accuracy" else math.inf)
+        most = 1.0 if name == "accuracy" else math.inf
+        found[name] = _difference(mean, math.sqrt(variance), f"{PAIRED} differences{over}", most)
     return found
 
 

@@ -97,6 +97,8 @@ def column_codes(
     Raises:
         DataError: a cell holds something else.
     """
+    from rankdad.local.data.spellings import spelling  # which profiles need, and they these cells
+
     places = {value: float(place) for place, values in enumerate(levels) for value in values}
     rest = float(len(levels)) if other else None
     codes: list[float] = []
@@ -104,6 +106,13 @@ def column_codes(
         code = math.nan if text.lower() in MISSING and canonical(text) not in places else rest
         code = places.get(canonical(text), code)
         if code is None:
+            alike = next((value for value in places if spelling(value) == spelling(text)), None)
+            if alike is not None and not BROKEN.fullmatch(text):
+                said = f"holds {shown(text)}, which differs from {shown(alike)} only in how it is written"
+                advice = ": write it alike at every site, as the spec lists it"
+                table.refuse(row, column, said, advice, code="values-spelled-apart")
+                codes.append(math.nan)
+                continue
             some = ", ".join(list(places)[:10]) + ", …" * (len(places) > 10)
             advice, kind = (f": {BROKEN_ADVICE}", "formula") if BROKEN.fullmatch(text) else (hint, "level-unknown")
             table.refuse(row, column, f"holds {shown(text)}, expected one of {some}", advice, code=kind)

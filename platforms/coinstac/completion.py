@@ -41,6 +41,12 @@ def complete(filled: Filled, profiles: Mapping[str, Profile], sites: Sequence[st
     """
     draft = copy.deepcopy(filled.draft)
     warnings = [] if filled.whole else _collect(filled, draft, profiles)
+    warnings += [
+        f"{site}: {missing_code(name, code)}"
+        for site, profile in profiles.items()
+        for name, codes in profile.stand_ins.items()
+        for code in codes
+    ]
     if not filled.whole or any(profile.columns for profile in profiles.values()):
         try:
             warnings += _name_features(filled, draft["data"], profiles)
@@ -94,12 +100,6 @@ def _collect(filled: Filled, draft: dict[str, Any], profiles: Mapping[str, Profi
                 warnings.append(f"the outcome is {label} = {last}; if {first} is, write it into {field}")
     if wrong:
         raise FormError(*wrong)
-    warnings += [
-        f"{site}: {missing_code(name, code)}"
-        for site, profile in profiles.items()
-        for name, codes in profile.stand_ins.items()
-        for code in codes
-    ]
     epochs = draft["training"]["epochs"]
     smallest = pace.set_pace(draft["training"], tables, draft["evaluation"]["name"])
     training = draft["training"]
@@ -124,7 +124,7 @@ def _respelled(filled: Filled, profiles: Mapping[str, Profile]) -> list[Problem]
             for group in respelled(holders):
                 each = " and ".join(f"{level!r} ({_listed(holders[level])})" for level in group)
                 said = f"column {name} has values that differ only in how they are written, {each}: write them alike"
-                wrong.append(FIELDS[field].problem(f"{said} in every table", code="values-written-differently"))
+                wrong.append(FIELDS[field].problem(f"{said} in every table", code="values-spelled-apart"))
     return wrong
 
 

@@ -77,9 +77,10 @@ OWNER = (
         "network",
         "Network",
         "select",
-        "mlp-32",
-        "linear is logistic or linear regression, solved exactly where all members' policies allow it and epochs, "
-        "method and rank are left as they are; mlp is a network with hidden layers of these widths.",
+        "linear",
+        "linear is logistic or linear regression, solved exactly where all members' policies allow it and the fields "
+        "from epochs to rank are left as they are; mlp is a network with hidden layers of these widths, for thousands "
+        "of rows.",
         network,
         choices=("linear", "mlp-32", "mlp-64-32", "mlp-256-128", "mlp-1024-1024"),
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,15 +18,17 @@ from pydantic import AfterValidator, Field
 
 from rankdad.common.documents import Part, validate
 from rankdad.common.errors import DataError
-from rankdad.common.spec.data import CsvData, FreesurferData
+from rankdad.common.spec.data import CsvData, FreesurferData, resolve_features
+from rankdad.common.spec.patterns import literal
 from rankdad.common.spec.table_schema import COLUMN, Column, Level, canonical
 from rankdad.local.data.columns import all_columns
+from rankdad.local.data.files import read_one
 from rankdad.local.data.identifiers import names_patients
 from rankdad.local.data.profile import ordered, profile_of
 from rankdad.local.data.reading import MISSING
 from rankdad.local.data.spellings import respelled
 from rankdad.local.data.table_files import read_table
-from rankdad.local.data.tables import nearest
+from rankdad.local.data.tables import Table, nearest
 from rankdad.platforms.coinstac.fields import FIELDS
 from rankdad.platforms.coinstac.form import FormError
 from rankdad.platforms.coinstac.inputs import Filled
@@ -94,7 +96,9 @@ def describe(filled: Filled, data: Path, min_rows: int) -> Description:
     """
     if filled.whole:
         profile = Profile(min_rows=min_rows, columns=_open_columns(filled.draft["data"], data))
-        return Description(profile, profile)
+        codes = _codes(filled.draft["data"], data)
+        public = profile.model_copy(update={"stand_ins": _told(codes, min_rows)})
+        return Description(profile.model_copy(update={"stand_ins": _told(codes)}), public, _code_notes(data, codes))
     table = read_table(data)
     if not len(table):
         raise DataError(data, "has no rows", code="no-rows")
@@ -113,24 +117,46 @@ def describe(filled: Filled, data: Path, min_rows: int) -> Description:
             raise FormError(*(FIELDS["features"].problem(one, member=True) for one in said))
         notes = tuple(f"{data.name}: column {name} is no input: {why}" for name, why in left_out.items())
     used = texts.columns.intersection([*label.names, *features.names, *categorical.names, *columns], sort=False)
-    held = profile_of(replace(table, frame=texts[used])).columns
-    stand_ins = {column.name: column.stand_ins for column in held if column.stand_ins}
-    notes += tuple(
-        f"{data.name}: {missing_code(name, code)} ({rows} rows)"
-        for name, own in stand_ins.items()
-        for code, rows in own.items()
-    )
+    stand_ins = _stand_ins(table, used)
+    notes += _code_notes(data, stand_ins)
     labelled = int((~missing[label.names[0]]).sum())
 
     def told(min_count: int) -> Profile:
-        levels, codes = (
-            {name: tuple(value for value in rows if rows[value] >= min_count) for name, rows in found.items()}
-            for found in (counts, stand_ins)
-        )
-        codes = {name: values for name, values in codes.items() if values}
+        levels = {name: tuple(value for value in rows if rows[value] >= min_count) for name, rows in counts.items()}
+        codes = _told(stand_ins, min_count)
         return Profile(rows=labelled, min_rows=min_rows, columns=columns, levels=levels, stand_ins=codes)
 
     return Description(told(0), told(min_rows), notes)
+
+
+def _stand_ins(table: Table, names: Iterable[str]) -> dict[str, Mapping[str, int]]:
+    """Return numbers that may mean that one is missing, by column, with how many rows have them."""
+    held = profile_of(replace(table, frame=table.frame[[*names]])).columns
+    return {column.name: column.stand_ins for column in held if column.stand_ins}
+
+
+def _told(codes: Mapping[str, Mapping[str, int]], min_count: int = 0) -> dict[str, tuple[str, ...]]:
+    told = {name: tuple(code for code, rows in own.items() if rows >= min_count) for name, own in codes.items()}
+    return {name: own for name, own in told.items() if own}
+
+
+def _code_notes(data: Path, codes: Mapping[str, Mapping[str, int]]) -> tuple[str, ...]:
+    return tuple(
+        f"{data.name}: {missing_code(name, code)} ({rows} rows)"
+        for name, own in codes.items()
+        for code, rows in own.items()
+    )
+
+
+def _codes(data: Mapping[str, Any], folder: Path) -> dict[str, Mapping[str, int]]:
+    """Return codes of missing values in the table of a whole specification that does not list them as missing."""
+    if data.get("reader") != "csv":
+        return {}
+    schema = validate(CsvData, data)
+    table = read_table(folder, schema) if folder.is_file() else read_one(folder, schema.file, schema)[0]
+    columns = [str(name) for name in table.frame.columns]
+    used = {*map(literal, resolve_features(schema, columns).features), *schema.targets}
+    return _stand_ins(table, [name for name in columns if name in used])
 
 
 def missing_code(column: str, code: str) -> str:
@@ -184,7 +210,7 @@ def _count_levels(filled: Filled, data: Path, texts: pd.DataFrame, missing: pd.D
             elif ways := respelled(counts[name]):
                 said = f"column {name} of {data.name} has values that differ only in how they are written"
                 which = "; ".join(", ".join(f"{way!r} in {counts[name][way]} rows" for way in one) for one in ways)
-                code = "values-written-differently"
+                code = "values-spelled-apart"
                 problems.append(FIELDS[field].problem(f"{said}: write them alike", which, member=True, code=code))
     if problems:
         raise FormError(*problems)

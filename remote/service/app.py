@@ -141,7 +141,8 @@ class ServiceRoutes:
     async def _poll(self, request: Request) -> Response:
         site = self._site(request)
         poll, connection = await self._body(request, Poll), _connection(request)
-        self._service.agents[site] = Seen(self._now(), poll.version)
+        if poll.known or poll.version != __version__:  # whoever asks but once, as `rankdad check` does, does not stay
+            self._service.agents[site] = Seen(self._now(), poll.version)
         if poll.version != __version__:
             raise ProtocolError(
                 409,
@@ -154,7 +155,8 @@ class ServiceRoutes:
         while True:
             offers, left = self._service.offers(site), end - loop.time()
             if offers.digest != poll.known or left <= 0 or self._service.leaving:
-                self._service.agents[site] = Seen(self._now(), poll.version)
+                if poll.known:
+                    self._service.agents[site] = Seen(self._now(), poll.version)
                 return _json(offers)
             connection.waiting = loop.create_future()
             try:

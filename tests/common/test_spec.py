@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rankdad.common.documents import load_json, replace, validate
+from rankdad.common.documents import load_json, problems, replace, validate
 from rankdad.common.errors import SpecError, UserError
 from rankdad.common.spec import RunSpec
 from rankdad.simulations.spec import SimulationFile
@@ -69,9 +69,9 @@ def test_the_files_that_come_with_it_are_valid(name: str) -> None:
         ("federation.sites=[]", "federation.sites", "got []"),
         ('data.file="../../etc/passwd"', "data.file", "got"),
         ('method={"name":"dsgd","wire":"int4"}', "method.wire", 'got "int4"'),
-        ('method={"name":"top-k","wire":"int2","feedback":"none"}', "method.top-k", "wire: got int2"),
-        ('method={"name":"rank-dad","rank":2,"wire":"int4","preset":"converged"}', "method.rank-dad", "wire: got int4"),
-        ('method={"name":"rank-dad","rank":2,"lazy":2,"feedback":"none"}', "method.rank-dad", "lazy: got 2, but"),
+        ('method={"name":"top-k","wire":"int2","feedback":"none"}', "method", "wire: got int2"),
+        ('method={"name":"rank-dad","rank":2,"wire":"int4","preset":"converged"}', "method", "wire: got int4"),
+        ('method={"name":"rank-dad","rank":2,"lazy":2,"feedback":"none"}', "method", "lazy: got 2, but"),
         ('method={"name":"rank-dad","rank":2,"preset":"fast"}', "method.preset", "'converged', 'authors', 'fedavg'"),
         ('method={"name":"rank-dad","rank":2,"lazy":-1}', "method.lazy", "greater than or equal to 0"),
         ('method={"name":"edad","wire":"int8"}', "method.wire", 'got "int8"'),
@@ -109,6 +109,16 @@ def test_a_wrong_field_is_named(assignment: str, field: str, said: str) -> None:
     assert error.value.field == field
     assert said in str(error.value)
     assert str(error.value).startswith(f"x.json: {field}: ")
+
+
+def test_what_no_kind_of_a_union_takes_is_one_mistake() -> None:
+    data = {"reader": "csv", "file": 3, "features": ["a"], "label": "y", "missing_values": {"a": 9}}
+    made = run_document(data=data, method={"name": "rank-dad", "rank": 2, "local_steps": 0})
+    assert sorted(path for path, _ in problems(RunSpec, made)) == [
+        "data.file",
+        "data.missing_values.a",
+        "method.local_steps",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_one_value_written_in_two_ways_is_refused_with_column_and_members(field:
     levels = [{"group": own, "diagnosis": ("a", "b")} for own in ways]
     inputs = {"label": "group"} if field == "label" else OWNER | {"categorical": "group"}
     error = form_error(inputs, *(profile(levels=own) for own in levels))
-    assert (error.code, error.field) == ("values-written-differently", field)
+    assert (error.code, error.field) == ("values-spelled-apart", field)
     (problem,) = error.problems
     for words in ("column group", "'Case' (a)", "'case' (b, c)"):
         assert words in problem.text

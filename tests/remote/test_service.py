@@ -244,6 +244,20 @@ def test_a_service_that_is_stopping_has_sites_wait_and_tells_none_that_its_run_i
     with_service(ask, tmp_path)
 
 
+def test_a_site_that_has_only_looked_is_no_agent(tmp_path: Path) -> None:
+    """As `rankdad check SITE.json` does: it polls once, and knows nothing yet."""
+
+    async def ask(service: Service) -> None:
+        async with asking(service) as client:
+            for known, kind in (("", "absent"), ("0" * 64, "in")):
+                body = {"version": __version__, "known": known}
+                assert (await client.post("/agents/alpha", json=body, headers=as_("alpha"))).status_code == 200
+                row = next(row for row in Board(service).document()["sites"] if row["name"] == "alpha")
+                assert row["kind"] == kind
+
+    with_service(ask, tmp_path)
+
+
 def test_the_board_names_methods_without_reading_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def look(service: Service) -> None:
         run = await submitted(service, method={"name": "powersgd", "rank": 2})

@@ -320,9 +320,6 @@ def test_a_first_run_does_as_well_as_scikit_learn(write: Callable[[Path], Folder
     document = begun(tmp_path / "data", expected)
     classes = document["run"]["task"]["name"] == "classification"
     document["run"]["evaluation"]["refit"] = False
-    document["run"]["training"]["epochs"] *= (
-        1 if classes else 8
-    )  # how long numbers need is none of these folders' business
     test = simulate(validate(SimulationFile, document), tmp_path / "run", quiet=True)["metrics"]["test"]
     rows = np.concatenate([expected.matrix(site) for site in expected.tables])
     patients = [name for names in expected.people.values() for name in names] or None

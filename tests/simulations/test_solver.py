@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from rankdad.common.documents import load_json, validate
-from rankdad.common.errors import FewSamplesError, SpecError
+from rankdad.common.errors import DataError, FewSamplesError, SpecError, UserError
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Preparing
 from rankdad.common.spec import RunSpec
@@ -172,6 +172,29 @@ def test_init_and_simulate_train_a_linear_model_enough_by_their_defaults(
     assert done.summary["solver"]["name"] == "exact"
     data = {site: read_site(done.spec, tables / site, place) for place, site in enumerate(done.spec.federation.sites)}
     check_test(done.summary, data, label)
+
+
+@pytest.mark.parametrize("column", ["sick", "sex"])
+def test_values_that_the_spec_writes_differently_are_refused_as_such(folder: Path, tmp_path: Path, column: str) -> None:
+    for site in SIZES:
+        (tmp_path / site).mkdir()
+        own = pd.read_csv(folder / site / "t.csv")
+        own["sex"] = np.where(np.arange(len(own)) % 2, "f", "m")
+        own[column] = own[column].str.upper() if site == "middle" else own[column]
+        own.to_csv(tmp_path / site / "t.csv", index=False)
+    run = document("sick")
+    run["data"] = run["data"] | {"features": [*COLUMNS, "sex"], "categorical": {"sex": ["f", "m"]}}
+    simulation = {"source": {"name": "folders", "path": str(tmp_path)}, "partition": {"name": "folder"}}
+    with pytest.raises(DataError) as refused:
+        simulate({"run": run, "simulation": simulation}, output=tmp_path / "run", progress=False)
+    assert (refused.value.code, refused.value.field) == ("values-spelled-apart", column)
+
+
+def test_a_relay_is_refused_where_there_are_no_links(folder: Path, tmp_path: Path) -> None:
+    simulation = {"source": {"name": "folders", "path": str(folder)}, "partition": {"name": "folder"}, "relay": {}}
+    with pytest.raises(UserError) as refused:
+        simulate({"run": document("sick"), "simulation": simulation}, output=tmp_path / "run", progress=False)
+    assert (refused.value.code, refused.value.field) == ("options-exclude", "simulation.relay")
 
 
 def test_balanced_classes_weigh_as_in_scikit_learn(folder: Path, tmp_path: Path) -> None:

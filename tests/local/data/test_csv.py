@@ -101,7 +101,7 @@ BAD: list[tuple[dict[str, Any], str, str, str]] = [
     ({"keep": ["a"]}, "1.0,1", ",1", "row 3, column a: is missing"),
     ({"keep": ["a"]}, "1.0,1", "x,1", "row 3, column a: holds 'x', expected a finite number"),
     ({"keep": ["c"]}, "", "", "has no column c"),
-    ({"missing": "impute"}, "M,20.5", "m,20.5", "row 2, column sex: holds 'm', expected one of M, F"),
+    ({"missing": "impute"}, "M,20.5", "m,20.5", "row 2, column sex: holds 'm', which differs from 'M'"),
     ({"missing": "impute", "features": ["volume"], "categorical": {}}, "14", "NA", "^"),
     ({"missing": "impute", "features": ["a"], "categorical": {}}, "1.0", "", "all 3 rows have the same features"),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -270,3 +271,27 @@ def test_the_tables_of_a_real_consortium(tmp_path: Path) -> None:
         data = read_site(spec, folder, index)
         people, women = people + len(data.samples), women + int(data.samples.labels.sum())
     assert (len(folders), people, women) == (20, 1035, 157)
+
+
+def test_a_code_of_missing_values_is_written_as_the_columns_numbers_are(tmp_path: Path) -> None:
+    """-9,0 was trained on where -9 means missing."""
+    brains = BRAINS.replace(",", ";").replace("1500.5", "1500,5").replace("1400", "-9,0")
+    found = read_samples(spec_of(missing_values={"volume": ["-9"]}, missing="impute"), write(tmp_path, brains))
+    assert np.asarray(found.inputs)[:, 3].tolist() == pytest.approx([1500.5, math.nan, 1300], nan_ok=True)
+
+
+@pytest.mark.parametrize(("beyond", "refused"), [(1.7e9, True), (1e5, True), (1e3, False), (0.0, False)])
+def test_numbers_that_float32_would_round_are_refused(tmp_path: Path, beyond: float, refused: bool) -> None:
+    """Coefficients of a column of times were wrong without a word: it had lost its digits before it was centred."""
+    brains = "subject,volume\n" + "".join(f"s{row},{beyond + 0.3 * row}\n" for row in (1, 2, 3))
+    write(tmp_path, brains)
+    if not refused:
+        read_samples(spec_of(), tmp_path / "brains.csv")
+        return
+    with pytest.raises(DataError) as caught:
+        read_samples(spec_of(), tmp_path / "brains.csv")
+    assert (caught.value.code, caught.value.field) == ("digits-lost", "volume")
+
+
+def test_whole_numbers_of_a_small_table_are_not_refused(tmp_path: Path) -> None:
+    read_samples(spec_of(), write(tmp_path, "subject,volume\ns1,250000\ns2,250001\ns3,250000\n"))

@@ -105,6 +105,7 @@ def test_a_smaller_error_is_the_better_one_and_other_rows_are_not_compared(tmp_p
         ("auc", apart(0.0, 0.0, 0.0), "as high"),
         ("auc", apart(0.0012, 0.0003, 0.0021), "0.00120 higher, which is better"),
         ("mae", apart(-812.0, -900.0, -724.0), "812 lower"),
+        ("auc", apart(0.015, -0.0004, 0.03), "0.0150 higher (95 % interval of the difference −0.0004 to 0.0300, which"),
     ],
 )
 def test_a_difference_is_said_with_its_direction_and_its_digits(name: str, found: dict[str, Any], said: str) -> None:
