@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rankdad.common.errors import DataError, UserError, visible
 from rankdad.common.logs import MAX_LINE
-from rankdad.common.metrics import summarise, tally
+from rankdad.common.metrics import Tally, summarise, tally
 from rankdad.common.preparation import Preparing
 from rankdad.common.run.artifacts import SavedModel, Which
 from rankdad.common.run.saved import saved_model
@@ -185,12 +185,14 @@ class Predicted:
         names: of the rows: their keys, or their numbers in the file.
         refused: why a row has no prediction, by its position.
         notes: what the person who asked should be told, one sentence each: a warning, if it is no `Fact`.
+        total: what the rows with a label add up to; None where the data have none.
     """
 
     table: pd.DataFrame
     names: tuple[str, ...]
     refused: Mapping[int, DataError]
     notes: tuple[str, ...]
+    total: Tally | None = None
 
 
 def predict_samples(
@@ -211,7 +213,7 @@ def predict_samples(
         DataError: there are none.
         SpecError: the run's threads cannot be started here.
     """
-    notes, spec, task = list(reading.notes), saved.spec, saved.spec.task
+    notes, spec, task, total = list(reading.notes), saved.spec, saved.spec.task, None
     use_threads(spec.training.threads)
     if not len(reading.inputs):
         raise DataError(reading.source, "has no samples", code="no-rows")
@@ -238,7 +240,11 @@ def predict_samples(
         labels = torch.from_numpy(reading.labels[known])
         learned = preparing.apply_labels(saved.fit, labels) if isinstance(task, Regression) else labels
         lost = losses(task, outputs.double()[known], learned)
-        found = summarise(task, tally(task, numbers[known], labels, lost, centre=saved.fit.target_mean))
+        fit = saved.fit
+        total = tally(
+            task, numbers[known], labels, lost, centre=fit.target_mean, scale=fit.target_scale, base=fit.log_odds
+        )
+        found = summarise(task, total)
         words = (f"{shown(name)} {_number(value)}" for name, value in found.values.items())
         notes.append(Fact(f"{found.samples} samples: {', '.join(words)}"))
     if isinstance(spec.data, TableData):
@@ -246,7 +252,7 @@ def predict_samples(
     table.index = pd.Index(used)
     if rows is not None:
         table, names = _beside(table, rows), rows.names
-    return Predicted(table, names, rows.refused if rows else {}, tuple(notes))
+    return Predicted(table, names, rows.refused if rows else {}, tuple(notes), total)
 
 
 def _beside(table: pd.DataFrame, rows: AllRows) -> pd.DataFrame:

@@ -5,29 +5,23 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import safetensors.torch
-import torch
 from pydantic import Field, JsonValue
 from safetensors import SafetensorError
 from torch import Tensor
 
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import DataError, one_line
-from rankdad.common.metrics import Tally, pack_tally, tally, unpack_tally
-from rankdad.common.preparation import Preparing
+from rankdad.common.metrics import Tally, pack_tally, unpack_tally
 from rankdad.common.protocol.messages import Digest
-from rankdad.common.run.artifacts import PREPARATION, SavedModel, load_model
+from rankdad.common.run.artifacts import PREPARATION, load_model
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
-from rankdad.common.spec.tasks import Regression
-from rankdad.local.data import lazy_or_whole, read_samples
-from rankdad.local.data.reading import Reading
-from rankdad.local.evaluation import outputs_of
-from rankdad.local.losses import losses
+from rankdad.local.data import read_samples
+from rankdad.local.prediction import Predicted, key_name, predict_samples
 from rankdad.platforms.coinstac.fields import FIELDS
 from rankdad.platforms.coinstac.form import FormError
 from rankdad.platforms.coinstac.inputs import WEIGHTS
@@ -153,23 +147,10 @@ def _meaning(spec: RunSpec) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Test:
-    """What a model makes of a member's rows.
-
-    Args:
-        model: for the aggregator.
-        saved: the model.
-        reading: the rows.
-    """
-
-    model: GivenModel
-    saved: SavedModel
-    reading: Reading
-
-
-def tested(folder: Path, data: Path, label: str, min_rows: int, allowed: Collection[str]) -> Test:
-    """Test a model on all rows of a member that have a label.
+def tested(
+    folder: Path, data: Path, label: str, min_rows: int, allowed: Collection[str]
+) -> tuple[GivenModel, Predicted, str]:
+    """Test a model on all rows of a member that have a label: for the aggregator, for the member, and the key's name.
 
     Args:
         folder: of the model.
@@ -183,7 +164,7 @@ def tested(folder: Path, data: Path, label: str, min_rows: int, allowed: Collect
         UserError: model or data cannot be read.
     """
     saved = load_model(folder, "best", allowed)
-    spec, task = saved.spec, saved.spec.task
+    spec = saved.spec
     if not isinstance(spec.data, TableData) or spec.data.label != label:
         raise FormError(START.problem(f"the trained model does not predict {label}", code="model-of-another-run"))
     if spec.preparation.standardise == "site" or spec.preparation.harmonise or spec.grouped:
@@ -194,16 +175,10 @@ def tested(folder: Path, data: Path, label: str, min_rows: int, allowed: Collect
     if len(reading.labels) < min_rows:
         said = f"this table has fewer rows with a label than this limit, {min_rows}, asks for"
         raise FormError(FIELDS["min_rows"].problem(said, member=True, code="few-samples"))
-    preparing, dtype = Preparing(spec), next(saved.network.parameters()).dtype
-    inputs = preparing.apply(saved.fit, None, lazy_or_whole(reading.inputs), None, dtype)
-    outputs = outputs_of(saved.network, inputs, task.outputs, spec.training.batch_size)
-    labels, fit = torch.from_numpy(reading.labels), saved.fit
-    learned = preparing.apply_labels(fit, labels) if isinstance(task, Regression) else labels
-    numbers = preparing.invert_labels(fit, outputs.double()) if isinstance(task, Regression) else outputs
-    lost = losses(task, outputs.double(), learned)
-    total = tally(task, numbers, labels, lost, centre=fit.target_mean, scale=fit.target_scale, base=fit.log_odds)
-    packed = base64.b64encode(pack_tally(total)).decode("ascii")
-    return Test(given_model(folder).model_copy(update={"tally": packed}), saved, reading)
+    predicted = predict_samples(saved, reading, folder)
+    assert predicted.total is not None
+    packed = base64.b64encode(pack_tally(predicted.total)).decode("ascii")
+    return given_model(folder).model_copy(update={"tally": packed}), predicted, key_name(spec)
 
 
 def pooled(models: Mapping[str, GivenModel]) -> tuple[RunSpec, dict[str, Any], list[dict[str, Any]]]:

@@ -20,7 +20,7 @@ from rankdad.common.memory import check_memory
 from rankdad.common.models import build_model
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.spec import RunSpec
-from rankdad.local.prediction import inert, inert_cell, key_name, predict_samples
+from rankdad.local.prediction import inert, inert_cell
 from rankdad.platforms.coinstac import outputs
 from rankdad.platforms.coinstac.completion import check_opened, complete_alone
 from rankdad.platforms.coinstac.fields import FIELDS, GIVEN, TEST
@@ -136,14 +136,13 @@ class SiteNode:
         """
         assert member.model is not None
         (label,), allowed = filled.values["label"].names, self._allow_factories
-        found = tested(member.model, data, label, member.policy.min_rows, allowed)
-        predicted = predict_samples(found.saved, found.reading, member.model)
+        model, predicted, key = tested(member.model, data, label, member.policy.min_rows, allowed)
         for note in predicted.notes:
             self._say(f"note: {note}")
         (folder / PREDICTIONS).mkdir(parents=True, exist_ok=True)
         table = inert(predicted.table.set_axis(pd.Index(predicted.names)))
-        table.to_csv(folder / PREDICTIONS / "test.csv", index_label=inert_cell(key_name(found.saved.spec)))
-        return found.model
+        table.to_csv(folder / PREDICTIONS / "test.csv", index_label=inert_cell(key))
+        return model
 
     def _tested(self, message: outputs.Updated, state: outputs.NodeState) -> outputs.Done:
         """Write the results of a test."""

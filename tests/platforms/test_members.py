@@ -245,8 +245,8 @@ def test_the_forms_defaults_make_a_model_as_good_as_scikit_learns(tmp_path: Path
     for fold in range(1, 6):
         kept, held = list[pd.DataFrame](), list[pd.DataFrame]()
         for client, own in tables.items():
-            names = pd.read_csv(tmp_path / client / "output" / "predictions" / f"fold-{fold}.csv")["row"]
-            rows = names - 2  # of a file, whose header is row 1
+            names = pd.read_csv(tmp_path / client / "output" / "predictions" / f"fold-{fold}.csv")["row"].tolist()
+            rows = [name - 2 for name in names]  # of a file, whose header is row 1
             kept.append(own.drop(index=rows))
             held.append(own.loc[rows])
         train, test = pd.concat(kept), pd.concat(held)

@@ -146,9 +146,7 @@ def test_the_platforms_form_trains_a_linear_model_enough_by_its_defaults(
     folder: Path, tmp_path: Path, label: str, policy: Policy, solver: str
 ) -> None:
     """One small member makes the steps larger, and not fewer."""
-    filled = read_form(
-        {"task": TASKS[label]["name"], "label": label, "network": "linear", "features": ",".join(COLUMNS)}
-    )
+    filled = read_form({"task": TASKS[label]["name"], "label": label, "features": ",".join(COLUMNS)})
     assert not filled.problems
     profiles = {site: describe(filled, folder / site / "t.csv", policy.min_rows).public for site in SIZES}
     made, _ = complete(filled, profiles, list(SIZES))

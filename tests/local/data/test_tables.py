@@ -128,8 +128,8 @@ BAD: list[tuple[dict[str, Any], str | bytes | None, str | bytes | None, str]] = 
     (
         {},
         BRAINS,
-        PEOPLE.replace("30,F", "30,f"),
-        "people.csv: row 2, column sex: holds 'f', expected one of M, F; a column in",
+        PEOPLE.replace("30,F", "30,x"),
+        "people.csv: row 2, column sex: holds 'x', expected one of M, F; a column in",
     ),
     (
         {},
